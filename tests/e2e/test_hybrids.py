@@ -228,6 +228,23 @@ def test_texts_on_the_native_decoder_are_those_of_generate(name: str, draft: str
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("common", [40, 128, 300, 460])
+def test_the_third_of_prompts_that_begin_alike_reads_the_rest_alone(common: int) -> None:
+    """Of requests that come one after another; their texts are as they were."""
+    model = hybrids.hybrid(OFTEN[0])
+    begin = [3 + (11 * i * i + 5 * i) % 60 for i in range(common)]
+    plain = load(copy.deepcopy(model).float(), "none", runtime="native")
+    with Engine(load(copy.deepcopy(model).float(), "lookup", runtime="native")) as engine:
+        for turn in range(4):
+            prompt = [*begin, *(3 + (i * (turn + 7)) % 59 for i in range(turn, turn + 20))]
+            engine.add(prompt, max_new_tokens=5, gamma=3)
+            events = [event for _ in range(9) for event in engine.step()]
+            (done,) = (event.completion for event in events if event.completion is not None)
+            assert done.tokens == plain.generate([prompt], max_new_tokens=5)[0].tokens
+            assert done.stats.cached_tokens == (common if turn > 1 else 0)
+
+
+@pytest.mark.native
 def test_a_copy_drafts_behind_what_the_target_has_read() -> None:
     """A prompt's end that the target has yet to read is not read by the copy first: the target's
     states would be built over the copy's. Also within inference mode, and outside it again."""

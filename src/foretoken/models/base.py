@@ -238,17 +238,6 @@ class Reserves(Sized, Protocol):
 
 
 @runtime_checkable
-class Pads(Model, Protocol):
-    """A model whose passes cost more where their size is another than that of the last."""
-
-    def price(self, seconds: Callable[[int], float] | None, change: float, *, single: bool) -> None:
-        """Pad from now on where that is cheaper: a pass over so many tokens takes `seconds`, a
-        change of size `change` more. None: do not. single: passes over one token of each row too,
-        which are most of a draft's, but a target's plain decoding."""
-        ...
-
-
-@runtime_checkable
 class Shares(Model, Protocol):
     """A model over the rows of another, whose keys and values it reads: what its `target` has read
     it need not read."""

@@ -141,6 +141,13 @@ class NativeModel:
     def _found(self, prompt: list[int]) -> tuple[int, PagedRow | None]:
         """Return how many first tokens of a prompt another row shares, whose states need not be
         shown, and that row."""
+        length, row = self._common(prompt)
+        if length < LEAST:
+            return 0, None
+        return length if self._watched is None else min(length, self._watched(prompt)), row
+
+    def _common(self, prompt: list[int]) -> tuple[int, PagedRow | None]:
+        """Return how many first tokens of a prompt another row shares, and that row."""
         if self.pool.cached is None:
             return 0, None
         salt = self._shared_by
@@ -149,9 +156,7 @@ class NativeModel:
             if own == salt and text[:LEAST] == prompt[:LEAST]:
                 same = min(shared(text, prompt), other.length)
                 length, row = (same, other) if same > length else (length, row)
-        if length < LEAST:
-            return 0, None
-        return length if self._watched is None else min(length, self._watched(prompt)), row
+        return length, row
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         limit = self.longest if self._beyond else self.context
@@ -166,25 +171,24 @@ class NativeModel:
         )
         self.recalled = []
         unread: dict[int, list[int]] = {}
-        forks: dict[int, int] = {}
         for b, prompt in enumerate(prompts, first):
             head = prompt[:LEAST]
             if self.pool.cached is not None and any(
                 head == prompts[other - first][:LEAST] for other in unread
             ):  # it may share what these are about to read
-                self._read(unread, forks)
+                self._read(unread)
                 unread = {}
-            fork, row = self._found(prompt)
-            length, states = self._resumed(prompt, fork)
+            length, row = self._found(prompt)
+            length, states = self._resumed(prompt, length)
             if length and row is not None:
                 own, fresh = self.rows[b].states, row.fork(length)
                 if own is not None and self.passes.states is not None:
                     self.passes.states.put(own, length, states)
-                fresh.states = own
+                fresh.states, fresh.following = own, own is not None
                 self.rows[b], self.texts[b] = fresh, prompt[:length]
             self.recalled.append(length)
-            unread[b], forks[b] = prompt[length:], fork - length
-        self._read(unread, forks)
+            unread[b] = prompt[length:]
+        self._read(unread)
 
     def _fresh(self, count: int) -> list[PagedRow]:
         """Return so many rows that hold nothing yet."""
@@ -192,23 +196,12 @@ class NativeModel:
         if self.passes.states is not None:
             for row in rows:
                 row.states = RecurrentStates.fresh(self.passes.states)
+                row.following = True
         return rows
 
-    def _read(self, unread: dict[int, list[int]], forks: dict[int, int]) -> None:
-        """Read the rest of prompts; where recurrent states are stored, those behind forks[b] more
-        tokens, at which row b leaves another's, and behind the prompt."""
+    def _read(self, unread: dict[int, list[int]]) -> None:
         every = range(len(self.rows))
-        if self.stored is None:
-            self.score([unread.get(b, []) for b in every], [0 for _ in every])
-            return
-        before = {b: tokens[: forks[b]] for b, tokens in unread.items() if forks[b] < len(tokens)}
-        behind = {b: tokens[len(before.get(b, [])) :] for b, tokens in unread.items()}
-        for some in (before, behind):
-            if any(some.values()):
-                self.score([some.get(b, []) for b in every], [0 for _ in every])
-            for b, tokens in some.items():
-                if tokens:
-                    self._store(b)
+        self.score([unread.get(b, []) for b in every], [0 for _ in every])
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
@@ -220,6 +213,33 @@ class NativeModel:
         if self.longest != context:
             limits = [self.longest if row.long else context for row in self.rows]
         check_room(past, [len(block) for block in blocks], limits)
+        if self.stored is not None:
+            blocks = self._read_up_to_forks(blocks, need)
+        return self._appended(blocks, need)
+
+    def _read_up_to_forks(self, blocks: list[list[int]], need: list[int]) -> list[list[int]]:
+        """Read prompts up to where they leave other sequences, and store the recurrent states
+        there. Return the rest of all blocks."""
+        before: list[list[int]] = [[] for _ in blocks]
+        for b, (row, block) in enumerate(zip(self.rows, blocks, strict=True)):
+            if not row.following or not block:
+                continue
+            new, _ = self._common([*self.texts[b], *block])
+            new -= row.length
+            row.following = new >= len(block) and not need[b]
+            if 0 < new <= len(block) - max(1, need[b]) and new + row.length >= LEAST:
+                before[b] = block[:new]
+        if not any(before):
+            return blocks
+        self._appended(before, [0 for _ in blocks])
+        for b, block in enumerate(before):
+            if block:
+                self._store(b)
+        return [block[len(one) :] for block, one in zip(blocks, before, strict=True)]
+
+    def _appended(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        """Return logits as `score` does, of blocks that there is room for."""
+        past = self.lengths
         logits = self.scored(self.passes, past, blocks, need)
         # last, so that a row is as it was where memory does not suffice
         for row, text, start, block in zip(self.rows, self.texts, past, blocks, strict=True):

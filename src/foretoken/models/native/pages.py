@@ -140,9 +140,20 @@ class PagePool:
 class PagedRow:
     """One row: its pages, and how many of their positions are its own. long: it was joined as one
     of more tokens than a model with a switch reads in the ordinary way. source: what the encoder
-    has made of its source, for an encoder-decoder. states: of its recurrences, where there are."""
+    has made of its source, for an encoder-decoder. states: of its recurrences, where there are, and
+    following: whether its prompt, which is being read, may still be that of another row."""
 
-    __slots__ = ("_addresses", "length", "long", "pages", "pool", "source", "states", "table")
+    __slots__ = (
+        "_addresses",
+        "following",
+        "length",
+        "long",
+        "pages",
+        "pool",
+        "source",
+        "states",
+        "table",
+    )
 
     def __init__(
         self,
@@ -156,6 +167,7 @@ class PagedRow:
         self.pool, self.pages, self.length, self.long = pool, list(pages), length, long
         self.source = source
         self.states: RecurrentStates | None = None
+        self.following = False
         self._addresses: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._room(len(self.pages))
         for i, page in enumerate(self.pages):
