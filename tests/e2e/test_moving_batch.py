@@ -364,7 +364,7 @@ def test_talks_in_turns_find_what_was_read() -> None:
             for id, history, read in zip(ids, histories, before, strict=True):
                 assert not turn or completions[id].stats.cached_tokens >= (read - 1) // 32 * 32
                 history += completions[id].tokens
-        assert spec.target.pool.size * spec.target.pool.page_bytes <= memory.KEPT  # pyright: ignore
+        assert spec.target.pool.used * spec.target.pool.bytes <= memory.KEPT  # pyright: ignore
     require_empty(spec)
 
 

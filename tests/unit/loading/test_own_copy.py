@@ -15,6 +15,7 @@ from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
 from foretoken.measurement.agreement import overlaps
 from foretoken.models.companion import Companion
+from foretoken.models.native.model import NativeCompanion
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama, t5
 
@@ -121,7 +122,6 @@ def test_a_kept_copy_is_not_made_again(target, monkeypatch):
 
 @pytest.mark.parametrize("draft", ["lookup", "self:int4"])
 def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
-    """Padding rounds otherwise, so with a fixed gamma there is none."""
     spec = foretoken.load(target, draft, dtype="int8")
 
     def texts(gamma: int | None) -> list[list[int]]:
@@ -181,16 +181,16 @@ def test_roundings_that_are_smaller():
 def test_a_prompt_is_read_once_by_the_target_alone(target, monkeypatch):
     spec = foretoken.load(target, "self:int8")
     counts: list[int] = []
-    score = Companion.score
+    chain = NativeCompanion.chain
 
-    def counted(self, blocks, need):
+    def counted(self, blocks, *rest):
         counts.append(sum(map(len, blocks)))
-        return score(self, blocks, need)
+        return chain(self, blocks, *rest)
 
-    monkeypatch.setattr(Companion, "score", counted)
+    monkeypatch.setattr(NativeCompanion, "chain", counted)
     pieces = spec.stream([5, 6, 7] * 20, max_new_tokens=12, gamma=3)
     next(pieces)
     assert not counts
     next(pieces)
-    assert counts == [1]  # the last token; behind it the copy goes on by itself
+    assert counts == [1]  # the last token
     pieces.close()

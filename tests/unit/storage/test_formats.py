@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "c584b46d88926872"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "e3cee0fe3e7408ae"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "f444bf785f2673a2"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "5153393e196dc3c8"),
 }
 
 

@@ -447,7 +447,9 @@ class NetworkReader:
 
     def _rope(self, part: Any, width: int) -> Rope:
         """A layer's rotary positions, tried on a few."""
-        places = torch.tensor([[0, 1, 2, 3, 50, 100]])
+        # no place that would change frequencies which follow the longest sequence
+        far = min(100, (context_limit(self.config) or 200) // 2)
+        places = torch.tensor([[0, 1, 2, 3, far // 2, far]])
         cosine, sine, frequencies = self._cosines(part, places)
         states, scale = (
             random_states(1, 1, places.shape[1], 2 * len(frequencies)),
