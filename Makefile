@@ -37,7 +37,7 @@ report: .venv/ready
 
 # The heart of the tests
 quick: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove and not openvino" tests/exact/test_step_distribution.py tests/exact/test_negative_controls.py \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) -m "not prove" tests/exact/test_step_distribution.py tests/exact/test_negative_controls.py \
 		tests/unit/test_step.py tests/unit/test_layers.py tests/unit/test_names.py tests/unit/sampling tests/unit/engine tests/unit/drafters
 
 test: .venv/ready
@@ -59,7 +59,7 @@ newest: .venv/ready
 	$(NEWEST)/bin/python -m pip install --quiet --no-deps "$$(sed -n 's/^  "\(transformers.*\)",$$/\1/p' pyproject.toml)"
 	echo $(CURDIR)/$$(echo .venv/lib/python3.*/site-packages) > $$(echo $(NEWEST)/lib/python3.*/site-packages)/others.pth
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -q -n $(CPUS) -m "not prove" \
-		tests/unit/models tests/unit/loading tests/unit/transformers_integration tests/unit/drafters tests/e2e/test_families.py tests/e2e/test_openvino.py
+		tests/unit/models tests/unit/loading tests/unit/transformers_integration tests/unit/drafters tests/e2e/test_families.py tests/e2e/test_native.py
 
 # The wheel and the sdist, in clean environments (downloaded): make package PYTHONS="python3.11 python3.13"
 PYTHONS ?= $(PYTHON)

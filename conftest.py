@@ -8,7 +8,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -43,11 +42,11 @@ settings.load_profile("foretoken")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The native decoder and OpenVINO run on CPUs; what draws its examples is among the proofs."""
+    """The native decoder runs on CPUs; what draws its examples is among the proofs."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("drawn")
-        if {"openvino", "native"} & {*item.keywords}:
+        if "native" in item.keywords:
             item.add_marker("cpu_only")
 
 
@@ -69,18 +68,14 @@ def step_costs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models run on torch here, as if the native decoder and OpenVINO were missing: a conversion
-    takes a second. Tests marked `openvino` or `native` have it."""
+    """Models run on torch here, as if the native decoder were missing: a conversion takes a second.
+    Tests marked `native` have it."""
 
-    def missing(name: str) -> None:
-        raise RefusedError(f"{name} cannot be used: it is off in this test")
+    def missing() -> None:
+        raise RefusedError("the native decoder cannot be used: it is off in this test")
 
-    for mark, name, library in (
-        ("openvino", "OpenVINO", "_library"),
-        ("native", "the native decoder", "_native_library"),
-    ):
-        if mark not in request.keywords:
-            monkeypatch.setattr(runtimes, library, partial(missing, name))
+    if "native" not in request.keywords:
+        monkeypatch.setattr(runtimes, "_native_library", missing)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,5 @@
 """What a step of one text takes around the models' forward passes: its time by part, without what
-runs inside the native decoder or OpenVINO.
+runs inside the native decoder.
 
 Each part is timed by a wrapper around its function, its own time alone: what it calls counts as the
 part that this belongs to. Behind a forward pass the caches hold weights, so the same code takes
@@ -21,7 +21,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import openvino as ov
 from rich.console import Console
 from rich.table import Table
 from torch.overrides import TorchFunctionMode
@@ -78,7 +77,6 @@ class Clock:
 
     def watch(self, drafter: type) -> None:
         """Time all parts, from now on."""
-        self._wrap(ov.InferRequest, "infer", PASS)
         self._wrap(OpenNetwork, "run", PASS)
         self._wrap(OpenNetwork, "chain", PASS)
         self._wrap(drafter, "propose", "draft")

@@ -45,12 +45,9 @@ def main() -> None:
     asked = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for dtype in asked.dtypes.split(","):
-        for runtime in ("native", "openvino"):
-            tokens = asked.tokens if runtime == "native" else asked.tokens // 10
-            spec = foretoken.load(asked.target, asked.draft, dtype=dtype, runtime=runtime)
-            rows.append({"dtype": dtype, "runtime": runtime, "exact": spec.exact})
-            rows[-1] |= compared(spec, tokens)
-            print(rows[-1], flush=True)
+        spec = foretoken.load(asked.target, asked.draft, dtype=dtype, runtime="native")
+        rows.append({"dtype": dtype, "exact": spec.exact, **compared(spec, asked.tokens)})
+        print(rows[-1], flush=True)
     print(machine.save("batch-invariance", {"target": Path(asked.target).name, "rows": rows}))
 
 

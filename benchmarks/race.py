@@ -527,7 +527,7 @@ def precision(spec: Speculator, loading: option.PairLoading) -> dict[str, Any]:
         cache = str(spec.target.pool.dtype)
     return {
         "weights": loading.dtype,
-        "cache": loading.kv_dtype or cache,
+        "cache": cache,
         "activations": "int8" if computed in ROUNDED else computed,
         "draft": None if spec.drafter.model is None else spec.drafter.model.computed,
     }

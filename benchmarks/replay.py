@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretoken.costing.costs import Costs, at
+from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import MAX_GAMMA, NOTHING, Beside, Gamma
-from foretoken.models.rows import Padding
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
@@ -39,8 +38,7 @@ class Text:
 def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
     """Seconds that a lone row takes until its end, and the row with its records."""
     row = Row.of(Request([0], text.tokens, RowKey(0, 0)))
-    seconds, padding = 0.0, Padding()
-    padding.price(lambda n: float(at(costs.score, n)), costs.change, single=False)
+    seconds, last = 0.0, 0
     while not row.finish_reason:
         place = len(row.new_tokens)
         (draft_tokens,) = gamma.ask([row])
@@ -48,10 +46,9 @@ def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
         judged = _judged(text, place, draft_tokens)
         accepted = sum(kept for kept, _ in judged)
         tokens = row.commit([0] * (accepted + 1))
-        last, size = padding.last, 1 + draft_tokens
-        size += padding.missing(size, MAX_GAMMA, single=not draft_tokens)
+        size = 1 + draft_tokens
         seconds += costs.change * (size != last) + costs.drafting(draft_tokens, draft_tokens, 1)
-        seconds += costs.passing(size, 1 + draft_tokens)
+        seconds, last = seconds + costs.passing(size, size), size
         overlaps = tuple(overlap for _, overlap in judged)
         record = StepRecord(
             draft_tokens,

@@ -6,7 +6,7 @@ one token reads, at the pace at which this machine reads memory.
 Expected (two cores, 0.14B): natively one token within 1.3 of its floor with AVX-512 and 1.4 with
 AVX2, eight tokens 1.8 and 2.6 passes; 2,048 tokens before them 1.7 times 64; 16 rows 3.5 times one.
 
-    python benchmarks/runtimes.py FILE.gguf native:int4 native:int4:avx2 openvino:int4
+    python benchmarks/runtimes.py FILE.gguf native:int4 native:int4:avx2 transformers:float32
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from foretoken.drafters.base import Draft, DrafterBase, pack
 from foretoken.engine.scheduler import Scheduler, Task
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks
-from foretoken.models.rows import Padding, staying
+from foretoken.models.rows import staying
 from foretoken.request import Request, Row, stats
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
@@ -38,7 +38,6 @@ from foretoken.sampling.verify import block
 from reproduction.costs import FleetCosts, ServingCosts
 
 BLOCK = choose(block)
-PADDED = 16  # positions that are added to a pass at most
 FULL = 8  # batches of requests that wait at once where capacity is found
 Track = Callable[[Sequence[int]], Iterable[int]]
 
@@ -93,16 +92,12 @@ class PaperTarget:
     device = torch.device("cpu")
 
     def __init__(self, parts: PaperParts) -> None:
-        self.parts, self.padding = parts, 0
-        costs = parts.serving.costs
-        self.sizes = Padding()
-        self.sizes.price(lambda n: float(at(costs.score, n)), costs.change, single=False)
+        self.parts, self.padding, self._size = parts, 0, 0  # tokens of the last pass
         self._numbers: list[int] = []  # of the rows' texts; -1: nothing is read
         self._lengths: list[int] = []
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        if not self._lengths:
-            self.sizes.forget()
+        self._size = self._size if self._lengths else 0
         first = len(self._lengths)
         self._numbers += [-1] * len(prompts)
         self._lengths += [0] * len(prompts)
@@ -125,12 +120,10 @@ class PaperTarget:
     def _pass(self, blocks: list[list[int]], judged: int) -> None:
         """The time of a pass: of the positions that are judged, and what it takes more for those
         that are only read."""
-        sizes = [len(part) for part in blocks if part]
-        tokens, last = sum(sizes), self.sizes.last
-        self.padding = self.sizes.missing(tokens, PADDED, single=max(sizes) == 1)
-        size = tokens + self.padding
+        size, last = sum(len(part) for part in blocks), self._size
+        self._size = size
         self.parts.clock.add(
-            self.parts.serving.passing(size, tokens - judged, len(blocks), changed=size != last)
+            self.parts.serving.passing(size, size - judged, len(blocks), changed=size != last)
         )
 
     def _distributions(self, b: int, need: int, width: int) -> list[float]:

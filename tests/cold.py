@@ -12,7 +12,7 @@ from scripts import ROOT
 HEAVY = (
     "torch",
     "transformers",
-    "openvino",
+    "native",
     "safetensors",
     "scipy",
     "matplotlib",

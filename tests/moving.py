@@ -137,34 +137,20 @@ def graphs(role: str) -> Any:
     return GraphModel(network(role))
 
 
-def openvino(way: str, family: str = "") -> Callable[[str], Any]:
-    def model(role: str) -> Any:
-        from foretoken.models.openvino.conversion import EXPLICIT, PAGED
-
-        source = copy.deepcopy(network(role, family)).float()
-        return {"paged": PAGED, "explicit": EXPLICIT}[way].run(source)
-
-    return model
-
-
-def native(role: str) -> Any:
+def native(role: str, family: str = "") -> Any:
     from foretoken.models.native.conversion import NativeConversion
 
-    source = copy.deepcopy(network(role)).float()
+    source = copy.deepcopy(network(role, family)).float()
     return NativeConversion(None, "float32", lambda: source).model()
 
 
 def over(target: Any, role: str) -> Any:
     """A draft's weights over the target's own rows."""
+    from foretoken.models.native.conversion import NativeConversion
+
     family = HYBRID if getattr(target, "rewind", None) else ""
     source = partial(copy.deepcopy, network(role, family))
-    if target.runtime == "native":
-        from foretoken.models.native.conversion import NativeConversion
-
-        return NativeConversion(None, "float32", lambda: source().float()).companion(target)
-    from foretoken.models.openvino.conversion import Conversion
-
-    return Conversion(None, "float32", lambda: source().float(), dict).companion(target)
+    return NativeConversion(None, "float32", lambda: source().float()).companion(target)
 
 
 def measured(model: Callable[[str], Any], family: str = "") -> Callable[[], float]:
@@ -191,22 +177,17 @@ LOOKS_UP = (
     "mixture",
 )  # drafters with a look-up, which in an engine copies earlier outputs
 
+HYBRIDS = partial(native, family=HYBRID)
 RUNTIMES = {
     "table": Runtime(table),
     "torch": Runtime(lambda role: CausalModel(network(role))),
     "hybrid": Runtime(lambda role: CausalModel(network(role, HYBRID))),
-    "paged hybrid": Runtime(openvino("paged", HYBRID), measured(openvino("paged", HYBRID), HYBRID)),
-    "paged hybrid self": Runtime(
-        openvino("paged", HYBRID), measured(openvino("paged", HYBRID), HYBRID), own=True
-    ),
+    "native hybrid": Runtime(HYBRIDS, measured(HYBRIDS, HYBRID)),
+    "native hybrid self": Runtime(HYBRIDS, measured(HYBRIDS, HYBRID), own=True),
     "graphs": Runtime(graphs),
     "packed": Runtime(packed_model, measured(packed_model)),
     "native": Runtime(native, measured(native)),
     "native self": Runtime(native, measured(native), own=True),
-    "paged": Runtime(openvino("paged"), measured(openvino("paged"))),
-    "explicit": Runtime(openvino("explicit"), measured(openvino("explicit"))),
-    "paged self": Runtime(openvino("paged"), measured(openvino("paged")), own=True),
-    "explicit self": Runtime(openvino("explicit"), measured(openvino("explicit")), own=True),
 }
 
 

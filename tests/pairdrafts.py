@@ -325,14 +325,6 @@ def pairs_drafter(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
     return PairsDrafter(tapped(network, draft.taps), decoder, embedding(network, draft), draft.ids)
 
 
-def on_openvino(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
-    from foretoken.models.openvino.conversion import PAGED, compiled
-
-    target: Any = compiled(PAGED.export(network, draft.taps))
-    decoder: Any = compiled(PAGED.export(draft.network))
-    return PairsDrafter(target, decoder, embedding(network, draft), draft.ids)
-
-
 def on_native(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
     from foretoken.models.native.conversion import NativeConversion
 

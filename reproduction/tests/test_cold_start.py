@@ -14,7 +14,7 @@ def test_help_imports_nothing_heavy():
 def test_a_recipe_that_is_missing_is_told_before_torch_is_imported():
     ((code, names, said),) = modules(("report", "no-such-file", "--out", "O"), name="reproduction")
     assert code == 2 and said.startswith("error: there is no no-such-file")
-    assert names & {"torch", "transformers", "openvino"} == set()
+    assert names & {"torch", "transformers", "native"} == set()
 
 
 def test_theory_imports_numpy_at_most():

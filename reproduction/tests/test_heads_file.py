@@ -62,12 +62,12 @@ def test_another_target_is_refused(file):
     refused(RefusedError, "heads of another target", tuned, f"{HEADS}{file}")
 
 
-@pytest.mark.openvino
-def test_a_folder_on_openvino(file, tmp_path):
+@pytest.mark.native
+def test_a_folder_on_the_native_decoder(file, tmp_path):
     """torch's weights are gone there: the output layer is read again."""
     folder = tiny.folder(tmp_path / "target", tiny.llama())
     spec = load(folder, f"{HEADS}{file}")
-    assert spec.target.runtime == "openvino"
+    assert spec.target.runtime == "native"
     plain = load(folder, "none").generate([5, 6], max_new_tokens=12)
     assert spec.generate([5, 6], max_new_tokens=12, gamma=2)[0].tokens == plain[0].tokens
 

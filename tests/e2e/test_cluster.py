@@ -192,7 +192,7 @@ TALKS, TURNS = 10, 10
 
 def test_conversations_find_their_prefixes(nodes: str, names: tuple[str, str]) -> None:
     """Of the tokens of a turn that the turn before had too, at least 0.9 are not read again."""
-    with replicas(names, {"runtime": "openvino"}) as url:
+    with replicas(names, {"runtime": "native"}) as url:
         results = asyncio.run(talks(url))
     cached_sum = sum(cached for cached, _ in results)
     assert cached_sum >= 0.9 * sum(before for _, before in results), results

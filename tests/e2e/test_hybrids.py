@@ -27,7 +27,6 @@ from foretoken import (
     InputError,
     LookupDrafter,
     MixtureDrafter,
-    RefusedError,
     Speculator,
     load,
 )
@@ -46,6 +45,10 @@ DRAFTS: dict[str, Any] = {
 OFTEN = ("Qwen3_5ForCausalLM", "FalconH1ForCausalLM")
 SOME = [OFTEN[0], pytest.param(OFTEN[1], marks=pytest.mark.prove)]
 EVERY = [pytest.param(n, marks=() if n in OFTEN else pytest.mark.prove) for n in FAMILIES]
+
+
+def _proof(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.prove)
 
 
 @cache
@@ -185,30 +188,68 @@ def test_ten_turns_of_a_conversation(draft: str) -> None:
             text = [*text, *done.tokens, 9, 40 + turn]
 
 
-@pytest.mark.prove
-@pytest.mark.openvino
+@pytest.mark.native
 @pytest.mark.parametrize("draft", ["lookup", pytest.param("self:int8", marks=pytest.mark.prove)])
-def test_ten_turns_of_a_conversation_on_openvino(draft: str) -> None:
-    """States are kept at the last whole page of each text, so that the next turn reads little."""
+def test_ten_turns_of_a_conversation_on_the_native_decoder(draft: str) -> None:
+    """States are stored at the end of each sequence, so that the next turn reads what is new."""
     model = hybrids.hybrid(OFTEN[0])
     text = PROMPTS[2]
-    with Engine(load(copy.deepcopy(model).float(), draft, runtime="openvino")) as engine:
+    with Engine(load(copy.deepcopy(model).float(), draft, runtime="native")) as engine:
         for turn in range(10):
             engine.add(text, max_new_tokens=7, gamma=4)
             events = [event for _ in range(9) for event in engine.step()]
             (done,) = (event.completion for event in events if event.completion is not None)
             assert hybrids.margin(model, tuple(text), 7) > 1e-4
             assert done.tokens == hybrids.greedy(model, tuple(text), 7)
-            assert done.stats.cached_tokens >= (len(text) - 40 if turn else 0)
+            assert done.stats.cached_tokens >= (len(text) - 4 if turn else 0)
             text = [*text, *done.tokens, 9, 40 + turn]
 
 
-@pytest.mark.openvino
+NATIVE = ["Qwen3_5ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"]
+NATIVE_DRAFTS = [*DRAFTS, "self:int8", "self:0"]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("draft", NATIVE_DRAFTS)
+@pytest.mark.parametrize("name", [NATIVE[0], *(_proof(name) for name in NATIVE[1:])])
+def test_texts_on_the_native_decoder_are_those_of_generate(name: str, draft: str) -> None:
+    """In float32, alone and together, and to the bit the same."""
+    target = copy.deepcopy(hybrids.hybrid(name)).float()
+    made = DRAFTS[draft](name) if draft in DRAFTS else draft
+    made = made if isinstance(made, str) else copy.deepcopy(made).float()
+    spec = load(target, made, runtime="native")
+    for gamma in (0, 1, 4, 16, None):
+        (alone,) = spec.generate(PROMPTS[:1], max_new_tokens=SHORT, gamma=gamma)
+        together = spec.generate(PROMPTS, max_new_tokens=SHORT, gamma=gamma)
+        for found, prompt in zip([alone, *together], [PROMPTS[0], *PROMPTS], strict=True):
+            assert hybrids.margin(hybrids.hybrid(name), tuple(prompt), SHORT) > 1e-4
+            assert found.tokens == hybrids.greedy(hybrids.hybrid(name), tuple(prompt), SHORT)
+        assert gamma in (0, None) or draft == "plain" or sum(t.stats.accepted for t in together)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("common", [40, 128, 300, 460])
+def test_the_third_of_prompts_that_begin_alike_reads_the_rest_alone(common: int) -> None:
+    """Of requests that come one after another; their texts are as they were."""
+    model = hybrids.hybrid(OFTEN[0])
+    begin = [3 + (11 * i * i + 5 * i) % 60 for i in range(common)]
+    plain = load(copy.deepcopy(model).float(), "none", runtime="native")
+    with Engine(load(copy.deepcopy(model).float(), "lookup", runtime="native")) as engine:
+        for turn in range(4):
+            prompt = [*begin, *(3 + (i * (turn + 7)) % 59 for i in range(turn, turn + 20))]
+            engine.add(prompt, max_new_tokens=5, gamma=3)
+            events = [event for _ in range(9) for event in engine.step()]
+            (done,) = (event.completion for event in events if event.completion is not None)
+            assert done.tokens == plain.generate([prompt], max_new_tokens=5)[0].tokens
+            assert done.stats.cached_tokens == (common if turn > 1 else 0)
+
+
+@pytest.mark.native
 def test_a_copy_drafts_behind_what_the_target_has_read() -> None:
     """A prompt's end that the target has yet to read is not read by the copy first: the target's
     states would be built over the copy's. Also within inference mode, and outside it again."""
     model = hybrids.hybrid(OFTEN[0])
-    spec = load(copy.deepcopy(model).float(), "self:int8", runtime="openvino")
+    spec = load(copy.deepcopy(model).float(), "self:int8", runtime="native")
     for n in (64, 65, 97, 130, 300):
         text = (PROMPTS[2] * 5)[:n]
         assert hybrids.margin(model, tuple(text), 12) > 1e-4
@@ -219,23 +260,16 @@ def test_a_copy_drafts_behind_what_the_target_has_read() -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.openvino
+@pytest.mark.native
 def test_the_copies_that_have_a_form_are_measured(tmp_path: Path, console: Run) -> None:
     target, prompts = tmp_path / "lfm2", tmp_path / "prompts"
     folder(target, hybrids.random("Lfm2ForCausalLM", 0, 320).float(), byte_level())
     prompts.write_text("It was\nThe old man\n")
-    few = ("--runtime", "openvino", "--prompts", prompts, "--max-new-tokens", 8)
+    few = ("--runtime", "native", "--prompts", prompts, "--max-new-tokens", 8)
     drafts = ("--draft", "self:int8", "--draft", "lookup", "--gamma", 2, "--repeats", 1)
     measured = console("bench", target, *drafts, *few)
     assert measured.code == 0, measured.err
     assert "self:int8" in measured.out and "lookup" in measured.out
-
-
-@pytest.mark.openvino
-def test_a_copy_of_some_layers_is_refused_with_what_to_give_instead() -> None:
-    target = copy.deepcopy(hybrids.hybrid(OFTEN[0])).float()
-    with pytest.raises(RefusedError, match="states, .*; give draft='self:int8'"):
-        load(target, "self:0", runtime="openvino")
 
 
 @pytest.fixture(scope="module")

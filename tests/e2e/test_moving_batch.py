@@ -107,8 +107,6 @@ def test_a_row_that_turns_invalid_fails_alone(runtime: str, place: int, whose: s
         "torch",
         "graphs",
         "native",
-        "paged",
-        "explicit",
     ],
 )
 def test_a_sick_row_that_wants_no_draft_token_costs_its_others_nothing(runtime: str) -> None:
@@ -291,7 +289,7 @@ def test_every_request_ends_rightly(runtime: str) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("runtime", ["torch", "native", "paged"])
+@pytest.mark.parametrize("runtime", ["torch", "native"])
 def test_proof_ten_thousand_requests_take_no_memory(
     runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +327,7 @@ class Reads:
 def test_ten_turns_read_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a turn both models read what the last one has not shown them, a page more at most; the
     target's draft tokens that were not kept come on top, as they do in any text."""
-    spec = moving.shared("paged", "lm", before=SOUND)
+    spec = moving.shared("native", "lm", before=SOUND)
     models: list[Any] = [spec.target, spec.drafter.model]  # pyright: ignore
     reads = [Reads(model, monkeypatch) for model in models]
     history = [(3 * i) % 290 + 1 for i in range(60)]
@@ -354,7 +352,7 @@ def test_ten_turns_read_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_talks_in_turns_find_what_was_read() -> None:
     """Twelve talks at two rows: far more than the rows alone need pages for. All whole pages of the
     turn before are found; the last token that it wrote has not been read."""
-    spec = moving.shared("paged", "lm", number=-2, before=SOUND)
+    spec = moving.shared("native", "lm", number=-2, before=SOUND)
     histories = [[(k * i) % 290 + 1 for i in range(70)] for k in range(1, 13)]
     with Engine(spec, 2) as engine:
         for turn in range(4):
@@ -366,7 +364,7 @@ def test_talks_in_turns_find_what_was_read() -> None:
             for id, history, read in zip(ids, histories, before, strict=True):
                 assert not turn or completions[id].stats.cached_tokens >= (read - 1) // 32 * 32
                 history += completions[id].tokens
-        assert spec.target.pool.size * spec.target.pool.page_bytes <= memory.KEPT  # pyright: ignore
+        assert spec.target.pool.used * spec.target.pool.bytes <= memory.KEPT  # pyright: ignore
     require_empty(spec)
 
 
@@ -384,7 +382,7 @@ TEXTS = st.tuples(
 def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int) -> None:
     """Every page ends free, and those that are known hold what they are known for; nothing is read
     from another salt's. Nothing is set apart for texts that have left, so they give way soon."""
-    spec = moving.shared("paged", "lm", number=-1, before=SOUND)
+    spec = moving.shared("native", "lm", number=-1, before=SOUND)
     shown: dict[str, list[list[int]]] = {}  # what each salt has asked
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "KEPT", 0)
@@ -480,7 +478,7 @@ def test_what_cannot_be_asked_leaves_the_engine_as_it_was() -> None:
 
 def test_what_a_row_has_read_itself_is_not_cached() -> None:
     """`cached_tokens` counts tokens of the prompt that had been read for other texts."""
-    spec = moving.shared("paged", "lm", before=SOUND)
+    spec = moving.shared("native", "lm", before=SOUND)
     with Engine(spec) as engine:
         id = engine.add([*range(5, 75)], max_new_tokens=9, gamma=0, cache_salt="nobody else's")
         engine.step()

@@ -277,7 +277,7 @@ def test_eagle_loads_from_a_folder(folders: Path, draft: str, taps: str) -> None
 
 @pytest.mark.parametrize(
     "runtime",
-    [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("native", "openvino")],
+    ["transformers", pytest.param("native", marks=pytest.mark.native)],
 )
 @pytest.mark.parametrize(
     ("draft", "taps"),
@@ -319,13 +319,6 @@ def test_the_layers_are_measured_where_the_file_does_not_say(
 def test_a_target_s_own_layer_loads(folders: Path) -> None:
     spec = load(folders / "own", "mtp", runtime="transformers")
     assert isinstance(spec.drafter, PairsDrafter) and spec.target.taps == (FINAL,)
-    require_always_right(spec)
-
-
-@pytest.mark.openvino
-def test_a_target_s_own_layer_loads_on_openvino(folders: Path) -> None:
-    spec = load(folders / "own", "mtp", runtime="openvino", draft_dtype="float32")
-    assert spec.drafter.runtime == "openvino"
     require_always_right(spec)
 
 

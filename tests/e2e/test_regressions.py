@@ -95,9 +95,9 @@ def test_the_row_that_is_sick_is_named_and_fails_alone(whose: str) -> None:
     assert len(pair.generate([[5, 17]], gamma=2, max_new_tokens=1)[0].tokens) == 1
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("runtime", ["transformers", "openvino"])
+@pytest.mark.parametrize("runtime", ["transformers", "native"])
 def test_a_draft_token_that_spoils_the_whole_pass_ends_no_text(runtime, temperature) -> None:
     """Its keys and values are NaN, and so is what earlier positions see of them: 0 * NaN."""
     healthy, spoilt = target("Llama"), copy.deepcopy(target("Llama"))

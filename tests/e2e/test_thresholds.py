@@ -153,7 +153,7 @@ def test_positions_that_count_from_the_padding_id(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "runtime", ["transformers", pytest.param("openvino", marks=pytest.mark.openvino)]
+    "runtime", ["transformers", pytest.param("native", marks=pytest.mark.native)]
 )
 def test_dynamic_frequencies_end_where_they_would_change(runtime: str) -> None:
     """In transformers they depend on how long the prompt was, and on calls before: a text ends

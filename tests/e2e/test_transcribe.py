@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ import foretoken
 import speech
 from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.openvino.media import MediaModel
+from foretoken.models.native.encoder_decoder import NativeMediaDecoder
+from foretoken.models.stock import media
 from foretoken.speech.transcription import Segment, Transcription, transcribe
 from foretoken.speech.word_times import TimedWindows
 
@@ -77,14 +78,16 @@ def test_windows_and_texts_are_those_of_transformers(
 
 
 @pytest.mark.prove
-@pytest.mark.openvino
-def test_the_same_on_openvino(folders: tuple[Path, Path]) -> None:
+@pytest.mark.native
+def test_the_same_on_the_native_decoder(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where transformers' `generate` has no weights; a language is heard in the first window, which
     is read once."""
     spec, samples = foretoken.load(*folders), noise(3)
-    target = cast(MediaModel, spec.target)
-    runs, run, counts = list[int](), target.hearing.run, list[int]()
-    target.hearing.run = lambda: (runs.append(1), run())  # pyright: ignore
+    assert isinstance(spec.target, NativeMediaDecoder)
+    runs, heard, counts = list[int](), media.heard, list[int]()
+    monkeypatch.setattr(media, "heard", lambda *args: (runs.append(1), heard(*args))[1])
     for language in ("en", None):
         made = transcribe(spec, samples, language=language, gamma=3)
         wanted = by_transformers(folders[0], samples, language)

@@ -234,7 +234,7 @@ def test_a_chat_model_is_asked_in_a_message(family: Any) -> None:
         transcribe(spec, samples, language="en")
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 def test_the_command_puts_a_chat_model_on_torch(tmp_path: Path, console: Run) -> None:
     model, _ = built(qwen2_audio)
     extractor = t.WhisperFeatureExtractor(feature_size=8, hop_length=200, chunk_length=1)

@@ -290,4 +290,4 @@ def test_proof_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) 
             break
     assert all(counts[end] for end in ends), counts
     assert counts["error"] < counts["length"] + counts["stop"]
-    assert (counts["cached"] > 0) <= runtime.startswith(("paged", "native"))
+    assert (counts["cached"] > 0) <= runtime.startswith("native")

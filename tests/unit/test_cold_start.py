@@ -79,7 +79,7 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path):
     calls = [tuple(str(prompts) if part == "P" else part for part in call) for call in MISTAKES]
     for (code, names, said), call in zip(modules(*calls), MISTAKES, strict=True):
         assert code == 2 and said.startswith("error: ") and MISTAKES[call] in said, said
-        assert names & {"torch", "transformers", "openvino"} == set(), call
+        assert names & {"torch", "transformers", "native"} == set(), call
 
 
 def test_the_http_process_imports_no_torch():

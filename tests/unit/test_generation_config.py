@@ -251,7 +251,7 @@ def test_an_entry_that_changes_the_distribution_and_is_not_followed(entry):
 @pytest.mark.parametrize("token", [64, 999, -1])
 @pytest.mark.parametrize("entry", ["decoder_start", "forced_bos", "forced_eos"])
 def test_an_id_that_every_text_holds_must_be_the_models(entry, token):
-    """Else torch ends in an IndexError, and OpenVINO reads some other row."""
+    """Else torch ends in an IndexError, and the kernels read some other row."""
     target = t5(64)
     setattr(target.generation_config, f"{entry}_token_id", token)
     for ignored in (None, "ignore"):

@@ -19,7 +19,7 @@ LAYERS = [
     ["text"],
     ["checked", "models", "storage"],
     ["models.stock", "models.store", "sampling", "theory"],
-    ["drafters.base", "generation_config", "models.graphs", "models.native", "models.openvino"],
+    ["drafters.base", "generation_config", "models.graphs", "models.native"],
     ["options", "records"],
     ["request"],
     ["controls"],
@@ -123,7 +123,7 @@ def test_neither_the_package_nor_its_tests_import_the_reproduction() -> None:
     ("module", "source"),
     [
         ("sampling.verify", "from foretoken.step import step"),
-        ("models.openvino.paged", "import foretoken.models.graphs"),
+        ("models.native.model", "import foretoken.models.graphs"),
         ("models.rows", "def late():\n    import foretoken.models.stock.model"),
         ("drafters.base", "from foretoken.drafters.lm import LMDrafter"),
         ("step", "from foretoken import errors, load"),

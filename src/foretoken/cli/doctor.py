@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foretoken.loading.runtimes import Placement
     from foretoken.loading.sources import Source
 
-PACKAGES = "foretoken torch transformers openvino tokenizers safetensors numpy".split()
+PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".split()
 EXACT_TEXT = {
     "bitwise": "greedy text is the same to the bit with and without draft tokens, in any batch",
     "rounding": "greedy text is the same but for near-ties, which rounding may decide otherwise",
@@ -63,7 +63,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from foretoken.loading.memory import free_bytes
-    from foretoken.loading.runtimes import native, openvino
+    from foretoken.loading.runtimes import native
     from foretoken.measurement.machine import bandwidth, processor
     from foretoken.storage.cache import versions
 
@@ -78,7 +78,6 @@ def _machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
         "native": native(),
-        "openvino": openvino(),
         "others": contention.share([contention.taken(reading)]),
     }
 
@@ -97,7 +96,6 @@ def _machine_lines(document: dict[str, Any]) -> Iterator[str]:
         free = device["free_bytes"]
         yield f"{device['name']}: {'?' if free is None else f'{free / 1e9:.1f}'} GB free"
     yield f"native decoder: {document['native']}"
-    yield f"OpenVINO: {document['openvino']}"
     if warning := contention.remark(document["others"]):
         yield warning
     yield "what a model runs on, and why: foretoken doctor MODEL"

@@ -29,6 +29,7 @@ GONE = {
     "bench --svg": "give --json, which has all that it drew",
     "bench --vs": IN_CHECKOUT.format("python benchmarks/race.py"),
     "certify --thorough": "leave it out; there is one certificate",
+    "--kv-dtype": "leave it out; on the native decoder int8 and int4 keep the cache in float16",
     "--exact-shapes": "leave it out; foretoken doctor MODEL says what is exact to the bit",
 }
 

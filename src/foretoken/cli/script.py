@@ -37,7 +37,6 @@ from foretoken.sampling.params import meant
 # Options of vLLM's commands, by the name of ours, and what is said where there is none
 VLLM = {
     "enable_prefix_caching": "prefix_cache",
-    "kv_cache_dtype": "kv_dtype",
     "max_model_len": "max_length",
     "max_num_seqs": "max_rows",
     "model": "target",

@@ -106,7 +106,7 @@ def transcribe(
 
 
 def _hearing(loading: option.PairLoading, target: str) -> option.PairLoading:
-    """Put a model that hears with its prompt on torch: on OpenVINO encoders alone hear."""
+    """Put a model that hears with its prompt on torch: natively encoders alone hear."""
     if loading.runtime != "auto":
         return loading
     from foretoken.loading.sources import source  # late: as below

@@ -47,8 +47,6 @@ class Costs:
     rows: Table = ((1, 1.0),)  # a draft for so many rows, relative to one row
     prior: tuple[float, float] = (3.0, 0.8)  # weight, in draft tokens, and alpha
     change: float = 0.0  # what a pass takes more where its size is another than that of the last
-    draft_token: float = 0.0  # what every further token of a draft's pass takes
-    draft_change: float = 0.0  # as `change`, of the draft's
     context: int = 0  # tokens of the text behind which all these were measured
     far: Far | None = None
 
@@ -56,7 +54,7 @@ class Costs:
     def sound(self) -> bool:
         """True where these can be costs, wherever they were read from."""
         weight, alpha = self.prior
-        single = ((0, self.change), (1, self.draft_token), (2, self.draft_change))
+        single = ((0, self.change),)
         # rates are divided by the time of a pass
         positive = weight > 0 and all(value > 0 for _, value in (*self.score, *self.rows))
         tables = self.draft, self.score, self.verify, self.rows, single

@@ -1,15 +1,13 @@
 """Step costs of one pair in one process: measured or read from disk when first needed, then frozen.
 
-Knows no texts of callers. Padding of passes follows from the costs, and real steps are compared
-with them, so that a later process measures wrong ones again.
+Does not depend on callers' texts. Real steps are compared with the costs, so that a later process
+measures wrong ones again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from operator import mul
 
 from foretoken.costing import costs, stored
 from foretoken.costing.costs import Costs
@@ -22,7 +20,7 @@ from foretoken.engine.batch import Batch
 from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import InputError, shown
 from foretoken.inputs import InputProcessor
-from foretoken.models.base import Model, Pads
+from foretoken.models.base import Model
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -62,9 +60,7 @@ class PairCosts:
                 lambda: self._probed(params, rows, single_costs),
                 again=again,
             )
-        step_costs = self.measured[kind, rows]
-        self.price(step_costs)
-        return step_costs
+        return self.measured[kind, rows]
 
     def nearest(self, params: SamplingParams, rows: int = 1) -> tuple[Costs, Costs] | None:
         """Return the costs of one sequence and of up to `rows` without measuring: of this kind of
@@ -119,7 +115,6 @@ class PairCosts:
                 return Fixed(0)  # nothing is drafted for a first token
             return self._adaptive(costs.dearest([request.params for request in requests]), rows)
         gamma = int(gamma)  # NumPy's overflow
-        self.price(None)  # its passes have one size, and texts that do not depend on costs
         context = self.target.context
         if context is not None and gamma + 1 > context:
             raise InputError(
@@ -142,20 +137,9 @@ class PairCosts:
         if found is None:
             return FreeOnly()
         alone, shared = found
-        self.price(shared)
         drafts = not isinstance(self.drafter, NoDrafter)
         priors = self.drafter.priors if isinstance(self.drafter, Grades) else ()
         return self._policies.setdefault(id(shared), Adaptive(shared, alone, drafts, priors))
-
-    def price(self, measured: Costs | None) -> None:
-        """Let target and draft pad their passes where that is cheaper; None: not at all."""
-        draft = self.drafter.model
-        if isinstance(self.target, Pads):
-            passing = measured and partial(_passing, measured)
-            self.target.price(passing, measured.change if measured else 0.0, single=False)
-        if isinstance(draft, Pads):
-            more = measured and partial(mul, measured.draft_token)
-            draft.price(more, measured.draft_change if measured else 0.0, single=True)
 
     def freeze(self, measured: Mapping[tuple[str, int], Costs]) -> None:
         """Take over the `measured` of another process with the same models."""
@@ -188,7 +172,6 @@ class PairCosts:
         label = f"{self.name}, {costs.kind(params)}, {rows} row{'s' * (rows > 1)}"
         with self.scheduler.idle():
             batch = Batch(self.target, self.drafter)
-            self.price(None)  # passes are timed at their own sizes
             if single_costs is None:
                 return probe(batch, request, params, self.inputs.ends.eos, label)
             return probe_shared(single_costs, batch, request, params, rows, label)
@@ -204,8 +187,3 @@ class PairCosts:
             return ids
         token = min((i for i in self.inputs.ends.eos if 0 <= i < V), default=0)
         return [token] * (4 if reads is None else min(4, reads))
-
-
-def _passing(measured: Costs, tokens: int) -> float:
-    """Seconds of the target's pass."""
-    return float(costs.at(measured.score, tokens))

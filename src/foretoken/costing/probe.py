@@ -8,13 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import zip_longest
 from statistics import median_low
 from time import perf_counter
 from typing import TypeVar
-
-import torch
 
 from foretoken import slow_log
 from foretoken.costing import contention
@@ -22,15 +19,12 @@ from foretoken.costing.costs import Costs, Far, at, of
 from foretoken.costing.stored import Kept
 from foretoken.drafters.base import Draft, Drafter, DrafterBase, pack
 from foretoken.engine.batch import Batch
-from foretoken.lease import leased
-from foretoken.models.base import Model, Pads
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
-from foretoken.timing import measure_seconds, take_turns
 
 log = logging.getLogger(__name__)
 # Draft tokens of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so
@@ -79,8 +73,7 @@ def probe(
     drafter, reading = _NeverSilent(batch.drafter), contention.read()
     (row,) = _run(batch, drafter, [request], params, ALONE, label=label)
     steps = _settled(row.records, ALONE)
-    token, change = _draft_sizes(batch.drafter)
-    costs = replace(of(steps), change=_change(row.records), draft_token=token, draft_change=change)
+    costs = replace(of(steps), change=_change(row.records))
     costs = replace(costs, context=(len(request.prompt) + len(row.tokens)) // 2)  # on average
     costs = replace(costs, far=_far(batch, request, params, costs))
     if not drafter.made_up:
@@ -210,31 +203,6 @@ def _change(steps: list[StepRecord]) -> float:
         if before.drafted != one.drafted == other.drafted
     ]
     return max(0.0, median_low(more)) if more else 0.0
-
-
-@torch.inference_mode()
-def _draft_sizes(drafter: Drafter) -> tuple[float, float]:
-    """Return the cost of a second token in a forward of the draft's model, and of a forward of
-    another size than the last; zeros where that makes no difference."""
-    model = drafter.model
-    if not isinstance(model, Pads) or (model.context or 2 * AHEAD) < 2 * AHEAD:
-        return 0.0, 0.0
-    with leased(model):
-        model.start([[0] * AHEAD])
-        turns = {n: partial(_passes, model, n) for n in (1, 2)}
-        rounds = list(take_turns(turns, ROUNDS, warm_up=0))
-    one, two = (median_low([seconds[n][-1] for seconds in rounds]) for n in (1, 2))
-    changes = [each[0] - each[-1] for seconds in rounds for each in seconds.values()]
-    return max(LEAST * one, two - one), max(0.0, median_low(changes))
-
-
-def _passes(model: Model, n: int) -> list[float]:
-    """Return the seconds of passes over n tokens in a row, each rolled back."""
-    seconds: list[float] = []
-    for _ in range(AGAIN):
-        seconds.append(measure_seconds(partial(model.score, [[0] * n], [1])))
-        model.set_lengths([AHEAD])
-    return seconds
 
 
 class _NeverSilent(DrafterBase):

@@ -30,7 +30,7 @@ from foretoken.kernels.library import CHOICE
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered, versions
 
-FILE, FORMAT = "costs.json", 10
+FILE, FORMAT = "costs.json", 11
 WAIT, LONGER, LONGEST = 600.0, 4, 7 * 86400.0  # seconds to the next attempt: first, times, at most
 FAR = 1.5  # between real steps and costs: a neighbour that comes or goes during a run is no reason
 MANY, WINDOW = 16, 256  # steps of a size that tell, at least and at most: the newest

@@ -10,8 +10,6 @@ from foretoken.errors import InputError
 from foretoken.models.base import (
     Blocks,
     Chains,
-    Continuation,
-    Continues,
     Model,
     Shares,
     Writes,
@@ -60,7 +58,6 @@ class LMDrafter(DrafterBase):
         self.singular = params is not None  # its speed does not follow from its model alone
         self.shares = isinstance(model, Shares)  # the target's rows
         self._writes = model if isinstance(model, Writes) and params is None else None
-        self._continues = model if isinstance(model, Continues) else None
         self._chains = model if isinstance(model, Chains) else None
         self._reader = Reader(model)
 
@@ -109,10 +106,7 @@ class LMDrafter(DrafterBase):
     def _likeliest(self, unread: list[list[int]], budget: list[int]) -> Draft:
         """The likeliest tokens, by lists alone: behind a forward pass, whatever torch does with a
         few numbers takes as long as all of this."""
-        if self._continues is None:
-            ids, tops = token_by_token(self.model, unread, budget, self.vocab_size)
-        else:
-            ids, tops = self._continues.go_on(unread, budget, self.vocab_size)
+        ids, tops = token_by_token(self.model, unread, budget, self.vocab_size)
         return certain(ids, tops, max(budget))
 
     def _drawn(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft:
@@ -170,15 +164,17 @@ class LMDrafter(DrafterBase):
 
 def token_by_token(
     model: Model, blocks: list[list[int]], counts: list[int], V: int | None
-) -> Continuation:
-    """Do as `Continues.go_on` for a model that does not."""
-    made = Continuation([[] for _ in counts], [[] for _ in counts])
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Append block b to row b, for all rows, and then the likeliest of the first V ids, token by
+    token: counts[b] of them in row b, of which the last is not appended. Return these, and the
+    logit of each: NaN or infinite where logits are invalid."""
+    made, logits = [list[int]() for _ in counts], [list[float]() for _ in counts]
     for i in range(max(counts)):
         need = [int(count > i) for count in counts]
         best = zip(*peaks(model.score(blocks, need), V), need, strict=True)
         for b, (x, top, on) in enumerate(best):
-            made.ids[b].extend(x if on else [])
-            made.tops[b].extend(top if on else [])
-        rows = zip(made.ids, counts, strict=True)
+            made[b].extend(x if on else [])
+            logits[b].extend(top if on else [])
+        rows = zip(made, counts, strict=True)
         blocks = [ids[-1:] if count > i + 1 else [] for ids, count in rows]
-    return made
+    return made, logits

@@ -341,7 +341,7 @@ def threads(target: Model) -> Generator[None]:
     threads spin, and would take the cores from it. Outside the `with` torch has the caller's
     setting."""
     count = torch.get_num_threads()
-    if target.runtime not in ("native", "openvino") or count == 1:
+    if target.runtime != "native" or count == 1:
         yield
         return
     try:

@@ -48,10 +48,27 @@ class ExpertsRecord(Structure):
     """The record Experts of network.h."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("count", "chosen", "normalized", "shared_gate")),
+        *((name, c_int32) for name in ("count", "chosen", "sigmoids", "groups", "chosen_groups")),
+        *((name, c_int32) for name in ("normalized", "shared_gate")),
         ("scale", c_float),
+        ("added", c_void_p),
         ("router", WeightRecord),
         *((name, POINTER(WeightRecord)) for name in ("gate", "up", "down")),
+    ]
+
+
+class RecurrenceRecord(Structure):
+    """The record Recurrence of network.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("rule", "taps", "key_heads", "key_width")),
+        *((name, c_int32) for name in ("groups", "count", "gate_first")),
+        *((name, c_float) for name in ("epsilon", "query_scale", "beta_scale")),
+        *((name, c_float) for name in ("least_step", "most_step")),
+        *((name, c_void_p) for name in ("filters", "filter_bias", "decay", "step_bias")),
+        *((name, c_void_p) for name in ("skip", "norm")),
+        ("steps", WeightRecord),
+        ("at", c_int64),
     ]
 
 
@@ -73,6 +90,9 @@ class LayerRecord(Structure):
         ("slopes", c_void_p),
         *((name, c_int64) for name in ("keys", "values", "step")),
         *((name, c_int32) for name in ("norms", "halved", "source", "added_first", "bias")),
+        ("gate_of_heads", c_int32),
+        ("attention_gate", WeightRecord),
+        ("recurrence", RecurrenceRecord),
         ("experts", ExpertsRecord),
     ]
 
@@ -105,6 +125,7 @@ class PassRecord(Structure):
         *((name, c_void_p) for name in ("sources", "source_length", "biases")),
         ("bias_reach", c_int64),
         ("bias_stride", c_int64),
+        ("states", c_void_p),
     ]
 
 
@@ -138,10 +159,11 @@ class ChainRecord(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("rows", "steps", "wide", "kind")),
         *((name, c_void_p) for name in ("budget", "next", "apart", "pages_of")),
-        *((name, c_void_p) for name in ("sources_of", "length_of")),
+        *((name, c_void_p) for name in ("sources_of", "states_of", "length_of")),
         ("choice", SoftmaxRecord),
         *((name, c_void_p) for name in ("u", "ids", "embeddings", "tokens", "tops", "masses")),
-        *((name, c_void_p) for name in ("q", "narrow", "pages", "sources", "source_length")),
+        *((name, c_void_p) for name in ("q", "narrow", "pages", "sources", "states")),
+        ("source_length", c_void_p),
         *((name, c_void_p) for name in ("id", "at", "turn", "row", "need", "place", "given")),
     ]
 
@@ -200,6 +222,8 @@ def library() -> ctypes.CDLL:
     kernels.foretoken_round_weights.argtypes = [ctypes.c_char_p, c_void_p, c_int64, *[c_void_p] * 2]
     kernels.foretoken_round_weights.restype = None
     kernels.foretoken_chain.argtypes = [c_void_p, POINTER(PassRecord), POINTER(ChainRecord)]
+    kernels.foretoken_settle.argtypes = [c_void_p, c_void_p, c_int32]
+    kernels.foretoken_settle.restype = None
     kernels.foretoken_join.argtypes = [ctypes.c_char_p, POINTER(PairsRecord)]
     kernels.foretoken_softmax.argtypes = [ctypes.c_char_p, POINTER(SoftmaxRecord)]
     kernels.foretoken_draw.argtypes = [ctypes.c_char_p, POINTER(DrawsRecord)]
@@ -246,6 +270,10 @@ class OpenNetwork:
         """Run a pass and a draft's passes after it. Raises MemoryError."""
         if not self._chain(self._handle, one, chain):
             raise MemoryError("no memory, or no threads, for the passes of a draft")
+
+    def settle(self, row: int, length: int) -> None:
+        """Bring the recurrent states of a row, at this address, forward to its last token."""
+        library().foretoken_settle(self._handle, row, length)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -118,6 +118,16 @@ def exponential(x: Floats) -> Floats:
         return ((p + np.float32(1)) * power.astype(np.float32)).astype(np.float32)
 
 
+def softplus(x: Floats) -> Floats:
+    """Return log(1 + exp(x)), by the series of the inverse of tanh."""
+    y = exponential(np.float32(0) - np.abs(x))
+    z = y / (np.float32(2) + y)
+    p, squared = np.full_like(x, 0.0769230769), z * z
+    for factor in (0.0909090909, 0.111111111, 0.142857143, 0.2, 0.333333333, 1.0):
+        p = fma(p, squared, factor)
+    return np.where(x > 0, x, np.float32(0)) + (z + z) * p
+
+
 def sigmoid(x: Floats) -> Floats:
     """Return 1 / (1 + exp(-x))."""
     return np.float32(1) / (np.float32(1) + exponential(np.float32(0) - x))
@@ -140,7 +150,8 @@ def error_function(x: Floats) -> Floats:
 
 
 def activated(name: str, x: Floats, curve: Floats) -> Floats:
-    """Return an activation of x, by its name; `curve`: of xIELU's squares, exponentials and x."""
+    """Return an activation of x, by its name; `curve`: of xIELU's squares, exponentials and x, or
+    the slope and the limit of a clamped one."""
     one, half = np.float32(1), np.float32(0.5)
     with np.errstate(all="ignore"):
         match name:
@@ -156,6 +167,9 @@ def activated(name: str, x: Floats, curve: Floats) -> Floats:
             case "relu_squared":
                 positive = np.where(x < 0, np.float32(0), x)
                 return positive * positive
+            case "clamped":
+                held = np.where(x < curve[1], x, np.float32(curve[1]))
+                return held * sigmoid(np.float32(curve[0]) * held)
             case _:
                 above, below = np.where(x < 0, np.float32(0), x), np.where(x > 0, np.float32(0), x)
                 squares = fma(curve[0] * above, above, curve[2] * x)
@@ -233,6 +247,43 @@ def attention(
         factor = exponential(most - joined)
         total = fma(total, factor, exponential(sinks - joined))
     return result * (factor / total)[:, None]
+
+
+def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
+    """Return a convolution of each channel of states `[n, channels]` over the last tokens, by
+    filters `[taps, channels]` of which the last is the token's own."""
+    y = np.zeros_like(x) if bias is None else np.broadcast_to(bias, x.shape).copy()
+    for tap, weight in enumerate(filters):
+        back = len(filters) - 1 - tap
+        y[back:] = fma(weight, x[: max(0, len(x) - back)], y[back:])
+    return y
+
+
+def unit(x: Floats, scale: float) -> Floats:
+    """Return vectors `[.., width]` divided by their lengths, times a scale."""
+    squares = np.zeros((*x.shape[:-1], LANES), np.float32)
+    for part in np.moveaxis(vectors(x), -2, 0):
+        squares = fma(part, part, squares)
+    root = np.sqrt(lane_sum(squares) + np.float32(1e-6)).astype(np.float32)
+    return x * (np.float32(1) / root * np.float32(scale))[..., None]
+
+
+def recurrence(
+    q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, *, delta: bool
+) -> Floats:
+    """Return o_t = S_t^T q_t of tokens `[n, heads, ..]`, where S = decay S + k u^T and u = beta v,
+    or by the delta rule (arXiv 2412.06464) beta (v - decay S^T k)."""
+    S, made = np.zeros((*k.shape[1:], v.shape[2]), np.float32), np.zeros_like(v)
+    for t in range(len(v)):
+        u, fade = np.zeros_like(v[t]), decay[t, :, None]
+        if delta:
+            for d in range(k.shape[2]):
+                u = fma(k[t, :, d, None], S[:, d], u)
+        u = beta[t, :, None] * (v[t] - u * fade if delta else v[t])
+        for d in range(k.shape[2]):
+            S[:, d] = fma(k[t, :, d, None], u, S[:, d] * fade)
+            made[t] = fma(q[t, :, d, None], S[:, d], made[t])
+    return made
 
 
 def block_masses(x: Floats) -> Floats:

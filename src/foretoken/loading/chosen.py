@@ -25,7 +25,6 @@ from foretoken.drafters.lookup import Repeats
 from foretoken.errors import FRONT, ForetokenError, base_name
 from foretoken.loading.draft import own_copy
 from foretoken.loading.options import ROUNDED, smaller
-from foretoken.loading.runtimes import TITLES
 from foretoken.loading.target import LoadedTarget
 from foretoken.speculator import Speculator
 from foretoken.storage.cache import remember, remembered
@@ -42,7 +41,7 @@ DEARER, BEST = 1.3, 0.99  # a draft in int8 against one in int4: its time at lea
 def chosen(looking: Speculator, target: LoadedTarget) -> Speculator:
     """Return `looking`, which looks up, or the same target drafting for itself, with look-up in
     front where a text repeats, as was chosen before: until it is, `looking`."""
-    if looking.target.runtime not in TITLES:  # no other shares its rows
+    if looking.target.runtime != "native":  # no other shares its rows
         return looking
     drafting = cache(partial(_drafting, looking, target))
 

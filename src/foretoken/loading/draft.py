@@ -25,7 +25,7 @@ from foretoken.loading import named, published, state_drafts
 from foretoken.loading.hub import is_folder
 from foretoken.loading.imported import import_drafter, is_import_path
 from foretoken.loading.options import ROUNDED, LoadOptions, smaller
-from foretoken.loading.runtimes import TITLES, Placement, companion, place, require_shared
+from foretoken.loading.runtimes import Placement, companion, place, require_shared
 from foretoken.loading.sources import in_memory, read_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
 from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
@@ -244,7 +244,7 @@ def _model_draft(
         require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
     drafter = LMDrafter(place(facts.read, placement).model, V)
     free = loaded and options.draft_dtype is None
-    if not free or drafter.runtime not in TITLES or facts.parameters < SMALL:
+    if not free or drafter.runtime != "native" or facts.parameters < SMALL:
         return PendingDraft(lambda target: drafter)
 
     def rounded(dtype: str) -> LMDrafter:

@@ -29,7 +29,7 @@ class TargetEnds:
 
     def __init__(self, read: Source | PreTrainedModel, model: Model | None) -> None:
         self.read = read
-        self._network: Any = getattr(model, "model", None)  # torch's; OpenVINO has let it go
+        self._network: Any = getattr(model, "model", None)  # of torch
         if self._network is None and not isinstance(read, Source):
             self._network = read
 

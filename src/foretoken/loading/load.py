@@ -125,7 +125,7 @@ def _loaded(
     behind: Any = named.without_front(draft) if isinstance(draft, str) else draft
     front = behind is not draft
     draft = named.draft(behind) or behind
-    placement = Placement(asked.dtype, device, asked.runtime, asked.kv_dtype)
+    placement = Placement(asked.dtype, device, asked.runtime)
     given = "lookup" if draft is None else draft
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
     facts = ModelFacts(read, placement)
@@ -137,7 +137,7 @@ def _loaded(
         read.require_weights()
     # The draft first: what does not fit is refused before the target is loaded or converted
     with log_if_slow(log, "loading the draft %s", base_name(name_of(given))):
-        drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype, kv_dtype=None)
+        drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype)
         pending = draft_of(given, known, asked, drafts_in)
     runtime = pending.runtime or placement.runtime
     placement = replace(placement, taps=pending.taps, runtime=runtime)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 ROUNDED = ("int8", "int4")  # weights that make another model, on a CPU
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
-KV_DTYPES = ("int8",)  # of keys and values, beside that of the arithmetic
-RUNTIMES = ("auto", "transformers", "native", "openvino", "graphs", "compiled")
+RUNTIMES = ("auto", "transformers", "native", "graphs", "compiled")
 TAPS = ("inputs", "outputs")
 
 
@@ -61,7 +60,7 @@ class LoadOptions:
     runtime: str = option(
         "auto",
         one_of(RUNTIMES),
-        "Backend: auto (the first that is exact: on a CPU native, openvino, transformers; on a GPU "
+        "Backend: auto (the first that is exact: on a CPU native, then transformers; on a GPU "
         "graphs, transformers), one of these, or compiled (graphs whose layers torch compiles "
         "first: faster on a GPU after seconds).",
         "Loading",
@@ -99,13 +98,6 @@ class LoadOptions:
         "Loading",
         group="target",
     )
-    kv_dtype: str | None = option(
-        None,
-        one_of(KV_DTYPES),
-        "Precision of the KV cache: int8, which makes the target another model.",
-        "Loading",
-        group="target",
-    )
     draft_dtype: str | None = option(
         None,
         one_of(DTYPES),
@@ -132,8 +124,8 @@ class LoadOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.runtime == "onnx":
-            raise InputError("runtime='onnx' was removed; leave it out, or give native")
+        if self.runtime in ("onnx", "openvino"):
+            raise InputError(f"runtime={self.runtime!r} was removed; leave it out, or give native")
         check(self)
 
     def refuse(self, *names: str, because: str) -> None:
@@ -154,7 +146,6 @@ class LoadKeywords(TypedDict, total=False):
     tokenizer: str | Path | PreTrainedTokenizerBase | None
     generation_config: str | None
     adapter: str | Path | None
-    kv_dtype: str | None
     draft_dtype: str | None
     draft_taps: str | None
     draft_revision: str | None

@@ -1,7 +1,7 @@
 """Runtimes: each model gets the first one that serves it exactly.
 
-On a CPU the native decoder, then OpenVINO; on CUDA graphs of fixed shapes; for models whose family
-passes the self-check in that form. Else transformers on torch. Does not know prompts, drafts or
+On a CPU the native decoder, on CUDA graphs of fixed shapes, for models whose family passes the
+self-check in that form. Else transformers on torch. Does not depend on prompts, drafts or
 tokenizers.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretoken.errors import ForetokenError, RefusedError, base_name, kind_of, one_line
+from foretoken.errors import ForetokenError, RefusedError, base_name, kind_of
 from foretoken.generation_config import read_settings
 from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED
@@ -33,14 +33,12 @@ if TYPE_CHECKING:
     from foretoken.drafters.dflash import BlockModel
     from foretoken.models.native.conversion import NativeConversion
     from foretoken.models.native.model import NativeModel
-    from foretoken.models.openvino.conversion import Conversion, Way
     from foretoken.models.stock.dflash import BlocksDraft
     from foretoken.models.stock.selfcheck import Form
     from foretoken.models.store import Convertible
 
 log = logging.getLogger(__name__)
 
-TITLES = {"native": "the native decoder", "openvino": "OpenVINO"}  # on a CPU, in this order
 REFUSALS = "not-native.json"  # of folders
 
 
@@ -59,7 +57,6 @@ class Placement:
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
     runtime: str = "auto"
-    kv_dtype: str | None = None  # of keys and values; None: that of the arithmetic
     taps: tuple[int, ...] = ()  # where it is to show its states
 
 
@@ -90,13 +87,11 @@ def place(
     device = placement.device if loaded else source.device
     own = loaded and source.own_adapter
     if own:
-        rounds = placement.dtype in ROUNDED or placement.kv_dtype
-        if placement.runtime not in ("auto", "transformers") or rounds:
+        if placement.runtime not in ("auto", "transformers") or placement.dtype in ROUNDED:
             problem = f"{source.name} has an adapter of its own, which is merged on torch alone"
             raise RefusedError(f"{problem}; leave runtime, int8 and int4 out")
         placement = replace(placement, runtime="transformers")
-    plain = placement.runtime == "auto" and not placement.kv_dtype
-    if not loaded and plain and device.type != "cuda":
+    if not loaded and placement.runtime == "auto" and device.type != "cuda":
         model, remarks = _torch(source, placement.dtype, device, placement.taps)
         return Placed(model, "; ".join(["it was in memory", *remarks]))
     dtype = dtype_of(source, placement)
@@ -116,7 +111,8 @@ def place(
                 problem = "; ".join(refusals)
                 raise RefusedError(f"{problem}{_remedy(placement, dtype)}") from error.__cause__
             name = base_name(source.name if loaded else type(source).__name__)
-            log.info("%s does not run on %s: %s", name, TITLES.get(runtime, runtime), error)
+            title = "the native decoder" if runtime == "native" else runtime
+            log.info("%s does not run on %s: %s", name, title, error)
     if not refusals:
         refusals = ["its own adapter is merged there" if own else "it was asked for"]
     model, packed = _torch(source, dtype, placement.device, placement.taps)
@@ -127,13 +123,11 @@ def _order(dtype: str, placement: Placement, device: torch.device) -> list[str]:
     """Return the runtimes to try, in order. RefusedError for a precision that the one asked for
     has not."""
     if placement.runtime != "auto":
-        _require_rounding(dtype, placement.kv_dtype, placement.runtime)
+        _require_rounding(dtype, placement.runtime)
         return [placement.runtime]
-    if placement.kv_dtype is not None:
-        return ["openvino"]
     if dtype in ROUNDED:
-        return list(TITLES)
-    return [*(["graphs"] if device.type == "cuda" else TITLES), "transformers"]
+        return ["native"]
+    return ["graphs" if device.type == "cuda" else "native", "transformers"]
 
 
 def _on(
@@ -145,8 +139,6 @@ def _on(
 ) -> Model:
     """Return the model on a runtime other than torch by itself. RefusedError where it is not exact
     there."""
-    if runtime == "openvino":
-        return _openvino(source, dtype, placement)
     if runtime == "native":
         return _native(source, dtype, placement)
     if placement.taps:
@@ -154,23 +146,18 @@ def _on(
     return _graphs(source, dtype, device, runtime == "compiled")
 
 
-def _require_rounding(dtype: str, kv_dtype: str | None, runtime: str) -> None:
+def _require_rounding(dtype: str, runtime: str) -> None:
     """RefusedError for a precision that the runtime has not."""
-    for name, value, runtimes in (
-        ("dtype", dtype, tuple(TITLES)),
-        ("kv_dtype", kv_dtype, ("openvino",)),
-    ):
-        if value in ROUNDED and runtime not in runtimes:
-            names = " and ".join(TITLES[each] for each in runtimes)
-            raise RefusedError(
-                f"{name}={value!r} runs on {names} only, not on {runtime}; leave runtime at 'auto'"
-            )
+    if dtype in ROUNDED and runtime != "native":
+        raise RefusedError(
+            f"dtype={dtype!r} runs on the native decoder only, not on {runtime}; leave runtime at "
+            "'auto'"
+        )
 
 
 def _remedy(placement: Placement, dtype: str) -> str:
     """Say what to give instead where a model cannot run as it was asked to."""
     changes = ["give dtype='float32'"] if dtype in ROUNDED else []
-    changes += ["leave kv_dtype out"] if placement.kv_dtype else []
     if placement.runtime != "auto":
         changes.insert(0, f"leave runtime at 'auto' (not {placement.runtime!r})")
     return "; " + ", ".join(changes)
@@ -180,14 +167,12 @@ def kept_facts(source: Source, placement: Placement) -> dict[str, Any] | None:
     """Read the facts that are kept with a folder's conversion; for a hub model's, its config would
     have to be read."""
     dtype = placement.dtype
-    if placement.runtime not in ("auto", *TITLES) or dtype == "auto" or source.trust:
+    if placement.runtime not in ("auto", "native") or dtype == "auto" or source.trust:
         return None
     if not is_folder(source.path):
         return None
-    for library in (_native_library, _library):
-        with suppress(RefusedError):
-            if facts := library().facts(source, dtype):
-                return facts
+    with suppress(RefusedError):
+        return _native_library().facts(source, dtype)
     return None
 
 
@@ -297,34 +282,15 @@ def dtype_of(source: Source | PreTrainedModel, placement: Placement) -> str:
     return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
 
 
-def _openvino(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> Model:
-    device, cache = placement.device, placement.kv_dtype
-    loaded = isinstance(source, Source)
-    if device.type != "cpu":
-        raise RefusedError(f"OpenVINO runs on the CPU here, not on {device}")
-    conversion = _conversion(source, dtype if loaded else "float32", device)
-    conversion = replace(conversion, taps=placement.taps)
-    if loaded and is_folder(source.path) and (kept := conversion.kept(cache)) is not None:
-        return kept
-    return conversion.model(_way(source.empty if loaded else source, placement.taps), cache)
-
-
 def _kept(source: Source, dtype: str, placement: Placement) -> Model | None:
     """Return a folder's model from its kept conversion; None if none is kept, or if the runtime
     that serves it is not known without its configuration."""
     if not is_folder(source.path) or placement.device.type != "cpu":
         return None
-    order = _order(dtype, placement, placement.device)
-    if order[0] == "native":
+    if "native" in _order(dtype, placement, placement.device):
         with suppress(RefusedError):
-            conversion = replace(_native_conversion(source, dtype), taps=placement.taps)
-            if (model := conversion.kept()) is not None or _refusal(source, dtype) is None:
-                return model
-        order = order[1:]
-    if "openvino" not in order:
-        return None
-    conversion = replace(_conversion(source, dtype, placement.device), taps=placement.taps)
-    return conversion.kept(placement.kv_dtype)
+            return replace(_native_conversion(source, dtype), taps=placement.taps).kept()
+    return None
 
 
 def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) -> NativeModel:
@@ -373,27 +339,12 @@ def _native_conversion(source: Source | PreTrainedModel, dtype: str) -> NativeCo
     )
 
 
-def _conversion(source: Source | PreTrainedModel, dtype: str, device: torch.device) -> Conversion:
-    library = _library()
-    _require_known(dtype)
-    if not isinstance(source, Source):
-        return library.Conversion(None, dtype, partial(copy.deepcopy, source))
-    loaded_in = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    load = partial(source.network, loaded_in, device)
-    return library.Conversion(source, dtype, load, lambda: {"settings": _settings(source.empty)})
-
-
-def _require_known(dtype: str) -> None:
-    if dtype not in _library().DTYPES:
-        raise RefusedError(f"OpenVINO has no {dtype}")
-
-
 def require_shared(runtime: str) -> None:
     """RefusedError for a runtime whose models cannot share their rows with a copy."""
-    if runtime not in TITLES:
+    if runtime != "native":
         raise RefusedError(
             f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
-            "give runtime='native' or 'openvino', or draft='lookup'"
+            "give runtime='native', or draft='lookup'"
         )
 
 
@@ -404,73 +355,51 @@ def companion(
     layers alone where there are some, that drafts over the target's own rows. Raises RefusedError
     where the target shares no rows."""
     require_shared(target.runtime)
-    host: Any = target  # one of that library's models
-    if target.runtime == "native":
-        return replace(_native_conversion(source, dtype), some=layers).companion(host)
-    return replace(_conversion(source, dtype, target.device), some=layers).companion(host)
+    host: Any = target  # one of the native decoder's
+    return replace(_native_conversion(source, dtype), some=layers).companion(host)
 
 
 def decoder_of_pairs(
     source: Convertible, network: PreTrainedModel, target: Model, dtype: str | None
 ) -> Model:
-    """Return a decoder of pairs where its target runs, on OpenVINO by itself in eight bits. Raises
-    RefusedError for a precision that is not to be had there."""
-    kind = _draft_kind(target, dtype)
+    """Return a decoder of pairs: with a native target on the native decoder, by itself in eight
+    bits, where it is built as that expects, else on torch. Raises RefusedError for a precision that
+    is not to be had there."""
+    asked = None if dtype == "auto" else dtype
     if target.runtime == "native":
         try:
-            own = _native_library()
-            return own.NativeConversion(source, kind, partial(copy.deepcopy, network)).model()
+            load = partial(copy.deepcopy, network)
+            return _native_library().NativeConversion(source, asked or "int8", load).model()
         except RefusedError as refusal:
             log.info("%s", refusal)
-    if target.runtime in TITLES:
-        library = _library()
-        conversion = library.Conversion(source, kind, partial(copy.deepcopy, network))
-        return conversion.model(library.PAGED)
     from foretoken.models.stock.pairs import PairsNetwork, StockPairs  # late: takes seconds
 
     assert isinstance(network, PairsNetwork)
     ready: Any = network
-    return StockPairs(ready.to(target.device, getattr(torch, kind)))
+    return StockPairs(ready.to(target.device, _on_torch(target, asked)))
 
 
 def model_of_blocks(
-    source: Convertible,
-    read: Callable[[], BlocksDraft],
-    ends: Source | PreTrainedModel,
-    target: Model,
-    dtype: str | None,
+    read: Callable[[], BlocksDraft], target: Model, dtype: str | None
 ) -> BlockModel:
-    """Return the model of a draft by blocks, read anew by each `read`, where its target runs, in
-    the precision of `decoder_of_pairs`. ends: what the target was made from."""
-    kind, draft = _draft_kind(target, dtype), read()
-    if target.runtime in TITLES:
-        from foretoken.models.openvino.dflash import CompiledBlocks  # late: takes seconds
-        from foretoken.models.openvino.export_dflash import HeadedBlocks
-
-        def network() -> HeadedBlocks:
-            fresh = read()  # which is widened in place
-            return HeadedBlocks(fresh.network, fresh.head)
-
-        model = ends if isinstance(ends, Source) else None  # beside one in memory nothing is kept
-        library = _library()
-        conversion = library.Conversion(model and source, kind, network, ends=model)
-        return CompiledBlocks(draft, *conversion.graphs(library.BLOCKS))
+    """Return the model of a draft by blocks on torch, where its target is."""
     from foretoken.models.stock.dflash import StockBlocks  # late: as above
 
-    draft.network.to(target.device, getattr(torch, kind))
+    draft = read()
+    draft.network.to(target.device, _on_torch(target, None if dtype == "auto" else dtype))
     return StockBlocks(draft)
 
 
-def _draft_kind(target: Model, dtype: str | None) -> str:
-    """Return the precision of a draft over a target's states, by itself the target's, or eight bits
-    on OpenVINO. Raises RefusedError for one that is not to be had there."""
-    asked = None if dtype == "auto" else dtype
-    if target.runtime in TITLES:
-        _require_known(kind := asked or "int8")
-        return kind
+def _on_torch(target: Model, asked: str | None) -> torch.dtype:
+    """Return the precision of a draft over a target's states on torch, by itself the target's.
+    Raises RefusedError for one that torch has not."""
     if asked in ROUNDED:
-        raise RefusedError(f"draft_dtype={asked!r} runs on OpenVINO only; leave it out")
-    return asked or target.computed
+        raise RefusedError(
+            f"draft_dtype={asked!r} runs on the native decoder only, and this draft does not; "
+            "leave it out"
+        )
+    own = "float32" if target.computed in ROUNDED else target.computed
+    return getattr(torch, asked or own)
 
 
 def _settings(network: PreTrainedModel) -> dict[str, Any] | None:
@@ -482,34 +411,11 @@ def _settings(network: PreTrainedModel) -> dict[str, Any] | None:
         return None
 
 
-def _way(network: PreTrainedModel, taps: tuple[int, ...]) -> Way:
-    """Return the first way to run a model on OpenVINO that passes the self-check, and can show the
-    states at the taps."""
-    from foretoken.models.stock.selfcheck import self_check  # late: takes seconds
-
-    objections: list[str] = []
-    for way in _library().ways(network)[: 1 if taps else None]:
-        try:
-            self_check(network, way.form)
-            return way
-        except RefusedError as error:
-            objections.append(str(error))
-    raise RefusedError("; ".join(dict.fromkeys(objections)))
-
-
 def native() -> str:
     """Return what the native decoder runs on here, or why it cannot be used."""
     try:
         return _native_library().abilities()
     except ForetokenError as error:
-        return str(error)
-
-
-def openvino() -> str:
-    """Return the arithmetic that OpenVINO has here, or why it cannot be used."""
-    try:
-        return _library().abilities()
-    except RefusedError as error:
         return str(error)
 
 
@@ -519,14 +425,4 @@ def _native_library():  # not annotated: as below
     from foretoken.models.native import conversion
 
     library.library()
-    return conversion
-
-
-def _library():  # not annotated: the type checker infers the module itself, as no name can
-    """Import the module that runs models on OpenVINO; RefusedError where it is not installed or
-    does not load."""
-    try:
-        from foretoken.models.openvino import conversion
-    except Exception as error:  # also a library that this machine cannot load
-        raise RefusedError(f"OpenVINO cannot be used: {one_line(error)}") from None
     return conversion

@@ -1,7 +1,8 @@
 """Drafters over the target's states, of drafts that are published with models or in their files.
 
-A draft of another target is refused before the target is loaded. The draft runs where the target
-does: on OpenVINO in eight bits, where nothing else is asked for.
+A draft of another target is refused before the target is loaded. A decoder of pairs runs where the
+target does, on the native decoder in eight bits, where nothing else is asked for; blocks and
+assistants run on torch.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class BlocksPending:
         head.weight = nn.Parameter(ends.head, requires_grad=False)
         asked = self.source.config, self.tensors, self.hidden_size, ends.embedding, head
         read = partial(blocks, *asked)
-        made = model_of_blocks(self.source, read, target.read, model, self.dtype)
+        made = model_of_blocks(read, model, self.dtype)
         return BlockDrafter(model, made)
 
 

@@ -68,9 +68,9 @@ class ModelFacts:
         """Layers of the decoder."""
         if self._facts:
             return self._facts.get("layers") or len(self._facts["windows"])
-        from foretoken.models.openvino.thinned import stack_of  # late: as above
+        from foretoken.models.stock.taps import layers_of  # late: as above
 
-        return len(stack_of(self.structure))
+        return len(layers_of(self.structure))
 
     @property
     def settings(self) -> Settings:

@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from foretoken.drafters.base import Drafter
 from foretoken.errors import ForetokenError
 from foretoken.loading import named
-from foretoken.loading.hub import gguf
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
 
@@ -46,8 +45,7 @@ def of_model(
         return Footprint(*facts, None, None)
     numbers, products = sum(each.numel() for each in network.parameters()), _products(network)
     weight_bytes, pass_bytes = _read_bytes(model) or (None, None)
-    if pass_bytes is None and not (model.runtime == "openvino" and gguf(name, revision)):
-        # a GGUF file's blocks have any bits
+    if pass_bytes is None:
         kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
         kind = kind if isinstance(kind, torch.dtype) else torch.float32
         head = getattr(network.get_output_embeddings(), "weight", None)

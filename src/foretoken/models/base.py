@@ -238,17 +238,6 @@ class Reserves(Sized, Protocol):
 
 
 @runtime_checkable
-class Pads(Model, Protocol):
-    """A model whose passes cost more where their size is another than that of the last."""
-
-    def price(self, seconds: Callable[[int], float] | None, change: float, *, single: bool) -> None:
-        """Pad from now on where that is cheaper: a pass over so many tokens takes `seconds`, a
-        change of size `change` more. None: do not. single: passes over one token of each row too,
-        which are most of a draft's, but a target's plain decoding."""
-        ...
-
-
-@runtime_checkable
 class Shares(Model, Protocol):
     """A model over the rows of another, whose keys and values it reads: what its `target` has read
     it need not read."""
@@ -258,24 +247,6 @@ class Shares(Model, Protocol):
     @property
     def lengths(self) -> list[int]:
         """Tokens of every row in place: what the target has read, and draft tokens behind it."""
-        ...
-
-
-class Continuation(NamedTuple):
-    """Tokens that a model goes on with, of every row, and the logit of each: NaN or infinite where
-    logits are invalid."""
-
-    ids: list[list[int]]
-    tops: list[list[float]]
-
-
-@runtime_checkable
-class Continues(Model, Protocol):
-    """A model on the host that goes on by itself, which spares what is between two passes."""
-
-    def go_on(self, blocks: list[list[int]], counts: list[int], V: int | None) -> Continuation:
-        """Append block b to row b, for all rows, and then the likeliest of the first V ids, token
-        by token: counts[b] of them in row b, of which the last is not appended."""
         ...
 
 

@@ -4,8 +4,8 @@ stay where they are; on CUDA they are recorded as graphs and replayed.
 Rows, widths and slots come in buckets, so that few forwards serve all blocks; prompts are read
 without graphs. Shapes never follow from the rows' content: every query reads all the slots, and the
 mask, made on the device from each row's length, hides all but its own. A guard names operations
-that cannot be recorded. A CPU runs the same forwards unrecorded, for tests. Does not know OpenVINO
-or how tokens are chosen.
+that cannot be recorded. A CPU runs the same forwards unrecorded, for tests. Does not depend on
+how tokens are chosen.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def advanced(
     read = _read(x, whole, S) + _dots(x, cx, kp, earlier) @ up
     # an invalid token, which may be rejected, must not be multiplied by 0 for those before it
     u = finite(v if beta is None else beta * (v - read[:, :, :W]))
-    if W == 1 and not tracing():  # nothing among the new tokens but the token itself
+    if W == 1:  # nothing among the new tokens but the token itself
         return read[:, :, -1:] + _by_group((q * k).sum(3, keepdim=True), u), u, c
     among = _dots(x, cx, k, -c)
     if beta is not None:
@@ -350,31 +350,9 @@ def _dots(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
     return torch.cat(parts, 2)
 
 
-def tracing() -> bool:
-    """Tell whether an export records this."""
-    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-
-
 def _solved(A: Tensor, y: Tensor) -> Tensor:
     """Solve (1 + A) x = y, where only what is below A's diagonal counts."""
-    if tracing():  # for a runtime without such an operator; with its loop
-        return torch.jit.script(by_halves)(A, y)
     return torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True)
-
-
-def by_halves(A: Tensor, y: Tensor) -> Tensor:
-    """Solve (1 + A) x = y for A below its diagonal, by products: the inverses of blocks on the
-    diagonal give those of blocks of twice their size. No power of A is formed: these would grow."""
-    W = A.size(2)
-    i = torch.arange(W)
-    inverse = (i[:, None] == i).to(A.dtype).expand_as(A)
-    size = 1
-    while size < W:
-        block = i // size
-        between = (block[:, None] == block + 1) & (block // 2 * 2 == block)
-        inverse = inverse - inverse @ torch.where(between, A, 0) @ inverse
-        size *= 2
-    return inverse @ y
 
 
 def _behind(own: Arrays, to: Tensor) -> Tensor:

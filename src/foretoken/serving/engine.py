@@ -107,10 +107,8 @@ class Engine:
             small for wait, and the youngest waits again where texts outgrow it. None is what
             max_rows need, and up to 1 GB for prefix_cache.
         max_waiting: Requests that may wait.
-        prefix_cache: True keeps what was read of texts, where the backend can (the native decoder,
-            OpenVINO's paged attention), for others that begin alike, and outputs for look-up to
-            copy from (docs/engine.md). On OpenVINO it may be rounded differently from a fresh
-            prefill.
+        prefix_cache: True keeps what was read of texts, where the backend can (the native decoder),
+            for others that begin alike, and outputs for look-up to copy from (docs/engine.md).
         rule: The acceptance method of requests that name none.
         lenience: The lenience of requests that name none.
 

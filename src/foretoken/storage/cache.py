@@ -23,7 +23,7 @@ from platformdirs import user_cache_dir
 
 from foretoken.storage import files
 
-LIBRARIES = ("foretoken", "torch", "transformers", "openvino")
+LIBRARIES = ("foretoken", "torch", "transformers")
 
 
 @cache

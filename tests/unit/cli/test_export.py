@@ -58,8 +58,8 @@ def test_a_plan_is_exported_with_its_revisions(console: Run, tmp_path: Path):
         best = asdict(choose(rows, measured, load | more))
         path.write_text(json.dumps({"format": FORMAT, "best": best}))
 
-    write(dtype="int8", kv_dtype="int8")
-    said = "vLLM's command leaves out --dtype int8 --kv-dtype int8, of the measurement\n"
+    write(dtype="int8")
+    said = "vLLM's command leaves out --dtype int8, of the measurement\n"
     assert said in console("export", "vllm", path).err
     write(adapter="a/lora")
     mistake(console("export", "vllm", path), "is of target with the adapter a/lora, which")

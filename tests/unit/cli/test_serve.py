@@ -73,7 +73,7 @@ def test_a_benchmark_is_served_as_it_was_measured(
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (adapter / "adapter_model.safetensors").touch()
-    load = {"target": str(target), "draft": "lookup", "dtype": "int8", "kv_dtype": "int8"}
+    load = {"target": str(target), "draft": "lookup", "dtype": "int8"}
     load |= {"adapter": str(adapter), "generation_config": "ignore"}
     how = {"gamma": None, "rule": "coupled", "temperature": 1, "top_k": 0, "top_p": 1}
     best = {"draft": "lookup", "gamma": 4, "speedup": 2, "certain": True, "tried": "lookup"}
@@ -84,7 +84,7 @@ def test_a_benchmark_is_served_as_it_was_measured(
     for given in ((), (target,), (f"{target}/", "--dtype", "int8")):
         result = console("serve", *given, "--speculative-config", file)
         assert result.code == 0
-        flags = f"--kv-dtype int8 --adapter {adapter} --ignore-generation-config"
+        flags = f"--adapter {adapter} --ignore-generation-config"
         assert all(word in result.err for word in ("as it was measured: ", *flags.split()))
         ((setups, options),) = served
         setup = served.clear() or setups["target"]
@@ -95,7 +95,7 @@ def test_a_benchmark_is_served_as_it_was_measured(
         assert setup.engine["rule"] == "coupled" and str(setup.target).rstrip("/") == str(target)
     for given, said in (
         (("--dtype", "int4"), "--dtype is 'int4', but the file of --speculative-config was"),
-        (("--runtime", "openvino"), "--runtime is 'openvino', but .* was measured with 'auto'"),
+        (("--runtime", "native"), "--runtime is 'native', but .* was measured with 'auto'"),
         (("elsewhere",), "--target is 'elsewhere', but .* was measured with '/"),
         (("--rule", "block", "--gamma", 2), "sets --draft, --gamma and --rule; give it or these"),
     ):

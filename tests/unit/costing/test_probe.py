@@ -106,21 +106,6 @@ def test_no_longer_text_fits():
     assert probe(engine(context=200), request(150), SAMPLED).costs.far is None
 
 
-class Pads(TableModel):
-    """A draft whose passes may be padded."""
-
-    def price(self, seconds, change, *, single):
-        pass
-
-
-def test_sizes_of_a_draft_s_passes_are_timed_where_it_pads():
-    draft = Pads(random_model(2, V), V)
-    measured = probe(engine(LMDrafter(draft, V)), request(), SAMPLED).costs
-    assert measured.draft_token > 0 and measured.draft_change >= 0 and draft._texts == []
-    plain = probe(engine(), request(), SAMPLED).costs
-    assert plain.draft_token == plain.draft_change == 0
-
-
 def test_an_open_stream_is_left_alone():
     e = engine()
     stream = running(e, [Row.of(request(9))], Sampled(speculative), Fixed(2))

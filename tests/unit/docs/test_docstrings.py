@@ -158,7 +158,7 @@ def test_a_docstring_that_disagrees_is_found() -> None:
     assert mistakes(bare) == ["Args has no a", "Returns is missing"]
 
 
-# Named in docstrings, and not ours: of transformers, of typer, of OpenVINO and of Python
+# Named in docstrings, and not ours: of transformers, of typer and of Python
 THEIRS = {"guidance_scale", "max_length", "min_length", "from_pretrained", "help", "convert_model"}
 THEIRS |= {"__set_name__"}
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -178,11 +178,11 @@ def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
     assert [token for step in row.records for token in step.kept] == row.new_tokens
 
 
-def test_torch_runs_on_one_thread_beside_openvino_and_is_the_callers_in_between() -> None:
+def test_torch_runs_on_one_thread_beside_the_native_decoder_and_is_the_callers_in_between() -> None:
     seen: list[int] = []
 
     class Elsewhere(TableModel):
-        runtime = "openvino"
+        runtime = "native"
 
         def score(self, blocks: list[list[int]], need: list[int]) -> torch.Tensor:
             seen.append(torch.get_num_threads())

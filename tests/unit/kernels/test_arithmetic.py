@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from foretoken.kernels import library, reference
+from foretoken.models.native.network import ACTIVATIONS, XIELU
 from foretoken.models.native.packing import (
     HALVES,
     KINDS,
@@ -21,7 +22,6 @@ from foretoken.models.native.packing import (
     pack_floats,
     pack_integers,
 )
-from foretoken.models.native.reading import ACTIVATIONS, XIELU
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]  # compiling takes half a minute
 EXTREMES = (0, 1e-40, -1e-42, np.inf, -np.inf, np.nan, 3e38, 1e-30)

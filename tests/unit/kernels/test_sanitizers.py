@@ -17,11 +17,12 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]
 FAMILIES = ("Llama", "Mistral", "Gemma 2", "Gemma 3", "GPT-NeoX")
+HYBRIDS = ("Qwen3_5ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM")
 FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PASSES = """
 import os, sys
 from pathlib import Path
-import torch, transformers
+import hybrids, torch, transformers
 from tiny_families import FAMILIES
 from foretoken.kernels import library
 from foretoken.models.base import TokenChoice
@@ -34,6 +35,8 @@ long = {"max_position_embeddings": 512, "vocab_size": 61}
 
 def built(name, more, dtype):
     torch.manual_seed(0)
+    if name in hybrids.SMALL:
+        return hybrids.random(name, 0, 61).float()
     config, model, settings = FAMILIES[name]
     settings = settings | {key: size for key, size in sizes.items() if key in settings} | long
     settings |= {"hidden_size": 64} | more
@@ -159,7 +162,7 @@ def test_kernels_stay_in_their_bounds(instrumented: Path) -> None:
 
 
 def test_passes_stay_in_their_bounds(instrumented: Path) -> None:
-    ended = run(instrumented, "-c", PASSES, instrumented, *FAMILIES)
+    ended = run(instrumented, "-c", PASSES, instrumented, *FAMILIES, *HYBRIDS)
     require_clean(ended, "ran")
 
 

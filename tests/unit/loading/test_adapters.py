@@ -66,7 +66,7 @@ def test_a_draft_is_trained_on_the_merged_target(tmp_path: Path) -> None:
     assert not torch.equal(merged.get_parameter(name), plain.get_parameter(name))
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 def test_each_adapter_has_a_conversion_of_its_own(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -80,7 +80,7 @@ def test_each_adapter_has_a_conversion_of_its_own(tmp_path: Path) -> None:
         for wrapped, name in ((one, "one"), (two, "two")):
             spec = foretoken.load(base, "none", adapter=tmp_path / name / "adapter")
             (text,) = spec.generate(PROMPT, max_new_tokens=12, ignore_eos=True)
-            assert spec.target.runtime == "openvino" and list(text.tokens) == expected(wrapped)
+            assert spec.target.runtime == "native" and list(text.tokens) == expected(wrapped)
 
 
 def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="generate turns its adapter on and off; give its folder"):
         foretoken.load(theirs, "lookup")
     with pytest.raises(RefusedError, match="merged on torch alone; leave runtime"):
-        foretoken.load(tmp_path, "lookup", runtime="openvino")
+        foretoken.load(tmp_path, "lookup", runtime="native")
     weights = load_file(tmp_path / "adapter_model.safetensors")
     broken = {name: weight * float("nan") for name, weight in weights.items()}
     save_file(broken, tmp_path / "adapter_model.safetensors", {"format": "pt"})

@@ -51,7 +51,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
     return by_draft
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 @pytest.mark.parametrize(
     ("int4", "int8", "best"),
     [
@@ -73,7 +73,7 @@ def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplo
     assert completion.tokens == plain[0].tokens
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, measured, monkeypatch):
     made: list[str] = []
     own_copy = chosen.own_copy
@@ -88,13 +88,13 @@ def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, meas
     assert best.prepared() is best
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 def test_a_drafter_that_took_the_place_of_the_loaded_one_stays(target, measured):
     mine = replace(foretoken.load(target), drafter=LookupDrafter())
     assert mine.prepared() is mine and not measured["asked"]
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 def test_a_quick_target_looks_up(target, measured, monkeypatch):
     monkeypatch.setattr(chosen, "QUICK", 2 * PASS)
     assert isinstance(foretoken.load(target).prepared().drafter, LookupDrafter)
@@ -113,7 +113,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("chosen") / "draft", model, byte_level())
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 @pytest.mark.parametrize(
     ("by_dtype", "best"),
     [
@@ -147,7 +147,7 @@ def test_a_draft_is_rounded_where_that_is_faster(
     assert isinstance(small, LMDrafter) and small.model.computed == "float32"
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 def test_a_choice_stays(target, measured, monkeypatch):
     """Whatever later measurements would say: the draft does not change between runs."""
     kept: dict[str, str] = {}
@@ -163,7 +163,7 @@ def test_a_choice_stays(target, measured, monkeypatch):
     )
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 def test_other_weights_are_chosen_for_anew(target, measured, monkeypatch, tmp_path):
     kept: dict[str, str] = {}
     monkeypatch.setattr(chosen, "remembered", lambda file: kept)

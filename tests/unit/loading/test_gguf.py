@@ -78,7 +78,9 @@ def test_commands_take_it(folder: Path, console: Run) -> None:
     assert gone.code == 2 and "gone.gguf cannot be read: No such file" in gone.err
 
 
-@pytest.mark.parametrize("runtime", ["transformers", "openvino"])
+@pytest.mark.parametrize(
+    "runtime", ["transformers", pytest.param("native", marks=pytest.mark.native)]
+)
 def test_texts_are_those_of_generate(folder: Path, runtime: str) -> None:
     spec = foretoken.load(folder / "tiny.gguf", "lookup", runtime=runtime)
     stock: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file="tiny.gguf")

@@ -15,10 +15,11 @@ from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
 from foretoken.measurement.agreement import overlaps
 from foretoken.models.companion import Companion
+from foretoken.models.native.model import NativeCompanion
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama, t5
 
-pytestmark = pytest.mark.openvino
+pytestmark = pytest.mark.native
 WIDE = {"hidden_size": 128, "intermediate_size": 192}  # weights that are worth rounding
 
 
@@ -49,7 +50,7 @@ def test_greedy_text_is_the_targets(kind, draft, request):
     for gamma in (3, None):
         completions = spec.generate(prompts, max_new_tokens=20, gamma=gamma)
         assert [each.tokens for each in completions] == [each.tokens for each in plain]
-    assert all(each.stats.draft_runtime == "openvino" for each in completions)
+    assert all(each.stats.draft_runtime == "native" for each in completions)
     sampled = spec.generate(prompts, max_new_tokens=20, gamma=3, temperature=1.0)
     assert all(each.stats.drafted and each.stats.bias == 0 for each in sampled)
 
@@ -104,7 +105,7 @@ def test_it_is_replayed_and_measured(target):
 
 def test_a_model_in_memory():
     model = llama(**WIDE)
-    spec = foretoken.load(model, "self", runtime="openvino")
+    spec = foretoken.load(model, "self", runtime="native")
     plain = foretoken.load(model, "none").generate([3, 4, 5], max_new_tokens=12)
     assert spec.generate([3, 4, 5], max_new_tokens=12, gamma=2)[0].tokens == plain[0].tokens
 
@@ -121,7 +122,6 @@ def test_a_kept_copy_is_not_made_again(target, monkeypatch):
 
 @pytest.mark.parametrize("draft", ["lookup", "self:int4"])
 def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
-    """Padding rounds otherwise, so with a fixed gamma there is none."""
     spec = foretoken.load(target, draft, dtype="int8")
 
     def texts(gamma: int | None) -> list[list[int]]:
@@ -164,7 +164,7 @@ def test_invalid_names(target, draft, options, says):
     ("options", "says"),
     [
         ({"runtime": "transformers"}, "transformers does not share; give runtime='native'"),
-        ({"draft_dtype": "float16"}, "OpenVINO has no float16"),
+        ({"draft_dtype": "float16"}, "the native decoder has no float16"),
     ],
 )
 def test_what_shares_no_rows(target, options, says):
@@ -181,16 +181,16 @@ def test_roundings_that_are_smaller():
 def test_a_prompt_is_read_once_by_the_target_alone(target, monkeypatch):
     spec = foretoken.load(target, "self:int8")
     counts: list[int] = []
-    score = Companion.score
+    chain = NativeCompanion.chain
 
-    def counted(self, blocks, need):
+    def counted(self, blocks, *rest):
         counts.append(sum(map(len, blocks)))
-        return score(self, blocks, need)
+        return chain(self, blocks, *rest)
 
-    monkeypatch.setattr(Companion, "score", counted)
+    monkeypatch.setattr(NativeCompanion, "chain", counted)
     pieces = spec.stream([5, 6, 7] * 20, max_new_tokens=12, gamma=3)
     next(pieces)
     assert not counts
     next(pieces)
-    assert counts == [1]  # the last token; behind it the copy goes on by itself
+    assert counts == [1]  # the last token
     pieces.close()

@@ -25,7 +25,6 @@ from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.published import kind_of
 from foretoken.loading.tensors import Weights
 from foretoken.models.base import Sized
-from foretoken.models.store import entries
 
 PROMPTS = [[5, 9, 17], [3]]
 
@@ -54,50 +53,27 @@ def assert_own_texts(spec: foretoken.Speculator) -> None:
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 @pytest.mark.parametrize(
-    "runtime", ["transformers", pytest.param("openvino", marks=pytest.mark.openvino)]
+    "runtime", ["transformers", pytest.param("native", marks=pytest.mark.native)]
 )
 def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     target, folder = llama(tmp_path)
     config = blocks.speculators(kind)
     draft = saved(tmp_path / kind, config, blocks.tensors(config, target))
     spec = foretoken.load(folder, draft, runtime=runtime)
-    computed = {"transformers": "float32", "openvino": "int8"}[runtime]
     (model,) = spec.drafter.holds
-    assert spec.target.runtime == spec.drafter.runtime == runtime and spec.target.taps
-    assert model.computed == computed and model.identity == spec.drafter.identity
+    assert spec.target.runtime == runtime and spec.drafter.runtime == "transformers"
+    assert spec.target.taps and model.computed == "float32"
     assert_own_texts(spec)
-    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == runtime
+    assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == "transformers"
 
 
-@pytest.mark.prove
-@pytest.mark.openvino
-def test_a_conversion_of_blocks_is_kept_for_its_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where others keep nothing
-    target, folder = llama(tmp_path)
-    config = blocks.speculators("dspark")
-    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
-
-    def identity() -> str | None:
-        return foretoken.load(folder, draft, runtime="openvino").drafter.identity
-
-    own, kept = identity(), [(entry.dtype, entry.made) for entry in entries()]
-    assert own is not None and "int8" in dict(kept)
-    assert identity() == own and [(entry.dtype, entry.made) for entry in entries()] == kept
-    with torch.no_grad():
-        target.lm_head.weight += 1  # which the draft has too
-    target.save_pretrained(folder)
-    assert identity() != own
-
-
-@pytest.mark.openvino
+@pytest.mark.native
 def test_blocks_beside_a_target_in_memory(tmp_path: Path) -> None:
     target = tiny.llama(320, context=128, num_hidden_layers=6).bfloat16()
     config = blocks.speculators("dspark")
     draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
-    spec = foretoken.load(target, draft, runtime="openvino")
-    assert spec.drafter.runtime == "openvino" and spec.drafter.identity is None
+    spec = foretoken.load(target, draft, runtime="native")
+    assert spec.target.runtime == "native"
     assert target.lm_head.weight.dtype == torch.bfloat16
     assert_own_texts(spec)
 
@@ -110,7 +86,7 @@ def test_the_precision_of_blocks_is_asked_for(tmp_path: Path) -> None:
     spec = foretoken.load(folder, draft, draft_dtype="bfloat16", **options)
     assert spec.drafter.holds[0].computed == "bfloat16"
     assert_own_texts(spec)
-    with pytest.raises(RefusedError, match="draft_dtype='int8' runs on OpenVINO only"):
+    with pytest.raises(RefusedError, match="draft_dtype='int8' runs on the native decoder only"):
         foretoken.load(folder, draft, draft_dtype="int8", **options)
 
 
@@ -124,7 +100,7 @@ def test_an_assistant_has_its_target_on_torch(tmp_path: Path) -> None:
     assert spec.target.runtime == "transformers"
     assert_own_texts(spec)
     for options, said in (
-        ({"runtime": "openvino"}, "which torch alone lends, not openvino"),
+        ({"runtime": "native"}, "which torch alone lends, not native"),
         ({"dtype": "int8"}, "not int8"),
     ):
         with pytest.raises(RefusedError, match=said):
@@ -225,29 +201,29 @@ def test_options_of_other_drafts_are_refused(tmp_path: Path) -> None:
         foretoken.load(folder, draft)
 
 
-@pytest.mark.openvino
-def test_a_precision_that_openvino_lacks_is_refused(tmp_path: Path) -> None:
+@pytest.mark.native
+def test_a_precision_that_a_draft_lacks_is_refused(tmp_path: Path) -> None:
     target, folder = llama(tmp_path)
     pairdrafts.add_mtp(folder, pairdrafts.filed(pairdrafts.mtp_layer(target), "mtp"))
-    with pytest.raises(RefusedError, match="OpenVINO has no float16"):
-        foretoken.load(folder, "mtp", draft_dtype="float16")
+    with pytest.raises(RefusedError, match="draft_dtype='int8' runs on the native decoder only"):
+        foretoken.load(folder, "mtp", draft_dtype="int8")
     spec = foretoken.load(folder, "mtp", draft_dtype="auto")
-    assert spec.drafter.holds[0].computed == "int8"
+    assert spec.drafter.holds[0].computed == "float32"
 
 
 @pytest.mark.prove
-@pytest.mark.openvino
+@pytest.mark.native
 def test_conversions_with_and_without_states_are_both_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, folder = llama(tmp_path)
     draft = pairdrafts.eagle_file(320, (2, 3, 3)).save(tmp_path / "draft")
     other = pairdrafts.eagle_file(320, (1, 2, 3)).save(tmp_path / "other")
-    caplog.set_level("INFO", "foretoken.models.openvino")
+    caplog.set_level("INFO", "foretoken.models.store")
     for _ in range(2):
         caplog.clear()
         for each in ("none", draft, other):
-            foretoken.load(folder, each, dtype="int8", runtime="openvino")
+            foretoken.load(folder, each, dtype="int8", runtime="native")
     assert "converting" not in caplog.text  # the second time
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedModel
+from transformers import PhimoeConfig, PhimoeForCausalLM
 
 from foretoken import RefusedError, load, slow_log
 from foretoken.kernels import library
@@ -19,13 +18,13 @@ from foretoken.loading.runtimes import Early, Placement, place
 from foretoken.loading.sources import Source, source
 from foretoken.loading.target import ModelFacts
 from foretoken.models import store
-from foretoken.models.openvino import conversion
+from foretoken.models.native import conversion
 from foretoken.models.stock import selfcheck
 from foretoken.models.stock.selfcheck import stir
 from tiny import llama
-from tiny_families import ROPE, build
+from tiny_families import EXPERTS, build
 
-pytestmark = pytest.mark.openvino
+pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,10 +55,9 @@ def saved(folder: Path, seed: int = 0, name: str = "Llama") -> str:
 
 
 def refused(folder: Path, seed: int = 0) -> str:
-    """A model that the native decoder refuses, and OpenVINO runs."""
+    """A model that the native decoder refuses."""
     torch.manual_seed(seed)
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-    model = Glm4MoeForCausalLM(Glm4MoeConfig(**ROPE, **experts, head_dim=8)).eval()
+    model = PhimoeForCausalLM(PhimoeConfig(**EXPERTS)).eval()
     stir(model)
     model.save_pretrained(folder)
     return str(folder)
@@ -87,7 +85,7 @@ def test_a_conversion_is_made_once_and_generates_the_same(
     for spec in (first, second):
         (completion,) = spec.generate([5, 6, 7], max_new_tokens=20, gamma=3)
         assert completion.tokens == expected
-        assert completion.stats.runtime == "openvino"
+        assert completion.stats.runtime == "native"
 
 
 def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:
@@ -105,15 +103,18 @@ def test_a_conversion_is_named_by_format_and_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = saved(tmp_path / "model", seed=6)
-    model, way = source(path, None, False), conversion.PAGED
-    before = conversion.name_of(model, way, "float32")
-    assert conversion.name_of(model, way, "float32") == before
-    assert conversion.name_of(model, way, "float32", "some layers") != before
-    monkeypatch.setattr(conversion, "CACHE_FORMAT", conversion.CACHE_FORMAT + 1)
-    assert conversion.name_of(model, way, "float32") != before
+    model = source(path, None, False)
+
+    def name() -> str:
+        return store.key_of(model, conversion.FORMAT, "native", "float32")
+
+    before = name()
+    assert name() == before
+    monkeypatch.setattr(conversion, "FORMAT", conversion.FORMAT + 1)
+    assert name() != before
     monkeypatch.undo()
     monkeypatch.setattr(store, "versions", lambda: {"foretoken": "another"})
-    assert conversion.name_of(model, way, "float32") != before
+    assert name() != before
 
 
 def test_bfloat16_weights_are_rounded(tmp_path: Path) -> None:
@@ -135,19 +136,16 @@ def test_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert placed.model.runtime == "transformers" and "no float64" in placed.why
     assert at(path, runtime="transformers").why.startswith("it was asked for")
     with pytest.raises(RefusedError, match="no float64; leave runtime at 'auto'"):
-        at(path, dtype="float64", runtime="openvino")
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    for module in [
-        name for name in sys.modules if name.startswith("foretoken.models.openvino.conv")
-    ]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delattr("foretoken.models.openvino.conversion")
+        at(path, dtype="float64", runtime="native")
+    monkeypatch.setattr(library, "FILE", tmp_path / "none.so")
+    library.library.cache_clear()
     placed = at(path)
-    assert placed.model.runtime == "transformers" and "cannot be used" in placed.why
-    with pytest.raises(RefusedError, match="OpenVINO cannot be used.*; leave runtime at 'auto'"):
-        at(path, runtime="openvino")
-    with pytest.raises(RefusedError, match="OpenVINO cannot be used.*; give dtype='float32'"):
+    assert placed.model.runtime == "transformers" and "was not compiled" in placed.why
+    with pytest.raises(RefusedError, match="was not compiled.*; leave runtime at 'auto'"):
+        at(path, runtime="native")
+    with pytest.raises(RefusedError, match="was not compiled.*; give dtype='float32'"):
         at(path, dtype="int8")
+    library.library.cache_clear()
 
 
 def test_a_family_that_fails_its_check_stays_on_torch(
@@ -155,72 +153,55 @@ def test_a_family_that_fails_its_check_stays_on_torch(
 ) -> None:
     path = saved(tmp_path / "m", seed=5)
 
-    def wrong(way: conversion.Way, network: PreTrainedModel) -> object:
-        raise RefusedError(f"llama is not exact over {way.name}")
+    def wrong(*args: object) -> object:
+        raise RefusedError("llama is not exact over the native decoder")
 
-    monkeypatch.setattr(conversion.Way, "export", wrong)
-    broken = [conversion.Way(name) for name in ("one", "another")]
-    monkeypatch.setattr(conversion, "ways", lambda network: broken)
-    placed = at(path)
-    assert placed.model.runtime == "transformers"
-    assert "; llama is not exact over one; llama is not exact over another" in placed.why
+    monkeypatch.setattr(selfcheck, "self_check", wrong)
+    with pytest.raises(RefusedError, match="is not exact over the native decoder; leave runtime"):
+        at(path, runtime="native")
 
 
 @pytest.mark.native
 def test_the_order_is_fixed(tmp_path: Path) -> None:
-    """The native decoder, OpenVINO, torch, whatever is kept of each. A name is followed."""
+    """The native decoder, then torch, whatever is kept of each. A name is followed."""
     other, dense = refused(tmp_path / "other"), str(tmp_path / "dense")
     llama(64, head_dim=16).save_pretrained(dense)
-    assert at(dense, runtime="openvino").model.runtime == "openvino"
+    assert at(dense, runtime="native").model.runtime == "native"
     for _ in range(2):
         assert at(dense).model.runtime == "native" and at(dense).why == "it passed the self-check"
     assert at(dense, dtype="int8").model.runtime == "native"
-    assert at(dense, kv_dtype="int8").model.runtime == "openvino"
     placed = at(other)
-    assert placed.model.runtime == "openvino" and "native decoder expects (experts" in placed.why
-    assert placed.why.endswith("; it passed the self-check")
+    assert placed.model.runtime == "transformers"
+    assert "native decoder expects (experts" in placed.why
     with pytest.raises(RefusedError, match=r"\(experts .*\); leave runtime at 'auto'"):
         at(other, runtime="native")
     placed = at(dense, dtype="float64")
     assert placed.model.runtime == "transformers"
-    assert placed.why.startswith("the native decoder has no float64; OpenVINO has no float64")
+    assert placed.why.startswith("the native decoder has no float64")
 
 
 @pytest.mark.native
 def test_a_family_that_the_native_decoder_refuses_is_checked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next process reads its conversion for OpenVINO beside the tokenizer."""
+    """The next process does not read its configuration for that."""
     path = refused(tmp_path / "m", seed=8)
-    assert at(path, dtype="int8").model.runtime == "openvino"
+    with pytest.raises(RefusedError, match=r"\(experts .*\); give dtype='float32'"):
+        at(path, dtype="int8")
     monkeypatch.setattr(selfcheck, "self_check", lambda *args: pytest.fail("checked again"))
     monkeypatch.setattr(Source, "empty", property(lambda self: pytest.fail("it was read")))
     model = source(path, None, trust=False)
-    early = Early(model, Placement("int8"))
-    assert (read := early.model()) is not None and read.runtime == "openvino"
-    assert "native decoder" in place(model, Placement("int8")).why
-    assert Early(model, Placement("int8", torch.device("cuda"))).model() is None
+    assert Early(model, Placement("int8")).model() is None
+    with pytest.raises(RefusedError, match=r"\(experts .*\); give dtype='float32'"):
+        place(model, Placement("int8"))
 
 
-@pytest.mark.native
-def test_without_the_kernels_openvino_is_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = saved(tmp_path / "m", seed=9)
-    monkeypatch.setattr(library, "FILE", tmp_path / "kernels.so")
-    library.library.cache_clear()
-    placed = at(path)
-    assert placed.model.runtime == "openvino"
-    assert placed.why.startswith("the native decoder was not compiled: install g++")
-    assert Early(source(path, None, trust=False), Placement()).model() is not None
-
-
-def test_a_model_in_memory_is_used_as_it_is_unless_openvino_is_asked_for() -> None:
+def test_a_model_in_memory_is_used_as_it_is_unless_a_runtime_is_asked_for() -> None:
     torch.manual_seed(6)
     model = build("Llama").double()
     assert place(model, Placement()).model.runtime == "transformers"
-    placed = place(model, Placement(runtime="openvino"))
-    assert placed.model.runtime == "openvino"
+    placed = place(model, Placement(runtime="native"))
+    assert placed.model.runtime == "native"
     assert model.dtype == torch.float64  # still
 
 
@@ -231,7 +212,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     spec = load(path, "none")
-    assert spec.target.runtime == "openvino" and store.entries() == []
+    assert spec.target.runtime == "native" and store.entries() == []
     assert spec.generate([5, 6], max_new_tokens=8)[0].tokens == stock(path, [5, 6], 8)
 
 
@@ -269,15 +250,5 @@ def test_a_kept_conversion_that_is_damaged_is_made_again(tmp_path: Path) -> None
     home = store.folder()
     assert home is not None
     (entry,) = [one for one in store.entries() if one.name == path]
-    (entry.folder / "decoder.bin").write_bytes(b"broken")
+    (entry.folder / "facts.json").write_bytes(b"broken")
     assert load(path, "none").generate([5, 6, 7], max_new_tokens=9)[0].tokens == expected
-
-
-@pytest.mark.parametrize(("threads", "pinned"), [(1, False), (3, False), (4, True)])
-def test_threads_are_pinned_only_where_a_process_has_all_processors(
-    threads: int, pinned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the first threads of several processes would all be on the first processors."""
-    monkeypatch.setattr(conversion.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(conversion.torch, "get_num_threads", lambda: threads)
-    assert conversion.settings("float32")["ENABLE_CPU_PINNING"] is pinned

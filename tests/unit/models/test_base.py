@@ -9,7 +9,6 @@ from foretoken import load
 from foretoken.errors import InputError
 from foretoken.models.base import counts_of, require_model
 from foretoken.models.graphs import GraphModel
-from foretoken.models.openvino import conversion
 from foretoken.models.stock.selfcheck import on_torch
 from table import TableModel
 from tiny_families import build
@@ -24,12 +23,6 @@ def test_a_model_says_what_it_computes_in(form, dtype: torch.dtype) -> None:
     for name in names:
         assert form(build(name).to(dtype)).computed == str(dtype).removeprefix("torch.")
     assert TABLE.computed == "float64"
-
-
-@pytest.mark.openvino
-def test_graphs_of_openvino_say_it_too() -> None:
-    assert conversion.PAGED.run(build("Llama")).computed == "float32"
-    assert conversion.EXPLICIT.run(build("T5")).computed == "float32"
 
 
 def test_rows_gain_their_blocks() -> None:

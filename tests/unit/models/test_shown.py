@@ -38,12 +38,6 @@ def taps_of(name: str) -> tuple[int, ...]:
     return 0, count // 2, count, FINAL
 
 
-def on_openvino(name: str, taps: tuple[int, ...]) -> Any:
-    from foretoken.models.openvino.conversion import PAGED, compiled
-
-    return compiled(PAGED.export(copy.deepcopy(network(name)).float(), taps))
-
-
 def natively(name: str, taps: tuple[int, ...]) -> Any:
     from foretoken.models.native.conversion import NativeConversion
 
@@ -141,12 +135,6 @@ def test_states_are_those_of_one_forward(name: str) -> None:
         play(target, name, 1e-3 if name == HYBRID else 1e-12, seed)
 
 
-def test_states_are_those_of_one_forward_natively() -> None:
-    target = natively("Llama", taps_of("Llama"))
-    for seed in range(4):
-        play(target, "Llama", 1e-5, seed)
-
-
 def test_a_layer_that_is_tapped_twice_is_shown_twice() -> None:
     target = natively("Llama", (1, FINAL, 1))
     target.show(lambda text: 0)
@@ -159,10 +147,10 @@ def test_a_layer_that_is_tapped_twice_is_shown_twice() -> None:
     assert torch.equal(known.states.chunk(3, 1)[1], target.hidden[0])
 
 
-@pytest.mark.openvino
+@pytest.mark.native
 @pytest.mark.parametrize("name", ["Llama", HYBRID])
-def test_states_are_those_of_one_forward_on_openvino(name: str) -> None:
-    target = on_openvino(name, taps_of(name))
+def test_states_are_those_of_one_forward_natively(name: str) -> None:
+    target = natively(name, taps_of(name))
     for seed in range(1 if name == HYBRID else 3):
         play(target, name, 1e-3 if name == HYBRID else 1e-4, seed)
 
@@ -193,11 +181,6 @@ def test_nothing_is_kept_where_nobody_watches() -> None:
     assert never.shown() == [None]
 
 
-@pytest.mark.openvino
-def test_nothing_is_kept_where_nobody_watches_on_openvino() -> None:
-    shows_nothing_unwatched(on_openvino("Llama", (1, FINAL)))
-
-
 @pytest.mark.parametrize("allowed", [0, 33, 64, 500])
 def test_a_row_shares_no_more_natively(allowed: int) -> None:
     target, text = natively("Llama", (0, FINAL)), [(7 * i + 3) % 64 for i in range(80)]
@@ -218,20 +201,6 @@ def test_a_tap_behind_the_last_layer_is_refused_natively() -> None:
 
 def test_nothing_is_kept_where_nobody_watches_natively() -> None:
     shows_nothing_unwatched(natively("Llama", (1, FINAL)))
-
-
-@pytest.mark.openvino
-@pytest.mark.parametrize("allowed", [0, 33, 64, 500])
-def test_a_row_shares_no_more_than_need_not_show_their_states(allowed: int) -> None:
-    target, text = on_openvino("Llama", (0, FINAL)), [(7 * i + 3) % 64 for i in range(80)]
-    target.remember(True)
-    target.show(lambda prompt: allowed)
-    for turn in range(2):
-        target.start([text])
-        (known,) = target.shown()
-        shared = min(allowed, 80) // 32 * 32 if turn else 0
-        assert known is not None and known.first == shared and len(known.states) == 80 - shared
-        target.leave([0])
 
 
 def test_a_tap_behind_the_last_layer_is_refused() -> None:

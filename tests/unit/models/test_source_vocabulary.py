@@ -33,7 +33,7 @@ def marian(source: int, target: int) -> MarianMTModel:
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    "runtime", ["transformers", pytest.param("openvino", marks=pytest.mark.openvino)]
+    "runtime", ["transformers", pytest.param("native", marks=pytest.mark.native)]
 )
 @pytest.mark.parametrize(("source", "target"), [(96, 64), (48, 64)])
 def test_prompts_are_checked_against_what_reads_them(

@@ -12,6 +12,8 @@
 // 6. Attention: a score is one chain of fma along the head's dimension; positions go in blocks of BLOCK,
 //    each with its own maximum, and blocks are joined in order (attention.h).
 // 7. exp is a polynomial of degree 5 after reduction by powers of two; tanh, sigmoid, gelu and erf come from it.
+// 8. A recurrence goes token by token (recurrence.h); a state that a row goes back to is made of the updates that are
+//    kept, by the same multiply-adds.
 // So what is computed of a token depends on its sequence alone: not on the pass, the rows beside it, threads,
 // tiles, or the processor.
 #pragma once

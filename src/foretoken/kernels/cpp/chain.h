@@ -55,6 +55,7 @@ static void add_to_pass(const Network& net, const Pass& pass, const Chain& c, in
     c.sources[on] = c.sources_of[b];
     c.source_length[on] = c.length_of[b];
   }
+  if (c.states_of) c.states[on] = c.states_of[b];
   c.id[on] = int32_t(drawn);
   c.at[on] = c.next[b] + step;
   c.turn[on] = c.at[on] + c.apart[b];

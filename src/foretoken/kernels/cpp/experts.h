@@ -14,23 +14,56 @@ struct Routing {
 
 static size_t routing_numbers(const Experts& e, int tokens) { return size_t(tokens) * e.chosen * 3 + 2 * e.count + 1; }
 
-// The likeliest experts of a token by its logits; of equals the first
+// Let only experts of the groups be chosen whose two best scores add up to most; of equals the first
+static void choose_groups(const Experts& e, const float* scores, bool* taken) {
+  const int size = e.count / e.groups;
+  float best[MOST_EXPERTS];
+  bool stays[MOST_EXPERTS] = {};
+  for (int g = 0; g < e.groups; g++) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int i = g * size; i < (g + 1) * size; i++) {
+      const float x = scores[i];
+      second = x > first ? first : x > second ? x : second;
+      first = x > first ? x : first;
+    }
+    best[g] = first + second;
+  }
+  for (int j = 0; j < e.chosen_groups; j++) {
+    int most = -1;
+    for (int g = 0; g < e.groups; g++)
+      if (!stays[g] && (most < 0 || best[g] > best[most])) most = g;
+    stays[most] = true;
+  }
+  for (int i = 0; i < e.count; i++) taken[i] = !stays[i / size];
+}
+
+// The experts of a token with the highest scores by its logits, from the highest on; of equals the first
 static void choose_experts(const Experts& e, const float* logits, int* chosen, float* weight) {
-  float masses[MOST_EXPERTS], most_of = logits[0], total = 0;
+  float masses[MOST_EXPERTS], scores[MOST_EXPERTS], most_of = logits[0], total = 0;
   bool taken[MOST_EXPERTS] = {};
   for (int i = 1; i < e.count; i++) most_of = logits[i] > most_of ? logits[i] : most_of;
-  for (int i = 0; i < e.count; i += LANES) store(masses + i, exponential(sub(load(logits + i), all(most_of))));
+  for (int i = 0; i < e.count; i += LANES)
+    store(masses + i, e.sigmoids ? sigmoid(load(logits + i)) : exponential(sub(load(logits + i), all(most_of))));
   for (int i = 0; i < e.count && !e.normalized; i++) total += masses[i];
+  const float* by = logits;
+  if (e.added || e.groups > 1) {
+    float whole = 0;
+    for (int i = 0; i < e.count; i++) whole += masses[i];
+    for (int i = 0; i < e.count; i++)
+      scores[i] = (e.sigmoids ? masses[i] : masses[i] / whole) + (e.added ? e.added[i] : 0.0f);
+    by = scores;
+  }
+  if (e.groups > 1) choose_groups(e, by, taken);
   for (int j = 0; j < e.chosen; j++) {
-    int best = 0;
-    while (taken[best]) best++;
-    for (int i = best + 1; i < e.count; i++)
-      if (!taken[i] && logits[i] > logits[best]) best = i;
+    int best = -1;
+    for (int i = 0; i < e.count; i++)
+      if (!taken[i] && (best < 0 || by[i] > by[best])) best = i;
     taken[best] = true;
     chosen[j] = best;
     weight[j] = masses[best];
     if (e.normalized) total += masses[best];
   }
+  if (e.sigmoids && !e.normalized) total = 1;
   for (int j = 0; j < e.chosen; j++) weight[j] = weight[j] / total * e.scale;
 }
 

@@ -22,6 +22,19 @@ static inline F sigmoid(F x) {
 static inline F tangent(F x) {  // of the hyperbola
   return sub(all(1.0f), quot(all(2.0f), add(all(1.0f), exponential(add(x, x)))));
 }
+// log(1 + exp(x)) = max(x, 0) + log(1 + y), y = exp(-|x|): log(1 + y) = 2 atanh(z), z = y / (2 + y), by its series
+static inline F softplus(F x) {
+  const F y = exponential(sub(all(0.0f), magnitude(x)));
+  const F z = quot(y, add(all(2.0f), y)), squared = mul(z, z);
+  F p = all(0.0769230769f);
+  p = fma(p, squared, all(0.0909090909f));
+  p = fma(p, squared, all(0.111111111f));
+  p = fma(p, squared, all(0.142857143f));
+  p = fma(p, squared, all(0.2f));
+  p = fma(p, squared, all(0.333333333f));
+  p = fma(p, squared, all(1.0f));
+  return add(most(all(0.0f), x), mul(add(z, z), p));
+}
 // Abramowitz and Stegun 7.1.26: 1.5e-7 off at most
 static inline F error_function(F x) {
   const F t = quot(all(1.0f), fma(all(0.3275911f), magnitude(x), all(1.0f)));
@@ -53,8 +66,17 @@ static inline F activated(int activation, const float* curve, F x) {
       const F squares = fma(mul(all(curve[0]), above), above, mul(all(curve[2]), x));
       return fma(all(curve[1]), sub(sub(exponential(below), all(1.0f)), below), squares);
     }
+    case CLAMPED: {
+      const F held = least(all(curve[1]), x);
+      return mul(held, sigmoid(mul(all(curve[0]), held)));
+    }
     default:
       return mul(x, sigmoid(x));
   }
+}
+// What a gate's result multiplies
+static inline F partner(int activation, const float* curve, F x) {
+  if (activation != CLAMPED) return x;
+  return add(least(all(curve[1]), most(all(-curve[1]), x)), all(1.0f));
 }
 static inline F capped(F x, float cap) { return mul(all(cap), tangent(quot(x, all(cap)))); }

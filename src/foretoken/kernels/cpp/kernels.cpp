@@ -61,8 +61,10 @@ size_t scratch_of(const Network& net) {
     const size_t together = size_t(layer.heads) * layer.width;
     projected = together > projected ? together : projected;
     const size_t parts =
-        2 * size_t(TOKENS) * (layer.heads / layer.kv_heads) * part_floats(layer.width);
+        2 * size_t(TOKENS) * (layer.kv_heads ? layer.heads / layer.kv_heads : 0) * part_floats(layer.width);
     most = projected > most ? projected : most;
+    const size_t tile = size_t(layer.recurrence.key_width) * COLUMNS_OF_STATE * LANES;
+    most = tile > most ? tile : most;
     most = parts > most ? parts : most;
   }
   return most + LANES;
@@ -72,7 +74,8 @@ void release(void* memory) {
   Workspace* w = (Workspace*)memory;
   if (!w) return;
   for (void* each : {(void*)w->x, (void*)w->after, (void*)w->queries, (void*)w->parts, (void*)w->pieces,
-                     (void*)w->routes, (void*)w->slot_results})
+                     (void*)w->routes, (void*)w->slot_results, (void*)w->projected, (void*)w->mixed, (void*)w->steps,
+                     (void*)w->decays})
     free(each);
   for (States* each : {&w->attended, &w->inner, &w->shared, &w->shared_mlp, &w->slots, &w->slots_inner})
     free_states(each);
@@ -106,6 +109,23 @@ bool room_for_experts(const Network& net, Workspace* w) {
   return done;
 }
 
+// Room for layers of recurrences, and for the gates of attention
+bool room_for_recurrences(const Network& net, Workspace* w) {
+  size_t projected = 0, mixed = 0, steps = 0;
+  for (int i = 0; i < net.layers; i++) {
+    const Layer& layer = net.layer[i];
+    const auto grow = [](size_t& x, size_t y) { x = y > x ? y : x; };
+    grow(projected, layer.attention_gate.outputs);
+    if (!layer.recurrence.rule) continue;
+    grow(projected, layer.qkv.outputs);
+    grow(mixed, channels_of(layer));
+    grow(steps, 2 * whole_vectors(layer.heads));  // those of decays, which a scan has fewer of
+  }
+  const size_t tokens = net.most_tokens;
+  return (!projected || allot(&w->projected, tokens * projected + LANES)) && (!mixed || allot(&w->mixed, tokens * mixed + LANES)) &&
+         (!steps || (allot(&w->steps, tokens * steps + LANES) && allot(&w->decays, tokens * steps + LANES)));
+}
+
 void* workspace(const Network& net) {
   Workspace* w = (Workspace*)calloc(1, sizeof(Workspace));
   if (!w) return nullptr;
@@ -123,7 +143,7 @@ void* workspace(const Network& net) {
            allot_states(&w->own_attended[i], ALONE, net.attention) &&
            allot(&w->scratch[i], scratch_of(net));
   }
-  if (done && room_for_experts(net, w)) return w;
+  if (done && room_for_experts(net, w) && room_for_recurrences(net, w)) return w;
   release(w);
   return nullptr;
 }
@@ -135,7 +155,7 @@ bool room_for_parts(const Network& net, const Pass& pass, Workspace* w) {
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
     // a team may be smaller
-    if (!layer.out.panels || !divided(r, layer, net.threads > 1 ? 2 : 1)) continue;
+    if (!layer.kv_heads || !layer.out.panels || !divided(r, layer, net.threads > 1 ? 2 : 1)) continue;
     const size_t blocks = span_of(r, layer, 0, pass.tokens - 1).blocks();
     const size_t floats = blocks * pass.tokens * layer.heads * part_floats(layer.width);
     most = floats > most ? floats : most;
@@ -185,6 +205,11 @@ bool run_pass(const Network& net, const Pass& pass, void* memory) {
 bool run_chain_exactly(const Network& net, Pass pass, const Chain& chain, void* memory) {
   const Exact exact;
   return run_chain(net, pass, chain, memory);
+}
+
+void settle_exactly(const Network& net, float* row, int length) {
+  const Exact exact;
+  settle(net, row, length);
 }
 
 void soften_exactly(void* what, Team& team, int me) {
@@ -289,5 +314,5 @@ void round_to_four_bits(const float* w, int64_t blocks, int8_t* q, float* scales
 
 }  // namespace
 
-const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     run_chain_exactly, run_softmax,  draw_tokens, verify_rows, multiply,  join_pairs, try_round,
+const Kernels FORETOKEN_KERNELS = {workspace,  release,       run_pass,     run_chain_exactly, settle_exactly, run_softmax,  draw_tokens, verify_rows, multiply,  join_pairs, try_round,
                                    try_unpack, try_normalize, try_activate, round_to_four_bits};

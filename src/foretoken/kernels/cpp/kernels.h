@@ -10,6 +10,7 @@ struct Kernels {
   void (*release)(void* workspace);
   bool (*run)(const Network& net, const Pass& pass, void* workspace);  // false: no memory, or no threads
   bool (*chain)(const Network& net, Pass pass, const Chain& chain, void* workspace);  // as run
+  void (*settle)(const Network& net, float* row, int length);  // a row's states, which has so many tokens
   bool (*softmax)(const Softmax& softmax);  // false: no memory, or no threads
   void (*draw)(const Draws& draws);
   bool (*verify)(const Verification& verification);  // false: a draft token is none of the V

@@ -94,6 +94,12 @@ EXPORTED int foretoken_chain(void* network, const Pass* pass, const Chain* chain
   return r->kernels->chain(r->net, *pass, *chain, r->workspace);
 }
 
+// Bring the recurrent states of a row forward to its last token
+EXPORTED void foretoken_settle(void* network, float* row, int length) {
+  Running* r = (Running*)network;
+  r->kernels->settle(r->net, row, length);
+}
+
 // 0 where memory or threads do not suffice
 EXPORTED int foretoken_softmax(const char* name, const Softmax* softmax) {
   return kernels_named(name)->softmax(*softmax);

@@ -46,20 +46,69 @@ enum HeadNorms {
   LAST = 4       // behind the turn
 };
 
-enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU_SQUARED = 4, XIELU = 5 };
+enum Activation {
+  SILU = 0,
+  GELU = 1,
+  GELU_TANH = 2,
+  RELU = 3,
+  RELU_SQUARED = 4,
+  XIELU = 5,
+  CLAMPED = 6  // of a gate: x * sigmoid(curve[0] x), x at most curve[1]; its partner is held as far and gets 1 added
+};
 
 enum { MOST_EXPERTS = 1024 };
 
-// MLPs of which each token has a few, by the softmax of a router's logits; the layer's own MLP is one that all tokens
-// have, times the sigmoid of one more logit, or as it is
+// MLPs of which each token has a few, those of the highest scores: the softmax of a router's logits, or their sigmoids.
+// The layer's own MLP is one that all tokens have, times the sigmoid of one more logit, or as it is
 struct Experts {
   int32_t count, chosen;          // 0: there are none
+  int32_t sigmoids;               // 1: scores are sigmoids
+  int32_t groups, chosen_groups;  // experts are chosen from the groups whose two best add up to most; 1: all are one
   int32_t normalized;             // 1: the weights of those chosen add up to `scale`, 0: those of all do
   int32_t shared_gate;            // 1: the router has the logit for the layer's own MLP, behind the others
   float scale;
+  const float* added;             // to the scores by which experts are chosen, not weighed; or null
   Weight router;
   const Weight *gate, *up, *down; // [count], all of one shape; stored alike, but for their `rest`
 };
+
+// Layers that mix tokens by a short convolution and, behind it, by a recurrence, in place of attention. The product
+// `qkv` gives queries, keys and values, which the convolution reads, and gates (LFM2: what the convolution reads is
+// the product of the first two of three). A head's numbers are whole vectors.
+enum Rule {
+  ATTENTION = 0,
+  CONVOLUTION = 1,  // nothing behind it
+  DELTA = 2,        // S = decay S + k (beta (v - decay S^T k))^T, o = S^T q, of normed queries and keys
+  SCAN = 3          // S = decay S + k (dt v)^T, o = S^T q + skip v (Mamba2)
+};
+// Tokens behind the base of a row, at most; the ring of what is kept of them has room for those that a convolution reads
+// before them, too. REWIND: how far a row can go back at least, behind a pass of no more tokens
+enum { RING = 72, REACH = 64, REWIND = 32 };
+
+struct Recurrence {
+  int32_t rule, taps;      // taps: tokens that the convolution reads
+  int32_t key_heads, key_width;  // as they are stored: a multiple of 16; heads and width of values are the layer's
+  int32_t groups, count;   // of the norm of outputs; numbers of a group that are none of the padding
+  int32_t gate_first;      // 1: the norm reads what is gated, 0: its result is
+  float epsilon;           // of that norm
+  float query_scale;       // of normed queries
+  float beta_scale, least_step, most_step;
+  const float* filters;    // [taps, channels]
+  const float* filter_bias;  // [channels], or null
+  const float *decay, *step_bias, *skip;  // [heads], padded to a vector; skip: or null
+  const float* norm;       // [heads, width], or null: outputs are gated alone
+  Weight steps;            // of the decays (dt), then, at a vector, of beta
+  int64_t at;              // where the layer's part of a row's memory begins, in numbers
+};
+
+// What a row keeps for a layer of recurrence begins with this, HEADER numbers. Behind it come a ring of the convolution's
+// inputs, [RING, channels], then, for each head, of panels of 16 columns, the states [heads, width / 16, key_width, 16]
+// behind `base` and behind `head` tokens, then rings of keys [RING, key_heads, key_width], of the updates u of
+// S = decay S + k u^T, [RING, heads, width], and of decays [RING, heads in full vectors]
+struct RowStates {
+  int64_t base, head;  // tokens; a head of more than the row has means nothing
+};
+enum { HEADER = 16 };
 
 struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys, of_values;
@@ -74,7 +123,7 @@ struct Layer {
   float scale, softcap, residual;
   float clip;           // queries, keys and values lie between it and its negative; 0: none
   float factor;         // of all states behind the layer
-  float curve[3];       // of XIELU: of squares above zero, of exponentials below, and of x
+  float curve[3];       // of XIELU: of squares above zero, of exponentials below, and of x; of CLAMPED
   const float* sinks;   // `heads` floats, or null
   const float* slopes;  // of ALiBi, `heads` floats, or null
   // where the first head's keys lie from a page's address, how far behind them its values, and how far the next
@@ -85,6 +134,9 @@ struct Layer {
   int32_t source;       // 1: it attends to keys and values that the encoder made of the row's source
   int32_t added_first;  // 1: the norms behind attention and MLP read what these were added to
   int32_t bias;         // which table of the pass is added to its scores, from 1 on; 0: none
+  int32_t gate_of_heads; // 1: a gate of attention for each head, 0: for each number
+  Weight attention_gate; // sigmoids of it multiply what attention gives; panels null: none
+  Recurrence recurrence;
   Experts experts;
 };
 
@@ -127,6 +179,7 @@ struct Pass {
   // key d positions behind the query
   const float* const* biases;
   int64_t bias_reach, bias_stride;
+  float* const* states;  // [rows], the memory of each row's recurrences, or null
 };
 
 // Rows of numbers: row r is part r % inner of group r / inner
@@ -184,6 +237,7 @@ struct Chain {
   const int32_t *next, *apart;      // [rows], the position of its first token; rows of the rotary tables ahead of it
   void* const* const* pages_of;     // [rows]
   void* const* const* sources_of;   // [rows], or null where rows have no sources
+  float* const* states_of;          // [rows], or null where rows have no recurrences
   const int32_t* length_of;         // [rows], of these
   Softmax choice;                   // of V ids; its logits and p are not read
   const double* u;                  // [steps, rows], numbers to draw by
@@ -196,6 +250,7 @@ struct Chain {
   // those of the pass
   void* const** pages;
   void* const** sources;
+  float** states;
   int32_t* source_length;
   int32_t *id, *at, *turn, *row, *need, *place;
   float* given;                     // [rows, beside + width]

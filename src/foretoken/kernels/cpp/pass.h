@@ -25,6 +25,9 @@ struct Workspace {  // for `tokens` tokens; made once per network
   float* routes;                     // [tokens, router's outputs]: logits of experts
   States slots, slots_inner;         // of the tokens of all experts, one after the other
   float* slot_results;               // [slots, width]
+  float* projected;                  // [tokens, outputs]: what convolutions read, and gates
+  float* mixed;                      // [tokens, channels]: what they give, then results
+  float *steps, *decays;             // [tokens, outputs of steps]: decays' logits, and beta's; and what they are
   int* routing[MOST_THREADS];
   float* route_weights[MOST_THREADS];
 };
@@ -372,6 +375,49 @@ static void join_blocks(const Running& r, const Layer& layer, int t, const State
   }
 }
 
+// Gate what attention gave of a token
+static void gate_attended(const Running& r, const Layer& layer, int t, float* x) {
+  const int D = layer.width, n = layer.heads * D;
+  const float* gates = r.work.projected + size_t(t) * layer.attention_gate.outputs;
+  if (!layer.gate_of_heads) {
+    for (int i = 0; i < n; i += LANES) store(x + i, mul(load(x + i), sigmoid(load(gates + i))));
+    return;
+  }
+  for (int h = 0; h < layer.heads; h += LANES) {
+    float own[LANES];
+    store(own, sigmoid(load(gates + h)));
+    for (int i = 0; i < LANES && h + i < layer.heads; i++)
+      for (int d = 0; d < D; d++) x[(h + i) * D + d] *= own[i];
+  }
+}
+
+// What attention gives, as the product behind it reads it
+static States attended_to(Running& r, Team& team, int me, const Layer& layer, const States& a) {
+  Workspace& w = r.work;
+  const int tokens = r.pass.tokens, n = layer.heads * layer.width;
+  if (layer.attention_gate.panels) {
+    const Weight& gates = layer.attention_gate;
+    for (int first, last; team.take(me, gates.outputs / LANES, PANELS, &first, &last);)
+      product(gates, a, first, last,
+              [&](int g, int t, F y) { store(w.projected + size_t(t) * gates.outputs + g * LANES, y); });
+    team.meet();
+  }
+  attend_all(r, team, me, layer);
+  const bool apart = divided(r, layer, team.size), round = rounded(layer.out);
+  if (!apart && !round && !layer.attention_gate.panels) return view(w.attended, n, tokens);
+  return prepared(team, me, tokens, view(w.own_attended[me], n, tokens), view(w.attended, n, tokens),
+                  [&](const States& to, int t) {
+                    float* x = to.x + size_t(t) * to.stride;
+                    if (apart)
+                      join_blocks(r, layer, t, to);
+                    else if (to.x != w.attended.x)
+                      memcpy(x, result_of(r, layer, t, 0), size_t(n) * sizeof(float));
+                    if (layer.attention_gate.panels) gate_attended(r, layer, t, x);
+                    for (int i = n; i < to.stride; i++) x[i] = 0.0f;
+                    if (round) round_states(to, t, 0, to.stride);
+                  });
+}
+
 // Add what a part of a layer gave to the states: directly, through a norm of it, or before one of both
 static void added(Running& r, Team& team, int me, const Layer& layer, const Norm& norm,
                   const Weight& w, const States& a) {
@@ -409,7 +455,7 @@ static void gate_pair(const Layer& layer, const Weight& gate, const Weight& up, 
     });
   product(up, a, from, to, [&](int g, int t, F y) {
     if (gate.panels)
-      y = mul(load(gates + (size_t(t) * 2 + g - from) * LANES), y);
+      y = mul(load(gates + (size_t(t) * 2 + g - from) * LANES), partner(layer.activation, layer.curve, y));
     else
       y = activated(layer.activation, layer.curve, y);
     store(inner.x + size_t(t) * inner.stride + g * LANES, y);
@@ -429,46 +475,47 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
 }
 
 #include "experts.h"
+#include "recurrence.h"
+
+// Attention or a recurrence, added to the states, if a layer has one; `mlp`: of a layer whose parts both read what the
+// layer reads, what its MLP does. False: nothing stands behind it
+static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool first_of_pairs, States* mlp) {
+  Workspace& w = r.work;
+  const int tokens = r.pass.tokens;
+  const States a = first_of_pairs ? paired(r, team, me, layer)
+                                  : normed(r, team, me, layer.before_attention, w.x, tokens, rounded(layer.qkv),
+                                           w.own[me], w.shared);
+  if (layer.parallel) {  // before attention is added to the states
+    const Weight& first = layer.up.panels ? layer.gate.panels ? layer.gate : layer.up : layer.qkv;
+    *mlp = a;
+    if (layer.before_mlp.weight || (any_rounded(first, layer.up) && !rounded(layer.qkv)))
+      *mlp = normed(r, team, me, layer.before_mlp.weight ? layer.before_mlp : layer.before_attention,
+                    w.x, tokens, any_rounded(first, layer.up), w.own_mlp[me], w.shared_mlp);
+  }
+  States attended;
+  if (layer.recurrence.rule) {
+    attended = recurred(r, team, me, layer, a);
+  } else {
+    project(r, team, me, layer, a);
+    if (!layer.out.panels) return false;
+    attended = attended_to(r, team, me, layer, a);
+  }
+  added(r, team, me, layer, layer.after_attention, layer.out, attended);
+  return true;
+}
 
 static void layer_of(Running& r, Team& team, int me, int number) {
   const Layer& layer = r.net.layer[number];
   Workspace& w = r.work;
   const int tokens = r.pass.tokens;
-  const States a = number == 0 && r.net.beside
-                       ? paired(r, team, me, layer)
-                       : normed(r, team, me, layer.before_attention, w.x, tokens, rounded(layer.qkv),
-                                w.own[me], w.shared);
-  const Weight& first = layer.up.panels ? layer.gate.panels ? layer.gate : layer.up : layer.qkv;
   States mlp;
-  if (layer.parallel) {  // before attention is added to the states
-    mlp = a;
-    if (layer.before_mlp.weight || (any_rounded(first, layer.up) && !rounded(layer.qkv)))
-      mlp = normed(r, team, me, layer.before_mlp.weight ? layer.before_mlp : layer.before_attention,
-                   w.x, tokens, any_rounded(first, layer.up), w.own_mlp[me], w.shared_mlp);
-  }
-  project(r, team, me, layer, a);
-  if (!layer.out.panels) return;
-  attend_all(r, team, me, layer);
-  const bool apart = divided(r, layer, team.size), round = rounded(layer.out);
-  const int n = layer.heads * layer.width;
-  const States attended =
-      !apart && !round
-          ? view(w.attended, n, tokens)
-          : prepared(team, me, tokens, view(w.own_attended[me], n, tokens), view(w.attended, n, tokens),
-                     [&](const States& to, int t) {
-                       if (apart)
-                         join_blocks(r, layer, t, to);
-                       else if (to.x != w.attended.x)
-                         memcpy(to.x + size_t(t) * to.stride, result_of(r, layer, t, 0),
-                                size_t(n) * sizeof(float));
-                       for (int i = n; i < to.stride; i++) to.x[size_t(t) * to.stride + i] = 0.0f;
-                       if (round) round_states(to, t, 0, to.stride);
-                     });
-  added(r, team, me, layer, layer.after_attention, layer.out, attended);
+  if (layer.qkv.panels && !mix_tokens(r, team, me, layer, number == 0 && r.net.beside, &mlp)) return;
   if (!layer.up.panels && !layer.experts.count) return;
-  if (!layer.parallel)
+  if (!layer.parallel) {
+    const Weight& first = layer.gate.panels ? layer.gate : layer.up;
     mlp = normed(r, team, me, layer.before_mlp, w.x, tokens, layer.up.panels && any_rounded(first, layer.up),
                  w.own[me], w.shared);
+  }
   if (layer.experts.count) {
     run_experts(r, team, me, layer, mlp);
   } else {
@@ -541,4 +588,5 @@ static void run(void* what, Team& team, int me) {
   }
   tap(r, team, me, r.net.layers);
   read_out(r, team, me);
+  if (me == 0 && r.pass.states) move_states(r);
 }

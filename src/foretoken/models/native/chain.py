@@ -54,6 +54,10 @@ class DraftChain:
         tables = np.array([row.table for row in [*rows, *sources]], np.uint64)
         at, record.pages_of = numbers.ctypes.data, tables.ctypes.data
         record.budget, record.next, record.apart = at, at + 4 * B, at + 8 * B
+        own = [row.states.address for row in rows if row.states is not None]
+        states = np.array(own, np.uint64)
+        if own:
+            record.states_of = states.ctypes.data
         if sources:
             record.sources_of, record.length_of = tables[B:].ctypes.data, at + 12 * B
         temperature, top_k, top_p, min_p = choice.filters or (1.0, 0, 1.0, 0.0)
@@ -66,12 +70,15 @@ class DraftChain:
         for name, tensor in tensors.items():
             setattr(record, name, None if tensor is None else tensor.data_ptr())
         self.record = record
-        self._memory = numbers, tables, tensors  # what the record points to
+        self._memory = numbers, tables, states, tensors  # what the record points to
 
-    def reuse(self, inputs: dict[str, Any], pages: Any, sources: Any, given: Tensor | None) -> None:
+    def reuse(
+        self, inputs: dict[str, Any], pages: Any, sources: Any, states: Any, given: Tensor | None
+    ) -> None:
         """Let passes write their arrays where the first pass had its own."""
         record = self.record
         record.pages, record.sources = pages.ctypes.data, sources.ctypes.data
+        record.states = states.ctypes.data
         record.given = None if given is None else given.data_ptr()
         record.id = inputs["ids"].ctypes.data
         for name in ("at", "turn", "row", "need", "place", "source_length"):

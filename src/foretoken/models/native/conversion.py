@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts, or other models are refused:
 # what is kept is found anew
-FORMAT = 6
+FORMAT = 7
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 
@@ -190,10 +191,13 @@ def abilities() -> str:
 
 def form() -> Form:
     """Return how the self-check tries a family on the native kernels: in memory, in float32."""
-    from foretoken.models.stock.selfcheck import Form  # late: takes seconds
+    # late: these take seconds
+    from foretoken.models.stock.cache import admit
+    from foretoken.models.stock.selfcheck import Form
 
     return Form(
         "the native decoder",
         lambda network: NativeConversion(None, "float32", lambda: network).model(),
         switches=True,
+        admit=partial(admit, states=True),
     )

@@ -19,29 +19,37 @@ from numpy.typing import NDArray
 
 from foretoken.kernels import library
 from foretoken.models.blocks import Floats
+from foretoken.models.native.network import (
+    CONVOLUTION,
+    DELTA,
+    KNOWN,
+    Attention,
+    Decoder,
+    DecoderLayer,
+    Experts,
+    Linear,
+    Norm,
+    RecurrentMixer,
+    Rope,
+)
 from foretoken.models.native.packing import KINDS, LANES, Panels, pack
 from foretoken.models.native.pages import LayerPlace, PageLayout, page_layout
 
-if TYPE_CHECKING:  # what reads networks takes seconds to import, and kept ones do without
+if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
 
-    from foretoken.models.native.reading import (
-        Attention,
-        Decoder,
-        DecoderLayer,
-        Experts,
-        Linear,
-        NetworkReader,
-        Norm,
-        Rope,
-    )
+    from foretoken.models.native.reading import NetworkReader
 
 FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
 BITS = {"int8": 8, "int4": 4}
 NORMS = "before_attention", "after_attention", "before_mlp", "after_mlp"
 NORMS += "of_queries", "of_keys", "of_values"
+ROUTED = ("count", "chosen", "sigmoids", "groups", "chosen_groups", "normalized", "shared_gate")
+POINTERS = "filters", "filter_bias", "decay", "step_bias", "skip", "norm"  # of a recurrence
 EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
+RING = 72  # tokens that a row keeps of its recurrences, as in network.h
+HEADER = 16  # numbers before what a row keeps of a layer, as in network.h
 KEPT = 4  # bits of a file's own blocks that are kept in float32, too
 
 
@@ -125,7 +133,8 @@ def describe(
     """Write a network's weights into a folder; return its description. Raises RefusedError for one
     that is built in another way than the kernels know. switch: it turns rows of more tokens by
     other frequencies; None: it does not."""
-    from foretoken.models.native.reading import NetworkReader  # late: as above
+    # late: what reads networks imports transformers, and kept ones do without
+    from foretoken.models.native.reading import NetworkReader
     from foretoken.models.native.stacks import EncoderDecoderReader
 
     with (folder / FILE).open("wb") as file:
@@ -163,6 +172,11 @@ def _network(
     embeddings, factor = shared or (None, 1.0)
     if vectors and not shared:
         embeddings, factor = _embeddings(*vectors, decoder.head, writer, head)
+    layers, end = [_layer(layer, decoder, writer) for layer in decoder.layers], 0
+    for layer in layers:
+        if layer["recurrence"]:
+            layer["recurrence"]["at"] = end
+            end += kept_of_row(layer)
     return {
         "halved": int(writer.bits is not None),
         "width": decoder.width,
@@ -176,7 +190,8 @@ def _network(
         "head": head,
         "last": writer.norm(decoder.norm),
         "ropes": [],
-        "layers": [_layer(layer, decoder, writer) for layer in decoder.layers],
+        "layers": layers,
+        "row_numbers": end,
         "beside": 0 if pairs is None else pairs.width,
         "before_last": int(pairs is not None and pairs.before_last),
         "beside_norm": pairs and writer.norm(pairs.norm),
@@ -232,21 +247,22 @@ def _embeddings(
         own, factor = table, 1.0
     if output is not None and np.array_equal(own, output.weight):
         return head, factor
-    from foretoken.models.native.reading import Linear  # late: as above
-
     return writer.weight([Linear(own)], 8, rounding=False), factor
 
 
 def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[str, Any]:
-    from foretoken.models.native.reading import ACTIVATIONS, XIELU  # late: as above
-
-    part, gated = layer.attention, layer.gated
+    part, gated, recurrence = layer.attention, layer.gated, None
+    if isinstance(part, RecurrentMixer):
+        recurrence = _recurrence(part, writer)
+        # none of its own; its values are the heads
+        part = Attention(part.reads, part.out, part.heads, 0, part.width, 1.0)
+    part = part or Attention([], None, 0, 0, 0, 1.0)
     act = layer.experts.each[0] if layer.experts else gated
     rope = None if part.rope is None else decoder.ropes[part.rope]
     norms = dict(zip(NORMS, (*layer.norms, *part.norms), strict=True))
     return {
         **{name: writer.norm(norm) for name, norm in norms.items()},
-        "qkv": writer.weight(part.reads),
+        "qkv": writer.weight(part.reads) if part.reads else None,
         "out": part.out and writer.weight([part.out]),
         "gate": gated and gated.gate and writer.weight([gated.gate]),
         "up": gated and writer.weight([gated.up]),
@@ -259,7 +275,7 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "rotated": 0 if rope is None else 2 * len(rope.frequencies),
         "interleaved": int(rope is not None and rope.interleaved),
         "window": part.window,
-        "activation": 0 if act is None else [*ACTIVATIONS, XIELU].index(act.activation),
+        "activation": 0 if act is None else KNOWN.index(act.activation),
         "curve": (0.0, 0.0, 0.0) if act is None else act.curve,
         "parallel": int(layer.parallel),
         "scale": part.scale,
@@ -274,16 +290,59 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "source": int(part.source),
         "added_first": int(layer.added_first),
         "bias": part.bias,
+        "gate_of_heads": int(part.gate is not None and len(part.gate.weight) == part.heads),
+        "attention_gate": part.gate and writer.weight([part.gate]),
+        "recurrence": recurrence,
     }
+
+
+def _recurrence(part: RecurrentMixer, writer: WeightFile) -> dict[str, Any]:
+    names = "filter_bias", "decay", "step_bias", "skip", "norm"
+    values = {name: writer.floats(getattr(part, name)) for name in names}
+    key_width = part.key_width + -part.key_width % LANES
+    return values | {
+        "rule": part.rule,
+        "taps": len(part.filters),
+        "filters": writer.put(part.filters),
+        "key_heads": part.key_heads,
+        "key_width": key_width,
+        "groups": part.groups,
+        "count": part.count,
+        "gate_first": int(part.gate_first),
+        "epsilon": part.epsilon,
+        "query_scale": part.key_width**-0.5 if part.rule == DELTA else 1.0,
+        "beta_scale": part.beta_scale,
+        "least_step": part.least_step,
+        "most_step": min(part.most_step, float(np.finfo(np.float32).max)),
+        # as it is: a decay is multiplied by itself at every token
+        "steps": part.steps and writer.weight([part.steps], rounding=False),
+    }
+
+
+def channels_of(layer: dict[str, Any]) -> int:
+    """Return how many channels a layer's convolution goes over."""
+    part, values = layer["recurrence"], int(layer["heads"] * layer["width"])
+    keys = 0 if part["rule"] == CONVOLUTION else part["key_heads"] * part["key_width"]
+    return 2 * keys + values
+
+
+def kept_of_row(layer: dict[str, Any]) -> int:
+    """Return how many numbers a row keeps of a layer's convolution and recurrence."""
+    part, channels = layer["recurrence"], channels_of(layer)
+    if part["rule"] == CONVOLUTION:
+        return HEADER + RING * channels
+    values, keys = layer["heads"] * layer["width"], part["key_heads"] * part["key_width"]
+    decays = layer["heads"] + -layer["heads"] % LANES
+    rings = RING * (channels + keys + values + decays)
+    return HEADER + rings + 2 * values * part["key_width"]
 
 
 def _experts(experts: Experts, writer: WeightFile) -> dict[str, Any]:
     return {
+        **experts.routing._asdict(),
         "count": len(experts.each),
-        "chosen": experts.chosen,
-        "normalized": int(experts.normalized),
+        "added": writer.floats(experts.added),
         "shared_gate": int(experts.shared_gate),
-        "scale": experts.scale,
         "router": writer.weight([experts.router], rounding=False),
         "gate": [one.gate and writer.weight([one.gate]) for one in experts.each],
         "up": [writer.weight([one.up]) for one in experts.each],
@@ -315,9 +374,10 @@ def layout_of(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerPlace]]:
     shapes, at = list[tuple[int, int]](), list[int]()
     for layer in facts["layers"]:
         shape = cached_heads(layer)
-        if not layer["source"] and not (facts["encoder"] and shape in shapes):
+        apart = layer["source"] or not layer["kv_heads"]
+        if not apart and not (facts["encoder"] and shape in shapes):
             shapes.append(shape)
-        at.append(shapes.index(shape) if facts["encoder"] else len(shapes) - 1)
+        at.append(shapes.index(shape) if facts["encoder"] else max(0, len(shapes) - 1))
     layout = page_layout(shapes)
     return layout, [layout.layers[i] for i in at]
 
@@ -373,10 +433,19 @@ def records(
     def experts(part: dict[str, Any] | None) -> library.ExpertsRecord:
         if part is None:
             return library.ExpertsRecord()
-        numbers = [part[name] for name in ("count", "chosen", "normalized", "shared_gate", "scale")]
+        numbers = [int(part[name]) for name in ROUTED]
         lists = [[weight(one) for one in part[name]] for name in ("gate", "up", "down")]
         arrays.extend((library.WeightRecord * len(some))(*some) for some in lists)
-        return library.ExpertsRecord(*numbers, weight(part["router"]), *arrays[-3:])
+        return library.ExpertsRecord(
+            *numbers, part["scale"], pointer(part["added"]), weight(part["router"]), *arrays[-3:]
+        )
+
+    def recurrence(part: dict[str, Any] | None) -> library.RecurrenceRecord:
+        if part is None:
+            return library.RecurrenceRecord()
+        named = {name: x for name, x in part.items() if name not in ("steps", *POINTERS)}
+        pointers = {name: pointer(part[name]) for name in POINTERS}
+        return library.RecurrenceRecord(**named, **pointers, steps=weight(part["steps"]))
 
     layers = (library.LayerRecord * len(facts["layers"]))()
     for record, part, place in zip(layers, facts["layers"], places, strict=True):
@@ -386,6 +455,7 @@ def records(
                 library.NormRecord: norm,
                 library.WeightRecord: weight,
                 library.ExpertsRecord: experts,
+                library.RecurrenceRecord: recurrence,
             }.get(kind)
             if made is not None:
                 setattr(record, name, made(part[name]))

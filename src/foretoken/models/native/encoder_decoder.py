@@ -81,6 +81,11 @@ class NativeEncoderDecoder(NativeModel):
             row.length = len(each)
         return rows
 
+    @property
+    def hidden(self) -> Tensor:
+        factor = self.passes.facts["logit_factor"]  # T5's, of what the head reads
+        return self._hidden if factor == 1 else self._hidden * factor
+
     def _fresh(self, count: int) -> list[PagedRow]:
         sources, self._joining = self._joining, []
         return [PagedRow(self.pool, source=source) for source in sources]

@@ -21,10 +21,13 @@ from foretoken.models.native.chain import KINDS, DraftChain
 from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
+from foretoken.models.native.recurrent_states import RecurrentStates
 from foretoken.models.prefixes import PrefixCache, shared
 from foretoken.models.rows import check_lengths, check_room, staying
 from foretoken.models.shown import Known, Shown
+from foretoken.models.states import REWIND
 
+MOST_STORED = 2**28  # bytes of recurrent states behind prefixes
 LEAST = PAGE  # tokens that sequences must share
 
 
@@ -49,11 +52,14 @@ class NativeModel:
         self.computed: str = facts.get("computed", "float32")
         self.pool = PagePool(passes.layout, "float16" if passes.facts["halved"] else "float32")
         self.rows: list[PagedRow] = []
+        # recurrent states behind prefixes, for rows that begin with them
+        self.stored: PrefixCache | None = None
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
         self._beyond = False  # whether these are long ones
         self.recalled: list[int] = []  # tokens of the rows that joined last
+        self.rewind = None if passes.states is None else REWIND
         self.taps = passes.taps
         self._seen = Shown()  # states there, until they are taken
         # how many of a sequence's first tokens need not show theirs; None: no drafter reads them
@@ -79,7 +85,8 @@ class NativeModel:
         return [row.long for row in self.rows]
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        return self.pool.bytes * sum(-(-n // PAGE) for n in lengths)
+        states = 4 * self.passes.facts["row_numbers"] * len(lengths)
+        return self.pool.bytes * sum(-(-n // PAGE) for n in lengths) + states
 
     def reserve(self, total: int) -> None:
         self.pool.capacity = total // self.pool.bytes
@@ -95,6 +102,8 @@ class NativeModel:
             cached.clear()
         pages = PrefixCache(None, divisible=True, release=lambda row: row.release())
         self.pool.cached = pages if on else None
+        stores = on and self.passes.states is not None
+        self.stored = PrefixCache(MOST_STORED, divisible=False) if stores else None
 
     def salted(self, salt: str) -> None:
         self.salt = salt
@@ -103,16 +112,42 @@ class NativeModel:
         self._beyond = on
 
     def known(self, prompt: list[int]) -> int:
-        return self._found(prompt)[0]
+        length, _ = self._found(prompt)
+        return self._resumed(prompt, length)[0]
 
     @property
     def _shared_by(self) -> Hashable:
         """Return the key of rows that share pages: their salt, and the way they are read in."""
         return (self.salt, "long") if self._beyond else self.salt
 
+    def _resumed(self, prompt: list[int], length: int) -> tuple[int, Any]:
+        """Return behind how many of the `length` first tokens of a prompt, which another row
+        shares, a row can go on, and copies of the recurrent states there."""
+        if self.passes.states is None:
+            return length, None
+        return (
+            (0, None) if self.stored is None else self.stored.find(self._shared_by, prompt[:length])
+        )
+
+    def _store(self, b: int) -> None:
+        """Store row b's recurrent states for others that begin with all of its tokens."""
+        layout, row = self.passes.states, self.rows[b]
+        if layout is None or self.stored is None or row.states is None or row.length < LEAST:
+            return
+        self.passes.settle(row.states, row.length)
+        copies = layout.copied(row.states, row.length)
+        self.stored.add(self.salts[b], self.texts[b][: row.length], copies)
+
     def _found(self, prompt: list[int]) -> tuple[int, PagedRow | None]:
         """Return how many first tokens of a prompt another row shares, whose states need not be
         shown, and that row."""
+        length, row = self._common(prompt)
+        if length < LEAST:
+            return 0, None
+        return length if self._watched is None else min(length, self._watched(prompt)), row
+
+    def _common(self, prompt: list[int]) -> tuple[int, PagedRow | None]:
+        """Return how many first tokens of a prompt another row shares, and that row."""
         if self.pool.cached is None:
             return 0, None
         salt = self._shared_by
@@ -121,9 +156,7 @@ class NativeModel:
             if own == salt and text[:LEAST] == prompt[:LEAST]:
                 same = min(shared(text, prompt), other.length)
                 length, row = (same, other) if same > length else (length, row)
-        if length < LEAST:
-            return 0, None
-        return length if self._watched is None else min(length, self._watched(prompt)), row
+        return length, row
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         limit = self.longest if self._beyond else self.context
@@ -146,15 +179,25 @@ class NativeModel:
                 self._read(unread)
                 unread = {}
             length, row = self._found(prompt)
+            length, states = self._resumed(prompt, length)
             if length and row is not None:
-                self.rows[b], self.texts[b] = row.fork(length), prompt[:length]
+                own, fresh = self.rows[b].states, row.fork(length)
+                if own is not None and self.passes.states is not None:
+                    self.passes.states.put(own, length, states)
+                fresh.states, fresh.following = own, own is not None
+                self.rows[b], self.texts[b] = fresh, prompt[:length]
             self.recalled.append(length)
             unread[b] = prompt[length:]
         self._read(unread)
 
     def _fresh(self, count: int) -> list[PagedRow]:
         """Return so many rows that hold nothing yet."""
-        return [PagedRow(self.pool, long=self._beyond) for _ in range(count)]
+        rows = [PagedRow(self.pool, long=self._beyond) for _ in range(count)]
+        if self.passes.states is not None:
+            for row in rows:
+                row.states = RecurrentStates.fresh(self.passes.states)
+                row.following = True
+        return rows
 
     def _read(self, unread: dict[int, list[int]]) -> None:
         every = range(len(self.rows))
@@ -163,10 +206,40 @@ class NativeModel:
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
         past, context = self.lengths, self.context
+        for b, row in enumerate(self.rows):
+            if row.states is not None:  # a companion may have moved them
+                row.states.check_back(b, past[b], past[b])
         limits = context
         if self.longest != context:
             limits = [self.longest if row.long else context for row in self.rows]
         check_room(past, [len(block) for block in blocks], limits)
+        if self.stored is not None:
+            blocks = self._read_up_to_forks(blocks, need)
+        return self._appended(blocks, need)
+
+    def _read_up_to_forks(self, blocks: list[list[int]], need: list[int]) -> list[list[int]]:
+        """Read prompts up to where they leave other sequences, and store the recurrent states
+        there. Return the rest of all blocks."""
+        before: list[list[int]] = [[] for _ in blocks]
+        for b, (row, block) in enumerate(zip(self.rows, blocks, strict=True)):
+            if not row.following or not block:
+                continue
+            new, _ = self._common([*self.texts[b], *block])
+            new -= row.length
+            row.following = new >= len(block) and not need[b]
+            if 0 < new <= len(block) - max(1, need[b]) and new + row.length >= LEAST:
+                before[b] = block[:new]
+        if not any(before):
+            return blocks
+        self._appended(before, [0 for _ in blocks])
+        for b, block in enumerate(before):
+            if block:
+                self._store(b)
+        return [block[len(one) :] for block, one in zip(blocks, before, strict=True)]
+
+    def _appended(self, blocks: list[list[int]], need: list[int]) -> Tensor:
+        """Return logits as `score` does, of blocks that there is room for."""
+        past = self.lengths
         logits = self.scored(self.passes, past, blocks, need)
         # last, so that a row is as it was where memory does not suffice
         for row, text, start, block in zip(self.rows, self.texts, past, blocks, strict=True):
@@ -243,6 +316,13 @@ class NativeModel:
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
+        layout = self.passes.states
+        for b, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
+            if row.states is not None and length:
+                row.states.check_back(b, row.length, length)
+        for row, length in zip(self.rows, lengths, strict=True):
+            if layout is not None and not length:  # it begins anew
+                row.states = RecurrentStates.fresh(layout)
         for row, text, length in zip(self.rows, self.texts, lengths, strict=True):
             row.length = length
             del text[length:]
@@ -252,7 +332,12 @@ class NativeModel:
         used: set[int] = set()
         new: list[PagedRow] = []
         for b in rows:
-            new.append(self.rows[b].fork(self.rows[b].length) if b in used else self.rows[b])
+            row = self.rows[b]
+            if b in used:
+                states = row.states and row.states.copy()
+                row = row.fork(row.length)
+                row.states = states
+            new.append(row)
             used.add(b)
         texts, salts = [list(self.texts[b]) for b in rows], [self.salts[b] for b in rows]
         left = [row for b, row in enumerate(self.rows) if b not in used]
@@ -269,6 +354,8 @@ class NativeModel:
                 row, text = self.rows[b], self.texts[b]
                 length = min(len(text), row.length)  # a Ctrl-C may have come between
                 if length >= LEAST:
+                    if length == row.length:
+                        self._store(b)
                     self.pool.cached.add(self.salts[b], text[:length], row.fork(length))
         self.permute(staying(len(self.rows), rows))
 

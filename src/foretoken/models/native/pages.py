@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.models.prefixes import PrefixCache
+
+if TYPE_CHECKING:  # which lies above
+    from foretoken.models.native.recurrent_states import RecurrentStates
 
 PAGE = 16  # positions
 SLAB = 32  # pages that are allocated together
@@ -137,9 +140,20 @@ class PagePool:
 class PagedRow:
     """One row: its pages, and how many of their positions are its own. long: it was joined as one
     of more tokens than a model with a switch reads in the ordinary way. source: what the encoder
-    has made of its source, for an encoder-decoder."""
+    has made of its source, for an encoder-decoder. states: of its recurrences, where there are, and
+    following: whether its prompt, which is being read, may still be that of another row."""
 
-    __slots__ = ("_addresses", "length", "long", "pages", "pool", "source", "table")
+    __slots__ = (
+        "_addresses",
+        "following",
+        "length",
+        "long",
+        "pages",
+        "pool",
+        "source",
+        "states",
+        "table",
+    )
 
     def __init__(
         self,
@@ -152,6 +166,8 @@ class PagedRow:
     ) -> None:
         self.pool, self.pages, self.length, self.long = pool, list(pages), length, long
         self.source = source
+        self.states: RecurrentStates | None = None
+        self.following = False
         self._addresses: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._room(len(self.pages))
         for i, page in enumerate(self.pages):
@@ -159,7 +175,7 @@ class PagedRow:
             self._addresses[i] = page.address
 
     def fork(self, length: int) -> PagedRow:
-        """Return a row that begins with the first `length` of these positions."""
+        """Return a row that begins with the first `length` of these positions, without states."""
         source = self.source and self.source.fork(self.source.length)
         pages = self.pages[: -(-length // PAGE)]
         return PagedRow(self.pool, pages, length, long=self.long, source=source)

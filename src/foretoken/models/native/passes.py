@@ -18,6 +18,7 @@ from foretoken.models.native import description
 from foretoken.models.native.biases import DistanceBiases
 from foretoken.models.native.chain import DraftChain
 from foretoken.models.native.pages import PAGE, PagedRow
+from foretoken.models.native.recurrent_states import RecurrentStates, StateLayout
 from foretoken.models.native.turns import Turns
 from foretoken.models.shown import FINAL
 
@@ -50,6 +51,8 @@ class NativePasses:
         self.folder, self.facts, self.taps = folder, facts, taps
         self.layers = list(range(len(facts["layers"])))  # whose keys and values they are
         self.layout, self.places = description.layout_of(facts)
+        # of each row's recurrences, where there are some
+        self.states = StateLayout(facts) if facts["row_numbers"] else None
         if max(taps, default=0) > len(self.layers):
             raise RefusedError(
                 f"the draft reads behind layer {max(taps)}, the target has {len(self.layers)}; "
@@ -87,11 +90,12 @@ class NativePasses:
         # arrays that the record of every pass points to
         names = ("ids", "at", "turn", "row", "need", "place", "source_length")
         self._inputs = {name: np.zeros(self.most + 1, np.int32) for name in names}
-        self._pages, self._sources = np.zeros((2, self.most), np.uint64)
+        self._pages, self._sources, self._states = np.zeros((3, self.most), np.uint64)
         for name, array in self._inputs.items():
             setattr(self._record, name, array.ctypes.data)
         self._record.pages = self._pages.ctypes.data
         self._record.sources = self._sources.ctypes.data
+        self._record.states = self._states.ctypes.data if self.states is not None else None
 
     def _numbers(self, at: int, shape: list[int]) -> NDArray[np.float32]:
         count = math.prod(shape)
@@ -187,6 +191,8 @@ class NativePasses:
             count = len(tokens)
             own.reserve(past, past + count)
             self._pages[b] = own.table
+            if own.states is not None:
+                self._states[b] = own.states.address
             if own.source is not None:
                 self._sources[b], source_length[b] = own.source.table, own.source.length
             after = n + count
@@ -220,12 +226,17 @@ class NativePasses:
             self._network().run(record)
         else:
             beside = None if given is None else torch.empty(chain.record.rows, given.shape[1])
-            chain.reuse(self._inputs, self._pages, self._sources, beside)
+            arrays = self._pages, self._sources, self._states
+            chain.reuse(self._inputs, *arrays, beside)
             self._network().chain(record, chain.record)
         self.given = None if given is None else given[n:]
         if states is None or self._order == list(range(len(self._tapped))):
             return states
         return states.view(n, -1, self.width)[:, self._order].reshape(n, -1)
+
+    def settle(self, states: RecurrentStates, length: int) -> None:
+        """Let a row's states stand at its last token, of `length`."""
+        self._network().settle(states.address, length)
 
     def turn_up_to(self, positions: int) -> None:
         """Make the rotary positions, and the biases by distance, up to a number of positions."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,22 @@ from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
+from foretoken.models.native.experts import read_experts
+from foretoken.models.native.network import (
+    ACTIVATIONS,
+    XIELU,
+    Attention,
+    Decoder,
+    DecoderLayer,
+    Gated,
+    Linear,
+    Norm,
+    PairsEntry,
+    RecurrentMixer,
+    Rope,
+)
 from foretoken.models.native.packing import LANES
+from foretoken.models.native.recurrences import MIXERS, read_recurrence
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import context_limit
 from foretoken.models.stock.taps import layers_of
@@ -44,13 +58,26 @@ PLACES: tuple[tuple[str | None, ...], ...] = (
     (BEFORE, "post_norm1", AFTER, "post_norm2"),
     (BEFORE, None, None, None),
     ("ln_1", None, None, None),
+    ("operator_norm", None, "ffn_norm", None),
+    ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
+    (BEFORE, None, "pre_ff_layernorm", None),
+    (BEFORE, AFTER, "pre_mlp_layernorm", "post_mlp_layernorm"),
 )
 # Parts of one kind by their names in families
-LAST = "norm", "final_layernorm", "final_layer_norm", "ln_f", "norm_f", "layer_norm"
+LAST = (
+    "norm",
+    "embedding_norm",
+    "final_layernorm",
+    "final_layer_norm",
+    "ln_f",
+    "norm_f",
+    "layer_norm",
+)
 POSITIONS = "wpe", "embed_positions"
 ATTENTIONS = "self_attn", "self_attention", "attention", "attn"
-MLPS = "mlp", "feed_forward", "ffn", "block_sparse_moe"
-ROTARY = "rotary_emb", "rotary"
+MLPS = "mlp", "feed_forward", "ffn", "block_sparse_moe", "shared_mlp"
+APPLY = "apply_rotary_pos_emb"
+ROTARY = "rotary_emb", "rotary", "pos_emb"
 NORMS = (
     ("q_norm", "q_layernorm", "query_layernorm"),
     ("k_norm", "k_layernorm", "key_layernorm"),
@@ -61,146 +88,15 @@ OUTS = "o_proj", "out_proj", "dense", "c_proj"
 GATES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi_1", "wo")
 PLAIN = ("fc1", "fc2"), ("wi", "wo"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")
 PLAIN += ("fc_in", "fc_out"), ("up_proj", "down_proj")
+BOTH = ("gate_up_proj", "down_proj"), ("input_linear", "output_linear")
+LATENT = "fc1_latent_proj", "fc2_latent_proj"  # of Nemotron-H's experts
+GATING = "g_proj", "gate_proj"  # of what attention gives
 SCALES = "scaling", "softmax_scale", "inv_norm_factor"
-ROUTERS = "gate", "router"
-MOST_EXPERTS = 1024  # what kernels have room for
-ACTIVATED = "act_fn", "act", "activation_fn", "gelu_impl"
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "relu": functional.relu,
-    "relu_squared": lambda x: functional.relu(x).square(),
-}
-XIELU = "xielu"  # the last of the kernels' activations
+ACTIVATED = "act_fn", "act", "activation", "activation_fn", "gelu_impl"
 PARALLEL = 4  # parts in which CodeGen's queries, values and keys were trained
 WIDEST, GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
 SAME = 1e-5  # relative: a norm does what was read
 FAR = 4096  # positions at which ALiBi is tried
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A weight `[out, in]` and what is added, `[out]`."""
-
-    weight: Floats
-    bias: Floats | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """x / rms(x) * weight + bias, of x less its mean where that is centred. A weight `[heads,
-    width]` has a row for each head."""
-
-    weight: Floats
-    epsilon: float
-    bias: Floats | None = None
-    centred: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary positions: position p turns pair i by p * frequencies[i]."""
-
-    frequencies: tuple[float, ...]
-    scale: float  # of cosine and sine
-    interleaved: bool  # whether the numbers of a pair are neighbours
-    # (a, n): it all grows by 1 + a * log(1 + position // n)
-    growth: tuple[float, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """The weights and settings with which a layer attends."""
-
-    reads: list[Linear]  # queries, keys and values; queries alone, or keys and values, see below
-    out: Linear | None  # None: only keys and values are made, for a decoder to read
-    heads: int
-    key_heads: int
-    width: int  # of a head
-    scale: float
-    window: int = 0  # tokens that are seen; 0: all
-    softcap: float = 0.0
-    clip: float = 0.0  # of queries, keys and values; 0: none
-    # of queries, keys and values: of each, or a token's together
-    norms: tuple[Norm | None, ...] = (None, None, None)
-    norms_last: bool = False  # whether they read what is turned
-    sinks: Floats | None = None
-    slopes: Floats | None = None  # of ALiBi
-    rope: int | None = None  # number of its rotary positions; None: it has none
-    query_rope: int | None = None  # the same of queries
-    source: bool = False  # whether its keys and values are those of the row's source
-    bias: int = 0  # number of the table of biases by distance, from 1 on; 0: none
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """down(act(gate) * up), or down(act(up)) without a gate."""
-
-    gate: Linear | None
-    up: Linear
-    down: Linear
-    activation: str
-    curve: tuple[float, ...]  # of xIELU: of squares above zero, of exponentials below, and of x
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """MLPs of which each token has `chosen`, by the softmax of a router's logits. Where one more
-    MLP has a gate, that is the router's last row."""
-
-    router: Linear
-    each: list[Gated]
-    chosen: int
-    normalized: bool  # whether the weights of those chosen add up to `scale`, or those of all
-    scale: float
-    shared_gate: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """The norms are absent (None) where a part reads, or gives, states as they are."""
-
-    norms: tuple[Norm | None, ...]  # before attention, behind it, before the MLP, behind it
-    attention: Attention
-    gated: Gated | None  # None: there is no MLP, or all of them are experts
-    residual: float = 1.0  # what a part gives is multiplied by this
-    factor: float = 1.0  # of all that the layer makes
-    parallel: bool = False  # whether both parts read what the layer reads
-    added_first: bool = False  # whether norms behind a part read what it was added to
-    experts: Experts | None = None
-
-
-@dataclass(slots=True)
-class Decoder:
-    """All of a decoder but its embeddings, or of an encoder, which has no head."""
-
-    width: int
-    layers: list[DecoderLayer]
-    positions: Linear | None = None  # learned ones, `[positions, width]`
-    embedded: Norm | None = None  # of what the first layer reads
-    norm: Norm | None = None  # of what the head reads
-    head: Linear | None = None
-    cap: float = 0.0  # of logits; 0: none
-    scale: float = 1.0  # of logits, before they are capped
-    ropes: list[Rope] = field(default_factory=list)
-    pairs: PairsEntry | None = None
-    # of each stack of an encoder-decoder: its vectors of all ids, and the weight they are made of
-    embeddings: Tensor | None = None
-    embedded_weight: Tensor | None = None
-    tables: list[Floats] = field(default_factory=list)  # biases by distance, `[heads, 2n + 1]`
-
-
-@dataclass(frozen=True, slots=True)
-class PairsEntry:
-    """The inputs of a decoder of pairs: embeddings, of this width, normed, and states, which a
-    product makes of a target's; and whether the states that it feeds back are those before its
-    last norm."""
-
-    width: int
-    norm: Norm
-    join: Linear
-    before_last: bool
 
 
 class NetworkReader:
@@ -226,7 +122,7 @@ class NetworkReader:
 
     def _require_all_read(self) -> None:
         for name, weight in self.network.state_dict(keep_vars=True).items():  # buffers, too
-            self._require(id(weight) in self.read, name)
+            self.require(id(weight) in self.read, name)
 
     def _pairs(self, network: PairsNetwork) -> Decoder:
         """EAGLE-3's decoder."""
@@ -234,17 +130,17 @@ class NetworkReader:
         own = isinstance(head, NormedHead)
         norm: Any = head.norm if own else network.norm
         known = isinstance(first, EagleLayer) and norm is not None and join is not None
-        self._require(known, "pairs read in another way than EAGLE-3's")
+        self.require(known, "pairs read in another way than EAGLE-3's")
         assert isinstance(first, EagleLayer)
         assert join is not None
-        self._require(not len(join.norms), "states normed before they are joined")
+        self.require(not len(join.norms), "states normed before they are joined")
         width, hidden = network.width, self.config.hidden_size
-        self._require(width % LANES == hidden % LANES == 0, "states of no full vectors")
+        self.require(width % LANES == hidden % LANES == 0, "states of no full vectors")
         windows = {*network.kinds} == {"full_attention"}
-        self._require(windows, "attention to a part of the text")
+        self.require(windows, "attention to a part of the text")
         state = self.norm(first.hidden_norm)
         before = (None if first.before else state), None, self.norm(first.post_attention_layernorm)
-        attention, gated = self._attention(first.self_attn, 0), self._gated(first.mlp)
+        attention, gated = self._attention(first.self_attn, 0), self.gated(first.mlp)
         layer = DecoderLayer((*before, None), attention, gated, 1.0, 1.0, parallel=False)
         return Decoder(
             hidden,
@@ -265,8 +161,8 @@ class NetworkReader:
         head: Any = network.get_output_embeddings()
         layers: Any = list(layers_of(network))
         self.read.add(id(network.get_input_embeddings().weight))
-        self._require(head is not None and len(stock) == len(layers), "its layers or its head")
-        last = self._one(self.base, LAST, "last norm")
+        self.require(head is not None and len(stock) == len(layers), "its layers or its head")
+        last = self.one(self.base, LAST, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
         self.positions = self._positions(context_limit(self.config))
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
@@ -301,96 +197,81 @@ class NetworkReader:
         if hasattr(part, "create_position_ids_from_input_ids"):
             offset = part.padding_idx + 1
         known = isinstance(table, Tensor) and table.ndim == 2 and limit is not None
-        self._require(known, f"positions by a {type(part).__name__}")
+        self.require(known, f"positions by a {type(part).__name__}")
         assert table is not None
         assert limit is not None
-        self._require(table.shape[0] >= limit + offset, "fewer positions than its context")
+        self.require(table.shape[0] >= limit + offset, "fewer positions than its context")
         self.read.add(id(table))
         return Linear(array(table[offset : limit + offset]))
 
     def _layer(self, layer: Any, window: int) -> DecoderLayer:
+        if hasattr(layer, "mixer"):
+            return self._block(layer, window)
         names = {
             name for name, _ in layer.named_children() if "norm" in name or name.startswith("ln_")
         }
         places = next((p for p in PLACES if {*p} - {None} == names), None)
         if places is None:
-            raise self._refused(f"norms {', '.join(sorted(names)) or 'of no known name'}")
+            raise self.refused(f"norms {', '.join(sorted(names)) or 'of no known name'}")
         parts: list[Any] = [name and getattr(layer, name) for name in places]
         norms = [None if isinstance(p, nn.Identity) else p and self.norm(p) for p in parts]
-        part = self._one(layer, ATTENTIONS, "attention")
-        attention = self._attention(getattr(part, "attention", part), window)
+        attention = self._mixer(layer, window)
         inner = next((p for name in MLPS if (p := getattr(layer, name, None))), layer)
         scalar = getattr(layer, "layer_scalar", None)
         self.read.add(id(scalar))
         one = places[1:] == (None, None, None) or places[0] == "ln_attn"
-        experts, gated = self._experts(inner) if hasattr(inner, "experts") else (None, None)
+        experts, gated = None, None
+        if hasattr(inner, "experts"):
+            experts, gated = read_experts(self, inner, getattr(layer, "shared_mlp", None))
         return DecoderLayer(
             tuple(norms),
             attention,
-            self._gated(inner) if experts is None else gated,
+            self.gated(inner) if experts is None else gated,
             float(getattr(layer, "residual_multiplier", 1.0)),
             1.0 if scalar is None else float(scalar),
             one or bool(getattr(layer, "use_parallel_residual", False)),
             experts=experts,
         )
 
-    def _experts(self, part: Any) -> tuple[Experts, Gated | None]:
-        """Return a block's experts, and the MLP that all tokens have beside them."""
-        each, router = part.experts, self._one(part, ROUTERS, "router")
-        both, down = (getattr(each, name, None) for name in ("gate_up_proj", "down_proj"))
-        weight = getattr(router, "weight", None)
-        known = all(isinstance(x, nn.Parameter) for x in (both, down, weight))
-        biased = hasattr(each, "gate_up_proj_bias") or getattr(router, "bias", None) is not None
-        self._require(known and not biased, "experts of another kind")
-        assert both is not None
-        assert down is not None
-        assert isinstance(weight, Tensor)
-        fits = both.ndim == down.ndim == 3 and both.shape[1] == 2 * down.shape[2]
-        self._require(fits and len(weight) <= MOST_EXPERTS, "experts of other shapes")
-        self.read |= {id(both), id(down), id(weight)}
-        act = self._activation(each)
-        gated = list[Gated]()
-        for one, other in zip(both, down, strict=True):
-            gate, up = (Linear(array(half)) for half in one.chunk(2))
-            gated.append(Gated(gate, up, Linear(array(other)), *act))
-        own = getattr(part, "shared_expert", None)
-        rows = array(weight)
-        if own is not None:
-            gate = self.linear(
-                self._one(part, ("shared_expert_gate",), "gate of its shared expert")
-            )
-            self._require(gate.bias is None and len(gate.weight) == 1, "a gate of another kind")
-            rows = np.concatenate([rows, gate.weight])
-        chosen, normalized, scale = self._routing(router, weight)
-        experts = Experts(Linear(rows), gated, chosen, normalized, scale, own is not None)
-        return experts, None if own is None else self._gated(own)
+    def _block(self, layer: Any, window: int) -> DecoderLayer:
+        """A layer of one part (Nemotron-H), behind one norm."""
+        part, norm = layer.mixer, self.norm(layer.norm)
+        if hasattr(part, "A_log"):
+            return DecoderLayer((norm, None, None, None), read_recurrence(self, part), None)
+        if any(hasattr(part, name) for name in OUTS):
+            return DecoderLayer((norm, None, None, None), self._attention(part, window), None)
+        norms = None, None, norm, None
+        if not hasattr(part, "experts"):
+            return DecoderLayer(norms, None, self.gated(part))
+        projected = any([*getattr(part, name).parameters()] for name in LATENT)
+        self.require(not projected, "experts of projected states")
+        experts, gated = read_experts(self, part, None)
+        return DecoderLayer(norms, None, gated, experts=experts)
 
-    def _routing(self, router: Any, weight: Tensor) -> tuple[int, bool, float]:
-        """Return how many experts a token has, and how these are weighed, tried."""
-        states = _random(7, weight.shape[1])
-        with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
-            _, weights, chosen = router(states)
-            masses = functional.linear(states, weight.detach()).softmax(-1)
-            best, likeliest = masses.topk(chosen.shape[-1])
-            same = torch.equal(chosen.sort().values, likeliest.sort().values)
-            for normalized in (True, False):
-                own = best / best.sum(-1, keepdim=True) if normalized else best
-                made = weights.float().sort(descending=True).values
-                scale = float((made / own).median())
-                if same and torch.allclose(made, own * scale, rtol=SAME, atol=SAME):
-                    return chosen.shape[-1], normalized, scale
-        raise self._refused("experts chosen in another way")
+    def _mixer(self, layer: Any, window: int) -> Attention | RecurrentMixer:
+        """A layer's attention, or what it has in place of it."""
+        mixer = next((p for name in MIXERS if (p := getattr(layer, name, None))), None)
+        if mixer is not None:
+            return read_recurrence(self, mixer)
+        part = self.one(layer, ATTENTIONS, "attention")
+        return self._attention(getattr(part, "attention", part), window)
 
     def _attention(self, part: Any, window: int) -> Attention:
         width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
-        self._require(isinstance(width, int), "heads of no known width")
-        self._require(width <= WIDEST, f"heads of {width} numbers")
-        out = self.linear(self._one(part, OUTS, "attention's output"))
+        self.require(isinstance(width, int), "heads of no known width")
+        self.require(width <= WIDEST, f"heads of {width} numbers")
+        out = self.linear(self.one(part, OUTS, "attention's output"))
         heads = out.weight.shape[1] // width
         fused = next((p for name in FUSED if (p := getattr(part, name, None))), None)
+        gate: Linear | None = None
         if fused is None:
             own = [getattr(part, f"{name}_proj", None) for name in "qkv"]
             reads = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
+            gates = next((p for name in GATING if (p := getattr(part, name, None))), None)
+            gate = gates and self.linear(gates)
+            if len(reads[0].weight) == 2 * heads * width:  # each head's queries, then its gates
+                rows = np.arange(2 * heads * width).reshape(heads, 2, width)
+                gate, reads[0] = (reads[0].rows(rows[:, i].ravel()) for i in (1, 0))
         else:
             reads = self._divided(part, self.linear(fused), heads, width)
         key_heads = len(reads[1].weight) // width
@@ -398,11 +279,11 @@ class NetworkReader:
         same = len(reads[0].weight) == heads * width and len(reads[1].weight) == len(
             reads[2].weight
         )
-        self._require(bool(fits and same), f"{heads} heads on {key_heads}")
+        self.require(bool(fits and same), f"{heads} heads on {key_heads}")
         named = [next((p for n in names if (p := getattr(part, n, None))), None) for names in NORMS]
         slopes = self._slopes(heads)
         rope, query_rope, last = None, None, False
-        if slopes is None and self.positions is None:
+        if slopes is None and self.positions is None and not self._unturned(part):
             turned, last = self._turned(part, reads[0].weight.shape[1], named[1])
             rope, query_rope = self._ropes(part, width) if turned else (None, None)
         sinks = getattr(part, "sinks", None)
@@ -427,6 +308,7 @@ class NetworkReader:
             slopes,
             rope,
             query_rope,
+            gate=gate,
         )
 
     def _divided(self, part: Any, one: Linear, heads: int, width: int) -> list[Linear]:
@@ -434,7 +316,7 @@ class NetworkReader:
         rows = np.arange(len(one.weight))
         key_heads = (len(rows) // width - heads) // 2
         fits = len(rows) == (heads + 2 * key_heads) * width and key_heads
-        self._require(bool(fits) and heads % key_heads == 0, "queries, keys and values in one")
+        self.require(bool(fits) and heads % key_heads == 0, "queries, keys and values in one")
         if hasattr(part, "query_key_value") or getattr(part, "multi_query", None) is False:
             each = rows.reshape(key_heads, -1, width)  # each key head, behind its queries
             orders = [each[:, :-2], each[:, -2], each[:, -1]]
@@ -443,22 +325,25 @@ class NetworkReader:
             orders = [each[:, 0], each[:, 2], each[:, 1]]
         else:
             orders = np.split(rows, [heads * width, (heads + key_heads) * width])
-        return [_rows(one, order.ravel()) for order in orders]
+        return [one.rows(order.ravel()) for order in orders]
 
-    def _gated(self, part: Any) -> Gated:
-        if hasattr(part, "gate_up_proj"):
-            both = self.linear(part.gate_up_proj)
-            gate, up = (_rows(both, rows) for rows in np.split(np.arange(len(both.weight)), 2))
-            return Gated(gate, up, self.linear(part.down_proj), *self._activation(part))
+    def gated(self, part: Any) -> Gated:
+        for names in BOTH:
+            if all(hasattr(part, name) for name in names):
+                both, down = (self.linear(getattr(part, name)) for name in names)
+                gate, up = (both.rows(rows) for rows in np.split(np.arange(len(both.weight)), 2))
+                return Gated(gate, up, down, *self.activation(part))
         for names in GATES + PLAIN:
             if all(hasattr(part, name) for name in names):
                 *gate, up, down = (self.linear(getattr(part, name)) for name in names)
-                return Gated(gate[0] if gate else None, up, down, *self._activation(part))
-        raise self._refused("no MLP of a known name")
+                return Gated(gate[0] if gate else None, up, down, *self.activation(part))
+        raise self.refused("no MLP of a known name")
 
-    def _activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
+    def activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
         """The name of an activation, tried, and its numbers."""
-        one = self._one(part, ACTIVATED, "activation")
+        if not any(hasattr(part, name) for name in ACTIVATED) and hasattr(part, "w3"):
+            return self._written_out(part), (0.0, 0.0, 0.0)
+        one = self.one(part, ACTIVATED, "activation")
         states = torch.linspace(-8, 8, 65)
         with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
             made = one(states)
@@ -473,20 +358,35 @@ class NetworkReader:
             if torch.allclose(made, squares + curve[1] * (low.expm1() - low), rtol=SAME, atol=SAME):
                 self.read |= {id(weight) for weight in one.state_dict(keep_vars=True).values()}
                 return XIELU, curve
-        raise self._refused(f"activation {type(one).__name__}")
+        raise self.refused(f"activation {type(one).__name__}")
+
+    def _written_out(self, part: Any) -> str:
+        """The name of an activation that a gated MLP's code has written out, tried."""
+        states = random_states(7, self.config.hidden_size)
+        with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
+            made = part(states)
+            for name, act in ACTIVATIONS.items():
+                own = part.w2(act(part.w1(states)) * part.w3(states))
+                if torch.allclose(made, own, rtol=SAME, atol=SAME):
+                    return name
+        raise self.refused("an activation that is not known")
+
+    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """A weight that stands by itself."""
+        return Linear(array(weight), None if bias is None else array(bias))
 
     def linear(self, part: Any) -> Linear:
         weight: Any = getattr(part, "weight", None)
         known = isinstance(part, nn.Linear | Conv1D)
-        self._require(known, f"a {type(part).__name__} in place of a linear layer")
+        self.require(known, f"a {type(part).__name__} in place of a linear layer")
         weight, bias = weight.T if isinstance(part, Conv1D) else weight, part.bias
         if type(part) not in (nn.Linear, Conv1D):
-            states = _random(2, weight.shape[1])
+            states = random_states(2, weight.shape[1])
             with torch.no_grad():
                 same = torch.allclose(
                     part(states), functional.linear(states, weight, bias), rtol=SAME, atol=SAME
                 )
-            self._require(same, f"a {type(part).__name__} in place of a linear layer")
+            self.require(same, f"a {type(part).__name__} in place of a linear layer")
         self.read |= {id(weight) for weight in part.parameters()}
         return Linear(array(weight), None if bias is None else array(bias))
 
@@ -498,13 +398,13 @@ class NetworkReader:
             norms = [self.norm(one) for one in each]
             weight = np.stack([norm.weight for norm in norms])
             alike = all(norm.bias is None for norm in norms)
-            self._require(alike, "norms of heads that add something")
+            self.require(alike, "norms of heads that add something")
             return Norm(weight, norms[0].epsilon, None, norms[0].centred)
         ones = torch.ones(width or self.config.hidden_size)
         weights = [ones] if own is None else [own, own + 1]
         named = ("variance_epsilon", "eps", "epsilon")
         epsilon = next((e for n in named if (e := getattr(part, n, None)) is not None), 1e-5)
-        large = _random(*weights[0].shape) + 0.5
+        large = random_states(*weights[0].shape) + 0.5
         states = torch.stack([large, large.flip(-1) / 100])  # small ones show epsilon
         with torch.no_grad():
             made = part(states)
@@ -516,7 +416,7 @@ class NetworkReader:
                     if torch.allclose(made, read, rtol=SAME, atol=SAME):
                         added = None if bias is None else array(bias)
                         return Norm(array(weight), float(epsilon), added, centred)
-        raise self._refused(f"a {type(part).__name__}")
+        raise self.refused(f"a {type(part).__name__}")
 
     def _slopes(self, heads: int) -> Floats | None:
         """Slopes of ALiBi, tried at many positions."""
@@ -525,12 +425,12 @@ class NetworkReader:
         elif hasattr(self.base, "build_alibi_tensor"):
             table = self.base.build_alibi_tensor(torch.ones(1, FAR), heads, torch.float32)
         else:
-            self._require(not getattr(self.base, "use_alibi", False), "ALiBi of rounded positions")
+            self.require(not getattr(self.base, "use_alibi", False), "ALiBi of rounded positions")
             return None
         table = table.reshape(heads, FAR).double()
         slopes = (table[:, -1] - table[:, 0]) / (FAR - 1)
         line = slopes[:, None] * torch.arange(FAR) + table[:, :1]
-        self._require(torch.allclose(table, line, rtol=SAME, atol=1e-3), "ALiBi of another kind")
+        self.require(torch.allclose(table, line, rtol=SAME, atol=1e-3), "ALiBi of another kind")
         return array(slopes)
 
     def _ropes(self, part: Any, width: int) -> tuple[int, int]:
@@ -540,16 +440,21 @@ class NetworkReader:
         growth = None
         if beta := settings.get("llama_4_scaling_beta"):
             growth = float(beta), int(settings["original_max_position_embeddings"])
-            self._require(2 * len(rope.frequencies) == width, "queries that grow, turned in part")
+            self.require(2 * len(rope.frequencies) == width, "queries that grow, turned in part")
         both = rope, replace(rope, growth=growth)
         self.ropes += [one for one in dict.fromkeys(both) if one not in self.ropes]
         return self.ropes.index(both[0]), self.ropes.index(both[1])
 
     def _rope(self, part: Any, width: int) -> Rope:
         """A layer's rotary positions, tried on a few."""
-        places = torch.tensor([[0, 1, 2, 3, 50, 100]])
+        # no place that would change frequencies which follow the longest sequence
+        far = min(100, (context_limit(self.config) or 200) // 2)
+        places = torch.tensor([[0, 1, 2, 3, far // 2, far]])
         cosine, sine, frequencies = self._cosines(part, places)
-        states, scale = _random(1, 1, places.shape[1], 2 * len(frequencies)), float(cosine[0, 0, 0])
+        states, scale = (
+            random_states(1, 1, places.shape[1], 2 * len(frequencies)),
+            float(cosine[0, 0, 0]),
+        )
         made = self._applied(part, states, cosine, sine)
         angles = (places[0, :, None] * frequencies.float()).double()
         for interleaved in (False, True):
@@ -560,10 +465,10 @@ class NetworkReader:
                 c, s = scale * angles.cos(), sign * scale * angles.sin()
                 read = torch.stack([a * c - b * s, b * c + a * s], at).flatten(-2)
                 if made.shape == read.shape and torch.allclose(made.double(), read, atol=SAME):
-                    self._require(states.shape[-1] <= width, "rotary positions of several heads")
+                    self.require(states.shape[-1] <= width, "rotary positions of several heads")
                     turns = (sign * frequencies.double()).tolist()
                     return Rope(tuple(turns), scale, interleaved)
-        raise self._refused("rotary positions of another kind")
+        raise self.refused("rotary positions of another kind")
 
     def _cosines(self, part: Any, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cosines and sines at places `[1, n]`, as a family has them, and its frequencies."""
@@ -573,7 +478,7 @@ class NetworkReader:
             sine, cosine = table[places].split(pairs, -1)
             return cosine, sine, 1.0 / 10000 ** (torch.arange(0, 2 * pairs, 2) / (2 * pairs))
         owner = self.base if any(hasattr(self.base, name) for name in ROTARY) else part
-        turn = self._one(owner, ROTARY, "rotary positions")
+        turn = self.one(owner, ROTARY, "rotary positions")
         kinds: list[str] = getattr(self.config, "layer_types", None) or []
         by_kind = "layer_type" in inspect.signature(turn.forward).parameters
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
@@ -582,8 +487,8 @@ class NetworkReader:
 
     def _applied(self, part: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Turn states `[1, 1, n, width]` by the family's own function."""
-        apply: Any = getattr(sys.modules[type(part).__module__], "apply_rotary_pos_emb", None)
-        self._require(apply is not None, "rotary positions by no known function")
+        apply: Any = getattr(sys.modules[type(part).__module__], APPLY, None)
+        self.require(apply is not None, "rotary positions by no known function")
         first, second, *_ = inspect.signature(apply).parameters
         if first == "tensor":  # heads stand behind positions
             return apply(states.transpose(1, 2), sin=sine, cos=cosine).transpose(1, 2)
@@ -591,10 +496,16 @@ class NetworkReader:
             return apply(states, states, cosine, sine)[0]
         return apply(states, cosine, sine)
 
+    def _unturned(self, part: Any) -> bool:
+        """Tell if the network says that it has no positions, or has none to turn by."""
+        names = *ROTARY, "embed_positions"
+        owned = [getattr(one, name, self) for one in (self.base, part) for name in names]
+        return None in owned or all(x is self for x in owned)
+
     def _turned(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
         """Try if positions change what attention makes, and what its norm of keys reads."""
         cosine, sine, _ = self._cosines(part, torch.arange(4)[None])
-        states, read = _random(1, 4, inputs), list[Tensor]()
+        states, read = random_states(1, 4, inputs), list[Tensor]()
         hook = norm and norm.register_forward_pre_hook(lambda _, args: read.append(args[0].clone()))
         try:
             made = [
@@ -608,17 +519,17 @@ class NetworkReader:
                 hook.remove()
         return not torch.equal(*made), bool(read) and not torch.equal(*read)
 
-    def _one(self, part: Any, names: tuple[str, ...], what: str) -> Any:
+    def one(self, part: Any, names: tuple[str, ...], what: str) -> Any:
         name = next((name for name in names if hasattr(part, name)), None)
         if name is None:
-            raise self._refused(f"no {what} of a known name")
+            raise self.refused(f"no {what} of a known name")
         return getattr(part, name)
 
-    def _require(self, known: bool, what: str) -> None:
+    def require(self, known: bool, what: str) -> None:
         if not known:
-            raise self._refused(what)
+            raise self.refused(what)
 
-    def _refused(self, what: str) -> RefusedError:
+    def refused(self, what: str) -> RefusedError:
         return RefusedError(
             f"{type(self.network).__name__} is not built as the native decoder expects ({what})"
         )
@@ -629,9 +540,5 @@ def array(values: Any) -> Floats:
     return values.detach().float().numpy()
 
 
-def _random(*shape: int) -> Tensor:
+def random_states(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-def _rows(linear: Linear, rows: Any) -> Linear:
-    return Linear(linear.weight[rows], None if linear.bias is None else linear.bias[rows])

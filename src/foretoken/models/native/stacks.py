@@ -11,15 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.models.blocks import Floats
-from foretoken.models.native.reading import (
-    SAME,
-    Attention,
-    Decoder,
-    DecoderLayer,
-    Linear,
-    NetworkReader,
-    array,
-)
+from foretoken.models.native.network import Attention, Decoder, DecoderLayer, Linear
+from foretoken.models.native.reading import SAME, NetworkReader, array
 from foretoken.models.stock.media import encoder_input
 from foretoken.models.stock.sizes import context_limit, encoder_limit, reads_ids
 
@@ -54,6 +47,7 @@ class EncoderDecoderReader(NetworkReader):
         inner = own.get_decoder()  # of a decoder with a head, else itself
         decoder, parts = self._stack(inner, context_limit(self.config))
         keys = [self._keys_of(part) for part in parts]
+        assert keys[0].attention is not None
         width = keys[0].attention.reads[0].weight.shape[1]
         crossing = Decoder(width, keys)
         encoder = None
@@ -62,7 +56,7 @@ class EncoderDecoderReader(NetworkReader):
         else:
             self.read |= {id(weight) for weight in stack.state_dict(keep_vars=True).values()}
         head: Any = self.network.get_output_embeddings()
-        self._require(head is not None, "its head")
+        self.require(head is not None, "its head")
         linear = self.linear(head)
         bias = getattr(self.network, "final_logits_bias", None)
         if bias is not None:
@@ -84,7 +78,7 @@ class EncoderDecoderReader(NetworkReader):
             hook.remove()
         factor = float((read[-1] / made).median())
         same = torch.allclose(read[-1], made * factor, rtol=SAME, atol=SAME)
-        self._require(same, "a head of other states")
+        self.require(same, "a head of other states")
         return factor
 
     def _stack(self, stack: Any, limit: int | None) -> tuple[Decoder, list[Any]]:
@@ -95,7 +89,7 @@ class EncoderDecoderReader(NetworkReader):
         layers, crossing = list[DecoderLayer](), list[Any]()
         last = next((p for name in LAST_NORMS if (p := getattr(stack, name, None))), None)
         first = last is None  # then norms read what a part was added to
-        for layer in self._one(stack, LAYERS, "layers"):
+        for layer in self.one(stack, LAYERS, "layers"):
             attention, cross, mlp = self._parts(layer)
             own = self._attends(*attention, added_first=first)
             if cross is None:
@@ -122,12 +116,12 @@ class EncoderDecoderReader(NetworkReader):
         its norm."""
         if hasattr(layer, "layer"):  # T5's
             first, *cross, last = layer.layer
-            self._require(hasattr(first, "SelfAttention"), "attention to a part of the source")
+            self.require(hasattr(first, "SelfAttention"), "attention to a part of the source")
             across = (cross[0].EncDecAttention, cross[0].layer_norm) if cross else None
             mlp = next(iter(last.children()))
             return (first.SelfAttention, first.layer_norm), across, (mlp, last.layer_norm)
         known = all(hasattr(layer, name) for name in (*ATTENTION, MLP_NORM))
-        self._require(known, "layers of other parts")
+        self.require(known, "layers of other parts")
         own = tuple(getattr(layer, name) for name in ATTENTION)
         across = tuple(getattr(layer, name) for name in CROSS) if hasattr(layer, CROSS[0]) else None
         return own, across, (layer, getattr(layer, MLP_NORM))
@@ -157,7 +151,7 @@ class EncoderDecoderReader(NetworkReader):
         before, after, *_ = layer.norms
         own = self.norm(norm)
         norms = (before, after, None, own) if added_first else (before, after, own, None)
-        return replace(layer, norms=norms, gated=self._gated(part))
+        return replace(layer, norms=norms, gated=self.gated(part))
 
     def _keys_of(self, part: Any) -> DecoderLayer:
         """Return a layer that makes the keys and values of a source, of what the encoder gives."""
@@ -170,14 +164,14 @@ class EncoderDecoderReader(NetworkReader):
     def _projections(self, part: Any) -> tuple[list[Linear], Linear]:
         names = next((n for n in PROJECTIONS if all(hasattr(part, one) for one in n)), None)
         if names is None:
-            raise self._refused(f"attention by a {type(part).__name__}")
+            raise self.refused(f"attention by a {type(part).__name__}")
         *reads, out = (self.linear(getattr(part, name)) for name in names)
         return reads, out
 
     def _heads(self, part: Any, queries: Linear) -> tuple[int, int]:
         """Return how many heads attention has, and their width."""
         heads = getattr(part, "n_heads", getattr(part, "num_heads", None))
-        self._require(isinstance(heads, int), "heads of no known number")
+        self.require(isinstance(heads, int), "heads of no known number")
         assert isinstance(heads, int)
         return heads, len(queries.weight) // heads
 
@@ -195,7 +189,7 @@ class EncoderDecoderReader(NetworkReader):
 
     def _embedded(self, stack: Any) -> Tensor:
         """Return the vectors that a stack reads for every id, `[V, width]`."""
-        table: Any = self._one(stack, ("embed_tokens",), "embeddings")
+        table: Any = self.one(stack, ("embed_tokens",), "embeddings")
         self.read.add(id(table.weight))
         factor = float(getattr(stack, "embed_scale", 1.0))
         return torch.cat([table(ids).float() * factor for ids in _ids(table)])

@@ -97,7 +97,7 @@ class Needed:
 
 
 class KeptPositions:
-    """Lets hidden states at flat places of a block through, `[1, N, H]`, in a form for tracing."""
+    """Lets hidden states at flat places of a block through, `[1, N, H]`."""
 
     def __init__(self, places: Tensor) -> None:
         self.places = places

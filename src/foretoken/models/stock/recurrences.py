@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from foretoken.errors import RefusedError
-from foretoken.models.states import tracing
 from foretoken.models.stock.positions import RUNNING
 
 Limits = tuple[float, float]
@@ -105,11 +104,7 @@ def convolution(
     """A causal convolution of each channel: inputs `[B, C, W]` behind the taps - 1 before them,
     weight `[C, taps]`. The family cuts off what is padded elsewhere."""
     x = hidden_states.to(weight.dtype)
-    if tracing():
-        out = (x.transpose(1, 2) * weight.T).sum(1)[:, :, None]  # of one token each
-        out = out if bias is None else out + bias[:, None]
-    else:
-        out = F.conv1d(x, weight[:, None], bias, groups=len(weight))
+    out = F.conv1d(x, weight[:, None], bias, groups=len(weight))
     out = out if activation is None else ACT2FN[activation](out)
     return out.to(hidden_states.dtype)
 

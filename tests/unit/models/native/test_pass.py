@@ -13,10 +13,10 @@ import pytest
 
 from foretoken.kernels import library, reference
 from foretoken.models.native import description, passes
+from foretoken.models.native.network import Linear, Norm
 from foretoken.models.native.packing import round_blocks
 from foretoken.models.native.pages import PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
-from foretoken.models.native.reading import Linear, Norm
 from foretoken.models.native.turns import Turns
 
 # the reference takes seconds
@@ -49,6 +49,7 @@ class Layer:
     factors: tuple[float, float] = (1, 1)  # of embeddings and of logits
     experts: int = 0  # of which a token has two, beside an MLP of all
     normalized: bool = True
+    groups: int = 0  # of experts, of which two are chosen from, by sigmoids and numbers added
     weights: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +78,7 @@ KINDS = {
     "sinks": Layer("int4", sinks=True, window=150, biased=True),
     "experts": Layer("int4", experts=5),
     "experts in float32": Layer("float32", experts=20, normalized=False, after=True),
+    "experts in groups": Layer("int8", experts=18, groups=3),
 }
 
 
@@ -135,13 +137,20 @@ def made(kind: Layer, folder: Path) -> Network:
             each = [{n: linear(*shape) for n, shape in shapes.items()} for _ in range(kind.experts)]
             facts = {"count": kind.experts, "chosen": 2, "normalized": int(kind.normalized)}
             facts |= {"shared_gate": 1, "scale": 1.5, "router": router}
+            added = numbers(1, kind.experts)[0] if kind.groups else None
+            facts |= {"sigmoids": int(kind.groups > 0), "added": writer.floats(added)}
+            facts |= {"groups": max(1, kind.groups), "chosen_groups": 2 if kind.groups else 1}
             facts |= {name: [one[name][0] for one in each] for name in shapes}
 
             def add(a: Any, shared: Any) -> Any:
                 logits, total = choose(a), np.zeros((len(a), WIDTH), np.float32)
                 own = logits[:, : kind.experts]
                 masses = reference.exponential(own - own.max(-1, keepdims=True))
-                order = np.argsort(-own, 1, kind="stable")[:, :2]
+                scores = own
+                if kind.groups:
+                    masses = reference.sigmoid(own)
+                    scores = in_groups(masses + added)
+                order = np.argsort(-scores, 1, kind="stable")[:, :2]
                 weights = np.take_along_axis(masses, order, 1)
                 some = weights if kind.normalized else masses
                 sums = np.zeros(len(a), np.float32)
@@ -156,6 +165,15 @@ def made(kind: Layer, folder: Path) -> Network:
                 return reference.fma(shared, gate, total)
 
             return facts, add
+
+        def in_groups(scores: Any) -> Any:
+            each = scores.reshape(len(scores), kind.groups, -1)
+            best = np.sort(each, -1)[..., :-3:-1]
+            best = best[..., 0] + best[..., 1]
+            stays = np.argsort(-best, 1, kind="stable")[:, :2]
+            mask = np.zeros(best.shape, bool)
+            np.put_along_axis(mask, stays, np.bool_(1), 1)
+            return np.where(mask[..., None], each, -np.inf).reshape(scores.shape)
 
         def _gated(one: Any, a: Any) -> Any:
             name = ACTIVATIONS[kind.activation]
@@ -226,6 +244,9 @@ def made(kind: Layer, folder: Path) -> Network:
                     "experts": of_experts[0],
                     "added_first": 0,
                     "bias": 0,
+                    "gate_of_heads": 0,
+                    "attention_gate": None,
+                    "recurrence": None,
                 }
             )
         writer.put(np.zeros(description.SLACK, np.uint8))
@@ -249,6 +270,7 @@ def made(kind: Layer, folder: Path) -> Network:
         "last": last,
         "ropes": [rope],
         "layers": layers,
+        "row_numbers": 0,
         "beside": 0,
         "before_last": 0,
         "beside_norm": None,

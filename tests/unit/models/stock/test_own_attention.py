@@ -89,16 +89,16 @@ def test_texts_of_a_ragged_batch_are_those_of_generate(name: str) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.openvino
+@pytest.mark.native
 @pytest.mark.parametrize(
     "name",
     ["BLOOM", "MPT", "Falcon, ALiBi"]
     + [pytest.param(name, marks=pytest.mark.prove) for name in ("Falcon, new", "GPT-J")],
 )
-def test_texts_on_openvino_are_those_of_generate(name: str) -> None:
+def test_texts_on_the_native_decoder_are_those_of_generate(name: str) -> None:
     model = build(name)
     expected = [whole(model, prompt) for prompt in PROMPTS]
-    spec = foretoken.load(model, "lookup", runtime="openvino")
+    spec = foretoken.load(model, "lookup", runtime="native")
     for gamma in (0, 4):
         texts = spec.generate(PROMPTS, max_new_tokens=12, gamma=gamma)
         assert [text.tokens for text in texts] == expected
@@ -106,11 +106,10 @@ def test_texts_on_openvino_are_those_of_generate(name: str) -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ["MPT", "GPT-J", "CodeGen", "GPT-Neo", "XGLM", "M2M-100"])
-@pytest.mark.parametrize("form", ["torch", pytest.param("openvino", marks=pytest.mark.openvino)])
-def test_padding_may_pass_the_end_of_the_context(name: str, form: str) -> None:
+def test_padding_may_pass_the_end_of_the_context(name: str) -> None:
     length = "max_seq_len" if name == "MPT" else "max_position_embeddings"
     model = build(name, **{length: 24})
-    rows = CheckedRows(model, random.Random(0), runner(model, form))
+    rows = CheckedRows(model, random.Random(0), on_torch(model))
     rows.start([22, 3])
     blocks = [rows.draw(2), rows.draw(5)]
     logits = rows.runner.score(blocks, [2, 5])
@@ -118,14 +117,6 @@ def test_padding_may_pass_the_end_of_the_context(name: str, form: str) -> None:
     for b, n in enumerate((2, 5)):
         rows.compare(logits[b, :n], rows.alone(b, n))
     assert rows.worst < 1e-4
-
-
-def runner(model: PreTrainedModel, form: str) -> Any:
-    if form == "torch":
-        return on_torch(model)
-    from foretoken.models.openvino.conversion import EXPLICIT
-
-    return EXPLICIT.form.run(model)
 
 
 PLANTED: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {

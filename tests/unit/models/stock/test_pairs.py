@@ -45,7 +45,6 @@ from pairdrafts import (
     mtp_layer,
     noted,
     on_native,
-    on_openvino,
     pairs_drafter,
     part,
     require_true,
@@ -273,17 +272,11 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(name: str) -> None
     assert sum(fact[1] for _, _, facts in made for fact in facts) > 10
 
 
-PAGED = pytest.mark.parametrize(
-    "paged", [on_native, pytest.param(on_openvino, marks=pytest.mark.openvino)]
-)
-
-
-@PAGED
-def test_rows_that_come_and_go_with_pages(paged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_come_and_go_with_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that begin alike share pages of target and draft."""
     file = EAGLES["norm of the output"]
     target = copy.deepcopy(TARGET).float()
-    drafter: Any = paged(target, file.read(target))
+    drafter: Any = on_native(target, file.read(target))
     moving.steady_times(monkeypatch)
     notes = noted(drafter)
     begins = [[(7 * i * i + i) % V for i in range(n)] for n in (33, 70)]
@@ -292,13 +285,12 @@ def test_rows_that_come_and_go_with_pages(paged: Any, monkeypatch: pytest.Monkey
     require_true(notes, law(file), 1e-4)
 
 
-@PAGED
-def test_texts_that_are_known_draft_at_once(paged: Any) -> None:
+def test_texts_that_are_known_draft_at_once() -> None:
     """Turns of a conversation, whose beginnings are not read again, by target and draft: all but
     two pages, as the states behind the first one are to be shown."""
     file = EAGLES["some tokens"]
     target = copy.deepcopy(TARGET).float()
-    drafter: Any = paged(target, file.read(target))
+    drafter: Any = on_native(target, file.read(target))
     notes, text = noted(drafter), [(7 * i * i + i) % V for i in range(100)]
     with Engine(speculator(drafter), prefix_cache=True) as engine:
         for turn in range(5):
@@ -408,15 +400,6 @@ def test_qwen_s_layer_draws_from_its_law(name: str) -> None:
     tensors = filed(mtp_layer(network), "mtp")
     draft = mtp_draft(network, tensors)
     require_course(pairs_drafter(network, draft), qwen_layer(network, tensors), 1e-4)
-
-
-@pytest.mark.openvino
-@pytest.mark.prove
-def test_proof_qwen_s_layer_on_openvino() -> None:
-    network = copy.deepcopy(qwen("Qwen3_5ForCausalLM")).float()
-    tensors = filed(mtp_layer(network), "mtp")
-    drafter = on_openvino(network, mtp_draft(network, tensors))
-    require_course(drafter, qwen_layer(network, tensors), 1e-3)
 
 
 def test_a_large_output_layer_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -392,11 +392,8 @@ def test_the_small_copy_is_far_from_flat() -> None:
         assert rows.spread > 0.3
 
 
-@pytest.mark.parametrize("form", ["torch", "openvino"])
-def test_what_changes_with_length_is_met(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_with_length_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 4 scales queries beyond `floor_scale` tokens, by each row's own positions here."""
-    from foretoken.models.openvino import conversion
-
     sizes = {"hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 48}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "vocab_size": 64}
@@ -405,8 +402,7 @@ def test_what_changes_with_length_is_met(form: str, monkeypatch: pytest.MonkeyPa
     )
     assert config.floor_scale > 1000
     model = Llama4ForCausalLM(config)
-    one = selfcheck.ON_TORCH if form == "torch" else conversion.EXPLICIT.form
-    assert check(model, one).delta < 1e-5
+    assert check(model, selfcheck.ON_TORCH).delta < 1e-5
     monkeypatch.setattr(positions.OwnScale, "forward", lambda self, states: self.queries(states))
     with pytest.raises(RefusedError, match="llama4"):
-        check(model, one)
+        check(model, selfcheck.ON_TORCH)

@@ -1,8 +1,8 @@
-"""Every family as OpenVINO runs it, through `load` and `generate`: greedy texts are transformers'
-own, sampled ones follow from their draws, and logits are those of full forwards.
+"""Every family as the native decoder runs it, through `load` and `generate`: greedy texts are
+transformers' own, sampled ones follow from their draws, and logits are those of full forwards.
 
-OpenVINO has no float64: where a text differs from transformers', each of its tokens must win in
-full forwards up to float noise, as the self-check measures it.
+It computes in float32: where a text differs from transformers', each of its tokens must win in full
+forwards up to float noise, as the self-check measures it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from foretoken.sampling.keys import RowKey, exponentials
 from pairs import PROMPTS, V, an_end, relative, scores, speculator, stock, target
 from tiny_families import FAMILIES
 
-pytestmark = pytest.mark.openvino
+pytestmark = pytest.mark.native
 
 LIMIT = 24
 SEEDS = [(5, 0), (5, 1), (8, 2)]
-NOT_PAGED = {"Gemma 2", "T5", "T5 v1.1", "mT5", "BART", "Marian"}  # a cache of ours serves these
 SOON = {"Mistral", "T5"}  # one of each form: the rest takes a minute
 NAMES = [name if name in SOON else pytest.param(name, marks=pytest.mark.prove) for name in FAMILIES]
 
 
 @cache
-def pair(name: str, runtime: str = "openvino") -> Speculator:
+def pair(name: str, runtime: str = "native") -> Speculator:
     """Target and draft on that runtime; the middle row ends well before the others."""
     model = target(name)
     return speculator(model, relative(model), an_end(model, PROMPTS[1], LIMIT), runtime)
@@ -76,8 +75,7 @@ def test_greedy_texts(name: str) -> None:
     alone."""
     model, spec = target(name), pair(name)
     eos = an_end(model, PROMPTS[1], LIMIT)
-    assert spec.target.runtime == spec.drafter.runtime == "openvino"
-    assert type(spec.target).__name__ == ("ExplicitModel" if name in NOT_PAGED else "PagedModel")
+    assert spec.target.runtime == spec.drafter.runtime == "native"
     for gamma in 3, 0:
         together = spec.generate(PROMPTS, max_new_tokens=LIMIT, gamma=gamma)
         (alone,) = spec.generate(PROMPTS[2], max_new_tokens=LIMIT, gamma=gamma)
@@ -107,7 +105,7 @@ def test_sampled_texts_follow_from_their_draws(name: str) -> None:
     for rule in "speculative", "block":
         ours, theirs = (
             [text.tokens for text in pair(name, place).generate(PROMPTS, gamma=3, rule=rule, **how)]
-            for place in ("openvino", "transformers")
+            for place in ("native", "transformers")
         )
         assert sum(one != other for one, other in zip(ours, theirs, strict=True)) <= 1
 

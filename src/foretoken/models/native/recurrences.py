@@ -1,0 +1,183 @@
+"""Layers of short convolutions and recurrences, read from transformers' modules: LFM2's, gated
+delta rules (Qwen3-Next, Qwen3.5, OLMo hybrid) and Mamba2 (Granite 4, Bamba).
+
+All give one form: outputs of one product in the order queries, keys, values, gates (of a
+convolution alone: both factors of what it reads, and gates), each head padded to full vectors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foretoken.models.blocks import Floats
+from foretoken.models.native.network import (
+    CONVOLUTION,
+    DELTA,
+    SCAN,
+    Linear,
+    RecurrentMixer,
+    Rows,
+    padded,
+    taken,
+)
+from foretoken.models.native.packing import LANES
+
+if TYPE_CHECKING:
+    from foretoken.models.native.reading import NetworkReader
+
+MOST_TAPS = 8  # what a row's ring has room for
+MIXERS = "linear_attn", "conv", "mamba"
+
+
+def read_recurrence(reader: NetworkReader, part: Any) -> RecurrentMixer:
+    """Read a mixer of one of these kinds. Raises RefusedError for another."""
+    convolution: Any = getattr(part, "conv1d", getattr(part, "conv", None))
+    weight = convolution.weight
+    taps = weight.shape[-1]
+    plain = weight.shape[1] == 1 and convolution.stride == convolution.dilation == (1,)
+    reader.require(plain and taps <= MOST_TAPS, "a convolution of another kind")
+    reader.read |= {id(x) for x in convolution.parameters()}
+    bias = convolution.bias
+    filters = weight.detach().float().numpy()[:, 0]
+    added = None if bias is None else bias.detach().float().numpy()
+    if not hasattr(part, "A_log"):
+        return _convolution(reader, part, filters, added)
+    return (_scan if hasattr(part, "D") else _delta)(reader, part, filters, added)
+
+
+def _convolution(
+    reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
+) -> RecurrentMixer:
+    both, out = reader.linear(part.in_proj), reader.linear(part.out_proj)
+    channels = len(filters)
+    fits = len(both.weight) == 3 * channels == 3 * out.weight.shape[1] and channels % LANES == 0
+    reader.require(fits, "a convolution of another shape")
+    first, gate, second = np.split(np.arange(3 * channels), 3)
+    reads = [both.rows(np.concatenate([first, second, gate]))]
+    width = next(n for n in (64, 32, 16) if channels % n == 0)
+    heads = channels // width
+    return RecurrentMixer(
+        CONVOLUTION, reads, out, heads, width, np.ascontiguousarray(filters.T), bias, heads
+    )
+
+
+def _delta(
+    reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
+) -> RecurrentMixer:
+    key_heads, key_width = part.num_k_heads, part.head_k_dim
+    heads, width = part.num_v_heads, part.head_v_dim
+    reader.require(part.activation == "silu" and heads % key_heads == 0, "a delta rule otherwise")
+    keys = padded(key_heads, key_width)
+    values, n = padded(heads, width), key_heads * key_width
+    whole = np.concatenate([keys, np.where(keys < 0, -1, keys + n)])
+    order = np.concatenate([whole, np.where(values < 0, -1, values + 2 * n)])
+    if hasattr(part, "in_proj_qkvz"):
+        reads, steps = _by_key_head(reader, part)
+    else:
+        names = ("in_proj_qkv",) if hasattr(part, "in_proj_qkv") else ("q_proj", "k_proj", "v_proj")
+        parts = [reader.linear(getattr(part, name)) for name in names]
+        gate = reader.linear(getattr(part, "in_proj_z", getattr(part, "g_proj", None)))
+        reads = [_joined(parts), gate]
+        named = [getattr(part, f"in_proj_{x}", getattr(part, f"{x}_proj", None)) for x in "ab"]
+        steps = [reader.linear(one) for one in named]
+    norm: Any = getattr(part, "norm", getattr(part, "o_norm", None))
+    out = reader.linear(getattr(part, "out_proj", getattr(part, "o_proj", None)))
+    decay, step_bias = _decays(reader, part)
+    reader.read.add(id(norm.weight))
+    own = norm.weight.detach().float().numpy()
+    return RecurrentMixer(
+        DELTA,
+        [reads[0].rows(order), reads[1].rows(values)],
+        out.columns(values),
+        heads,
+        width + -width % LANES,
+        np.ascontiguousarray(taken(filters, order).T),
+        None if bias is None else taken(bias, order),
+        key_heads,
+        key_width,
+        _joined([one.rows(_vectors(heads)) for one in steps]),
+        decay,
+        step_bias,
+        norm=np.tile(np.pad(own, (0, -width % LANES)), heads),
+        groups=heads,
+        count=width,
+        epsilon=norm.variance_epsilon,
+        beta_scale=2.0 if getattr(part, "allow_neg_eigval", False) else 1.0,
+    )
+
+
+def _by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], list[Linear]]:
+    """Qwen3-Next's products: queries, keys, values and gates of each key head together."""
+    key_heads, key_width = part.num_k_heads, part.head_k_dim
+    both, group = reader.linear(part.in_proj_qkvz), part.num_v_heads // key_heads
+    values = group * part.head_v_dim
+    rows = np.arange(len(both.weight)).reshape(key_heads, -1)
+    cuts = np.cumsum([key_width, key_width, values])
+    q, k, v, z = (x.ravel() for x in np.split(rows, cuts, 1))
+    steps = reader.linear(part.in_proj_ba)
+    beta, decays = np.split(np.arange(len(steps.weight)).reshape(key_heads, -1), 2, 1)
+    reads = [both.rows(np.concatenate([q, k, v])), both.rows(z)]
+    return reads, [steps.rows(decays.ravel()), steps.rows(beta.ravel())]
+
+
+def _scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None) -> RecurrentMixer:
+    heads, width = part.num_heads, part.head_dim
+    key_heads, key_width, inner = part.n_groups, part.ssm_state_size, heads * width
+    both = reader.linear(part.in_proj)
+    n = key_heads * key_width
+    fits = len(both.weight) == 2 * inner + 2 * n + heads and len(filters) == inner + 2 * n
+    fits = fits and part.activation == "silu" and heads % key_heads == 0
+    reader.require(fits, "a scan of another kind")
+    values, keys = padded(heads, width), padded(key_heads, key_width)
+    # theirs: gates, then values, keys and queries, which the convolution reads, and steps
+    whole = [np.where(keys < 0, -1, keys + start) for start in (inner + n, inner)]
+    order = np.concatenate([*whole, values])
+    norm: Any = getattr(part, "norm", None)
+    facts: dict[str, Any] = {}
+    if norm is not None:
+        reader.read.add(id(norm.weight))
+        own = taken(norm.weight.detach().float().numpy(), values)
+        size = getattr(norm, "group_size", inner)
+        reader.require(size % width == 0, "norms of parts of heads")
+        facts = {"norm": own, "groups": inner // size, "count": size}
+        facts |= {"gate_first": True, "epsilon": norm.variance_epsilon}
+    decay, step_bias = _decays(reader, part)
+    reader.read.add(id(part.D))
+    least, most = part.time_step_limit
+    return RecurrentMixer(
+        SCAN,
+        [both.rows(np.where(order < 0, -1, order + inner)), both.rows(values)],
+        reader.linear(part.out_proj).columns(values),
+        heads,
+        width + -width % LANES,
+        np.ascontiguousarray(taken(filters, order).T),
+        None if bias is None else taken(bias, order),
+        key_heads,
+        key_width,
+        both.rows(np.where((rows := _vectors(heads)) < 0, -1, rows + 2 * inner + 2 * n)),
+        decay,
+        step_bias,
+        np.pad(part.D.detach().float().numpy(), (0, -heads % LANES)),
+        least_step=least,
+        most_step=most,
+        **facts,
+    )
+
+
+def _vectors(n: int) -> Rows:
+    return padded(1, n)
+
+
+def _decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
+    """Return the factors of steps in decays, and what is added to the steps."""
+    reader.read |= {id(part.A_log), id(part.dt_bias)}
+    padding = (0, -len(part.A_log) % LANES)
+    own = (-part.A_log.float().exp()).detach().numpy(), part.dt_bias.detach().float().numpy()
+    return np.pad(own[0], padding), np.pad(own[1], padding)
+
+
+def _joined(parts: list[Linear]) -> Linear:
+    first = parts[0]
+    return first if len(parts) == 1 else first.joined(parts[1:])

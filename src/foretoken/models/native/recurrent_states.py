@@ -1,0 +1,99 @@
+"""Recurrent states of rows, which the kernels read and write (`kernels/cpp/recurrence.h`), and
+copies of them behind a prefix for rows that begin with it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.errors import InputError
+from foretoken.models.native.description import HEADER, RING, channels_of
+from foretoken.models.native.network import CONVOLUTION
+from foretoken.models.states import REWIND
+
+NEVER = np.iinfo(np.int64).max  # tokens of a state that means nothing
+
+
+class LayerStates(NamedTuple):
+    """Where a layer's parts begin in a row's memory, and their sizes, in numbers."""
+
+    window: int
+    channels: int
+    taps: int
+    base: int
+    size: int  # of its states
+
+
+class StateLayout:
+    """Where all layers of a network have their parts in a row's memory."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.numbers: int = facts["row_numbers"]
+        self.layers = list[LayerStates]()
+        # of each layer, where the tokens of its base stand, in words of 64 bits
+        self.bases = np.array(
+            [part["at"] // 2 for layer in facts["layers"] if (part := layer["recurrence"])]
+        )
+        for layer in facts["layers"]:
+            if (part := layer["recurrence"]) is not None:
+                channels, at = channels_of(layer), part["at"] + HEADER
+                size = layer["heads"] * layer["width"] * part["key_width"]
+                size = 0 if part["rule"] == CONVOLUTION else size
+                base = at + RING * channels
+                self.layers.append(LayerStates(at, channels, part["taps"], base, size))
+
+    def copied(self, states: RecurrentStates, length: int) -> list[NDArray[np.float32]]:
+        """Return copies of what follows from a row's first `length` tokens, at which its states
+        stand."""
+        parts = list[NDArray[np.float32]]()
+        for layer in self.layers:
+            head = layer.base + layer.size
+            parts += [states.numbers[head : head + layer.size].copy()]
+            parts += [self._window(states, layer)[_last(length, layer.taps)]]
+        return parts
+
+    def put(self, states: RecurrentStates, length: int, parts: list[NDArray[np.float32]]) -> None:
+        """Let a fresh row stand where these copies do."""
+        for layer, S, window in zip(self.layers, parts[::2], parts[1::2], strict=True):
+            states.numbers[layer.base : layer.base + layer.size] = S
+            self._window(states, layer)[_last(length, layer.taps)] = window
+        states.words[self.bases], states.words[self.bases + 1] = length, NEVER
+
+    def _window(self, states: RecurrentStates, layer: LayerStates) -> NDArray[np.float32]:
+        count = RING * layer.channels
+        return states.numbers[layer.window : layer.window + count].reshape(RING, layer.channels)
+
+
+def _last(length: int, taps: int) -> NDArray[np.int64]:
+    """Return the places in the ring of the tokens that a convolution reads beside the next one."""
+    return np.arange(max(0, length - taps + 1), length) % RING
+
+
+class RecurrentStates:
+    """The memory of one row."""
+
+    __slots__ = ("address", "bases", "numbers", "words")
+
+    def __init__(self, numbers: NDArray[np.float32], bases: NDArray[np.int64]) -> None:
+        self.numbers, self.address = numbers, numbers.ctypes.data
+        self.words, self.bases = numbers.view(np.int64), bases
+
+    @classmethod
+    def fresh(cls, layout: StateLayout) -> RecurrentStates:
+        """Return the states of a row without tokens."""
+        return cls(np.zeros(layout.numbers, np.float32), layout.bases)
+
+    def copy(self) -> RecurrentStates:
+        """Return the same for another row."""
+        return RecurrentStates(self.numbers.copy(), self.bases)
+
+    def check_back(self, b: int, old: int, new: int) -> None:
+        """Raise InputError where row b would go back to before what is kept of it."""
+        base = int(self.words[self.bases].max())
+        if new < base:
+            raise InputError(
+                f"row {b} would go back to {new} of {old} tokens, and its states are kept for the "
+                f"last {old - base}; give a gamma below {REWIND}"
+            )

@@ -1,0 +1,175 @@
+"""Models with recurrences on the native decoder: rows go back, move and share prefixes as others
+do, and their logits are the same bits as of the sequence read at once."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hybrids
+from foretoken.errors import InputError
+from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.model import NativeModel
+from foretoken.models.states import REWIND
+from interrupts import interrupted
+
+pytestmark = pytest.mark.cpu_only
+WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "native/recurrent_states.py")
+WHERE += ("models/prefixes.py",)
+OFTEN = "Qwen3_5ForCausalLM"
+FAMILIES = ["GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"]
+EVERY = [OFTEN, *(pytest.param(name, marks=pytest.mark.prove) for name in FAMILIES)]
+
+
+@cache
+def network(name: str) -> Any:
+    return hybrids.random(name, 0).float()
+
+
+@cache
+def converted(name: str, dtype: str = "float32") -> NativeModel:
+    return NativeConversion(None, dtype, lambda: network(name)).model()
+
+
+def emptied(model: NativeModel) -> NativeModel:
+    model.remember(False)
+    model.permute([])
+    return model
+
+
+def ids(n: int, seed: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(3, 60) for _ in range(n)]
+
+
+def expected(model: NativeModel, sequence: list[int], need: int) -> Tensor:
+    """Logits of the last tokens of a sequence, read at once by a row of its own."""
+    rows = len(model.lengths)
+    model.start([[]])
+    blocks = [[] for _ in range(rows)]
+    made = model.score([*blocks, sequence], [0] * rows + [need])[rows, :need].clone()
+    model.leave([rows])
+    return made
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_rows_that_join_move_go_back_and_leave_are_each_row_alone(name: str) -> None:
+    model, dice = emptied(converted(name)), random.Random(0)
+    texts: list[list[int]] = []
+    for step in range(60):
+        act = dice.choice(["score", "score", "score", "join", "leave", "move", "again"])
+        if (act == "join" and len(texts) < 5) or not texts:
+            prompts = [ids(dice.choice([0, 1, 2, 3, 9, 64, 130]), step + i) for i in range(2)]
+            model.start(prompts)
+            texts += prompts
+        elif act in ("leave", "move"):
+            rows = dice.sample(range(len(texts)), max(1, len(texts) - (act == "leave")))
+            rows = [dice.choice(rows) for _ in rows] if dice.random() < 0.3 else rows
+            model.permute(rows)
+            texts = [list(texts[b]) for b in rows]
+        elif act == "again":
+            texts[b := dice.randrange(len(texts))] = []
+            model.set_lengths([0 if i == b else len(text) for i, text in enumerate(texts)])
+        else:
+            counts = [dice.choice([0, 1, 1, 5, 12, REWIND]) for _ in texts]
+            counts[dice.randrange(len(counts))] = dice.choice([1, 5, 64, 300])
+            blocks = [ids(n, 100 * step + b) for b, n in enumerate(counts)]
+            need = [min(n, dice.choice([0, 1, 5])) for n in counts]
+            made = model.score(blocks, need).clone()
+            for b, n in enumerate(need):
+                own = [*texts[b], *blocks[b]]
+                assert not n or torch.equal(made[b, :n], expected(model, own, n)), (step, b)
+            back = [dice.randint(0, min(n, REWIND)) for n in counts]
+            pairs = zip(texts, blocks, back, strict=True)
+            texts = [[*text, *block][: len(text) + len(block) - n] for text, block, n in pairs]
+            model.set_lengths([len(text) for text in texts])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_prompt_that_begins_like_others_continues_where_states_are_stored(name: str) -> None:
+    """At the end of a sequence, and where one has left another: of prompts that come one after
+    another and share 70 tokens the third reads these from the cache."""
+    model, text = emptied(converted(name)), ids(200, 1)
+    model.remember(True)
+    prompts: list[tuple[list[int], int]] = [
+        ([*text[:70], *ids(30, 2)], 0),
+        ([*text[:70], *ids(30, 3)], 0),
+        ([*text[:70], *ids(30, 4)], 70),
+        ([*text[:40], *ids(30, 5)], 0),
+        ([*text[:40], *ids(30, 6)], 40),
+        (text, 70),
+        ([*text, 5, 6, 7, 9], 203),  # behind what was scored of the one before
+    ]
+    for prompt, recalled in prompts:
+        assert model.known(prompt) == recalled
+        model.start([prompt])
+        assert model.recalled == [recalled]
+        made = model.score([[5, 6, 7]], [3])[0].clone()
+        model.leave([0])
+        model.remember(False)
+        assert torch.equal(made, expected(model, [*prompt, 5, 6, 7], 3))
+        model.remember(True)
+        for other, _ in prompts[: prompts.index((prompt, recalled)) + 1]:
+            model.start([other])
+            model.score([[5, 6, 7]], [3])
+            model.leave([0])
+    model.remember(False)
+    assert model.known(text) == 0
+
+
+def test_a_row_goes_back_no_further_than_its_states() -> None:
+    model = emptied(converted(OFTEN))
+    model.start([ids(200, 1)])
+    with pytest.raises(InputError, match=f"give a gamma below {REWIND}"):
+        model.set_lengths([60])
+    model.set_lengths([200 - REWIND])
+    model.set_lengths([0])
+    made = model.score([[5]], [1])[0].clone()
+    assert torch.equal(made, expected(model, [5], 1))
+
+
+def test_an_invalid_token_leaves_what_is_before_it_to_others() -> None:
+    other = hybrids.random(OFTEN, 0).float()
+    other.get_input_embeddings().weight.data[60] = torch.nan
+    model, text = NativeConversion(None, "float32", lambda: other).model(), ids(40, 1)
+    right = expected(model, [*text, 5, 6], 2)
+    model.remember(True)
+    model.start([[*text, 60, 5], text])
+    assert model.score([[60], [60, 3]], [1, 1]).isnan().all()
+    model.set_lengths([42, 40])  # a draft token that is rejected
+    assert torch.equal(model.score([[], [5, 6]], [0, 2])[1], right)
+    model.leave([0, 1])
+    for last, recalled in ((9, 0), (5, 40)):
+        model.start([[*text, last]])
+        assert model.recalled == [recalled]
+        made = model.score([[6]], [1])[0].clone()
+        model.leave([0])
+    assert torch.equal(made, right[1:])
+
+
+@pytest.mark.prove
+def test_a_ctrl_c_anywhere_leaves_no_wrong_state() -> None:
+    model, text = emptied(converted(OFTEN)), ids(120, 1)
+    right = expected(model, [*text, 5, 6], 2)
+    model.remember(True)
+
+    def use() -> None:
+        model.start([text, text[:50]])
+        model.permute([0, 0, 1])
+        model.score([[4], [5, 6], [7] * 30], [1, 1, 1])
+        model.set_lengths([120, 122, 60])
+        model.leave([1])
+
+    nth = 1
+    while interrupted(use, nth, WHERE):
+        model.leave(list(range(len(model.lengths))))
+        model.start([text])
+        assert torch.equal(model.score([[5, 6]], [2])[0], right), f"line {nth}"
+        model.leave([0])
+        nth += 11
+    assert nth > 300
