@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "f444bf785f2673a2"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "5153393e196dc3c8"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "f5dfa00a22e7e70e"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "de09bbb8a39d1ceb"),
 }
 
 

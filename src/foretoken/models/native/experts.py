@@ -4,14 +4,15 @@ a router chooses and weighs them, which is tried."""
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foretoken.models.native.network import CLAMPED, Experts, Gated, Routing
+from foretoken.models.native.network import CLAMPED, Experts, Gated, Routing, array, random_states
 
 if TYPE_CHECKING:
     from foretoken.models.native.reading import NetworkReader
@@ -38,7 +39,9 @@ def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts
     reader.read |= {id(x) for x in (weight, bias) if x is not None}
     rows = reader.plain(weight, bias)
     added = _added(reader, part, router)
-    routing = _routing(reader, router, weight, bias, added)
+    with _tried(added):
+        numbers = None if added is None else added.detach().flatten().float()
+        routing = _routing(reader, router, weight, bias, numbers)
     own = next((p for name in SHARED if (p := getattr(part, name, None)) is not None), None)
     reader.require(own is None or shared is None, "two shared experts")
     gate = getattr(part, "shared_expert_gate", None)
@@ -49,7 +52,7 @@ def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts
     each = _each(reader, part.experts)
     own = shared if own is None else own
     experts = Experts(
-        rows, each, routing, gate is not None, None if added is None else added.numpy()
+        rows, each, routing, gate is not None, None if added is None else array(added).ravel()
     )
     return experts, None if own is None else reader.gated(own)
 
@@ -92,16 +95,29 @@ def _added(reader: NetworkReader, part: Any, router: Any) -> Tensor | None:
         for name in ADDED:
             if (found := getattr(owner, name, None)) is not None:
                 reader.read.add(id(found))
-                return found.detach().flatten().float()
+                return found
     return None
+
+
+@contextmanager
+def _tried(added: Tensor | None) -> Generator[None]:
+    """Put random numbers in place meanwhile: a new network has zeros, which show nothing."""
+    if added is None:
+        yield
+        return
+    with torch.no_grad():
+        own = added.detach().clone()
+        added.copy_(random_states(*added.shape) / 4)
+        try:
+            yield
+        finally:
+            added.copy_(own)
 
 
 def _routing(
     reader: NetworkReader, router: Any, weight: Tensor, bias: Tensor | None, added: Tensor | None
 ) -> Routing:
     """Return the rule that chooses and weighs experts as the router does, tried."""
-    from foretoken.models.native.reading import random_states
-
     states = random_states(1, TRIED, weight.shape[1])
     given = [x for x in inspect.signature(router.forward).parameters if x in ADDED]
     groups = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -26,6 +27,15 @@ XIELU, CLAMPED = "xielu", "clamped"
 KNOWN = *ACTIVATIONS, XIELU, CLAMPED  # in the kernels' order
 CONVOLUTION, DELTA, SCAN = 1, 2, 3  # rules of recurrences, as in network.h
 Rows = NDArray[np.int64]  # -1: a row of zeros
+
+
+def array(values: Any) -> Floats:
+    """Return a tensor's numbers in float32."""
+    return values.detach().float().numpy()
+
+
+def random_states(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def padded(heads: int, width: int, start: int = 0) -> Rows:

@@ -35,6 +35,8 @@ from foretoken.models.native.network import (
     PairsEntry,
     RecurrentMixer,
     Rope,
+    array,
+    random_states,
 )
 from foretoken.models.native.packing import LANES
 from foretoken.models.native.recurrences import MIXERS, read_recurrence
@@ -533,12 +535,3 @@ class NetworkReader:
         return RefusedError(
             f"{type(self.network).__name__} is not built as the native decoder expects ({what})"
         )
-
-
-def array(values: Any) -> Floats:
-    """Return a tensor's numbers in float32."""
-    return values.detach().float().numpy()
-
-
-def random_states(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.models.blocks import Floats
-from foretoken.models.native.network import Attention, Decoder, DecoderLayer, Linear
-from foretoken.models.native.reading import SAME, NetworkReader, array
+from foretoken.models.native.network import Attention, Decoder, DecoderLayer, Linear, array
+from foretoken.models.native.reading import SAME, NetworkReader
 from foretoken.models.stock.media import encoder_input
 from foretoken.models.stock.sizes import context_limit, encoder_limit, reads_ids
 
