@@ -5,7 +5,7 @@ The machine must be idle. About an hour and a half; a bench that has a result is
 
     python benchmarks/peers/make.py                      # the peers, once
     python benchmarks/figures.py --folder DIR            # DIR: for the pairs, 5 GB
-    python benchmarks/figures.py --folder DIR qwen-f32-greedy  # only that one, again
+    python benchmarks/figures.py --folder DIR llama-f32-greedy  # only that one, again
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ TEXTS = (
 GREEDY, SAMPLED = "--temperature=0", "--temperature=1"
 CUT = f"{SAMPLED} --top-k=50 --top-p=0.9"
 ALL = ("transformers", "openvino-genai", "llama.cpp")
-HYBRID = ("transformers", "llama.cpp")
 
 
 class Bench(NamedTuple):
@@ -71,8 +70,6 @@ RUNS = {
     "llama-f32-greedy": Bench("llama", "a86", GREEDY, "float32", "3,5", ALL, 1),
     "llama-f32-sampled": Bench("llama", "a80", SAMPLED, "float32", "3,5", ALL[:1], 1),
     "llama-f32-cut": Bench("llama", "a80", CUT, "float32", "3,5", (), 1),
-    "qwen-f32-greedy": Bench("qwen", "a80", GREEDY, "float32", "3,5", HYBRID, 1),
-    "qwen-int8-greedy": Bench("qwen", "a80", GREEDY, "int8", "3,5", HYBRID[1:], 1),
     "alpha-02": Bench("llama", "a02", SAMPLED, "float32", "1,3", (), 1),
     "alpha-20": Bench("llama", "a20", SAMPLED, "float32", "1,2,3", (), 2),
     "alpha-50": Bench("llama", "a50", SAMPLED, "float32", "2,3,5", (), 2),
