@@ -125,9 +125,9 @@ class NativeModel:
         shares, a row can go on, and copies of the recurrent states there."""
         if self.passes.states is None:
             return length, None
-        return (
-            (0, None) if self.stored is None else self.stored.find(self._shared_by, prompt[:length])
-        )
+        if self.stored is None:
+            return 0, None
+        return self.stored.find(self._shared_by, prompt[:length])
 
     def _store(self, b: int) -> None:
         """Store row b's recurrent states for others that begin with all of its tokens."""

@@ -19,6 +19,7 @@ from foretoken.models.native.network import (
     Linear,
     RecurrentMixer,
     Rows,
+    array,
     padded,
     taken,
 )
@@ -39,9 +40,8 @@ def read_recurrence(reader: NetworkReader, part: Any) -> RecurrentMixer:
     plain = weight.shape[1] == 1 and convolution.stride == convolution.dilation == (1,)
     reader.require(plain and taps <= MOST_TAPS, "a convolution of another kind")
     reader.read |= {id(x) for x in convolution.parameters()}
-    bias = convolution.bias
-    filters = weight.detach().float().numpy()[:, 0]
-    added = None if bias is None else bias.detach().float().numpy()
+    filters = array(weight)[:, 0]
+    added = None if convolution.bias is None else array(convolution.bias)
     if not hasattr(part, "A_log"):
         return _convolution(reader, part, filters, added)
     return (_scan if hasattr(part, "D") else _delta)(reader, part, filters, added)
@@ -69,24 +69,23 @@ def _delta(
     key_heads, key_width = part.num_k_heads, part.head_k_dim
     heads, width = part.num_v_heads, part.head_v_dim
     reader.require(part.activation == "silu" and heads % key_heads == 0, "a delta rule otherwise")
-    keys = padded(key_heads, key_width)
     values, n = padded(heads, width), key_heads * key_width
-    whole = np.concatenate([keys, np.where(keys < 0, -1, keys + n)])
-    order = np.concatenate([whole, np.where(values < 0, -1, values + 2 * n)])
+    keys = [padded(key_heads, key_width, start) for start in (0, n)]
+    order = np.concatenate([*keys, padded(heads, width, 2 * n)])
     if hasattr(part, "in_proj_qkvz"):
         reads, steps = _by_key_head(reader, part)
     else:
         names = ("in_proj_qkv",) if hasattr(part, "in_proj_qkv") else ("q_proj", "k_proj", "v_proj")
         parts = [reader.linear(getattr(part, name)) for name in names]
         gate = reader.linear(getattr(part, "in_proj_z", getattr(part, "g_proj", None)))
-        reads = [_joined(parts), gate]
+        reads = [parts[0].joined(parts[1:]), gate]
         named = [getattr(part, f"in_proj_{x}", getattr(part, f"{x}_proj", None)) for x in "ab"]
         steps = [reader.linear(one) for one in named]
     norm: Any = getattr(part, "norm", getattr(part, "o_norm", None))
     out = reader.linear(getattr(part, "out_proj", getattr(part, "o_proj", None)))
     decay, step_bias = _decays(reader, part)
     reader.read.add(id(norm.weight))
-    own = norm.weight.detach().float().numpy()
+    decays, beta = (one.rows(padded(1, heads)) for one in steps)
     return RecurrentMixer(
         DELTA,
         [reads[0].rows(order), reads[1].rows(values)],
@@ -97,10 +96,10 @@ def _delta(
         None if bias is None else taken(bias, order),
         key_heads,
         key_width,
-        _joined([one.rows(_vectors(heads)) for one in steps]),
+        decays.joined([beta]),
         decay,
         step_bias,
-        norm=np.tile(np.pad(own, (0, -width % LANES)), heads),
+        norm=np.tile(np.pad(array(norm.weight), (0, -width % LANES)), heads),
         groups=heads,
         count=width,
         epsilon=norm.variance_epsilon,
@@ -130,15 +129,19 @@ def _scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
     fits = len(both.weight) == 2 * inner + 2 * n + heads and len(filters) == inner + 2 * n
     fits = fits and part.activation == "silu" and heads % key_heads == 0
     reader.require(fits, "a scan of another kind")
-    values, keys = padded(heads, width), padded(key_heads, key_width)
-    # theirs: gates, then values, keys and queries, which the convolution reads, and steps
-    whole = [np.where(keys < 0, -1, keys + start) for start in (inner + n, inner)]
-    order = np.concatenate([*whole, values])
+    values = padded(heads, width)
+
+    def mixed(start: int) -> Rows:
+        """Return the rows that the convolution reads: values, keys and queries, as they have it."""
+        keys = [padded(key_heads, key_width, start + at) for at in (inner + n, inner)]
+        return np.concatenate([*keys, padded(heads, width, start)])
+
+    order = mixed(0)
     norm: Any = getattr(part, "norm", None)
     facts: dict[str, Any] = {}
     if norm is not None:
         reader.read.add(id(norm.weight))
-        own = taken(norm.weight.detach().float().numpy(), values)
+        own = taken(array(norm.weight), values)
         size = getattr(norm, "group_size", inner)
         reader.require(size % width == 0, "norms of parts of heads")
         facts = {"norm": own, "groups": inner // size, "count": size}
@@ -148,7 +151,7 @@ def _scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
     least, most = part.time_step_limit
     return RecurrentMixer(
         SCAN,
-        [both.rows(np.where(order < 0, -1, order + inner)), both.rows(values)],
+        [both.rows(mixed(inner)), both.rows(values)],  # gates come first
         reader.linear(part.out_proj).columns(values),
         heads,
         width + -width % LANES,
@@ -156,28 +159,18 @@ def _scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
         None if bias is None else taken(bias, order),
         key_heads,
         key_width,
-        both.rows(np.where((rows := _vectors(heads)) < 0, -1, rows + 2 * inner + 2 * n)),
+        both.rows(padded(1, heads, 2 * inner + 2 * n)),
         decay,
         step_bias,
-        np.pad(part.D.detach().float().numpy(), (0, -heads % LANES)),
+        np.pad(array(part.D), (0, -heads % LANES)),
         least_step=least,
         most_step=most,
         **facts,
     )
 
 
-def _vectors(n: int) -> Rows:
-    return padded(1, n)
-
-
 def _decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
     """Return the factors of steps in decays, and what is added to the steps."""
     reader.read |= {id(part.A_log), id(part.dt_bias)}
     padding = (0, -len(part.A_log) % LANES)
-    own = (-part.A_log.float().exp()).detach().numpy(), part.dt_bias.detach().float().numpy()
-    return np.pad(own[0], padding), np.pad(own[1], padding)
-
-
-def _joined(parts: list[Linear]) -> Linear:
-    first = parts[0]
-    return first if len(parts) == 1 else first.joined(parts[1:])
+    return np.pad(array(-part.A_log.float().exp()), padding), np.pad(array(part.dt_bias), padding)
