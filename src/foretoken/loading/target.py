@@ -53,7 +53,7 @@ class ModelFacts:
     @property
     def encoder_decoder(self) -> bool:
         if self._facts:
-            return self._facts.get("encoder_decoder", False)
+            return self._facts["encoder_decoder"]
         return bool(self.structure.config.is_encoder_decoder)
 
     @property
@@ -67,7 +67,7 @@ class ModelFacts:
     def layers(self) -> int:
         """Layers of the decoder."""
         if self._facts:
-            return self._facts.get("layers") or len(self._facts["windows"])
+            return self._facts["layers"]
         from foretoken.models.stock.taps import layers_of  # late: as above
 
         return len(layers_of(self.structure))

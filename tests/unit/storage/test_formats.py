@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "e86c42378177604d"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "9924f77721a32b83"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "f8c57fb270854526"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "4e0a90cea81fcf37"),
 }
 
 

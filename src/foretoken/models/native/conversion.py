@@ -28,7 +28,7 @@ from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts, or other models are refused:
 # what is kept is found anew
-FORMAT = 7
+FORMAT = 8
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 
@@ -142,6 +142,7 @@ class NativeConversion:
         return {
             "network": facts,
             "vocab_size": facts["vocabulary"],
+            "encoder_decoder": encodes,
             "layers": sum(not layer["source"] for layer in facts["layers"]),
             "parameters": sum(weight.numel() for weight in network.parameters()),
             "context": context_limit(config),

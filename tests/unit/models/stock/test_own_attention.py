@@ -92,7 +92,7 @@ def test_texts_of_a_ragged_batch_are_those_of_generate(name: str) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize(
     "name",
-    ["BLOOM", "MPT", "Falcon, ALiBi"]
+    ["BLOOM", "MPT"]
     + [pytest.param(name, marks=pytest.mark.prove) for name in ("Falcon, new", "GPT-J")],
 )
 def test_texts_on_the_native_decoder_are_those_of_generate(name: str) -> None:
