@@ -97,7 +97,7 @@ prove: .venv/ready
 	($(PROVE) --ignore=$(CENSUS) tests reproduction/tests; $(PROVE) $(CENSUS)) | grep -E "%]$$|^(PASSED|FAILED|ERROR)|passed" | tee benchmarks/results/prove.txt
 
 .venv/run: pyproject.toml constraints.txt
-	@echo "Installing torch, transformers, OpenVINO and the server into .venv, and compiling the native decoder:"
+	@echo "Installing torch, transformers and the server into .venv, and compiling the native decoder:"
 	@echo "0.4 GB to download and 1.4 GB on disk, with torch for the CPU; pip says nothing while it compiles, half a minute on two cores"
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-deps --extra-index-url $(TORCH_INDEX) torch

@@ -1,16 +1,36 @@
-"""Where a model that was converted for a peer is kept: .peers/models, by name, weights and kind."""
+"""Models converted for peers, in .peers/models by name, weights and kind, and how: converters that
+need torch are run by the project's own Python, which finds the peer's packages behind its own."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-from answer import Refused
+from answer import Refused, Request
 
 HOME = Path(__file__).resolve().parents[2] / ".peers" / "models"
+
+RUN = """
+import runpy, sys
+paths, script, *arguments = sys.argv[1:]
+sys.path += paths.split(":")
+sys.argv = [script, *arguments]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+def run_converter(request: Request, script: Path, paths: list[Path], *arguments: str) -> None:
+    """Run a script in the project's Python; `paths` are searched behind its own."""
+    where = ":".join(map(str, paths))
+    command = [request["python"], "-c", RUN, where, str(script), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode:
+        reason = (run.stderr.strip().splitlines() or ["?"])[-1]
+        raise Refused(f"{script.name} failed: {reason[:200]}")
 
 
 def converted(source: str, kind: str, convert: Callable[[Path, Path], None]) -> Path:

@@ -1,28 +1,31 @@
 """A causal model's folder as the stateful OpenVINO model that OpenVINO GenAI reads.
 
-    python benchmarks/peers/export_openvino.py MODEL FOLDER DTYPE    # in the project's own venv
+    python benchmarks/peers/export_openvino.py MODEL FOLDER DTYPE  # by peer_openvino_genai.py
 
-transformers' forward is traced once over explicit keys and values, which then become the model's
-state. Weights are stored as float32, rounded to bfloat16 first where that is DTYPE; int8 is for
-matrices, with a scale for each row; int4 has the package's own rounding, so that both systems run
-the same numbers. What is computed in is chosen where it is compiled.
+Runs in the project's Python with OpenVINO's packages. transformers' forward is traced once over
+explicit keys and values, which then become the model's state. Weights are stored as float32,
+rounded to bfloat16 first where that is DTYPE; int8 is for matrices, with a scale for each row; int4
+is the package's own, in blocks of 32, with int8 for embeddings and outputs: both systems run the
+same numbers. The precision of products is chosen where the model is compiled.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import torch
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino._offline_transformations import apply_make_stateful_transformation
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from foretoken.models.openvino.weights import four_bits
+from foretoken.models.native.packing import WEIGHTS, round_blocks
 
 INPUTS = ["input_ids", "attention_mask", "position_ids"]
 
@@ -116,20 +119,52 @@ def _begin_empty(graph: ov.Model) -> None:
             node.set_arguments([ops.broadcast(ops.constant(np.float32(0)), shape)])
 
 
-def compress(graph: ov.Model) -> None:
-    """Matrices that are multiplied with, as int8 with a scale for each row."""
-    for node in graph.get_ops():
-        if node.get_type_name() != "MatMul":
-            continue
-        weight = node.input_value(1).get_node()
-        if weight.get_type_name() != "Constant" or len(weight.shape) != 2:
-            continue
-        values = weight.get_data()
-        over = 1 if node.get_attributes()["transpose_b"] else 0
-        scale = np.maximum(np.abs(values).max(over, keepdims=True), 1e-12) / 127
-        small = ops.constant(np.round(values / scale).astype(np.int8))
-        wide = ops.multiply(ops.convert(small, np.float32), ops.constant(scale.astype(np.float32)))
-        node.input(1).replace_source_output(wide.output(0))
+def compress(graph: ov.Model, dtype: str) -> None:
+    """Store the weights of products and look-ups in integers."""
+    weights = [w for node in graph.get_ordered_ops() if (w := _weight(node))]
+    for port, weight, out in weights:
+        if dtype == "int8" or out or weight.shape[1] % WEIGHTS:
+            small = _rounded_rows(weight, 1 - out)
+        else:
+            lookup = port.get_node().get_type_name() == "Gather"
+            small = _rounded_blocks(weight, 8 if lookup or port is weights[-1][0] else 4)
+        port.replace_source_output(small)
+    graph.validate_nodes_and_infer_types()
+
+
+def _weight(node: Any) -> tuple[Any, NDArray[np.float32], int] | None:
+    """The input of a product or look-up that is a matrix, its numbers, and the axis of outputs."""
+    place = {"MatMul": 1, "Gather": 0}.get(node.get_type_name())
+    if place is None:
+        return None
+    constant = node.input_value(place).get_node()
+    if constant.get_type_name() != "Constant" or len(constant.shape) != 2:
+        return None
+    transposed = place == 0 or node.get_attributes()["transpose_b"]
+    return node.input(place), constant.get_data(), 0 if transposed else 1
+
+
+def _rounded_rows(weight: NDArray[np.float32], axis: int) -> Any:
+    """Integers of eight bits with a scale for each output; `axis` is that of the inputs."""
+    scale = np.maximum(np.abs(weight).max(axis, keepdims=True), 1e-12) / 127
+    small = ops.constant(np.round(weight / scale).astype(np.int8))
+    wide = ops.multiply(ops.convert(small, np.float32), ops.constant(scale.astype(np.float32)))
+    return wide.output(0)
+
+
+def _rounded_blocks(weight: NDArray[np.float32], bits: int) -> Any:
+    """Integers with a scale for each block of 32 inputs, `weight` being `[out, in]`."""
+    blocks = round_blocks(weight, bits)
+    integers = ops.constant(blocks.integers)
+    if bits == 4:
+        pairs = blocks.integers.reshape(-1, 2)
+        packed = (pairs[:, 0] & 15 | pairs[:, 1] << 4).astype(np.uint8)
+        tensor = ov.Tensor(packed, ov.Shape(blocks.integers.shape), ov.Type.i4)
+        integers = ov.op.Constant(tensor, shared_memory=False)
+    scales = ops.constant(blocks.scales.astype(np.float16))
+    wide = ops.multiply(ops.convert(integers, np.float16), scales)
+    flat = ops.reshape(wide, ops.constant(np.array(weight.shape)), special_zero=False)
+    return ops.convert(flat, np.float32).output(0)
 
 
 def main() -> None:
@@ -138,10 +173,8 @@ def main() -> None:
     stock = AutoModelForCausalLM.from_pretrained(source, dtype=kind, trust_remote_code=False)
     model = stock.float().eval()
     graph = export(model)
-    if dtype == "int8":
-        compress(graph)
-    if dtype == "int4":
-        four_bits(graph)
+    if dtype in ("int8", "int4"):
+        compress(graph, dtype)
     folder.mkdir(parents=True, exist_ok=True)
     ov.save_model(graph, folder / "openvino_model.xml", compress_to_fp16=False)
     model.config.save_pretrained(folder)

@@ -7,24 +7,16 @@ project's Python runs it, with the peer's packages behind its own.
 from __future__ import annotations
 
 import json
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import onnxruntime_genai as genai
 from answer import Clock, Refused, Request, Texts, serve
-from converted import converted
+from converted import converted, run_converter
 
 PRECISIONS = {"float32": "fp32", "int8": "int8", "int4": "int4"}
 BUILDER = Path(genai.__file__).with_name("models") / "builder.py"
-RUN = """
-import runpy, sys
-builder, *sys.argv[1:] = sys.argv[1:]
-models = builder.rpartition("/")[0]
-sys.path += [models, models.rpartition("/onnxruntime_genai/")[0]]
-runpy.run_path(builder, run_name="__main__")
-"""
 QUANTIZED = ("block_size=32", "accuracy_level=4")  # the builder's defaults today
 
 
@@ -66,11 +58,7 @@ def export(request: Request) -> Path:
         how = ["-p", PRECISIONS[dtype], "-e", "cpu"]
         if dtype != "float32":
             how += ["--extra_options", *QUANTIZED]
-        command = [request["python"], "-c", RUN, str(BUILDER), *where, *how]
-        run = subprocess.run(command, capture_output=True, text=True)
-        if run.returncode:
-            reason = (run.stderr.strip().splitlines() or ["?"])[-1]
-            raise Refused(f"{source} cannot be converted: {reason[:200]}")
+        run_converter(request, BUILDER, [BUILDER.parent, BUILDER.parents[2]], *where, *how)
         _never_end(place / "genai_config.json")
 
     return converted(source, f"onnxruntime-{dtype}", convert)

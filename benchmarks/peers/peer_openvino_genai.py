@@ -1,14 +1,13 @@
 """OpenVINO GenAI, plain and with a draft model, for `race.py --vs openvino-genai`.
 
 Greedy only: with a draft its sampling fails a check of its own. It reads the stateful export that
-export_openvino.py makes in the project's venv. By default it chooses for the processor what it
+export_openvino.py makes in the project's Python. By default it chooses for the processor what it
 computes in and what it rounds the cache to; "same-precision" holds both to ours.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 from answer import Clock, Refused, Request, Texts, serve
-from converted import converted
+from converted import converted, run_converter
 from openvino import opset13 as ops
 from openvino_tokenizers import build_rwkv_tokenizer
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 ROUNDED = ("int8", "int4")  # activations are rounded in groups too
 EXPORT = Path(__file__).with_name("export_openvino.py")
+PACKAGES = Path(ov.__file__).parents[1]
 
 
 class Streamer(genai.StreamerBase):
@@ -84,11 +84,7 @@ def export(request: Request, source: str, dtype: str) -> tuple[Path, dict[str, A
         raise Refused(f"openvino-genai is run in {', '.join(DTYPES)}, not {dtype}")
 
     def convert(model: Path, place: Path) -> None:
-        command = [request["python"], str(EXPORT), str(model), str(place), dtype]
-        run = subprocess.run(command, capture_output=True, text=True)
-        if run.returncode:
-            reason = (run.stderr.strip().splitlines() or ["?"])[-1]
-            raise Refused(f"{source} cannot be exported: {reason[:200]}")
+        run_converter(request, EXPORT, [PACKAGES], str(model), str(place), dtype)
         _spell(place, json.loads((model / "config.json").read_text())["vocab_size"])
 
     hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": request["threads"]}

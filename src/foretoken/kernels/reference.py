@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 LANES, WEIGHTS, BLOCK = 16, 32, 128  # of a vector; of a block of weights; positions of attention's
 MASS = 256  # ids of a distribution that are added up at once
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a block's largest weight
 
 Floats = NDArray[Any]  # of float32
 
@@ -69,6 +70,24 @@ def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
     with np.errstate(all="ignore"):
         s = np.where(finite, d * (z[:, ::2] + z[:, 1::2]).astype(np.float32), d)
     return q.reshape(len(x), -1), d, s.astype(np.float32), z
+
+
+def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Round weights `[n, 32]` to integers from -8 to 7: of the scales by which -8 is a share
+    of the largest weight, the one of the least squared error, fitted to its integers."""
+    peak = np.take_along_axis(blocks, np.abs(blocks).argmax(1, keepdims=True), 1)
+    best: tuple[Any, ...] = ()
+    for share in SHARES:
+        first = -np.where(peak == 0, 1, peak) * (share / 8)
+        k = np.clip(np.rint(blocks / first), -8, 7)
+        squares = (k * k).sum(1, keepdims=True)
+        scale = (blocks * k).sum(1, keepdims=True) / np.maximum(squares, 1)
+        scale = scale.astype(np.float16)
+        error = ((blocks - scale.astype(np.float32) * k) ** 2).sum(1, keepdims=True)
+        new = error, k, scale
+        better = error < best[0] if best else np.full_like(error, True, bool)
+        best = tuple(np.where(better, x, y) for x, y in zip(new, best or new, strict=True))
+    return best[1].astype(np.int8), best[2]
 
 
 def level_product(factors: Any, supers: Any) -> Floats:

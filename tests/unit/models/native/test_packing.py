@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from transformers import CohereConfig, CohereForCausalLM
 
 from foretoken.errors import RefusedError
-from foretoken.kernels import library
+from foretoken.kernels import library, reference
 from foretoken.models.native import description
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.packing import KINDS, Panels, pack
 from foretoken.models.native.pages import PagedRow
 from foretoken.models.native.passes import RowPart
-from foretoken.models.rounding import nearest
 from tiny import llama
 
 pytestmark = pytest.mark.cpu_only
@@ -168,7 +167,7 @@ def test_four_bits_are_the_reference_s(name: str) -> None:
     call, count = library.library().foretoken_round_weights, ctypes.c_int64(len(groups))
     call(name.encode(), pointers[0], count, *pointers[1:])
     with np.errstate(over="ignore"):
-        expected, short = nearest(groups)
+        expected, short = reference.round_weights(groups)
     assert np.array_equal(integers, expected) and np.array_equal(scales, short.astype(np.float32))
 
 
@@ -181,7 +180,7 @@ def test_other_weights_are_rounded(bits: int) -> None:
     made = unpacked(pack(weight, bits), library.chosen_set())[:100]
     groups, error = weight.reshape(-1, 32), np.abs(made - weight).reshape(-1, 32).max(1)
     if bits == 4:
-        k, scale = nearest(groups)
+        k, scale = reference.round_weights(groups)
         assert np.array_equal(made.reshape(-1, 32), k * scale.astype(np.float32))
     else:  # half a step, and what float16 is off at the ends
         assert (error <= np.abs(groups).max(1) * (0.5 / 127 + 2**-11)).all()
