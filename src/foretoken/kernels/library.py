@@ -72,6 +72,18 @@ class RecurrenceRecord(Structure):
     ]
 
 
+class LatentRecord(Structure):
+    """The record Latent of network.h."""
+
+    _fields_ = [
+        ("rank", c_int32),
+        ("query_rank", c_int32),
+        ("queries", WeightRecord),
+        ("keys", POINTER(WeightRecord)),
+        ("values", POINTER(WeightRecord)),
+    ]
+
+
 class LayerRecord(Structure):
     """The record Layer of network.h."""
 
@@ -94,6 +106,7 @@ class LayerRecord(Structure):
         ("attention_gate", WeightRecord),
         ("recurrence", RecurrenceRecord),
         ("experts", ExpertsRecord),
+        ("latent", LatentRecord),
     ]
 
 

@@ -90,8 +90,9 @@ def _spans(most: int) -> Choices:
     return np.array([(s, low) for s in range(most, 0, -1) for low in range(most + 1 - s)])
 
 
-FORMS = (  # four bits first; a span of 31 has five
+FORMS = (  # four bits first, then the largest numbers of MXFP4; a span of 31 has five
     (_multiples, np.arange(1, 9)),
+    (_multiples, np.array([12, 8, 6])),
     (_multiples, np.arange(1, 128)),
     (_steps, _spans(15)),
     (_steps, _spans(31)),

@@ -12,11 +12,11 @@ import pytest
 from foretoken.kernels import library, reference
 from foretoken.models.native.network import ACTIVATIONS, XIELU
 from foretoken.models.native.packing import (
+    CODED,
     HALVES,
     KINDS,
     OFFSETS,
     SUPER,
-    TABLE,
     WIDE,
     Panels,
     pack_floats,
@@ -93,9 +93,9 @@ def packed(kind: str, form: int, N: int, K: int) -> tuple[Panels, Any]:
     scales, offsets = random.standard_normal((2, N, blocks)).astype(np.float16).astype(np.float32)
     if form & WIDE:
         scales = scales * np.float32(1.0001)
-    low = 0 if form & OFFSETS or kind == "code4" else -(2 ** (bits - 1))
+    low = 0 if form & OFFSETS or kind in CODED else -(2 ** (bits - 1))
     q = random.integers(low, low + 2**bits, (N, K))
-    whole = np.array(TABLE)[q] if kind == "code4" else q
+    whole = np.array(CODED[kind])[q] if kind in CODED else q
     if not form & SUPER:
         added = offsets if form & OFFSETS else None
         return pack_integers(q, scales, added, kind=kind), (
@@ -115,7 +115,7 @@ def packed(kind: str, form: int, N: int, K: int) -> tuple[Panels, Any]:
 
 
 FORMS = [(kind, form) for kind in ("int8", "int6", "int5", "int4") for form in range(16)]
-FORMS += [("code4", form) for form in (0, WIDE, HALVES, SUPER)]
+FORMS += [(kind, form) for kind in CODED for form in (0, WIDE, HALVES, SUPER)]
 FORMS = [(kind, form) for kind, form in FORMS if not (form & SUPER and form & WIDE)]
 NUMBERS = [("float32", 0), ("bfloat16", 0), ("float16", 0)]
 

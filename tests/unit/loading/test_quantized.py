@@ -91,13 +91,14 @@ def four_bits(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return values[both] * torch.exp2(scales.float() - 127)[..., None]
 
 
-def test_four_bit_floats_of_experts_are_the_values_that_are_stored(tmp_path: Path) -> None:
+def save_four_bit_floats(folder: Path) -> dict[str, torch.Tensor]:
+    """Write a GPT-OSS with random experts in MXFP4; return these as numbers, by name."""
     config = transformers.GptOssConfig(
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, head_dim=16,
         num_attention_heads=2, num_key_value_heads=1, num_local_experts=4, pad_token_id=0,
     )  # fmt: skip
-    transformers.GptOssForCausalLM(config).save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
+    transformers.GptOssForCausalLM(config).save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
     dice, plain = torch.Generator().manual_seed(0), {}
     for name in [n for n in weights if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         experts, columns, rows = weights.pop(name).shape  # inputs come first there
@@ -105,10 +106,25 @@ def test_four_bit_floats_of_experts_are_the_values_that_are_stored(tmp_path: Pat
         scales = torch.randint(118, 124, (experts, rows, columns // 32), generator=dice)
         weights[f"{name}_blocks"], weights[f"{name}_scales"] = codes.byte(), scales.byte()
         plain[name] = four_bits(codes, scales).flatten(-2).transpose(1, 2)
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    named = json.loads((tmp_path / "config.json").read_text())
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    named = json.loads((folder / "config.json").read_text())
     named["quantization_config"] = {"quant_method": "mxfp4"}
-    (tmp_path / "config.json").write_text(json.dumps(named))
+    (folder / "config.json").write_text(json.dumps(named))
+    return plain
+
+
+def test_four_bit_floats_of_experts_are_the_values_that_are_stored(tmp_path: Path) -> None:
+    plain = save_four_bit_floats(tmp_path)
     model = foretoken.load(tmp_path, "lookup", runtime="transformers").target.model
     for name, expected in plain.items():
         assert torch.equal(model.get_parameter(name), expected)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+def test_four_bit_floats_stay_four_bits_natively(tmp_path: Path, dtype: str) -> None:
+    save_four_bit_floats(tmp_path)
+    target: Any = foretoken.load(tmp_path, "lookup", runtime="native", dtype=dtype).target
+    experts = [layer["experts"] for layer in target.passes.facts["layers"]]
+    kinds = {x["kind"] for each in experts for name in ("gate", "up", "down") for x in each[name]}
+    assert kinds == {"fp4"}

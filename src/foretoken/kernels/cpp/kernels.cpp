@@ -57,7 +57,7 @@ size_t scratch_of(const Network& net) {
   size_t most = size_t(net.most_tokens) * 2 * LANES + whole_vectors(net.width);
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
-    size_t projected = size_t(net.most_tokens) * layer.width * LANES;
+    size_t projected = layer.latent.rank ? 0 : size_t(net.most_tokens) * layer.width * LANES;
     const size_t together = size_t(layer.heads) * layer.width;
     projected = together > projected ? together : projected;
     const size_t parts =
@@ -109,13 +109,18 @@ bool room_for_experts(const Network& net, Workspace* w) {
   return done;
 }
 
-// Room for layers of recurrences, and for the gates of attention
-bool room_for_recurrences(const Network& net, Workspace* w) {
+// Room for layers of recurrences and of latents, and for the gates of attention
+bool room_for_mixers(const Network& net, Workspace* w) {
   size_t projected = 0, mixed = 0, steps = 0;
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
     const auto grow = [](size_t& x, size_t y) { x = y > x ? y : x; };
     grow(projected, layer.attention_gate.outputs);
+    if (layer.latent.rank) {
+      grow(projected, layer.qkv.outputs);
+      grow(mixed, layer.latent.queries.outputs);
+      grow(mixed, size_t(layer.heads) * layer.latent.values->outputs);
+    }
     if (!layer.recurrence.rule) continue;
     grow(projected, layer.qkv.outputs);
     grow(mixed, channels_of(layer));
@@ -143,7 +148,7 @@ void* workspace(const Network& net) {
            allot_states(&w->own_attended[i], ALONE, net.attention) &&
            allot(&w->scratch[i], scratch_of(net));
   }
-  if (done && room_for_experts(net, w) && room_for_recurrences(net, w)) return w;
+  if (done && room_for_experts(net, w) && room_for_mixers(net, w)) return w;
   release(w);
   return nullptr;
 }

@@ -15,7 +15,8 @@ enum Kind {
   INT6 = 4,  // the lower four bits as INT4 has them, then the others: of one weight in eight side by side
   INT5 = 5,
   INT4 = 6,  // w + zero in four bits: numbers 0 to 15 of a block low, 16 to 31 high
-  CODE4 = 7  // as INT4, of which TABLE has the integers
+  CODE4 = 7, // as INT4, of which CODES has the integers
+  FP4 = 8    // as INT4, of which FLOATS has the numbers of OCP's E2M1, doubled
 };
 // The form of rounded weights: flags
 enum Form {
@@ -110,6 +111,15 @@ struct RowStates {
 };
 enum { HEADER = 16 };
 
+// Attention in which latents are cached in place of keys and values. `qkv` gives queries, or their latents, then the
+// latent that `of_keys` norms and a key that is turned, each padded to full vectors; a layer's width is of the last two,
+// and it has one head of keys. Queries of a head: those that its `keys` multiply, then those that are turned
+struct Latent {
+  int32_t rank, query_rank;     // numbers of a latent; of the latents that `of_queries` norms. 0: there are none
+  Weight queries;               // of such latents, or panels null: `qkv` gives queries
+  const Weight *keys, *values;  // [heads], each [rank, ..] and [.., rank]
+};
+
 struct Layer {
   Norm before_attention, after_attention, before_mlp, after_mlp, of_queries, of_keys, of_values;
   Weight qkv, out, gate, up, down;  // gate.panels null: a plain MLP of up and down
@@ -138,6 +148,7 @@ struct Layer {
   Weight attention_gate; // sigmoids of it multiply what attention gives; panels null: none
   Recurrence recurrence;
   Experts experts;
+  Latent latent;
 };
 
 struct Network {

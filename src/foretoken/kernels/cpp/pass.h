@@ -475,6 +475,7 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
 }
 
 #include "experts.h"
+#include "latent.h"
 #include "recurrence.h"
 
 // Attention or a recurrence, added to the states, if a layer has one; `mlp`: of a layer whose parts both read what the
@@ -495,6 +496,8 @@ static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool 
   States attended;
   if (layer.recurrence.rule) {
     attended = recurred(r, team, me, layer, a);
+  } else if (layer.latent.rank) {
+    attended = attended_latents(r, team, me, layer, a);
   } else {
     project(r, team, me, layer, a);
     if (!layer.out.panels) return false;

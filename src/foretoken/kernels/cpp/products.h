@@ -33,13 +33,16 @@ INLINE size_t panel_bytes(const Weight& w) {
          (blocks + BLOCKS_OF_SUPER - 1) / BLOCKS_OF_SUPER * super_bytes(w.form);
 }
 
-// The integers of IQ4_NL and IQ4_XS, with their zero
-static const uint8_t TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+// The integers of IQ4_NL and IQ4_XS, and of MXFP4, with their zeros
+static const uint8_t CODES[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                   129, 141, 153, 166, 181, 197, 217, 241};
+static const uint8_t FLOATS[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+static constexpr bool coded(int kind) { return kind == CODE4 || kind == FP4; }
+INLINE const uint8_t* codes_of(int kind) { return kind == FP4 ? FLOATS : CODES; }
 
 // What was added to a weight where it is stored
 static constexpr int zero_of(int kind, int form) {
-  return form & OFFSETS ? 0 : kind == INT6 ? 32 : kind == INT5 ? 16 : kind == INT4 ? 8 : 128;
+  return form & OFFSETS ? 0 : kind == INT6 ? 32 : kind == INT5 || kind == FP4 ? 16 : kind == INT4 ? 8 : 128;
 }
 // 16 scales or offsets; `super`: those of the super-block
 INLINE F factors(const uint8_t* p, int form, F super) {
@@ -54,7 +57,7 @@ INLINE int stored(int kind, const uint8_t* p, int lane, int k) {
   if (kind == INT5) return low | (p[256 + at % 64] >> c & 1) << 4;
   if (kind == INT6)
     return low | (p[256 + c % 4 / 2 * 64 + at % 64] >> (c % 2 * 2 + c / 4 * 4) & 3) << 4;
-  return kind == CODE4 ? TABLE[low] : low;
+  return coded(kind) ? codes_of(kind)[low] : low;
 }
 
 #if defined(FORETOKEN_AVX512)
@@ -215,6 +218,7 @@ static void product(const Weight& w, const States& a, int first, int last, const
       case INT6: panels_of<INT6>(*part, a, from, to, biased); break;
       case INT5: panels_of<INT5>(*part, a, from, to, biased); break;
       case CODE4: panels_of<CODE4>(*part, a, from, to, biased); break;
+      case FP4: panels_of<FP4>(*part, a, from, to, biased); break;
       default: panels_of<INT4>(*part, a, from, to, biased);
     }
     begin += panels;

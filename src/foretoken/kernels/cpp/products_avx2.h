@@ -1,5 +1,5 @@
 // Integer sums by AVX2, eight outputs at a time. `maddubs` adds pairs of products in 16 bits: eight of four bits
-// fit (8 x 2 x 15 x 127 < 32,768), four of five, two of six; eight bits are two halves of four. AVX-VNNI multiplies
+// fit (8 x 2 x 15 x 127 < 32,768), four of five (and of FP4), two of six; eight bits are two halves of four. AVX-VNNI multiplies
 // bytes and adds in 32 bits.
 #pragma once
 
@@ -22,8 +22,8 @@ INLINE __m256i weights_of(const uint8_t* p) {
   constexpr int j = k % 4, shift = kind == INT5 ? j : j % 2 * 2;
   __m256i x = _mm256_loadu_si256((const __m256i*)(p + (kind == INT8 ? k : j) * 64));
   if (kind != INT8) x = _mm256_and_si256(k < 4 ? x : _mm256_srli_epi16(x, 4), low);
-  if (kind == CODE4) {
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)TABLE));
+  if (coded(kind)) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)codes_of(kind)));
     x = _mm256_shuffle_epi8(table, x);
   }
   if (kind == INT5 || kind == INT6) {
@@ -68,7 +68,7 @@ INLINE __m256i in_order(__m256i x) {
 // Sums of weights 4 k up to 4 k + 4 in 16 bits, then in 32
 template <int kind, int part, int halves, int n, int k>
 INLINE void add_four(const uint8_t* p, const Rounded* x, Sums* some, Sums (*sums)[n]) {
-  constexpr int fit = kind == INT6 ? 2 : kind == INT5 || halves == 2 ? 4 : 8;
+  constexpr int fit = kind == INT6 ? 2 : kind == INT5 || kind == FP4 || halves == 2 ? 4 : 8;
   const __m256i u = weights_of<kind, part, k>(p), v = weights_of<kind, part, k>(p + 32);
   for (int t = 0; t < n; t++) {
     const __m256i four = four_bytes(x[t].q + k * 4);

@@ -18,8 +18,8 @@ INLINE void add_four(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
   if (kind == INT8) {
     first = bytes;
     second = _mm512_loadu_si512(p + j * 64 + 256);
-  } else if (kind == CODE4) {
-    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)TABLE));
+  } else if (coded(kind)) {
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)codes_of(kind)));
     first = _mm512_shuffle_epi8(table, first);
     second = _mm512_shuffle_epi8(table, second);
   } else if (kind == INT5 || kind == INT6) {

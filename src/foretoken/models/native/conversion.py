@@ -28,7 +28,7 @@ from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts, or other models are refused:
 # what is kept is found anew
-FORMAT = 8
+FORMAT = 9
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 

@@ -27,6 +27,7 @@ from foretoken.models.native.network import (
     Decoder,
     DecoderLayer,
     Experts,
+    Latent,
     Linear,
     Norm,
     RecurrentMixer,
@@ -293,6 +294,17 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "gate_of_heads": int(part.gate is not None and len(part.gate.weight) == part.heads),
         "attention_gate": part.gate and writer.weight([part.gate]),
         "recurrence": recurrence,
+        "latent": part.latent and _latent(part.latent, writer),
+    }
+
+
+def _latent(part: Latent, writer: WeightFile) -> dict[str, Any]:
+    return {
+        "rank": part.rank,
+        "query_rank": part.query_rank,
+        "queries": part.queries and writer.weight([part.queries]),
+        "keys": [writer.weight([one]) for one in part.keys],
+        "values": [writer.weight([one]) for one in part.values],
     }
 
 
@@ -382,6 +394,13 @@ def layout_of(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerPlace]]:
     return layout, [layout.layers[i] for i in at]
 
 
+def _attended(layer: dict[str, Any]) -> int:
+    """Return how many numbers a layer's attention has of a token, at most."""
+    latent, heads = layer["latent"], max(layer["heads"], 1)
+    values = latent["values"][0]["outputs"] if latent else 0
+    return max(heads * max(layer["width"], values), latent["query_rank"] if latent else 0)
+
+
 def weight_record(
     part: dict[str, Any] | None, memory: NDArray[np.uint8], rests: list[library.WeightRecord]
 ) -> library.WeightRecord:
@@ -440,6 +459,14 @@ def records(
             *numbers, part["scale"], pointer(part["added"]), weight(part["router"]), *arrays[-3:]
         )
 
+    def latent(part: dict[str, Any] | None) -> library.LatentRecord:
+        if part is None:
+            return library.LatentRecord()
+        lists = [[weight(one) for one in part[name]] for name in ("keys", "values")]
+        arrays.extend((library.WeightRecord * len(some))(*some) for some in lists)
+        queries = weight(part["queries"])
+        return library.LatentRecord(part["rank"], part["query_rank"], queries, *arrays[-2:])
+
     def recurrence(part: dict[str, Any] | None) -> library.RecurrenceRecord:
         if part is None:
             return library.RecurrenceRecord()
@@ -456,6 +483,7 @@ def records(
                 library.WeightRecord: weight,
                 library.ExpertsRecord: experts,
                 library.RecurrenceRecord: recurrence,
+                library.LatentRecord: latent,
             }.get(kind)
             if made is not None:
                 setattr(record, name, made(part[name]))
@@ -471,7 +499,7 @@ def records(
         vocabulary=facts["head"]["outputs"] if facts["head"] else 0,
         threads=threads,
         inner=max((part["up"]["outputs"] for part in facts["layers"] if part["up"]), default=LANES),
-        attention=max(max(part["heads"], 1) * part["width"] for part in facts["layers"]),
+        attention=max(map(_attended, facts["layers"])),
         most_tokens=tokens,
         embedding_factor=facts["embedding_factor"],
         logit_factor=facts["logit_factor"],

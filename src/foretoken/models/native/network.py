@@ -122,6 +122,19 @@ class Attention:
     source: bool = False  # whether its keys and values are those of the row's source
     bias: int = 0  # number of the table of biases by distance, from 1 on; 0: none
     gate: Linear | None = None  # its sigmoids multiply what attention gives
+    latent: Latent | None = None  # cached in place of keys and values
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """What makes queries, and the keys and values of heads, of latents. `Attention.reads` gives
+    queries, or latents of them, then a token's latent and a key that is turned."""
+
+    rank: int  # of a latent
+    keys: list[Linear]  # of each head: of its query, `[rank, inputs]`
+    values: list[Linear]  # of each head: of what it attended to, `[outputs, rank]`
+    query_rank: int = 0
+    queries: Linear | None = None  # of latents of queries
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from foretoken.models.native.levels import SUPER_BLOCK, two_levels
 
 LANES, WEIGHTS = 16, 32  # outputs of a panel; weights of a block along the inputs
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int6": 4, "int5": 5, "int4": 6}
-KINDS |= {"code4": 7}
+KINDS |= {"code4": 7, "fp4": 8}
 OFFSETS, WIDE, HALVES, SUPER = 1, 2, 4, 8  # forms of integers, as in network.h
-# The integers that the codes of IQ4_NL and IQ4_XS stand for
-TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-CODES = np.full(256, -1, np.int8)
-CODES[np.array(TABLE, np.int8).view(np.uint8)] = np.arange(16)
+# The integers that four bits stand for in IQ4_NL and IQ4_XS, and in MXFP4 (E2M1, doubled)
+CODED = {
+    "code4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+}
 SAMPLE = 4096  # blocks that tell how many bits most have
 PART = 2**19  # numbers that are packed or rounded at a time, by one thread
 
@@ -39,8 +40,11 @@ def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
     """Pack a weight: in its own blocks if it has some of at most `bits` bits; else rounded to that
     many; without rounding as numbers, of 16 bits if that loses nothing."""
     blocks = found(weight)
-    if blocks is not None and blocks.bits <= bits:
-        return _pack_blocks(blocks, weight.shape)
+    if blocks is not None:
+        if blocks.bits == 8 and (coded := _pack_codes(blocks, weight.shape)) is not None:
+            return coded
+        if blocks.bits <= bits:
+            return _pack_blocks(blocks, weight.shape)
     if rounding and weight.shape[1] % WEIGHTS == 0:
         return _pack_blocks(round_blocks(weight, bits), weight.shape)
     halves = np.ascontiguousarray(weight).view(np.uint16)  # of numbers, the lower one first
@@ -84,14 +88,11 @@ def _eight_bits(groups: Floats) -> tuple[NDArray[np.int8], Floats]:
 
 def _pack_blocks(blocks: Blocks, shape: tuple[int, ...]) -> Panels:
     integers, scales, offsets = blocks.integers, blocks.scales, blocks.offsets
-    kind = ""
     if offsets is None:
         integers, scales = _reduced(integers, scales)
         low, high = int(integers.min()), int(integers.max())
-        if blocks.bits == 8 and (codes := _codes(blocks)) is not None:
-            (integers, scales), kind = codes, "code4"
         bits = next(b for b in (4, 5, 6, 8) if -(2 ** (b - 1)) <= low and high < 2 ** (b - 1))
-        limits = (0, -1) if kind else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        limits = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     else:
         # integers from 0 on, and the offset that a file has
         low, high = int(integers.min()), int(integers.max())
@@ -99,8 +100,40 @@ def _pack_blocks(blocks: Blocks, shape: tuple[int, ...]) -> Panels:
         integers, offsets = integers - np.int8(low), offsets + scales * np.float32(low)
         bits = next(b for b in (4, 5, 6, 8) if high - low < 2**b)
         limits = 0, 2**bits - 1
-    kind, rows = kind or f"int{bits}", shape[0]
     factors = [scales] if offsets is None else [scales, offsets]
+    return _pack_levels(integers, factors, f"int{bits}", limits, shape)
+
+
+def _pack_codes(blocks: Blocks, shape: tuple[int, ...]) -> Panels | None:
+    """Pack blocks whose integers four bits stand for; None for others."""
+    if blocks.offsets is None and blocks.integers.max() <= max(CODED["fp4"]):
+        blocks = _without_nines(blocks)
+    for kind, integers in CODED.items() if blocks.offsets is None else ():
+        codes = np.full(256, -1, np.int8)
+        codes[np.array(integers[::-1], np.int8).view(np.uint8)] = np.arange(16)[::-1]
+        if (found := _codes(blocks, codes)) is not None:
+            return _pack_levels(found[0], [found[1]], kind, (0, -1), shape)
+    return None
+
+
+def _without_nines(blocks: Blocks) -> Blocks:
+    """Return 8, 6, 4, 2 for blocks of 12, 9, 6, 3, of which E2M1 does not have all."""
+    integers, scales = blocks.integers, blocks.scales
+    nines = (np.abs(integers) == 9).any(-1, keepdims=True)
+    less = np.where(nines & (integers % 3 == 0), integers // 3 * 2, integers)
+    more = np.where(nines, scales * np.float32(1.5), scales)
+    return Blocks(less, more, None) if (less * more == integers * scales).all() else blocks
+
+
+def _pack_levels(
+    integers: NDArray[Any],
+    factors: list[Floats],
+    kind: str,
+    limits: tuple[int, int],
+    shape: tuple[int, ...],
+) -> Panels:
+    """Pack integers of blocks and their factors, in two levels where those have them."""
+    rows = shape[0]
     if shape[1] % SUPER_BLOCK == 0 and not all(map(is_short, factors)):
         groups = integers.reshape(-1, integers.shape[2])
         levels = two_levels(groups, [x.reshape(-1) for x in factors], *limits)
@@ -131,19 +164,20 @@ def _reduced(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int
     return integers, scales
 
 
-def _codes(blocks: Blocks) -> tuple[Any, Floats] | None:
-    """Return the codes of blocks of integers that all are in TABLE, and their scales; or None."""
+def _codes(blocks: Blocks, codes: NDArray[np.int8]) -> tuple[Any, Floats] | None:
+    """Return the codes of blocks, and their scales; None where an integer has none. codes: of all
+    bytes, or -1."""
     few = Blocks(blocks.integers[:1], blocks.scales[:1], None)  # a row tells of most weights
-    if len(blocks.scales) > 1 and _codes(few) is None:
+    if len(blocks.scales) > 1 and _codes(few, codes) is None:
         return None
     zero = blocks.scales == 0
-    codes = CODES[blocks.integers.view(np.uint8)]
-    turned = CODES[(-blocks.integers).view(np.uint8)]  # by a negative scale
-    straight = (codes >= 0).all(-1, keepdims=True)
-    if not (straight | (turned >= 0).all(-1, keepdims=True) | zero).all():
+    straight = codes[blocks.integers.view(np.uint8)]
+    turned = codes[(-blocks.integers).view(np.uint8)]  # by a negative scale
+    is_straight = (straight >= 0).all(-1, keepdims=True)
+    if not (is_straight | (turned >= 0).all(-1, keepdims=True) | zero).all():
         return None
-    signs = np.where(straight, np.float32(1), np.float32(-1))
-    return np.where(zero, 8, np.where(straight, codes, turned)), blocks.scales * signs
+    signs = np.where(is_straight, np.float32(1), np.float32(-1))
+    return np.where(zero, 8, np.where(is_straight, straight, turned)), blocks.scales * signs
 
 
 def pack_floats(weight: NDArray[Any], kind: str) -> Panels:
@@ -195,7 +229,7 @@ def pack_integers(
     if heads:
         data[:, :, :head] = np.concatenate(heads, 2)
     inner[..., :before] = np.concatenate(columns, 2).reshape(*inner.shape[:3], before)
-    zero = np.uint8(0 if form & OFFSETS or kind == "code4" else 2 ** (bits - 1))
+    zero = np.uint8(0 if form & OFFSETS or kind in CODED else 2 ** (bits - 1))
 
     def pack_part(i: int, j: int) -> None:
         q = np.zeros(((j - i) * LANES, blocks * WEIGHTS), np.uint8)

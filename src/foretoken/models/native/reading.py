@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
 from foretoken.models.native.experts import read_experts
+from foretoken.models.native.latents import read_latents
 from foretoken.models.native.network import (
     ACTIVATIONS,
     XIELU,
@@ -176,11 +177,15 @@ class NetworkReader:
             last and self.norm(last),
             self.linear(head),
             float(getattr(config, "final_logit_softcapping", None) or 0),
-            1
-            / float(getattr(config, "logits_scaling", None) or 1)
-            * float(getattr(config, "logit_scale", None) or 1),
+            self._of_logits(),
             self.ropes,
         )
+
+    def _of_logits(self) -> float:
+        """Return what multiplies logits."""
+        config = self.config
+        factor = float(getattr(config, "logit_scale", None) or 1)
+        return factor / float(getattr(config, "logits_scaling", None) or 1)
 
     def embeddings(self) -> Tensor:
         """The vectors that the first layer reads for every token, `[V, width]`."""
@@ -229,7 +234,7 @@ class NetworkReader:
             tuple(norms),
             attention,
             self.gated(inner) if experts is None else gated,
-            float(getattr(layer, "residual_multiplier", 1.0)),
+            float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0))),
             1.0 if scalar is None else float(scalar),
             one or bool(getattr(layer, "use_parallel_residual", False)),
             experts=experts,
@@ -259,6 +264,9 @@ class NetworkReader:
         return self._attention(getattr(part, "attention", part), window)
 
     def _attention(self, part: Any, window: int) -> Attention:
+        if hasattr(part, "kv_a_proj_with_mqa"):
+            self.require(not window, "a window over latents")
+            return read_latents(self, part)
         width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
         self.require(isinstance(width, int), "heads of no known width")
         self.require(width <= WIDEST, f"heads of {width} numbers")
@@ -285,7 +293,7 @@ class NetworkReader:
         named = [next((p for n in names if (p := getattr(part, n, None))), None) for names in NORMS]
         slopes = self._slopes(heads)
         rope, query_rope, last = None, None, False
-        if slopes is None and self.positions is None and not self._unturned(part):
+        if slopes is None and self.positions is None and self.has_positions(part):
             turned, last = self._turned(part, reads[0].weight.shape[1], named[1])
             rope, query_rope = self._ropes(part, width) if turned else (None, None)
         sinks = getattr(part, "sinks", None)
@@ -440,12 +448,27 @@ class NetworkReader:
         rope = self._rope(part, width)
         settings: Any = getattr(self.config, "rope_parameters", None) or {}
         growth = None
-        if beta := settings.get("llama_4_scaling_beta"):
-            growth = float(beta), int(settings["original_max_position_embeddings"])
+        if self.queries_grow():
+            beta, first = settings["llama_4_scaling_beta"], "original_max_position_embeddings"
+            growth = float(beta), int(settings[first])
             self.require(2 * len(rope.frequencies) == width, "queries that grow, turned in part")
-        both = rope, replace(rope, growth=growth)
-        self.ropes += [one for one in dict.fromkeys(both) if one not in self.ropes]
-        return self.ropes.index(both[0]), self.ropes.index(both[1])
+        return self.add_rope(rope), self.add_rope(replace(rope, growth=growth))
+
+    def queries_grow(self) -> bool:
+        """Tell if queries grow with their positions (Llama 4's)."""
+        settings: Any = getattr(self.config, "rope_parameters", None) or {}
+        return bool(settings.get("llama_4_scaling_beta"))
+
+    def add_rope(self, rope: Rope) -> int:
+        """Return the number of rotary positions among the network's."""
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+        return self.ropes.index(rope)
+
+    def rotary_of(self, part: Any) -> Any:
+        """Return the module that makes cosines and sines for a layer's attention."""
+        owner = self.base if any(hasattr(self.base, name) for name in ROTARY) else part
+        return self.one(owner, ROTARY, "rotary positions")
 
     def _rope(self, part: Any, width: int) -> Rope:
         """A layer's rotary positions, tried on a few."""
@@ -479,8 +502,7 @@ class NetworkReader:
             pairs = table.shape[1] // 2
             sine, cosine = table[places].split(pairs, -1)
             return cosine, sine, 1.0 / 10000 ** (torch.arange(0, 2 * pairs, 2) / (2 * pairs))
-        owner = self.base if any(hasattr(self.base, name) for name in ROTARY) else part
-        turn = self.one(owner, ROTARY, "rotary positions")
+        turn = self.rotary_of(part)
         kinds: list[str] = getattr(self.config, "layer_types", None) or []
         by_kind = "layer_type" in inspect.signature(turn.forward).parameters
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
@@ -498,11 +520,11 @@ class NetworkReader:
             return apply(states, states, cosine, sine)[0]
         return apply(states, cosine, sine)
 
-    def _unturned(self, part: Any) -> bool:
-        """Tell if the network says that it has no positions, or has none to turn by."""
+    def has_positions(self, part: Any) -> bool:
+        """Tell if there are some to turn by, unless the network says that it has none."""
         names = *ROTARY, "embed_positions"
         owned = [getattr(one, name, self) for one in (self.base, part) for name in names]
-        return None in owned or all(x is self for x in owned)
+        return None not in owned and any(x is not self for x in owned)
 
     def _turned(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
         """Try if positions change what attention makes, and what its norm of keys reads."""

@@ -54,7 +54,7 @@ from foretoken.models.stock.sizes import LIMITS, context_limit, reads_ids, switc
 from foretoken.storage.cache import remember, remembered, versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
-CHECK_FORMAT = 14
+CHECK_FORMAT = 15
 TOLERANCE = 1e-4  # of the spread of the logits, in float32
 VOCABULARY = 64
 WINDOW = 8

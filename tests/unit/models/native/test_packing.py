@@ -37,6 +37,7 @@ WRITTEN = {
     "Q8_0": ("int8", 8.5),
     "TQ1_0": ("int4", 4.5),
     "TQ2_0": ("int4", 4.5),
+    "MXFP4": ("fp4", 4.5),
     "F16": ("float16", 16),
     "BF16": ("bfloat16", 16),
     "F32": ("float32", 32),
@@ -49,6 +50,7 @@ PACKED = {
     "Q6_K": ("int6", 6.5625, (208,)),
     "IQ4_NL": ("code4", 4.5, (0,)),
     "IQ4_XS": ("code4", 4.3125, (0,)),
+    "NVFP4": ("fp4", 5, ()),
 }
 
 
@@ -72,6 +74,8 @@ def values(kind: str, seed: int = 0) -> np.ndarray:
         raw[..., -128::32] = 0
         if kind == "Q5_K":
             raw[..., 16] = 0
+    if kind == "NVFP4":
+        raw[..., :4] = random.integers(40, 72, (*raw.shape[:2], 4))  # scales, in eight bits
     for place in PACKED[kind][2]:
         scale = random.uniform(1e-3, 2e-2, (*raw.shape[:2], 1)).astype(np.float16)
         raw[..., place : place + 2] = scale.view(np.uint8)

@@ -1,0 +1,161 @@
+"""Decoders in NumPy, operation by operation, of what was read of a network: what passes of the
+native decoder equal to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foretoken.kernels import reference
+from foretoken.models.native.network import (
+    CONVOLUTION,
+    DELTA,
+    SCAN,
+    Attention,
+    Decoder,
+    DecoderLayer,
+    RecurrentMixer,
+)
+from foretoken.models.native.turns import Turns
+
+
+def multiply(part: Any, x: Any) -> Any:
+    y = reference.float_product(part.weight, x)
+    return y if part.bias is None else y + part.bias
+
+
+def whole(n: int) -> int:
+    return n + -n % reference.LANES
+
+
+class DecoderReference:
+    """A decoder in float32, of root-mean-square norms and gated MLPs."""
+
+    def __init__(self, decoder: Decoder, embeddings: Any) -> None:
+        self.decoder, self.embeddings = decoder, embeddings
+
+    def norm(self, part: Any, x: Any) -> Any:
+        flat = x.reshape(-1, x.shape[-1])
+        made = reference.normalize(flat, part.weight, part.bias, part.epsilon, part.centred)
+        return made.reshape(x.shape)
+
+    def turned(self, number: int | None, x: Any) -> Any:
+        if number is None:
+            return x
+        rope = self.decoder.ropes[number]
+        facts = {name: getattr(rope, name) for name in ("frequencies", "scale", "growth")}
+        table = Turns(facts)
+        table.reserve(len(x))
+        half = len(rope.frequencies)
+        c, s = np.split(table.table[0, : len(x), None], 2, -1)
+        pairs, rest = np.split(x, [2 * half], -1)
+        shape = *x.shape[:-1], *((half, 2) if rope.interleaved else (2, half))
+        at = -1 if rope.interleaved else -2
+        a, b = np.moveaxis(pairs.reshape(shape), at, 0)
+        both = reference.fma(a, c, -(b * s)), reference.fma(b, c, a * s)
+        return np.concatenate([np.stack(both, at).reshape(pairs.shape), rest], -1)
+
+    def attended(self, part: Attention, a: Any) -> Any:
+        q, k, v = (multiply(x, a).reshape(len(a), -1, part.width) for x in part.reads)
+        if part.norms[0] is not None:
+            q, k = self.norm(part.norms[0], q), self.norm(part.norms[1], k)
+        q, k = self.turned(part.query_rope, q) * np.float32(part.scale), self.turned(part.rope, k)
+        result, group = np.zeros_like(q), part.heads // part.key_heads
+        for t in range(len(a)):
+            for h in range(part.key_heads):
+                some = slice(h * group, (h + 1) * group)
+                result[t, some] = reference.attention(q[t, some], k[:, h], v[:, h], t)
+        made = result.reshape(len(a), -1)
+        if part.gate is not None:
+            made = made * reference.sigmoid(multiply(part.gate, a))
+        return multiply(part.out, made)
+
+    def attended_latents(self, part: Attention, a: Any) -> Any:
+        c, n, rank = part.latent, len(a), whole(part.latent.rank)
+        queries, both = (multiply(x, a) for x in part.reads)
+        latents = np.zeros((n, rank), np.float32)
+        latents[:, : c.rank] = self.norm(part.norms[1], both[:, : c.rank])
+        key = self.turned(part.rope, both[:, None, rank:])[:, 0]
+        k = np.concatenate([latents, key], 1)
+        if c.queries is not None:
+            queries = multiply(c.queries, self.norm(part.norms[0], queries[:, : c.query_rank]))
+        heads = queries.reshape(n, part.heads, -1)
+        inner = c.keys[0].weight.shape[1]
+        absorbed = np.stack(
+            [multiply(one, heads[:, h, :inner]) for h, one in enumerate(c.keys)], axis=1
+        )
+        turned = self.turned(part.query_rope, heads[:, :, inner:])
+        q = np.concatenate([absorbed, turned], 2) * np.float32(part.scale)
+        made = np.stack([reference.attention(q[t], k, k, t) for t in range(n)])
+        results = [multiply(one, made[:, h, : c.rank]) for h, one in enumerate(c.values)]
+        return multiply(part.out, np.concatenate(results, 1))
+
+    def mixed(self, part: Any, a: Any) -> Any:
+        if isinstance(part, RecurrentMixer):
+            return self.recurred(part, a)
+        return self.attended(part, a) if part.latent is None else self.attended_latents(part, a)
+
+    def recurred(self, part: RecurrentMixer, a: Any) -> Any:
+        n, values = len(a), part.heads * part.width
+        x = np.concatenate([multiply(one, a) for one in part.reads], 1)
+        if part.rule == CONVOLUTION:
+            first, second, gates = np.split(x, 3, 1)
+            mixed = reference.convolution(first * second, part.filters, part.filter_bias)
+            return multiply(part.out, gates * mixed)
+        inputs, gates = np.split(x, [part.filters.shape[1]], 1)
+        mixed = reference.convolution(inputs, part.filters, part.filter_bias)
+        mixed = mixed * reference.sigmoid(mixed)
+        keys = whole(part.key_width) * part.key_heads
+        q, k, v = np.split(mixed, [keys, 2 * keys], 1)
+        q, k = (x.reshape(n, part.key_heads, -1) for x in (q, k))
+        if part.rule == DELTA:
+            q, k = reference.unit(q, part.key_width**-0.5), reference.unit(k, 1.0)
+        q, k = (np.repeat(x, part.heads // part.key_heads, 1) for x in (q, k))
+        v = v.reshape(n, part.heads, -1)
+        steps = multiply(part.steps, a)
+        dt = reference.softplus(steps[:, : whole(part.heads)] + part.step_bias)
+        if part.rule == SCAN:
+            beta = dt = np.clip(dt, np.float32(part.least_step), np.float32(part.most_step))
+        else:
+            beta = reference.sigmoid(steps[:, whole(part.heads) :]) * np.float32(part.beta_scale)
+        decay = reference.exponential(part.decay * dt)
+        decay, beta = decay[:, : part.heads], beta[:, : part.heads]
+        y = reference.recurrence(q, k, v, decay, beta, delta=part.rule == DELTA)
+        if part.skip is not None:
+            y = reference.fma(part.skip[: part.heads, None], v, y)
+        opened = gates * reference.sigmoid(gates)
+        y = y.reshape(n, values)
+        y = y * opened if part.gate_first else y
+        size, made = values // part.groups, []
+        for one, weight in zip(
+            np.split(y, part.groups, 1), np.split(part.norm, part.groups), strict=True
+        ):
+            squares = np.zeros((n, reference.LANES), np.float32)
+            for vector in np.moveaxis(reference.vectors(one), 1, 0):
+                squares = reference.fma(vector, vector, squares)
+            mean = reference.lane_sum(squares) / np.float32(part.count) + np.float32(part.epsilon)
+            made.append(one * (np.float32(1) / np.sqrt(mean).astype(np.float32))[:, None] * weight)
+            assert one.shape[1] == size
+        y = np.concatenate(made, 1)
+        return multiply(part.out, y if part.gate_first else y * opened)
+
+    def layer(self, layer: DecoderLayer, x: Any) -> Any:
+        first, _, second, _ = layer.norms
+        part, gated = layer.attention, layer.gated
+        assert part is not None
+        assert gated is not None
+        a, factor = self.norm(first, x), np.float32(layer.residual)
+        y = self.mixed(part, a)
+        x = x + y if layer.residual == 1 else reference.fma(y, factor, x)
+        a = self.norm(second, x)
+        inner = reference.activated(gated.activation, multiply(gated.gate, a), (0, 0, 0))
+        y = multiply(gated.down, inner * multiply(gated.up, a))
+        return x + y if layer.residual == 1 else reference.fma(y, factor, x)
+
+    def forward(self, tokens: list[int]) -> Any:
+        x = self.embeddings[tokens]
+        for layer in self.decoder.layers:
+            x = self.layer(layer, x)
+        logits = multiply(self.decoder.head, self.norm(self.decoder.norm, x))
+        return logits * np.float32(self.decoder.scale)

@@ -1,0 +1,119 @@
+"""Attention by latents equals the reference to the bit, on every instruction set, however sequences
+are cut into passes; weights in integers give the same bits on all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
+    PreTrainedModel,
+)
+
+from decoder_reference import DecoderReference
+from foretoken.errors import RefusedError
+from foretoken.kernels import library
+from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.model import NativeModel
+from foretoken.models.native.reading import NetworkReader
+from foretoken.models.stock.selfcheck import stir
+
+pytestmark = [pytest.mark.cpu_only, pytest.mark.usefixtures("compiled")]
+SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
+SIZES = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 40}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+WIDE = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24}
+NARROW = {"qk_nope_head_dim": 20, "qk_rope_head_dim": 8, "v_head_dim": 96}  # a result is wider
+NETWORKS: dict[str, Any] = {
+    "interleaved": (
+        DeepseekV3ForCausalLM,
+        DeepseekV3Config(**SIZES, **WIDE, q_lora_rank=36, first_k_dense_replace=2),
+    ),
+    "whole queries": (
+        DeepseekV2ForCausalLM,
+        DeepseekV2Config(**SIZES, **NARROW, q_lora_rank=None, first_k_dense_replace=2),
+    ),
+    "halves": (MiniCPM3ForCausalLM, MiniCPM3Config(**SIZES, **NARROW, q_lora_rank=32)),
+}
+
+
+def made(name: str) -> PreTrainedModel:
+    kind, config = NETWORKS[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = kind(config).eval()
+        stir(network)
+    return network.requires_grad_(False)
+
+
+def scores(model: NativeModel, sizes: tuple[int, ...]) -> Any:
+    """The logits of a sequence that is scored in pieces beside another row, with draft tokens that
+    are taken back."""
+    model.permute([])
+    model.start([SEQUENCE[:1], SEQUENCE[::-1][:90]])
+    logits, n, step = np.zeros((len(SEQUENCE), model.vocab_size), np.float32), 1, 0
+    while n < len(SEQUENCE):
+        block = SEQUENCE[n : n + sizes[step % len(sizes)]]
+        draft = [1 + i for i in range(step % 3)]
+        step += 1
+        one = model.score([[*block, *draft], [5] * (step % 3)], [len(block) + len(draft), 0])[0]
+        logits[n : n + len(block)] = one[: len(block)]
+        n += len(block)
+        model.set_lengths([n, model.lengths[1]])
+    return logits[1:]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NETWORKS)
+def test_passes_are_as_defined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = made(name)
+    reader = NetworkReader(network)
+    decoder = reader.decoder()
+    expected = DecoderReference(decoder, reader.embeddings().numpy()).forward(SEQUENCE)[1:]
+    assert np.isfinite(expected).all()
+    for instructions in library.instruction_sets():
+        monkeypatch.setenv(library.CHOICE, instructions)
+        for threads, sizes in ((1, (1,)), (2, (1, 3)), (3, (9, 70, 2))):
+            monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda n=threads: n)
+            logits = scores(NativeConversion(None, "float32", lambda: network).model(), sizes)
+            same = logits.view(np.int32) == expected.view(np.int32)
+            assert same.all(), (instructions, threads, np.argwhere(~same)[:3])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_passes_are_transformers_own(name: str) -> None:
+    """Within 1e-4 of the spread of logits in float32; the larger part is other orders of sums."""
+    network = made(name)
+    with torch.inference_mode():
+        expected = network.double()(torch.tensor([SEQUENCE])).logits[0, 1:].numpy()
+    logits = scores(NativeConversion(None, "float32", lambda: network.float()).model(), (1, 7))
+    assert np.abs(logits - expected).max() < 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_integers_give_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, found = made("interleaved"), list[Any]()
+    for instructions in library.instruction_sets():
+        monkeypatch.setenv(library.CHOICE, instructions)
+        for sizes in (1,), (2, 30):
+            found.append(scores(NativeConversion(None, dtype, lambda: network).model(), sizes))
+    assert all(np.array_equal(one, found[0]) for one in found)
+    with torch.inference_mode():
+        exact = network(torch.tensor([SEQUENCE])).logits[0, 1:].numpy()
+    assert 0 < np.abs(found[0] - exact).max() < exact.std() * (0.1 if dtype == "int8" else 1.5)
+
+
+def test_latents_with_a_part_that_is_not_known_are_refused() -> None:
+    network = made("halves")
+    network.model.layers[1].self_attn.kv_b_proj.bias = torch.nn.Parameter(torch.ones(464))
+    with pytest.raises(RefusedError, match="keys of latents with a bias"):
+        NetworkReader(network).decoder()
