@@ -15,6 +15,7 @@ from foretoken.models.native.network import (
     Attention,
     Decoder,
     DecoderLayer,
+    Norm,
     RecurrentMixer,
 )
 from foretoken.models.native.turns import Turns
@@ -34,6 +35,7 @@ class DecoderReference:
 
     def __init__(self, decoder: Decoder, embeddings: Any) -> None:
         self.decoder, self.embeddings = decoder, embeddings
+        self.cached: list[Any] = []  # keys and values of layers
 
     def norm(self, part: Any, x: Any) -> Any:
         flat = x.reshape(-1, x.shape[-1])
@@ -57,15 +59,20 @@ class DecoderReference:
         return np.concatenate([np.stack(both, at).reshape(pairs.shape), rest], -1)
 
     def attended(self, part: Attention, a: Any) -> Any:
-        q, k, v = (multiply(x, a).reshape(len(a), -1, part.width) for x in part.reads)
-        if part.norms[0] is not None:
-            q, k = self.norm(part.norms[0], q), self.norm(part.norms[1], k)
-        q, k = self.turned(part.query_rope, q) * np.float32(part.scale), self.turned(part.rope, k)
+        heads = [multiply(x, a).reshape(len(a), -1, part.width) for x in part.reads]
+        pairs = zip(part.norms, heads, strict=False)
+        q, *both = [x if norm is None else self.norm(norm, x) for norm, x in pairs]
+        q = self.turned(part.query_rope, q) * np.float32(part.scale)
+        if part.lender is None:
+            k, v = self.turned(part.rope, both[0]), both[1]
+        else:
+            k, v = self.cached[part.lender]
+        self.cached.append((k, v))
         result, group = np.zeros_like(q), part.heads // part.key_heads
         for t in range(len(a)):
             for h in range(part.key_heads):
                 some = slice(h * group, (h + 1) * group)
-                result[t, some] = reference.attention(q[t, some], k[:, h], v[:, h], t)
+                result[t, some] = reference.attention(q[t, some], k[:, h], v[:, h], t, part.window)
         made = result.reshape(len(a), -1)
         if part.gate is not None:
             made = made * reference.sigmoid(multiply(part.gate, a))
@@ -140,22 +147,39 @@ class DecoderReference:
         y = np.concatenate(made, 1)
         return multiply(part.out, y if part.gate_first else y * opened)
 
-    def layer(self, layer: DecoderLayer, x: Any) -> Any:
-        first, _, second, _ = layer.norms
+    def added(self, layer: DecoderLayer, norm: Norm | None, y: Any, x: Any) -> Any:
+        y = y if norm is None else self.norm(norm, y)
+        return x + y if layer.residual == 1 else reference.fma(y, np.float32(layer.residual), x)
+
+    def layer(self, layer: DecoderLayer, x: Any, inputs: Any) -> Any:
+        first, after, second, last = layer.norms
         part, gated = layer.attention, layer.gated
         assert part is not None
         assert gated is not None
-        a, factor = self.norm(first, x), np.float32(layer.residual)
-        y = self.mixed(part, a)
-        x = x + y if layer.residual == 1 else reference.fma(y, factor, x)
+        x = self.added(layer, after, self.mixed(part, self.norm(first, x)), x)
         a = self.norm(second, x)
         inner = reference.activated(gated.activation, multiply(gated.gate, a), (0, 0, 0))
-        y = multiply(gated.down, inner * multiply(gated.up, a))
-        return x + y if layer.residual == 1 else reference.fma(y, factor, x)
+        x = self.added(layer, last, multiply(gated.down, inner * multiply(gated.up, a)), x)
+        if layer.input is not None:
+            opened = reference.activated(gated.activation, multiply(layer.input.gate, x), (0, 0, 0))
+            own = np.split(inputs, len(self.decoder.layers), 1)
+            part = own[layer.input.at // own[0].shape[1]]
+            x = self.added(layer, layer.input.norm, multiply(layer.input.out, opened * part), x)
+        return x * np.float32(layer.factor)
+
+    def inputs(self, tokens: list[int], x: Any) -> Any:
+        c = self.decoder.inputs
+        if c is None:
+            return None
+        made = (multiply(c.product, x) * np.float32(c.product_factor)).reshape(-1, c.width)
+        made = self.norm(c.norm, made).reshape(len(x), -1)
+        factor = np.full_like(made, c.table_factor)
+        return reference.fma(c.table.weight[tokens], factor, made) * np.float32(c.sum_factor)
 
     def forward(self, tokens: list[int]) -> Any:
         x = self.embeddings[tokens]
+        inputs = self.inputs(tokens, x)
         for layer in self.decoder.layers:
-            x = self.layer(layer, x)
+            x = self.layer(layer, x, inputs)
         logits = multiply(self.decoder.head, self.norm(self.decoder.norm, x))
         return logits * np.float32(self.decoder.scale)

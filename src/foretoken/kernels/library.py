@@ -101,12 +101,27 @@ class LayerRecord(Structure):
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         *((name, c_int64) for name in ("keys", "values", "step")),
-        *((name, c_int32) for name in ("norms", "halved", "source", "added_first", "bias")),
+        *((name, c_int32) for name in ("norms", "halved", "source", "borrowed")),
+        *((name, c_int32) for name in ("added_first", "bias")),
         ("gate_of_heads", c_int32),
         ("attention_gate", WeightRecord),
         ("recurrence", RecurrenceRecord),
         ("experts", ExpertsRecord),
         ("latent", LatentRecord),
+        *((name, WeightRecord) for name in ("input_gate", "input_out")),
+        ("after_input", NormRecord),
+        ("input", c_int32),
+    ]
+
+
+class LayerInputsRecord(Structure):
+    """The record LayerInputs of network.h."""
+
+    _fields_ = [
+        ("width", c_int32),
+        *((name, c_float) for name in ("table_factor", "product_factor", "sum_factor")),
+        *((name, WeightRecord) for name in ("table", "product")),
+        ("norm", NormRecord),
     ]
 
 
@@ -124,6 +139,7 @@ class NetworkRecord(Structure):
         ("before_last", c_int32),
         ("beside_norm", NormRecord),
         ("encoder", c_int32),
+        ("inputs", LayerInputsRecord),
     ]
 
 

@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "8f317e77e3f38ba8"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "a13b1606b9c5851f"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "d3281299f7c14246"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "8f063e6db1347287"),
 }
 
 

@@ -67,7 +67,8 @@ size_t scratch_of(const Network& net) {
     most = tile > most ? tile : most;
     most = parts > most ? parts : most;
   }
-  return most + LANES;
+  const size_t inputs = net.inputs.width ? net.inputs.product.outputs : 0;
+  return (inputs > most ? inputs : most) + LANES;
 }
 
 void release(void* memory) {
@@ -75,7 +76,7 @@ void release(void* memory) {
   if (!w) return;
   for (void* each : {(void*)w->x, (void*)w->after, (void*)w->queries, (void*)w->parts, (void*)w->pieces,
                      (void*)w->routes, (void*)w->slot_results, (void*)w->projected, (void*)w->mixed, (void*)w->steps,
-                     (void*)w->decays})
+                     (void*)w->decays, (void*)w->inputs})
     free(each);
   for (States* each : {&w->attended, &w->inner, &w->shared, &w->shared_mlp, &w->slots, &w->slots_inner})
     free_states(each);
@@ -126,8 +127,9 @@ bool room_for_mixers(const Network& net, Workspace* w) {
     grow(mixed, channels_of(layer));
     grow(steps, 2 * whole_vectors(layer.heads));  // those of decays, which a scan has fewer of
   }
-  const size_t tokens = net.most_tokens;
-  return (!projected || allot(&w->projected, tokens * projected + LANES)) && (!mixed || allot(&w->mixed, tokens * mixed + LANES)) &&
+  const size_t tokens = net.most_tokens, inputs = net.inputs.width ? net.inputs.product.outputs : 0;
+  return (!inputs || allot(&w->inputs, tokens * inputs + LANES)) &&
+         (!projected || allot(&w->projected, tokens * projected + LANES)) && (!mixed || allot(&w->mixed, tokens * mixed + LANES)) &&
          (!steps || (allot(&w->steps, tokens * steps + LANES) && allot(&w->decays, tokens * steps + LANES)));
 }
 

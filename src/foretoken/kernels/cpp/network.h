@@ -142,6 +142,7 @@ struct Layer {
   int32_t norms;        // of queries and keys: flags
   int32_t halved;       // 1: keys and values are stored in float16, 0: in float32
   int32_t source;       // 1: it attends to keys and values that the encoder made of the row's source
+  int32_t borrowed;     // 1: to those of an earlier layer, whose place it has
   int32_t added_first;  // 1: the norms behind attention and MLP read what these were added to
   int32_t bias;         // which table of the pass is added to its scores, from 1 on; 0: none
   int32_t gate_of_heads; // 1: a gate of attention for each head, 0: for each number
@@ -149,6 +150,19 @@ struct Layer {
   Recurrence recurrence;
   Experts experts;
   Latent latent;
+  // An MLP of its own part of a token's inputs (see LayerInputs), from number `input` on: out(act(gate x) * part), normed
+  Weight input_gate, input_out;  // panels null: it has none
+  Norm after_input;
+  int32_t input;
+};
+
+// What all layers read beside states (Gemma 3n and 4): of each token a row of a table, and a product with its embedding
+// whose part for a layer is normed; their sum
+struct LayerInputs {
+  int32_t width;       // numbers of a layer, a multiple of 16; 0: there are none
+  float table_factor, product_factor, sum_factor;
+  Weight table, product;
+  Norm norm;
 };
 
 struct Network {
@@ -165,6 +179,7 @@ struct Network {
   int32_t before_last;  // 1: the states that `hidden` tells are those before the last norm
   Norm beside_norm;
   int32_t encoder;  // 1: tokens attend to all of their row, of which a pass has every token
+  LayerInputs inputs;
 };
 
 // One pass: tokens of any rows; those of a row lie together, in order.

@@ -28,6 +28,7 @@ struct Workspace {  // for `tokens` tokens; made once per network
   float* projected;                  // [tokens, outputs]: what convolutions read, and gates
   float* mixed;                      // [tokens, channels]: what they give, then results
   float *steps, *decays;             // [tokens, outputs of steps]: decays' logits, and beta's; and what they are
+  float* inputs;                     // [tokens, inputs of all layers]
   int* routing[MOST_THREADS];
   float* route_weights[MOST_THREADS];
 };
@@ -203,7 +204,7 @@ static void norm_together(Running& r, Team& team, int me, const Layer& layer) {
 // Queries, keys and values, head by head: normed, turned, and written where attention reads them
 static void project(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Pass& pass = r.pass;
-  const int heads = layer.heads + (layer.source ? 0 : 2 * layer.kv_heads);
+  const int heads = layer.heads + (layer.source || layer.borrowed ? 0 : 2 * layer.kv_heads);
   const int D = layer.width, stride = r.net.attention;
   float* out = r.work.scratch[me];
   // Panels are of 16 outputs: heads that share one are computed together
@@ -444,6 +445,14 @@ static void added(Running& r, Team& team, int me, const Layer& layer, const Norm
   team.meet();
 }
 
+// Fill up a block of 32, of which panels `from` up to `to` are written, and round it
+static void end_pair(const States& inner, int from, int to, bool round) {
+  for (int t = 0; t < inner.tokens; t++) {
+    if (to - from < 2) store(inner.x + size_t(t) * inner.stride + to * LANES, all(0.0f));
+    if (round) round_states(inner, t, from * LANES, (from + 2) * LANES);
+  }
+}
+
 // Two panels of an MLP's inner states, which make a block of 32 and are rounded at once
 static void gate_pair(const Layer& layer, const Weight& gate, const Weight& up, bool round, const States& a,
                       const States& inner, int pair, float* gates) {
@@ -460,10 +469,7 @@ static void gate_pair(const Layer& layer, const Weight& gate, const Weight& up, 
       y = activated(layer.activation, layer.curve, y);
     store(inner.x + size_t(t) * inner.stride + g * LANES, y);
   });
-  for (int t = 0; t < a.tokens; t++) {
-    if (to - from < 2) store(inner.x + size_t(t) * inner.stride + to * LANES, all(0.0f));
-    if (round) round_states(inner, t, from * LANES, (from + 2) * LANES);
-  }
+  end_pair(inner, from, to, round);
 }
 
 static void gate(Running& r, Team& team, int me, const Layer& layer, const States& a) {
@@ -475,6 +481,7 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
 }
 
 #include "experts.h"
+#include "inputs.h"
 #include "latent.h"
 #include "recurrence.h"
 
@@ -525,6 +532,7 @@ static void layer_of(Running& r, Team& team, int me, int number) {
     gate(r, team, me, layer, mlp);
     added(r, team, me, layer, layer.after_mlp, layer.down, view(w.inner, layer.up.outputs, tokens));
   }
+  if (layer.input_gate.panels) add_inputs(r, team, me, layer);
   if (layer.factor == 1.0f) return;
   const int stride = whole_vectors(r.net.width);
   for (int first, last; team.take(me, tokens, TOKENS, &first, &last);)
@@ -585,6 +593,7 @@ static void read_out(Running& r, Team& team, int me) {
 static void run(void* what, Team& team, int me) {
   Running& r = *(Running*)what;
   embed(r, team, me);
+  if (r.net.inputs.width) make_inputs(r, team, me);
   for (int i = 0; i < r.net.layers; i++) {
     tap(r, team, me, i);
     layer_of(r, team, me, i);

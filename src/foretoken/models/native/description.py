@@ -28,6 +28,7 @@ from foretoken.models.native.network import (
     DecoderLayer,
     Experts,
     Latent,
+    LayerInputs,
     Linear,
     Norm,
     RecurrentMixer,
@@ -198,6 +199,7 @@ def _network(
         "beside_norm": pairs and writer.norm(pairs.norm),
         "join": pairs and writer.weight([pairs.join]),
         "encoder": 0,
+        "inputs": decoder.inputs and _inputs(decoder.inputs, writer),
         "biases": [
             {"at": writer.put(table), "shape": list(table.shape)} for table in decoder.tables
         ],
@@ -295,6 +297,24 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "attention_gate": part.gate and writer.weight([part.gate]),
         "recurrence": recurrence,
         "latent": part.latent and _latent(part.latent, writer),
+        "lender": part.lender,
+        "borrowed": int(part.lender is not None),
+        "input": 0 if layer.input is None else layer.input.at,
+        "input_gate": layer.input and writer.weight([layer.input.gate]),
+        "input_out": layer.input and writer.weight([layer.input.out]),
+        "after_input": layer.input and writer.norm(layer.input.norm),
+    }
+
+
+def _inputs(part: LayerInputs, writer: WeightFile) -> dict[str, Any]:
+    return {
+        "width": part.width,
+        "table": writer.weight([part.table], 8),
+        "product": writer.weight([part.product]),
+        "norm": writer.norm(part.norm),
+        "table_factor": part.table_factor,
+        "product_factor": part.product_factor,
+        "sum_factor": part.sum_factor,
     }
 
 
@@ -386,6 +406,9 @@ def layout_of(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerPlace]]:
     shapes, at = list[tuple[int, int]](), list[int]()
     for layer in facts["layers"]:
         shape = cached_heads(layer)
+        if layer["borrowed"]:
+            at.append(at[layer["lender"]])
+            continue
         apart = layer["source"] or not layer["kv_heads"]
         if not apart and not (facts["encoder"] and shape in shapes):
             shapes.append(shape)
@@ -493,12 +516,27 @@ def records(
                 setattr(record, name, tuple(x) if isinstance(x := part[name], list) else x)
         record.keys, record.values, record.step = place
         record.halved = facts["halved"]
+
+    def inputs(part: dict[str, Any] | None) -> library.LayerInputsRecord:
+        if part is None:
+            return library.LayerInputsRecord()
+        made = {"table": weight(part["table"]), "product": weight(part["product"])}
+        return library.LayerInputsRecord(**(part | made | {"norm": norm(part["norm"])}))
+
     network = library.NetworkRecord(
         width=facts["width"],
         layers=len(layers),
         vocabulary=facts["head"]["outputs"] if facts["head"] else 0,
         threads=threads,
-        inner=max((part["up"]["outputs"] for part in facts["layers"] if part["up"]), default=LANES),
+        inner=max(
+            (
+                part[name]["outputs"]
+                for part in facts["layers"]
+                for name in ("up", "input_gate")
+                if part[name]
+            ),
+            default=LANES,
+        ),
         attention=max(map(_attended, facts["layers"])),
         most_tokens=tokens,
         embedding_factor=facts["embedding_factor"],
@@ -514,5 +552,6 @@ def records(
         before_last=facts["before_last"],
         beside_norm=norm(facts["beside_norm"]),
         encoder=facts["encoder"],
+        inputs=inputs(facts["inputs"]),
     )
     return network, (layers, memory, rests, arrays)

@@ -120,6 +120,7 @@ class Attention:
     rope: int | None = None  # number of its rotary positions; None: it has none
     query_rope: int | None = None  # the same of queries
     source: bool = False  # whether its keys and values are those of the row's source
+    lender: int | None = None  # layer whose keys and values it reads; None: its own
     bias: int = 0  # number of the table of biases by distance, from 1 on; 0: none
     gate: Linear | None = None  # its sigmoids multiply what attention gives
     latent: Latent | None = None  # cached in place of keys and values
@@ -211,6 +212,32 @@ class DecoderLayer:
     parallel: bool = False  # whether both parts read what the layer reads
     added_first: bool = False  # whether norms behind a part read what it was added to
     experts: Experts | None = None
+    input: LayerInput | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInput:
+    """What a layer adds behind its MLP of its part of `LayerInputs`, norm(out(act(gate x) * part)),
+    with the MLP's activation."""
+
+    gate: Linear
+    out: Linear
+    norm: Norm
+    at: int  # where its part begins
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """What all layers read of tokens beside states: a row of a table, and a product with the
+    embedding, normed layer by layer; their sum."""
+
+    width: int  # of a layer
+    table: Linear  # `[V, layers * width]`
+    product: Linear
+    norm: Norm
+    table_factor: float
+    product_factor: float
+    sum_factor: float
 
 
 @dataclass(slots=True)
@@ -231,6 +258,7 @@ class Decoder:
     embeddings: Tensor | None = None
     embedded_weight: Tensor | None = None
     tables: list[Floats] = field(default_factory=list)  # biases by distance, `[heads, 2n + 1]`
+    inputs: LayerInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class NativePasses:
         apart = sum(part["bytes"] for part in parts if isinstance(part, dict) and "panels" in part)
         if table is not None and table["panels"] != head["panels"]:
             apart += int(table["bytes"])
+        if self.facts["inputs"]:
+            apart += int(self.facts["inputs"]["table"]["bytes"])
         for part in (layer["experts"] for layer in self.facts["layers"]):
             if part is not None:  # a token has some of them
                 own = sum(x["bytes"] for name in ("gate", "up", "down") for x in part[name])
@@ -136,7 +138,13 @@ class NativePasses:
         return made
 
     def over(self, target: NativePasses, layers: list[int]) -> None:
-        """Run these layers alone, on the pages of `target`, whose keys and values they read."""
+        """Run these layers alone, on the pages of `target`, whose keys and values they read. Raises
+        RefusedError for a layer that reads those of one which is left out."""
+        lenders = {self.facts["layers"][i]["lender"] for i in layers} - {None, *layers}
+        if lenders:
+            raise RefusedError(
+                f"layer {min(lenders)} is left out, whose keys and values a layer of the copy reads"
+            )
         self.facts = {
             **self.facts,
             "layers": [self.facts["layers"][i] for i in layers],

@@ -24,6 +24,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
 from foretoken.models.native.experts import read_experts
 from foretoken.models.native.latents import read_latents
+from foretoken.models.native.layer_inputs import read_input, read_inputs
 from foretoken.models.native.network import (
     ACTIVATIONS,
     XIELU,
@@ -31,6 +32,7 @@ from foretoken.models.native.network import (
     Decoder,
     DecoderLayer,
     Gated,
+    LayerInputs,
     Linear,
     Norm,
     PairsEntry,
@@ -76,6 +78,7 @@ LAST = (
     "norm_f",
     "layer_norm",
 )
+OF_INPUT = "post_per_layer_input_norm"  # norm of what a layer makes of its inputs
 POSITIONS = "wpe", "embed_positions"
 ATTENTIONS = "self_attn", "self_attention", "attention", "attn"
 MLPS = "mlp", "feed_forward", "ffn", "block_sparse_moe", "shared_mlp"
@@ -113,6 +116,8 @@ class NetworkReader:
         self.positions: Linear | None = None
         self.read: set[int] = set()
         self.ropes: list[Rope] = []
+        self.layers: list[Any] = []
+        self.inputs: LayerInputs | None = None
 
     def decoder(self) -> Decoder:
         """Raises RefusedError for a network that is built in another way."""
@@ -162,13 +167,18 @@ class NetworkReader:
         network, config = self.network, self.config
         stock = DynamicCache(config=network.config).layers
         head: Any = network.get_output_embeddings()
-        layers: Any = list(layers_of(network))
+        self.layers = layers = list(layers_of(network))
         self.read.add(id(network.get_input_embeddings().weight))
-        self.require(head is not None and len(stock) == len(layers), "its layers or its head")
+        self.require(head is not None and len(stock) <= len(layers), "its layers or its head")
         last = self.one(self.base, LAST, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
         self.positions = self._positions(context_limit(self.config))
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
+        windows += [0] * (len(layers) - len(windows))  # layers that read others' keys may have none
+        for i in range(len(layers)):
+            if (lender := self._lender(i)) is not None:
+                windows[i] = windows[lender]
+        self.inputs = read_inputs(self)
         return Decoder(
             config.hidden_size,
             [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
@@ -179,7 +189,19 @@ class NetworkReader:
             float(getattr(config, "final_logit_softcapping", None) or 0),
             self._of_logits(),
             self.ropes,
+            inputs=self.inputs,
         )
+
+    def _lender(self, number: int) -> int | None:
+        """Return the layer whose keys and values a layer reads (Gemma 4), or None."""
+        part = getattr(self.layers[number], "self_attn", None)
+        if not getattr(part, "is_kv_shared_layer", False):
+            return None
+        for i in reversed(range(number)):
+            other = self.layers[i].self_attn
+            if other.layer_type == part.layer_type and other.store_full_length_kv:
+                return i
+        raise self.refused("keys of no known layer")
 
     def _of_logits(self) -> float:
         """Return what multiplies logits."""
@@ -216,7 +238,7 @@ class NetworkReader:
             return self._block(layer, window)
         names = {
             name for name, _ in layer.named_children() if "norm" in name or name.startswith("ln_")
-        }
+        } - {OF_INPUT}
         places = next((p for p in PLACES if {*p} - {None} == names), None)
         if places is None:
             raise self.refused(f"norms {', '.join(sorted(names)) or 'of no known name'}")
@@ -230,6 +252,9 @@ class NetworkReader:
         experts, gated = None, None
         if hasattr(inner, "experts"):
             experts, gated = read_experts(self, inner, getattr(layer, "shared_mlp", None))
+        read = None
+        if self.inputs is not None:
+            read = read_input(self, layer, layer.self_attn.layer_idx, self.inputs.width)
         return DecoderLayer(
             tuple(norms),
             attention,
@@ -238,6 +263,7 @@ class NetworkReader:
             1.0 if scalar is None else float(scalar),
             one or bool(getattr(layer, "use_parallel_residual", False)),
             experts=experts,
+            input=read,
         )
 
     def _block(self, layer: Any, window: int) -> DecoderLayer:
@@ -274,7 +300,10 @@ class NetworkReader:
         heads = out.weight.shape[1] // width
         fused = next((p for name in FUSED if (p := getattr(part, name, None))), None)
         gate: Linear | None = None
-        if fused is None:
+        lender = self._lender(part.layer_idx) if hasattr(part, "is_kv_shared_layer") else None
+        if lender is not None:
+            reads = [self.linear(part.q_proj)]
+        elif fused is None:
             own = [getattr(part, f"{name}_proj", None) for name in "qkv"]
             reads = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
             gates = next((p for name in GATING if (p := getattr(part, name, None))), None)
@@ -284,11 +313,13 @@ class NetworkReader:
                 gate, reads[0] = (reads[0].rows(rows[:, i].ravel()) for i in (1, 0))
         else:
             reads = self._divided(part, self.linear(fused), heads, width)
-        key_heads = len(reads[1].weight) // width
+        if lender is None:
+            key_heads = len(reads[1].weight) // width
+        else:
+            key_heads = heads // part.num_key_value_groups
         fits = key_heads and heads % key_heads == 0 and heads // key_heads <= GROUP
-        same = len(reads[0].weight) == heads * width and len(reads[1].weight) == len(
-            reads[2].weight
-        )
+        sizes = [len(x.weight) for x in reads]
+        same = sizes[0] == heads * width and {*sizes[1:]} <= {key_heads * width}
         self.require(bool(fits and same), f"{heads} heads on {key_heads}")
         named = [next((p for n in names if (p := getattr(part, n, None))), None) for names in NORMS]
         slopes = self._slopes(heads)
@@ -318,6 +349,7 @@ class NetworkReader:
             slopes,
             rope,
             query_rope,
+            lender=lender,
             gate=gate,
         )
 
