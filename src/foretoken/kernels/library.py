@@ -154,7 +154,7 @@ class PassRecord(Structure):
         *((name, c_void_p) for name in ("sources", "source_length", "biases")),
         ("bias_reach", c_int64),
         ("bias_stride", c_int64),
-        ("states", c_void_p),
+        *((name, c_void_p) for name in ("states", "ends", "added")),
     ]
 
 

@@ -206,6 +206,8 @@ struct Pass {
   const float* const* biases;
   int64_t bias_reach, bias_stride;
   float* const* states;  // [rows], the memory of each row's recurrences, or null
+  const int32_t* ends;   // [tokens], the position up to, not including, which each attends, or null: its own, included
+  const float* const* added;  // [layers], each null or [tokens, width], added to what a layer gives; or null
 };
 
 // Rows of numbers: row r is part r % inner of group r / inner

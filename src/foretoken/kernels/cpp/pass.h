@@ -114,7 +114,7 @@ static void embed(Running& r, Team& team, int me) {
       else
         unpack_row(net.embeddings, r.pass.ids[t], x);
       for (int i = net.width; i < stride; i++) x[i] = 0.0f;  // an earlier token's may be NaN
-      const F factor = all(net.embedding_factor);
+      const F factor = all(r.pass.given ? 1.0f : net.embedding_factor);
       for (int i = 0; i < net.width; i += LANES) store(x + i, mul(load(x + i), factor));
       if (net.positions.panels) {
         float* learned = r.work.scratch[me];
@@ -250,7 +250,7 @@ static Span span_of(const Running& r, const Layer& layer, int row, int t) {
   const int at = r.pass.at[t];
   if (layer.source) return {0, r.pass.source_length[row]};
   if (r.net.encoder) return {0, r.pass.at[r.pass.row[row + 1] - 1] + 1};
-  return {layer.window && at >= layer.window ? at - layer.window + 1 : 0, at + 1};
+  return {layer.window && at >= layer.window ? at - layer.window + 1 : 0, r.pass.ends ? r.pass.ends[t] : at + 1};
 }
 // What tokens t0 up to t1 of a row attend to, together
 static Span span_of(const Running& r, const Layer& layer, int row, int t0, int t1) {
@@ -541,6 +541,15 @@ static void layer_of(Running& r, Team& team, int me, int number) {
   team.meet();
 }
 
+// Add rows of `width` numbers to the states of all tokens
+static void add_to_states(Running& r, Team& team, int me, const float* rows) {
+  const int n = r.net.width;
+  for (int first, last; team.take(me, r.pass.tokens, TOKENS, &first, &last);)
+    for (int t = first; t < last; t++)
+      for (int i = 0; i < n; i++) r.work.x[size_t(t) * whole_vectors(n) + i] += rows[size_t(t) * n + i];
+  team.meet();
+}
+
 static void tap(Running& r, Team& team, int me, int number) {
   float* to = r.pass.taps ? r.pass.taps[number] : nullptr;
   if (!to) return;
@@ -597,6 +606,7 @@ static void run(void* what, Team& team, int me) {
   for (int i = 0; i < r.net.layers; i++) {
     tap(r, team, me, i);
     layer_of(r, team, me, i);
+    if (r.pass.added && r.pass.added[i]) add_to_states(r, team, me, r.pass.added[i]);
   }
   tap(r, team, me, r.net.layers);
   read_out(r, team, me);

@@ -22,6 +22,7 @@ from foretoken.models import store
 from foretoken.models.companion import require_alike
 from foretoken.models.native import description
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
+from foretoken.models.native.media import NativeMediaModel
 from foretoken.models.native.model import NativeCompanion, NativeModel, NativePairs
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.store import Convertible, KeptConversion
@@ -74,6 +75,8 @@ class NativeConversion:
             return NativeMediaDecoder(passes, facts, self.network)
         if "crossing" in passes.facts:
             return NativeEncoderDecoder(passes, facts)
+        if facts["sees"] is not None:
+            return NativeMediaModel(passes, facts, self.network)
         return (NativePairs if passes.facts["beside"] else NativeModel)(passes, facts)
 
     def companion(self, target: NativeModel) -> NativeCompanion:
@@ -150,6 +153,9 @@ class NativeConversion:
             "source_context": encoder_limit(network) if encodes else None,
             "source_vocab_size": encoder_rows(network) if encodes else None,
             "hears": _hears(network) if encodes else None,
+            "sees": None
+            if encodes or config is network.config
+            else {"axes": description.axes_of(network)},
             "computed": _computed(facts, self.dtype),
         }
 

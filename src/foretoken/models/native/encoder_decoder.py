@@ -3,8 +3,7 @@ each row's source, once. An encoder of sounds or pictures is transformers' own, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from foretoken.kernels.tokens import THREADS
 from foretoken.media.inputs import ENCODED, Media, objection_of_size
+from foretoken.models.native.media import every_torch_thread
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
@@ -139,7 +138,7 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         known = media.encoded.get(self.encoder_key)
         if known is not None:
             return known[0].float()[0]
-        with _every_thread():
+        with every_torch_thread():
             return heard(self._network, media, self.encoder_key).float()[0]
 
 
@@ -147,14 +146,3 @@ def _shown(encoder: NativePasses, parts: list[RowPart]) -> list[Tensor]:
     states = encoder.run(parts, 0, 0, shows=True).shown
     assert states is not None
     return list(states.split([len(part.tokens) for part in parts]))
-
-
-@contextmanager
-def _every_thread() -> Generator[None]:
-    """Torch on as many threads as the kernels, which wait meanwhile."""
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(THREADS)
-        yield
-    finally:
-        torch.set_num_threads(before)

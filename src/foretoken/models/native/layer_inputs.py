@@ -21,7 +21,8 @@ def read_inputs(reader: NetworkReader) -> LayerInputs | None:
     if not width:
         return None
     table, product = base.embed_tokens_per_layer, reader.linear(getattr(base, PRODUCT))
-    vocabulary = reader.network.get_input_embeddings().weight.shape[0]
+    embeddings: Any = reader.network.get_input_embeddings()
+    vocabulary = embeddings.weight.shape[0]
     known = width % LANES == 0 and table.weight.shape == (vocabulary, len(product.weight))
     reader.require(known and product.bias is None, "inputs of layers of other shapes")
     reader.read.add(id(table.weight))

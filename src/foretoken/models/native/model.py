@@ -31,6 +31,10 @@ MOST_STORED = 2**28  # bytes of recurrent states behind prefixes
 LEAST = PAGE  # tokens that sequences must share
 
 
+class Unshared:
+    """The salt of a row whose pages follow from more than its tokens."""
+
+
 class NativeModel:
     """Model protocol over `passes`."""
 
@@ -307,7 +311,7 @@ class NativeModel:
             if block:
                 row.reserve(start, length)
         ends = [start + len(block) for start, block in zip(past, blocks, strict=True)]
-        apart = [passes.turns[0].capacity if row.long else 0 for row in self.rows]
+        apart = [passes.apart(row) for row in self.rows]
         chain = DraftChain(budget, ends, apart, self.rows, self.vocab_size, choice, embeddings)
         every = enumerate(zip(self.rows, past, blocks, budget, strict=True))
         parts = [RowPart(row, start, x, int(g > 0), b) for b, (row, start, x, g) in every if x]
@@ -321,8 +325,9 @@ class NativeModel:
             if row.states is not None and length:
                 row.states.check_back(b, row.length, length)
         for row, length in zip(self.rows, lengths, strict=True):
-            if layout is not None and not length:  # it begins anew
-                row.states = RecurrentStates.fresh(layout)
+            if not length:  # it begins anew
+                row.shift = 0
+                row.states = layout and RecurrentStates.fresh(layout)
         for row, text, length in zip(self.rows, self.texts, lengths, strict=True):
             row.length = length
             del text[length:]
@@ -353,7 +358,7 @@ class NativeModel:
             if self.pool.cached is not None and b < len(self.rows):
                 row, text = self.rows[b], self.texts[b]
                 length = min(len(text), row.length)  # a Ctrl-C may have come between
-                if length >= LEAST:
+                if length >= LEAST and not isinstance(self.salts[b], Unshared):
                     if length == row.length:
                         self._store(b)
                     self.pool.cached.add(self.salts[b], text[:length], row.fork(length))

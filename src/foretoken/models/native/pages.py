@@ -140,7 +140,8 @@ class PagePool:
 class PagedRow:
     """One row: its pages, and how many of their positions are its own. long: it was joined as one
     of more tokens than a model with a switch reads in the ordinary way. source: what the encoder
-    has made of its source, for an encoder-decoder. states: of its recurrences, where there are, and
+    has made of its source, for an encoder-decoder. shift: how far its rotary positions are from its
+    places, behind pictures. states: of its recurrences, where there are, and
     following: whether its prompt, which is being read, may still be that of another row."""
 
     __slots__ = (
@@ -150,6 +151,7 @@ class PagedRow:
         "long",
         "pages",
         "pool",
+        "shift",
         "source",
         "states",
         "table",
@@ -165,7 +167,7 @@ class PagedRow:
         source: PagedRow | None = None,
     ) -> None:
         self.pool, self.pages, self.length, self.long = pool, list(pages), length, long
-        self.source = source
+        self.source, self.shift = source, 0
         self.states: RecurrentStates | None = None
         self.following = False
         self._addresses: NDArray[np.uint64] = np.zeros(0, np.uint64)
@@ -178,7 +180,9 @@ class PagedRow:
         """Return a row that begins with the first `length` of these positions, without states."""
         source = self.source and self.source.fork(self.source.length)
         pages = self.pages[: -(-length // PAGE)]
-        return PagedRow(self.pool, pages, length, long=self.long, source=source)
+        made = PagedRow(self.pool, pages, length, long=self.long, source=source)
+        made.shift = self.shift
+        return made
 
     def reserve(self, first: int, last: int) -> None:
         """Make pages for positions `first` up to `last`, which are about to be written."""

@@ -17,6 +17,7 @@ from foretoken.kernels.tokens import thread_count
 from foretoken.models.native import description
 from foretoken.models.native.biases import DistanceBiases
 from foretoken.models.native.chain import DraftChain
+from foretoken.models.native.embedded import EmbeddedPrompt
 from foretoken.models.native.pages import PAGE, PagedRow
 from foretoken.models.native.recurrent_states import RecurrentStates, StateLayout
 from foretoken.models.native.turns import Turns
@@ -81,6 +82,7 @@ class NativePasses:
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         # what a decoder of pairs reads of the next tokens, `[tokens, beside + width]`
         self.given: Tensor | None = None
+        self.embedded: EmbeddedPrompt | None = None  # what else it reads of them
 
     def fit(self, tokens: int) -> None:
         """Make room for passes of so many tokens."""
@@ -208,11 +210,11 @@ class NativePasses:
                 at[n] = past
             else:
                 at[n:after] = np.arange(past, past + count)
-            if self.given is None:
+            if self.given is None or self.embedded is not None:
                 ids[n:after] = tokens
             turn[n:after] = at[n:after]
-            if own.long:
-                turn[n:after] += self.turns[0].capacity
+            if apart := self.apart(own):
+                turn[n:after] += apart
             for i in range(wanted):
                 need[needed], place[needed] = after - wanted + i, first + i
                 needed += 1
@@ -228,7 +230,10 @@ class NativePasses:
         record.tokens, record.needed, record.rows = n, needed, len(parts)
         record.taps = None if taps is None else taps.ctypes.data
         record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
-        given = self.given
+        given, embedded = self.given, self.embedded
+        record.ends = record.added = None
+        if embedded is not None:  # of one row, which begins
+            self._place(embedded, n)
         record.given = None if given is None else given.data_ptr()
         if chain is None:
             self._network().run(record)
@@ -238,9 +243,40 @@ class NativePasses:
             chain.reuse(self._inputs, *arrays, beside)
             self._network().chain(record, chain.record)
         self.given = None if given is None else given[n:]
+        if embedded is not None:
+            self.embedded = embedded.behind(n)
+            self._point_to_tables()
         if states is None or self._order == list(range(len(self._tapped))):
             return states
         return states.view(n, -1, self.width)[:, self._order].reshape(n, -1)
+
+    def apart(self, row: PagedRow) -> int:
+        """Return how far a row's places in the rotary tables are from its positions."""
+        return row.shift + (self.turns[0].capacity if row.long else 0)
+
+    def _place(self, embedded: EmbeddedPrompt, n: int) -> None:
+        """Let the next pass read n tokens of a prompt with media."""
+        record, turn = self._record, self._inputs["turn"]
+        self.turn_up_to(int(embedded.positions.max()) + 1)
+        if len(embedded.positions) == 1:
+            turn[:n] = embedded.positions[0, :n]
+        else:
+            own = [turns.rows_of(embedded.positions[:, :n], embedded.axes) for turns in self.turns]
+            self._extended = [
+                np.concatenate([turns.table[0], rows])
+                for turns, rows in zip(self.turns, own, strict=True)
+            ]
+            for i, table in enumerate(self._extended):
+                self._tables[i] = table.ctypes.data
+            turn[:n] = np.arange(n) + self.turns[0].capacity
+        if embedded.ends is not None:
+            self._ends = embedded.ends[:n].astype(np.int32)
+            record.ends = self._ends.ctypes.data
+        if embedded.added:
+            self._added = np.zeros(len(self.layers), np.uint64)
+            for layer, rows in embedded.added.items():
+                self._added[layer] = rows.data_ptr()
+            record.added = self._added.ctypes.data
 
     def settle(self, states: RecurrentStates, length: int) -> None:
         """Let a row's states stand at its last token, of `length`."""
@@ -250,9 +286,9 @@ class NativePasses:
         """Make the rotary positions, and the biases by distance, up to a number of positions."""
         if positions <= self._turned:
             return
-        for i, turns in enumerate(self.turns):
+        for turns in self.turns:
             turns.reserve(positions)
-            self._tables[i] = turns.table.ctypes.data
+        self._point_to_tables()
         self.biases.reserve(positions)
         for i, table in enumerate(self.biases.tables):
             self._biases[i] = table.ctypes.data
@@ -260,6 +296,10 @@ class NativePasses:
         rooms = [turns.capacity for turns in self.turns]
         rooms += [self.biases.reach - PAGE] if self.biases.tables else []
         self._turned = min(rooms, default=positions)
+
+    def _point_to_tables(self) -> None:
+        for i, turns in enumerate(self.turns):
+            self._tables[i] = turns.table.ctypes.data
 
     def _network(self) -> OpenNetwork:
         if self._open is None:

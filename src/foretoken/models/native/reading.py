@@ -130,7 +130,16 @@ class NetworkReader:
 
     def _require_all_read(self) -> None:
         for name, weight in self.network.state_dict(keep_vars=True).items():  # buffers, too
-            self.require(id(weight) in self.read, name)
+            self.require(id(weight) in self.read or id(weight) in self.apart, name)
+
+    @property
+    def apart(self) -> set[int]:
+        """Return the weights of a network that reads media which stand outside its decoder."""
+        if self.config is self.network.config:
+            return set()
+        every = self.network.state_dict(keep_vars=True).values()
+        own = self.base.state_dict(keep_vars=True).values()
+        return {*map(id, every)} - {*map(id, own)}
 
     def _pairs(self, network: PairsNetwork) -> Decoder:
         """EAGLE-3's decoder."""
@@ -194,7 +203,7 @@ class NetworkReader:
 
     def _lender(self, number: int) -> int | None:
         """Return the layer whose keys and values a layer reads (Gemma 4), or None."""
-        part = getattr(self.layers[number], "self_attn", None)
+        part: Any = getattr(self.layers[number], "self_attn", None)
         if not getattr(part, "is_kv_shared_layer", False):
             return None
         for i in reversed(range(number)):

@@ -61,6 +61,14 @@ class Turns:
             more.append(np.concatenate([part * scale * self._grown(new) for part in parts], 1))
         self.table = np.concatenate([self.table, more], 1)
 
+    def rows_of(self, positions: NDArray[np.int64], axes: list[int]) -> Floats:
+        """Return the table's rows for tokens with positions of several axes, `[axes, n]`; axes: the
+        one that turns each pair."""
+        places = positions[np.array(axes)].T  # [n, pairs]
+        pairs = np.arange(len(axes))
+        table = self.table[0]
+        return np.concatenate([table[places, pairs], table[places, pairs + len(axes)]], 1)
+
     def _grown(self, positions: Floats) -> Floats:
         """Return by how much cosines and sines have grown at positions `[n, 1]`."""
         if self.growth is None:

@@ -19,7 +19,7 @@ from foretoken.models.stock.positions import RUNNING
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder's layers. RefusedError where they do not stand in one list."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
-    decoder: Any = model.get_decoder() if model.config.is_encoder_decoder else model
+    decoder: Any = model.get_decoder() or model
     for parts in decoder.modules():  # the outermost first: lists within a layer come behind
         if isinstance(parts, nn.ModuleList) and len(parts) == count:
             return parts

@@ -1,0 +1,98 @@
+"""Prompts with pictures and sounds as a decoder reads them, of what transformers gives its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from foretoken.errors import RefusedError
+
+SLIDING = "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedPrompt:
+    """What a decoder reads of a prompt of n tokens with media.
+
+    Attributes:
+        ids: The tokens, as inputs of layers are looked up by.
+        embeddings: `[n, H]`.
+        positions: `[axes, n]`.
+        axes: The axis that turns each pair of rotary positions, where there are several.
+        ends: `[n]`, the position up to, not including, which each token attends; None: its own,
+            included.
+        added: By layers, what is added to the states behind them, `[n, H]`.
+    """
+
+    ids: list[int]
+    embeddings: Tensor
+    positions: NDArray[np.int64]
+    axes: list[int]
+    ends: NDArray[np.int64] | None
+    added: dict[int, Tensor]
+
+    @property
+    def shift(self) -> int:
+        """Return how far the tokens behind are from their places: pictures take fewer positions
+        than tokens."""
+        return int(self.positions.max()) + 1 - len(self.ids)
+
+    def first(self, n: int) -> EmbeddedPrompt:
+        ends = None if self.ends is None else self.ends[:n]
+        return replace(self, ids=self.ids[:n], embeddings=self.embeddings[:n], ends=ends)
+
+    def behind(self, n: int) -> EmbeddedPrompt | None:
+        """Return what is left behind the first n tokens."""
+        if n >= len(self.ids):
+            return None
+        return replace(
+            self,
+            ids=self.ids[n:],
+            embeddings=self.embeddings[n:],
+            positions=self.positions[:, n:],
+            ends=None if self.ends is None else self.ends[n:],
+            added={layer: rows[n:] for layer, rows in self.added.items()},
+        )
+
+
+def ends_of(mask: Any, n: int, window: int | None) -> NDArray[np.int64] | None:
+    """Return up to where each of n tokens attends, by masks as transformers makes them: None, of
+    padding, or of all pairs, for each kind of layers; None: up to itself. Raises RefusedError for
+    masks of other shapes."""
+    if isinstance(mask, dict):
+        found = [ends_of(x, n, window if k == SLIDING else None) for k, x in mask.items()]
+        known = [x for x in found if x is not None]
+        if known and not all(x is not None and np.array_equal(x, known[0]) for x in found):
+            raise RefusedError("the native decoder does not know the masks of its layers")
+        return known[0] if known else None
+    own = np.arange(n) + 1
+    if mask is None or (mask.ndim == 2 and bool(mask.bool().all())):
+        return None
+    if mask.ndim != 4:
+        raise RefusedError("the native decoder reads prompts without padding")
+    visible = (mask if mask.dtype == torch.bool else mask >= 0)[0, 0, -n:, :n].numpy()
+    first, ends = visible.argmax(1), n - visible[:, ::-1].argmax(1)
+    expected = np.maximum(own - window, 0) if window else np.zeros(n)
+    if not (visible.sum(1) == ends - first).all() or not np.array_equal(first, expected):
+        raise RefusedError("the native decoder does not know its mask of media")
+    if (ends < own).any() or (np.diff(ends) < 0).any():
+        raise RefusedError("the native decoder does not know its mask of media")
+    return None if np.array_equal(ends, own) else ends
+
+
+def added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
+    """Return what is added to states behind layers (Qwen3-VL's features of pictures)."""
+    features, where = given.get("deepstack_visual_embeds"), given.get("visual_pos_masks")
+    if features is None:
+        return {}
+    assert where is not None
+    made: dict[int, Tensor] = {}
+    for layer, rows in enumerate(features):
+        made[layer] = torch.zeros(n, rows.shape[-1])
+        made[layer][where.reshape(-1)] = rows.float()
+    return made
