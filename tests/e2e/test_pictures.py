@@ -34,7 +34,7 @@ RED, BLUE = (Image.new("RGB", (40, 30), color) for color in ("red", "blue"))
 
 def test_a_conversation_with_a_picture(folder: Path, tmp_path: Path) -> None:
     """The text is that of transformers, from a file and from an image; text alone is read too."""
-    spec = foretoken.load(folder, "lookup", runtime="transformers")
+    spec = foretoken.load(folder, "lookup")
     RED.save(tmp_path / "red.png")
     processor: Any = t.AutoProcessor.from_pretrained(folder)
     model: Any = t.LlavaForConditionalGeneration.from_pretrained(folder).eval()
@@ -72,7 +72,7 @@ def test_a_conversation_with_a_picture(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_parts_that_cannot_be_read(folder: Path, part: dict[str, Any], message: str) -> None:
-    spec = foretoken.load(folder, "lookup", runtime="transformers")
+    spec = foretoken.load(folder, "lookup")
     with pytest.raises(InputError, match=message):
         spec.generate([{"role": "user", "content": [part]}], **NEW)
 
@@ -99,7 +99,7 @@ def test_a_conversation_with_a_sound(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model: Any = t.Qwen2AudioForConditionalGeneration(config)
     saved(model, processor, tmp_path)
-    spec = foretoken.load(tmp_path, "lookup", runtime="transformers")
+    spec = foretoken.load(tmp_path, "lookup")
     noise = np.random.default_rng(0).normal(size=8000).astype(np.float32)
     parts = [{"type": "audio", "audio": noise}, {"type": "text", "text": "What is it?"}]
     chat: Any = [{"role": "user", "content": parts}]
@@ -115,7 +115,7 @@ def test_a_conversation_with_a_sound(tmp_path: Path) -> None:
 
 def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
     """The first picture's size is wrong, and it is refused alone."""
-    spec = foretoken.load(folder, "lookup", runtime="transformers")
+    spec = foretoken.load(folder, "lookup")
     processor: Any = t.AutoProcessor.from_pretrained(folder)
     good = processor(text="<image>What is it?", images=RED, return_tensors="pt")
     for bad in (good["pixel_values"][..., :20], good["pixel_values"] * float("nan")):
@@ -136,7 +136,7 @@ def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
 
 def test_a_faulty_row_fails_alone(folder: Path) -> None:
     """A model's code may raise anything over its picture; the row beside it is what it is alone."""
-    spec = foretoken.load(folder, "lookup", runtime="transformers")
+    spec = foretoken.load(folder, "lookup")
     processor: Any = t.AutoProcessor.from_pretrained(folder)
     good = processor(text="<image>What is it?", images=RED, return_tensors="pt")
     alone = spec.generate(good, **NEW)[0].tokens

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,8 +76,12 @@ class NativeConversion:
         if "crossing" in passes.facts:
             return NativeEncoderDecoder(passes, facts)
         if facts["sees"] is not None:
-            return NativeMediaModel(passes, facts, self.network)
+            return NativeMediaModel(passes, facts, self.network, self._exactly)
         return (NativePairs if passes.facts["beside"] else NativeModel)(passes, facts)
+
+    def _exactly(self, network: PreTrainedModel) -> NativeModel:
+        """Return this model in float32, of a network that is loaded."""
+        return replace(self, source=None, dtype="float32", network=lambda: network).model()
 
     def companion(self, target: NativeModel) -> NativeCompanion:
         """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
@@ -153,11 +157,13 @@ class NativeConversion:
             "source_context": encoder_limit(network) if encodes else None,
             "source_vocab_size": encoder_rows(network) if encodes else None,
             "hears": _hears(network) if encodes else None,
-            "sees": None
-            if encodes or config is network.config
-            else {"axes": description.axes_of(network)},
+            "sees": _sees(network) if config is not network.config and not encodes else None,
             "computed": _computed(facts, self.dtype),
         }
+
+
+def _sees(network: PreTrainedModel) -> dict[str, Any]:
+    return {"axes": description.axes_of(network)}
 
 
 def _hears(network: PreTrainedModel) -> dict[str, Any] | None:

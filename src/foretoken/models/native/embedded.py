@@ -68,21 +68,27 @@ def ends_of(mask: Any, n: int, window: int | None) -> NDArray[np.int64] | None:
         found = [ends_of(x, n, window if k == SLIDING else None) for k, x in mask.items()]
         known = [x for x in found if x is not None]
         if known and not all(x is not None and np.array_equal(x, known[0]) for x in found):
-            raise RefusedError("the native decoder does not know the masks of its layers")
+            raise _unknown()
         return known[0] if known else None
     own = np.arange(n) + 1
     if mask is None or (mask.ndim == 2 and bool(mask.bool().all())):
         return None
     if mask.ndim != 4:
-        raise RefusedError("the native decoder reads prompts without padding")
+        raise _unknown()
     visible = (mask if mask.dtype == torch.bool else mask >= 0)[0, 0, -n:, :n].numpy()
     first, ends = visible.argmax(1), n - visible[:, ::-1].argmax(1)
     expected = np.maximum(own - window, 0) if window else np.zeros(n)
     if not (visible.sum(1) == ends - first).all() or not np.array_equal(first, expected):
-        raise RefusedError("the native decoder does not know its mask of media")
+        raise _unknown()
     if (ends < own).any() or (np.diff(ends) < 0).any():
-        raise RefusedError("the native decoder does not know its mask of media")
+        raise _unknown()
     return None if np.array_equal(ends, own) else ends
+
+
+def _unknown() -> RefusedError:
+    return RefusedError(
+        "the native decoder does not know its masks of media; give runtime='transformers'"
+    )
 
 
 def added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:

@@ -22,6 +22,7 @@ from foretoken.media.inputs import Media
 from foretoken.models.native.embedded import EmbeddedPrompt, added_states, ends_of
 from foretoken.models.native.model import NativeModel, Unshared
 from foretoken.models.rows import check_room
+from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # which takes seconds to import
     from foretoken.models.native.passes import NativePasses
 
 READS = {"inputs_embeds", "position_ids", "attention_mask", "input_ids"}
+CHECKS = "media-checks.json"
+INSTEAD = "give runtime='transformers'"
 VISUAL = {"visual_pos_masks", "deepstack_visual_embeds"}  # states that are added behind layers
 INPUTS = "per_layer_inputs"
 
@@ -37,17 +40,22 @@ class NativeMediaModel(NativeModel):
     """Model protocol over `passes`, with media in prompts.
 
     network: Loads the model, of which all but the decoder's layers is used, when the first media
-    come.
+    come. exact: Makes a model of it in float32, to check how this one reads media.
     """
 
     needs_media = False
 
     def __init__(
-        self, passes: NativePasses, facts: dict[str, Any], network: Callable[[], PreTrainedModel]
+        self,
+        passes: NativePasses,
+        facts: dict[str, Any],
+        network: Callable[[], PreTrainedModel],
+        exact: Callable[[PreTrainedModel], NativeModel],
     ) -> None:
         super().__init__(passes, facts)
         self.attached: list[Media | None] = []
-        self._load, self._axes = network, facts["sees"]["axes"]
+        self._load, self._exact, self._axes = network, exact, facts["sees"]["axes"]
+        self._checked: dict[frozenset[str], str | None] = {}
 
     @cached_property
     def _network(self) -> Any:
@@ -60,19 +68,50 @@ class NativeMediaModel(NativeModel):
         return network
 
     def objection(self, media: Media) -> str | None:
+        from foretoken.models.stock.media import UNENDED, marks  # late: takes seconds
+
+        if media.ids and media.ids[-1] in marks(self._network):
+            return UNENDED
+        names = frozenset(media.inputs)
+        if names not in self._checked:
+            reason, judged = self._check(media)
+            if not judged:
+                return reason
+            self._checked[names] = reason
+        reason = self._checked[names]
         try:
-            self._embedded(media.ids, media)
-            return None
+            if reason is None:
+                self._embedded(media.ids, media)
+                return None
         except RefusedError as error:
-            return f"{error}; give runtime='transformers'"
+            reason = str(error)
         except Exception as error:  # a family's code raises anything
             return f"{type(self._network).__name__} raised {kind_of(error)}: {one_line(error)}"
+        return reason
+
+    def _check(self, media: Media) -> tuple[str | None, bool]:
+        """Compare with transformers' own `generate` of all of the model, in float32, once for each
+        kind of media of a folder; return why they differ, and whether that is so of all."""
+        from foretoken.models.stock.media import objection  # late: takes seconds
+
+        key = f"{self.identity} {' '.join(sorted(media.inputs))}"
+        known = remembered(CHECKS)
+        if self.identity is not None and key in known:
+            return known[key], True
+        network = self._load().float().eval()
+        with every_torch_thread():
+            reason, judged = objection(network, self._exact(network), media)  # pyright: ignore
+        if reason and " is not exact " in reason:
+            reason += f"; {INSTEAD}"
+        if judged and self.identity is not None:
+            remember(CHECKS, key, reason)
+        return reason, judged
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         media, self.attached = self.attached or [None] * len(prompts), []
         # a draft that cannot read a prompt begins with nothing
         pairs = zip(prompts, media, strict=True)
-        made = [one and prompt and self._embedded(prompt, one) for prompt, one in pairs]
+        made = [self._embedded(prompt, one) if one and prompt else None for prompt, one in pairs]
         limit = self.longest if self._beyond else self.context
         check_room([0] * len(prompts), [len(p) for p in prompts], limit)
         first = len(self.rows)
@@ -123,19 +162,22 @@ class NativeMediaModel(NativeModel):
         beside = (told - READS - VISUAL - {INPUTS}) & accepted_by(type(decoder))
         if beside or "inputs_embeds" not in told:
             named = ", ".join(sorted(beside)) or "no embeddings"
-            raise RefusedError(f"the native decoder does not read {named} of media")
+            raise RefusedError(f"the native decoder does not read {named} of media; {INSTEAD}")
         positions = given.get("position_ids")
         places = torch.arange(n)[None] if positions is None else positions[-3:].reshape(-1, n)
         if len(places) > 1 and not self._axes:
-            raise RefusedError("the native decoder does not know its positions of several axes")
+            raise RefusedError(f"the native decoder does not know its positions' axes; {INSTEAD}")
         if len(places) > 1 and bool((places == places[:1]).all()):
             places = places[:1]
         if given.get(INPUTS) is not None:
             ids = self._looked_up(ids, given[INPUTS])
-        window = getattr(network.config.get_text_config(decoder=True), "sliding_window", None)
+        config = network.config.get_text_config(decoder=True)
+        factor = getattr(config, "embedding_multiplier", None) or 1.0  # which the decoder applies
+        embeddings = given["inputs_embeds"][0] * factor
+        window = getattr(config, "sliding_window", None)
         return EmbeddedPrompt(
             ids,
-            given["inputs_embeds"][0].float().contiguous(),
+            embeddings.float().contiguous(),
             places.numpy(),
             self._axes,
             ends_of(given.get("attention_mask"), n, window),
@@ -151,7 +193,7 @@ class NativeMediaModel(NativeModel):
         other = [config.pad_token_id if id in marked else id for id in ids]
         table = self._network.get_decoder().embed_tokens_per_layer
         if not torch.equal(table(torch.tensor(other)).reshape(inputs[0].shape), inputs[0]):
-            raise RefusedError("the native decoder does not know the inputs of layers of media")
+            raise RefusedError(f"the native decoder does not know its inputs of layers; {INSTEAD}")
         return other
 
 

@@ -34,6 +34,7 @@ NEW = 4  # tokens of the check: the first by the prompt's pass, the others by on
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
 COARSE = 0.05
 KINDS = 64  # of random states
+UNENDED = "the prompt's last token stands for one of them, and text has to follow"
 SMALL = 64  # frames, or pixels along a side
 # transformers' own preparation of an encoder-decoder, and its name before 5.23
 PREPARES = "_maybe_prepare_encoder_kwargs_for_generation"
@@ -220,7 +221,7 @@ class Objections:
     def to(self, media: Media, fresh: Callable[[], ReadsMedia]) -> str | None:
         """Say why the model cannot read these, or None; tried on a fresh one, without rows."""
         if media.ids and media.ids[-1] in marks(self.model):
-            return "the prompt's last token stands for one of them, and text has to follow"
+            return UNENDED
         names = frozenset(media.inputs)
         if names in self._known:
             return self._known[names]
