@@ -1,6 +1,5 @@
 """Every class of transformers that generates text, as a tiny random model: how it runs here, and
-whether its text is that of its own `generate`; of one that reads text, whether the native decoder
-serves it, too.
+whether its text is that of its own `generate`; and whether the native decoder serves it, too.
 
 A class is judged by the small copy that the self-check makes of its default configuration: windows,
 chunks and other lengths at which a family changes are 8 tokens there, and the texts are longer. A
@@ -39,10 +38,10 @@ from census_media import (
 )
 from foretoken.errors import InputError, RefusedError, kind_of, one_line
 from foretoken.loading.load import load
-from foretoken.media.inputs import is_media
+from foretoken.media.inputs import is_media, media_of
 from foretoken.models.native import conversion
-from foretoken.models.stock.media import accepted_by
-from foretoken.models.stock.selfcheck import check, parts, small_copy, value_of
+from foretoken.models.stock.media import accepted_by, deviation
+from foretoken.models.stock.selfcheck import TOLERANCE, check, parts, small_copy, value_of
 
 # By what they read; a class of several maps is of the last
 MAPS = {
@@ -242,16 +241,26 @@ def _judged(verdict: Verdict) -> Verdict:
     except Exception as error:
         return replace(verdict, outcome="failed", reason=f"{kind_of(error)}: {one_line(error)}")
     outcome = "differs" if unequal else "equal"
-    native = natively(model) if verdict.kind.startswith("text") else None
+    native = natively(model, asked)
     return replace(verdict, outcome=outcome, form=form, reason=unequal, native=native)
 
 
-def natively(model: PreTrainedModel) -> str:
-    """Return "equal" where the native decoder passes the self-check, or why it refuses a class."""
+def natively(model: PreTrainedModel, asked: list[Inputs]) -> str:
+    """Return "equal" where the native decoder passes the self-check, and reads media as the class's
+    own `generate`, or why it refuses a class."""
     try:
         check(model, conversion.form())
+        for inputs in filter(is_media, asked):
+            target: Any = conversion.NativeConversion(None, "float32", lambda: model).model()
+            (media,) = media_of(inputs, encodes=model.config.is_encoder_decoder)
+            if reason := target.objection(media):
+                return reason
+            if not (delta := deviation(model, target, media)) < TOLERANCE:
+                return f"logits behind media differ by {delta:.1e} of their spread"
     except RefusedError as error:
         return str(error)
+    except Exception as error:  # media are read by a family's own code
+        return f"its code raised {kind_of(error)}"
     return "equal"
 
 

@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "d3281299f7c14246"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "8f063e6db1347287"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "09c08789a93a7964"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "5dcf63229bc51a2f"),
 }
 
 

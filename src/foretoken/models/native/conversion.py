@@ -20,7 +20,7 @@ from foretoken.errors import RefusedError, kind_of
 from foretoken.kernels.library import chosen_set
 from foretoken.models import store
 from foretoken.models.companion import require_alike
-from foretoken.models.native import description
+from foretoken.models.native import description, embedded
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel
 from foretoken.models.native.model import NativeCompanion, NativeModel, NativePairs
@@ -138,6 +138,7 @@ class NativeConversion:
         network = self.network().float().eval()
         config = network.config.get_text_config(decoder=True)
         switch, encodes = switch_of(network), network.config.is_encoder_decoder
+        sees = config is not network.config and not encodes
         try:
             with torch.inference_mode():
                 facts = description.describe(network, place, self.dtype, switch)
@@ -157,13 +158,9 @@ class NativeConversion:
             "source_context": encoder_limit(network) if encodes else None,
             "source_vocab_size": encoder_rows(network) if encodes else None,
             "hears": _hears(network) if encodes else None,
-            "sees": _sees(network) if config is not network.config and not encodes else None,
+            "sees": embedded.facts_of(network) if sees else None,
             "computed": _computed(facts, self.dtype),
         }
-
-
-def _sees(network: PreTrainedModel) -> dict[str, Any]:
-    return {"axes": description.axes_of(network)}
 
 
 def _hears(network: PreTrainedModel) -> dict[str, Any] | None:

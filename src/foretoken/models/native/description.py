@@ -396,27 +396,6 @@ def cached_heads(layer: dict[str, Any]) -> tuple[int, int]:
     return int(layer["kv_heads"]), -(-int(layer["width"]) // LANES) * LANES
 
 
-def axes_of(network: PreTrainedModel) -> list[int]:
-    """Return which axis of positions turns each pair of a head, of a decoder of three axes, as
-    Qwen-VL's; [] for others."""
-    config: Any = network.config.get_text_config(decoder=True)
-    rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
-    settings: Any = getattr(config, "rope_parameters", None) or {}
-    sections = getattr(rotary, "mrope_section", settings.get("mrope_section"))
-    if not isinstance(sections, list) or len(sections) != 3:
-        return []
-    each = [rotary(torch.zeros(1), places)[1] for places in torch.eye(3).long()[:, :, None, None]]
-    if each[0].ndim == 4:  # families mix these later
-        return [axis for axis, count in enumerate(sections) for _ in range(count)]
-    sines = torch.stack([sine.reshape(-1) for sine in each])
-    half, expected = sines.shape[1] // 2, rotary.inv_freq.sin()
-    for pairs in (sines.unflatten(1, (2, half)), sines.unflatten(1, (half, 2)).mT):
-        if torch.allclose(pairs.sum(0), expected.expand(2, half)):
-            axes = pairs.abs().argmax(0)
-            return axes[0].tolist() if torch.equal(axes[0], axes[1]) else []
-    return []
-
-
 def layout_of(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerPlace]]:
     """Return where a network's layers have their keys and values in pages of its rows, and each
     layer's place there; that of a layer that attends to a source means nothing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +12,15 @@ from torch import Tensor
 
 from foretoken.errors import RefusedError
 
+if TYPE_CHECKING:  # which takes seconds to import
+    from transformers import PreTrainedModel
+
 SLIDING = "sliding_attention"
+# Arguments of a decoder's forward that are read here, or mean nothing for a prompt
+VISUAL = {"visual_pos_masks", "deepstack_visual_embeds"}  # states that are added behind layers
+INPUTS = "per_layer_inputs"
+ARGUMENTS = {"inputs_embeds", "position_ids", "attention_mask", "input_ids", INPUTS, *VISUAL}
+ARGUMENTS |= {"self", "kwargs", "use_cache", "past_key_values", "logits_to_keep", "labels"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +110,44 @@ def added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
         made[layer] = torch.zeros(n, rows.shape[-1])
         made[layer][where.reshape(-1)] = rows.float()
     return made
+
+
+def facts_of(network: PreTrainedModel) -> dict[str, Any]:
+    """Return what is stored of a decoder that reads media. Raises RefusedError for one that reads
+    more of them than `EmbeddedPrompt` has, or that is within a model whose `generate` differs."""
+    from foretoken.models.stock.media import accepted_by, writer  # late: takes seconds
+
+    more = accepted_by(type(network.get_decoder())) - ARGUMENTS
+    if more or writer(network) is not network:
+        raise unread(network, ", ".join(sorted(more)) or "media by a model within it")
+    return {"axes": axes_of(network)}
+
+
+def axes_of(network: PreTrainedModel) -> list[int]:
+    """Return which axis of positions turns each pair of a head, of a decoder of three axes, as
+    Qwen-VL's; [] for one axis. Raises RefusedError for others."""
+    config: Any = network.config.get_text_config(decoder=True)
+    rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
+    settings: Any = getattr(config, "rope_parameters", None) or {}
+    sections = getattr(rotary, "mrope_section", settings.get("mrope_section"))
+    if sections is None:
+        return []
+    if not isinstance(sections, list) or len(sections) != 3:
+        raise unread(network, "positions of other axes")
+    each = [rotary(torch.zeros(1), places)[1] for places in torch.eye(3).long()[:, :, None, None]]
+    if each[0].ndim == 4:  # families mix these later
+        return [axis for axis, count in enumerate(sections) for _ in range(count)]
+    sines = torch.stack([sine.reshape(-1) for sine in each])
+    half, expected = sines.shape[1] // 2, rotary.inv_freq.sin()
+    for pairs in (sines.unflatten(1, (2, half)), sines.unflatten(1, (half, 2)).mT):
+        if torch.allclose(pairs.sum(0), expected.expand(2, half)):
+            axes = pairs.abs().argmax(0)
+            if torch.equal(axes[0], axes[1]):
+                return axes[0].tolist()
+    raise unread(network, "positions of axes that mix in another way")
+
+
+def unread(network: PreTrainedModel, what: str) -> RefusedError:
+    return RefusedError(
+        f"{type(network).__name__} is not built as the native decoder expects ({what})"
+    )

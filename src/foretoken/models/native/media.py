@@ -19,7 +19,7 @@ from torch import Tensor
 from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.kernels.tokens import THREADS
 from foretoken.media.inputs import Media
-from foretoken.models.native.embedded import EmbeddedPrompt, added_states, ends_of
+from foretoken.models.native.embedded import INPUTS, EmbeddedPrompt, added_states, ends_of
 from foretoken.models.native.model import NativeModel, Unshared
 from foretoken.models.rows import check_room
 from foretoken.storage.cache import remember, remembered
@@ -29,11 +29,8 @@ if TYPE_CHECKING:  # which takes seconds to import
 
     from foretoken.models.native.passes import NativePasses
 
-READS = {"inputs_embeds", "position_ids", "attention_mask", "input_ids"}
 CHECKS = "media-checks.json"
 INSTEAD = "give runtime='transformers'"
-VISUAL = {"visual_pos_masks", "deepstack_visual_embeds"}  # states that are added behind layers
-INPUTS = "per_layer_inputs"
 
 
 class NativeMediaModel(NativeModel):
@@ -154,19 +151,9 @@ class NativeMediaModel(NativeModel):
 
     def _understood(self, ids: list[int], given: dict[str, Any]) -> EmbeddedPrompt:
         """RefusedError where the decoder is given what this one does not read."""
-        from foretoken.models.stock.media import accepted_by  # late: takes seconds
-
         n, network = len(ids), self._network
-        told = {name for name, x in given.items() if isinstance(x, Tensor | list | dict)}
-        decoder = network.get_decoder()
-        beside = (told - READS - VISUAL - {INPUTS}) & accepted_by(type(decoder))
-        if beside or "inputs_embeds" not in told:
-            named = ", ".join(sorted(beside)) or "no embeddings"
-            raise RefusedError(f"the native decoder does not read {named} of media; {INSTEAD}")
         positions = given.get("position_ids")
         places = torch.arange(n)[None] if positions is None else positions[-3:].reshape(-1, n)
-        if len(places) > 1 and not self._axes:
-            raise RefusedError(f"the native decoder does not know its positions' axes; {INSTEAD}")
         if len(places) > 1 and bool((places == places[:1]).all()):
             places = places[:1]
         if given.get(INPUTS) is not None:

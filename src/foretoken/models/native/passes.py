@@ -233,7 +233,7 @@ class NativePasses:
         given, embedded = self.given, self.embedded
         record.ends = record.added = None
         if embedded is not None:  # of one row, which begins
-            self._place(embedded, n)
+            self._place(embedded, n, long=parts[0].row.long)
         record.given = None if given is None else given.data_ptr()
         if chain is None:
             self._network().run(record)
@@ -254,17 +254,17 @@ class NativePasses:
         """Return how far a row's places in the rotary tables are from its positions."""
         return row.shift + (self.turns[0].capacity if row.long else 0)
 
-    def _place(self, embedded: EmbeddedPrompt, n: int) -> None:
+    def _place(self, embedded: EmbeddedPrompt, n: int, *, long: bool) -> None:
         """Let the next pass read n tokens of a prompt with media."""
         record, turn = self._record, self._inputs["turn"]
         self.turn_up_to(int(embedded.positions.max()) + 1)
         if len(embedded.positions) == 1:
-            turn[:n] = embedded.positions[0, :n]
+            turn[:n] = embedded.positions[0, :n] + (self.turns[0].capacity if long else 0)
         else:
-            own = [turns.rows_of(embedded.positions[:, :n], embedded.axes) for turns in self.turns]
+            places = embedded.positions[:, :n]
             self._extended = [
-                np.concatenate([turns.table[0], rows])
-                for turns, rows in zip(self.turns, own, strict=True)
+                np.concatenate([turns.table[0], turns.rows_of(places, embedded.axes)])
+                for turns in self.turns
             ]
             for i, table in enumerate(self._extended):
                 self._tables[i] = table.ctypes.data
