@@ -42,9 +42,9 @@ TITLES = {
     "no inputs": "Without known inputs",
 }
 NAME = re.compile(r"^[\w.-]+ \(\w+\) |; use transformers' own .*$")  # and the remedy
-NATIVE = """Of those that run, those whose parts it knows: each passed the self-check, which compares
-logits, and where it reads pictures or sounds gave the logits of its own `generate` behind them. Their
-encoders run on torch. The table says what others have."""
+NATIVE = """Of those that run, those whose parts it knows: each passed the self-check, which
+compares logits, and one that reads pictures or sounds gave the logits of its own `generate` behind
+them. Their encoders run on torch. The table says what others have."""
 HEAD = """# Which families run
 Every class of transformers {transformers} that generates text, as a tiny random model of its
 default configuration, on torch {torch}: greedy texts of a ragged batch of three at gamma 0, 1 and
