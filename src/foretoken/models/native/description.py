@@ -8,7 +8,9 @@ over the mapped file.
 from __future__ import annotations
 
 import ctypes
+import json
 from dataclasses import asdict, replace
+from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -52,6 +54,7 @@ POINTERS = "filters", "filter_bias", "decay", "step_bias", "skip", "norm"  # of 
 EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
 RING = 72  # tokens that a row keeps of its recurrences, as in network.h
 HEADER = 16  # numbers before what a row keeps of a layer, as in network.h
+PLACES = {"panels", "bias", "weight", "at", "sinks", "slopes"}  # of arrays in the file
 KEPT = 4  # bits of a file's own blocks that are kept in float32, too
 
 
@@ -60,12 +63,16 @@ class WeightFile:
 
     def __init__(self, file: BinaryIO, dtype: str) -> None:
         self.file, self.bits = file, BITS.get(dtype)
+        self.digest, self.hashing = blake2b(digest_size=16), False  # of an encoder
 
     def put(self, *arrays: NDArray[Any]) -> int:
         """Append arrays, one behind the other; return where they begin."""
         at = self.file.tell()
         for array in arrays:
-            self.file.write(np.ascontiguousarray(array).data)
+            written = np.ascontiguousarray(array).data
+            self.file.write(written)
+            if self.hashing:
+                self.digest.update(written)
         self.file.write(bytes(-self.file.tell() % ALIGNED))
         return at
 
@@ -146,12 +153,18 @@ def describe(
             own = _vectors(decoder)
             facts = _network(decoder, writer, own)
             facts |= {"crossing": _network(crossing, writer, False), "encoder_network": None}
+            facts["encoder_key"] = None
             if encoder is not None:
                 vectors = _vectors(encoder)
+                writer.digest.update(vectors[0].tobytes())
+                writer.hashing = True
                 same = all(map(np.array_equal, vectors, own))
                 shared = (facts["embeddings"], facts["embedding_factor"]) if same else None
                 made = _network(encoder, writer, vectors, shared)
+                writer.hashing = False
                 facts["encoder_network"] = made | {"encoder": 1}
+                writer.digest.update(json.dumps(_without_places(made)).encode())
+                facts["encoder_key"] = writer.digest.hexdigest()
         else:
             reader = NetworkReader(network)
             decoder = reader.decoder()
@@ -159,6 +172,13 @@ def describe(
             facts["ropes"] = [_rope(rope, reader.base, switch) for rope in decoder.ropes]
         writer.put(np.zeros(SLACK, np.uint8))
     return facts
+
+
+def _without_places(facts: Any) -> Any:
+    """Return facts without where arrays lie in the file."""
+    if isinstance(facts, dict):
+        return {name: _without_places(x) for name, x in facts.items() if name not in PLACES}
+    return [_without_places(x) for x in facts] if isinstance(facts, list) else facts
 
 
 def _network(

@@ -3,7 +3,8 @@ each row's source, once. An encoder of sounds or pictures is transformers' own, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+class HandedStates:
+    """Encoders' states of the last sources, by encoder and source, for another model to take
+    once."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, tuple[int, Tensor]] = OrderedDict()
+
+    def put(self, key: Hashable, owner: object, states: Tensor) -> None:
+        self._known[key] = id(owner), states
+        while len(self._known) > MOST_HANDED:
+            self._known.popitem(last=False)
+
+    def take(self, key: Hashable, taker: object) -> Tensor | None:
+        """Return and forget these states, if another one made them."""
+        owner, states = self._known.get(key, (id(taker), None))
+        if owner == id(taker):
+            return None
+        self._known.pop(key, None)
+        return states
+
+
+HANDED, MOST_HANDED = HandedStates(), 32
+
+
 class NativeEncoderDecoder(NativeModel):
     """A decoder that attends to what the encoder makes of each row's source."""
 
@@ -34,6 +59,7 @@ class NativeEncoderDecoder(NativeModel):
         self.source_vocab_size = facts["source_vocab_size"]
         self.sources = PagePool(self.crossing.layout, self.pool.dtype.name)
         self.encoder_seconds = 0.0
+        self.encoder_key: str | None = passes.facts["encoder_key"]
         self._joining: list[PagedRow] = []  # sources of the rows that are about to join
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
@@ -54,9 +80,21 @@ class NativeEncoderDecoder(NativeModel):
         super().start(prompts)
 
     def _states(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
-        """Return the encoder's states of each source, `[n, H]`; it is read in one pass."""
+        """Return the encoder's states of each source, `[n, H]`. Those that another model with the
+        same encoder has just made are taken: a draft joins after its target."""
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
+        made = [HANDED.take((self.encoder_key, tuple(source)), self) for source in sources]
+        new = [source for source, states in zip(sources, made, strict=True) if states is None]
+        fresh = iter(self._encoded(new) if new else [])
+        states = [next(fresh) if one is None else one for one in made]
+        for source, one, known in zip(sources, states, made, strict=True):
+            if known is None:
+                HANDED.put((self.encoder_key, tuple(source)), self, one)
+        return states
+
+    def _encoded(self, sources: list[list[int]]) -> list[Tensor]:
+        """Run the encoder; it reads each source in one pass."""
         assert self.encoder is not None
         self.encoder.fit(max(map(len, sources)))
         pool = PagePool(self.encoder.layout, self.pool.dtype.name)  # until the next layer

@@ -177,3 +177,32 @@ def test_a_target_drafts_by_copies_of_itself(draft: str, tmp_path: Path) -> None
     drafted = spec.generate(SOURCES, gamma=3, **settings)
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]
     assert sum(step.accepted for out in drafted for step in out.steps) > 0
+
+
+def test_an_encoder_that_target_and_draft_share_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft has the target's encoder, and another decoder; one with an encoder of its own runs
+    it."""
+    model: Any = built("T5, gated, untied")
+    same, different = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        for draft in (same, different):
+            weight = draft.decoder.block[0].layer[0].SelfAttention.q.weight
+            weight += 0.1 * torch.randn_like(weight)
+        different.encoder.block[0].layer[0].SelfAttention.q.weight += 0.01
+    sources, runs = [[5, 6, 7, 8, 9], [9, 8, 7]], list[int]()
+    own = NativeEncoderDecoder._encoded
+
+    def counted(self: Any, some: list[list[int]]) -> Any:
+        runs.append(len(some))
+        return own(self, some)
+
+    monkeypatch.setattr(NativeEncoderDecoder, "_encoded", counted)
+    for draft, expected in ((same, [2]), (different, [2, 2])):
+        spec = foretoken.load(model, draft, runtime="native")
+        texts = []
+        for gamma in (0, 3):
+            runs.clear()
+            outs = spec.generate(sources, max_new_tokens=8, gamma=gamma, ignore_eos=True)
+            texts.append([out.tokens for out in outs])
+        assert runs == expected
+        assert texts[0] == texts[1]

@@ -178,7 +178,7 @@ def test_features_are_the_same_bits_on_every_instruction_set(
 REFUSED = {
     "experts chosen in another way": ("Phimoe", EXPERTS),
     "ALiBi of rounded positions": ("Falcon", LEARNED | {"alibi": True}),
-    "norms input_layernorm": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 8}),
+    "inputs of layers of other shapes": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 8}),
 }
 
 
