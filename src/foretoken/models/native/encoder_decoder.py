@@ -59,7 +59,7 @@ class NativeEncoderDecoder(NativeModel):
         self.source_vocab_size = facts["source_vocab_size"]
         self.sources = PagePool(self.crossing.layout, self.pool.dtype.name)
         self.encoder_seconds = 0.0
-        self.encoder_key: str | None = passes.facts["encoder_key"]
+        self.handed_key: str | None = passes.facts["encoder_key"]
         self._joining: list[PagedRow] = []  # sources of the rows that are about to join
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
@@ -84,13 +84,13 @@ class NativeEncoderDecoder(NativeModel):
         same encoder has just made are taken: a draft joins after its target."""
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
-        made = [HANDED.take((self.encoder_key, tuple(source)), self) for source in sources]
+        made = [HANDED.take((self.handed_key, tuple(source)), self) for source in sources]
         new = [source for source, states in zip(sources, made, strict=True) if states is None]
         fresh = iter(self._encoded(new) if new else [])
         states = [next(fresh) if one is None else one for one in made]
         for source, one, known in zip(sources, states, made, strict=True):
             if known is None:
-                HANDED.put((self.encoder_key, tuple(source)), self, one)
+                HANDED.put((self.handed_key, tuple(source)), self, one)
         return states
 
     def _encoded(self, sources: list[list[int]]) -> list[Tensor]:
