@@ -134,6 +134,8 @@ class DecoderReference:
         opened = gates * reference.sigmoid(gates)
         y = y.reshape(n, values)
         y = y * opened if part.gate_first else y
+        if part.norm is None:
+            return multiply(part.out, y * opened)
         size, made = values // part.groups, []
         for one, weight in zip(
             np.split(y, part.groups, 1), np.split(part.norm, part.groups), strict=True
@@ -156,7 +158,10 @@ class DecoderReference:
         part, gated = layer.attention, layer.gated
         assert part is not None
         assert gated is not None
-        x = self.added(layer, after, self.mixed(part, self.norm(first, x)), x)
+        a = self.norm(first, x)
+        x = self.added(layer, after, self.mixed(part, a), x)
+        if layer.beside is not None:
+            x = x + self.recurred(layer.beside, a)
         a = self.norm(second, x)
         inner = reference.activated(gated.activation, multiply(gated.gate, a), (0, 0, 0))
         x = self.added(layer, last, multiply(gated.down, inner * multiply(gated.up, a)), x)

@@ -206,6 +206,7 @@ def test_ten_turns_of_a_conversation_on_the_native_decoder(draft: str) -> None:
 
 
 NATIVE = ["Qwen3_5ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"]
+NATIVE += ["FalconH1ForCausalLM"]
 NATIVE_DRAFTS = [*DRAFTS, "self:int8", "self:0"]
 
 
@@ -224,7 +225,8 @@ def test_texts_on_the_native_decoder_are_those_of_generate(name: str, draft: str
         for found, prompt in zip([alone, *together], [PROMPTS[0], *PROMPTS], strict=True):
             assert hybrids.margin(hybrids.hybrid(name), tuple(prompt), SHORT) > 1e-4
             assert found.tokens == hybrids.greedy(hybrids.hybrid(name), tuple(prompt), SHORT)
-        assert gamma in (0, None) or draft == "plain" or sum(t.stats.accepted for t in together)
+        unlike = draft == "plain" or (draft == "lookup" and name.startswith("Falcon"))
+        assert gamma in (0, None) or unlike or sum(t.stats.accepted for t in together)
 
 
 @pytest.mark.native

@@ -111,6 +111,7 @@ class LayerRecord(Structure):
         *((name, WeightRecord) for name in ("input_gate", "input_out")),
         ("after_input", NormRecord),
         ("input", c_int32),
+        ("beside", c_void_p),
     ]
 
 

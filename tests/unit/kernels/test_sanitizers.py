@@ -18,6 +18,7 @@ ROOT = HERE.parents[2]
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove]
 FAMILIES = ("Llama", "Mistral", "Gemma 2", "Gemma 3", "GPT-NeoX")
 HYBRIDS = ("Qwen3_5ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM")
+HYBRIDS += ("FalconH1ForCausalLM",)
 FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PASSES = """
 import os, sys

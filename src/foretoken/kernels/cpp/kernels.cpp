@@ -63,7 +63,8 @@ size_t scratch_of(const Network& net) {
     const size_t parts =
         2 * size_t(TOKENS) * (layer.kv_heads ? layer.heads / layer.kv_heads : 0) * part_floats(layer.width);
     most = projected > most ? projected : most;
-    const size_t tile = size_t(layer.recurrence.key_width) * COLUMNS_OF_STATE * LANES;
+    const Layer* mixer = recurrent(layer);
+    const size_t tile = mixer ? size_t(mixer->recurrence.key_width) * COLUMNS_OF_STATE * LANES : 0;
     most = tile > most ? tile : most;
     most = parts > most ? parts : most;
   }
@@ -122,10 +123,11 @@ bool room_for_mixers(const Network& net, Workspace* w) {
       grow(mixed, layer.latent.queries.outputs);
       grow(mixed, size_t(layer.heads) * layer.latent.values->outputs);
     }
-    if (!layer.recurrence.rule) continue;
-    grow(projected, layer.qkv.outputs);
-    grow(mixed, channels_of(layer));
-    grow(steps, 2 * whole_vectors(layer.heads));  // those of decays, which a scan has fewer of
+    const Layer* mixer = recurrent(layer);
+    if (!mixer) continue;
+    grow(projected, mixer->qkv.outputs);
+    grow(mixed, channels_of(*mixer));
+    grow(steps, 2 * whole_vectors(mixer->heads));  // those of decays, which a scan has fewer of
   }
   const size_t tokens = net.most_tokens, inputs = net.inputs.width ? net.inputs.product.outputs : 0;
   return (!inputs || allot(&w->inputs, tokens * inputs + LANES)) &&

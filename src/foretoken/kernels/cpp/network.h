@@ -154,6 +154,7 @@ struct Layer {
   Weight input_gate, input_out;  // panels null: it has none
   Norm after_input;
   int32_t input;
+  const Layer* beside;  // a recurrence that reads what attention reads, and is added too; or null
 };
 
 // What all layers read beside states (Gemma 3n and 4): of each token a row of a table, and a product with its embedding

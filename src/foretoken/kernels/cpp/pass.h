@@ -491,7 +491,8 @@ static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool 
   Workspace& w = r.work;
   const int tokens = r.pass.tokens;
   const States a = first_of_pairs ? paired(r, team, me, layer)
-                                  : normed(r, team, me, layer.before_attention, w.x, tokens, rounded(layer.qkv),
+                                  : normed(r, team, me, layer.before_attention, w.x, tokens,
+                                           rounded(layer.qkv) || (layer.beside && rounded(layer.beside->qkv)),
                                            w.own[me], w.shared);
   if (layer.parallel) {  // before attention is added to the states
     const Weight& first = layer.up.panels ? layer.gate.panels ? layer.gate : layer.up : layer.qkv;
@@ -511,6 +512,7 @@ static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool 
     attended = attended_to(r, team, me, layer, a);
   }
   added(r, team, me, layer, layer.after_attention, layer.out, attended);
+  if (layer.beside) added(r, team, me, *layer.beside, Norm(), layer.beside->out, recurred(r, team, me, *layer.beside, a));
   return true;
 }
 

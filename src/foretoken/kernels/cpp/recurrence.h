@@ -14,6 +14,9 @@ struct Course {
   int base, next; // tokens of the base before and after the pass
 };
 
+// The recurrence of a layer, or null
+static const Layer* recurrent(const Layer& layer) { return layer.recurrence.rule ? &layer : layer.beside; }
+
 static RowStates& states_of(const Layer& layer, float* row) { return *(RowStates*)(row + layer.recurrence.at); }
 
 static Course course_of(const Pass& pass, const Layer& layer, int row) {
@@ -28,10 +31,10 @@ static Course course_of(const Pass& pass, const Layer& layer, int row) {
 static void move_states(const Running& r) {
   for (int row = 0; row < r.pass.rows; row++)
     for (int i = 0; i < r.net.layers; i++) {
-      const Layer& layer = r.net.layer[i];
-      if (!layer.recurrence.rule) continue;
-      const Course course = course_of(r.pass, layer, row);
-      states_of(layer, r.pass.states[row]) = {course.next, course.past};
+      const Layer* layer = recurrent(r.net.layer[i]);
+      if (!layer) continue;
+      const Course course = course_of(r.pass, *layer, row);
+      states_of(*layer, r.pass.states[row]) = {course.next, course.past};
     }
 }
 
@@ -194,8 +197,9 @@ static float* bring_forward(const Layer& layer, const Kept& kept, const Course& 
 // The same of all of a row's states, which has `length` tokens
 static void settle(const Network& net, float* row, int length) {
   for (int i = 0; i < net.layers; i++) {
-    const Layer& layer = net.layer[i];
-    if (layer.recurrence.rule <= CONVOLUTION) continue;
+    if (!recurrent(net.layer[i])) continue;
+    const Layer& layer = *recurrent(net.layer[i]);
+    if (layer.recurrence.rule == CONVOLUTION) continue;
     RowStates& now = states_of(layer, row);
     const bool from_base = now.head > length;
     const Course course = {length, length, int(from_base ? now.base : now.head), from_base, 0, 0};

@@ -195,10 +195,9 @@ def _network(
     if vectors and not shared:
         embeddings, factor = _embeddings(*vectors, decoder.head, writer, head)
     layers, end = [_layer(layer, decoder, writer) for layer in decoder.layers], 0
-    for layer in layers:
-        if layer["recurrence"]:
-            layer["recurrence"]["at"] = end
-            end += kept_of_row(layer)
+    for layer in recurrent_layers(layers):
+        layer["recurrence"]["at"] = end
+        end += kept_of_row(layer)
     return {
         "halved": int(writer.bits is not None),
         "width": decoder.width,
@@ -316,6 +315,7 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "gate_of_heads": int(part.gate is not None and len(part.gate.weight) == part.heads),
         "attention_gate": part.gate and writer.weight([part.gate]),
         "recurrence": recurrence,
+        "beside": layer.beside and _layer(_alone(layer.beside), decoder, writer),
         "latent": part.latent and _latent(part.latent, writer),
         "lender": part.lender,
         "borrowed": int(part.lender is not None),
@@ -336,6 +336,16 @@ def _inputs(part: LayerInputs, writer: WeightFile) -> dict[str, Any]:
         "product_factor": part.product_factor,
         "sum_factor": part.sum_factor,
     }
+
+
+def _alone(mixer: RecurrentMixer) -> DecoderLayer:
+    return DecoderLayer((None, None, None, None), mixer, None)
+
+
+def recurrent_layers(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those that are recurrences, also those that stand beside a layer's attention."""
+    every = [one for layer in layers for one in (layer, layer["beside"]) if one]
+    return [layer for layer in every if layer["recurrence"]]
 
 
 def _latent(part: Latent, writer: WeightFile) -> dict[str, Any]:
@@ -441,6 +451,8 @@ def _attended(layer: dict[str, Any]) -> int:
     """Return how many numbers a layer's attention has of a token, at most."""
     latent, heads = layer["latent"], max(layer["heads"], 1)
     values = latent["values"][0]["outputs"] if latent else 0
+    if layer["beside"]:
+        heads = max(heads, -(-_attended(layer["beside"]) // layer["width"]))
     return max(heads * max(layer["width"], values), latent["query_rank"] if latent else 0)
 
 
@@ -518,7 +530,8 @@ def records(
         return library.RecurrenceRecord(**named, **pointers, steps=weight(part["steps"]))
 
     layers = (library.LayerRecord * len(facts["layers"]))()
-    for record, part, place in zip(layers, facts["layers"], places, strict=True):
+
+    def fill(record: library.LayerRecord, part: dict[str, Any], place: LayerPlace) -> None:
         fields: Any = library.LayerRecord._fields_
         for name, kind in fields:
             made = {
@@ -530,12 +543,22 @@ def records(
             }.get(kind)
             if made is not None:
                 setattr(record, name, made(part[name]))
+            elif name == "beside":
+                continue
             elif name in ("sinks", "slopes"):
                 setattr(record, name, pointer(part[name]))
             elif name in part:
                 setattr(record, name, tuple(x) if isinstance(x := part[name], list) else x)
         record.keys, record.values, record.step = place
         record.halved = facts["halved"]
+
+    for record, part, place in zip(layers, facts["layers"], places, strict=True):
+        fill(record, part, place)
+        if part["beside"]:
+            own = library.LayerRecord()
+            fill(own, part["beside"], place)
+            record.beside = ctypes.addressof(own)
+            arrays.append(own)
 
     def inputs(part: dict[str, Any] | None) -> library.LayerInputsRecord:
         if part is None:

@@ -68,6 +68,13 @@ class Linear:
         """Return the weight of these inputs, zeros for those of the padding."""
         return Linear(np.ascontiguousarray(taken(self.weight.T, columns).T), self.bias)
 
+    def scaled(self, inputs: Any, outputs: Any = 1.0) -> Linear:
+        """Return the product of states times `inputs`, times `outputs`: numbers, or one for each
+        output."""
+        outputs = np.asarray(outputs, np.float32)
+        weight = self.weight * (outputs.reshape(-1, 1) * np.float32(inputs))
+        return Linear(weight, None if self.bias is None else self.bias * outputs)
+
     def joined(self, others: list[Linear]) -> Linear:
         """Return the outputs of this one, then those of others."""
         every = [self, *others]
@@ -213,6 +220,7 @@ class DecoderLayer:
     added_first: bool = False  # whether norms behind a part read what it was added to
     experts: Experts | None = None
     input: LayerInput | None = None
+    beside: RecurrentMixer | None = None  # it reads what attention reads, and is added, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,12 @@ from foretoken.models.native.network import (
     random_states,
 )
 from foretoken.models.native.packing import LANES
-from foretoken.models.native.recurrences import MIXERS, read_recurrence
+from foretoken.models.native.recurrences import (
+    MIXERS,
+    read_recurrence,
+    scaled_attention,
+    scaled_mixer,
+)
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import context_limit
 from foretoken.models.stock.taps import layers_of
@@ -216,6 +221,7 @@ class NetworkReader:
         """Return what multiplies logits."""
         config = self.config
         factor = float(getattr(config, "logit_scale", None) or 1)
+        factor *= float(getattr(self.base, "lm_head_multiplier", 1.0))
         return factor / float(getattr(config, "logits_scaling", None) or 1)
 
     def embeddings(self) -> Tensor:
@@ -253,7 +259,7 @@ class NetworkReader:
             raise self.refused(f"norms {', '.join(sorted(names)) or 'of no known name'}")
         parts: list[Any] = [name and getattr(layer, name) for name in places]
         norms = [None if isinstance(p, nn.Identity) else p and self.norm(p) for p in parts]
-        attention = self._mixer(layer, window)
+        attention, beside = self._mixers(layer, window)
         inner = next((p for name in MLPS if (p := getattr(layer, name, None))), layer)
         scalar = getattr(layer, "layer_scalar", None)
         self.read.add(id(scalar))
@@ -273,6 +279,7 @@ class NetworkReader:
             one or bool(getattr(layer, "use_parallel_residual", False)),
             experts=experts,
             input=read,
+            beside=beside,
         )
 
     def _block(self, layer: Any, window: int) -> DecoderLayer:
@@ -290,13 +297,19 @@ class NetworkReader:
         experts, gated = read_experts(self, part, None)
         return DecoderLayer(norms, None, gated, experts=experts)
 
-    def _mixer(self, layer: Any, window: int) -> Attention | RecurrentMixer:
-        """A layer's attention, or what it has in place of it."""
+    def _mixers(
+        self, layer: Any, window: int
+    ) -> tuple[Attention | RecurrentMixer, RecurrentMixer | None]:
+        """A layer's attention, or what it has in place of it, and what stands beside attention."""
         mixer = next((p for name in MIXERS if (p := getattr(layer, name, None))), None)
-        if mixer is not None:
-            return read_recurrence(self, mixer)
+        if mixer is not None and not any(getattr(layer, name, None) for name in ATTENTIONS):
+            return read_recurrence(self, mixer), None
         part = self.one(layer, ATTENTIONS, "attention")
-        return self._attention(getattr(part, "attention", part), window)
+        attention = self._attention(getattr(part, "attention", part), window)
+        if mixer is None:
+            return attention, None
+        beside = read_recurrence(self, mixer)
+        return scaled_attention(layer, attention), scaled_mixer(layer, beside)
 
     def _attention(self, part: Any, window: int) -> Attention:
         if hasattr(part, "kv_a_proj_with_mqa"):
@@ -387,7 +400,12 @@ class NetworkReader:
         for names in GATES + PLAIN:
             if all(hasattr(part, name) for name in names):
                 *gate, up, down = (self.linear(getattr(part, name)) for name in names)
-                return Gated(gate[0] if gate else None, up, down, *self.activation(part))
+                gate = gate[0] if gate else None
+                if hasattr(part, "gate_multiplier"):
+                    assert gate is not None
+                    gate = gate.scaled(1.0, part.gate_multiplier)
+                    down = down.scaled(1.0, part.down_multiplier)
+                return Gated(gate, up, down, *self.activation(part))
         raise self.refused("no MLP of a known name")
 
     def activation(self, part: Any) -> tuple[str, tuple[float, ...]]:

@@ -7,15 +7,18 @@ convolution alone: both factors of what it reads, and gates), each head padded t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
 from foretoken.models.blocks import Floats
 from foretoken.models.native.network import (
     CONVOLUTION,
     DELTA,
     SCAN,
+    Attention,
     Linear,
     RecurrentMixer,
     Rows,
@@ -125,6 +128,8 @@ def _scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
     heads, width = part.num_heads, part.head_dim
     key_heads, key_width, inner = part.n_groups, part.ssm_state_size, heads * width
     both = reader.linear(part.in_proj)
+    if hasattr(part, "mup_vector"):
+        both = both.scaled(part.ssm_in_multiplier, array(part.mup_vector))
     n = key_heads * key_width
     fits = len(both.weight) == 2 * inner + 2 * n + heads and len(filters) == inner + 2 * n
     fits = fits and part.activation == "silu" and heads % key_heads == 0
@@ -138,6 +143,7 @@ def _scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
 
     order = mixed(0)
     norm: Any = getattr(part, "norm", None)
+    norm = None if isinstance(norm, nn.Identity) else norm
     facts: dict[str, Any] = {}
     if norm is not None:
         reader.read.add(id(norm.weight))
@@ -174,3 +180,17 @@ def _decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
     reader.read |= {id(part.A_log), id(part.dt_bias)}
     padding = (0, -len(part.A_log) % LANES)
     return np.pad(array(-part.A_log.float().exp()), padding), np.pad(array(part.dt_bias), padding)
+
+
+def scaled_attention(layer: Any, part: Attention) -> Attention:
+    """Return Falcon-H1's attention, with the factors of what it reads and gives."""
+    q, k, v = part.reads
+    first, own = layer.attention_in_multiplier, layer.self_attn.key_multiplier
+    reads = [q.scaled(first), k.scaled(first, own), v.scaled(first)]
+    out = part.out and part.out.scaled(1.0, layer.attn_out_multiplier)
+    return replace(part, reads=reads, out=out)
+
+
+def scaled_mixer(layer: Any, part: RecurrentMixer) -> RecurrentMixer:
+    """Return Falcon-H1's recurrence beside attention, with the factor of what it gives."""
+    return replace(part, out=part.out.scaled(1.0, layer.ssm_out_multiplier))

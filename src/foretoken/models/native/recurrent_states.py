@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import InputError
-from foretoken.models.native.description import HEADER, RING, channels_of
+from foretoken.models.native.description import HEADER, RING, channels_of, recurrent_layers
 from foretoken.models.native.network import CONVOLUTION
 from foretoken.models.states import REWIND
 
@@ -33,16 +33,15 @@ class StateLayout:
         self.numbers: int = facts["row_numbers"]
         self.layers = list[LayerStates]()
         # of each layer, where the tokens of its base stand, in words of 64 bits
-        self.bases = np.array(
-            [part["at"] // 2 for layer in facts["layers"] if (part := layer["recurrence"])]
-        )
-        for layer in facts["layers"]:
-            if (part := layer["recurrence"]) is not None:
-                channels, at = channels_of(layer), part["at"] + HEADER
-                size = layer["heads"] * layer["width"] * part["key_width"]
-                size = 0 if part["rule"] == CONVOLUTION else size
-                base = at + RING * channels
-                self.layers.append(LayerStates(at, channels, part["taps"], base, size))
+        layers = recurrent_layers(facts["layers"])
+        self.bases = np.array([layer["recurrence"]["at"] // 2 for layer in layers])
+        for layer in layers:
+            part = layer["recurrence"]
+            channels, at = channels_of(layer), part["at"] + HEADER
+            size = layer["heads"] * layer["width"] * part["key_width"]
+            size = 0 if part["rule"] == CONVOLUTION else size
+            base = at + RING * channels
+            self.layers.append(LayerStates(at, channels, part["taps"], base, size))
 
     def copied(self, states: RecurrentStates, length: int) -> list[NDArray[np.float32]]:
         """Return copies of what follows from a row's first `length` tokens, at which its states

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cpu_only
 WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "native/recurrent_states.py")
 WHERE += ("models/prefixes.py",)
 OFTEN = "Qwen3_5ForCausalLM"
-FAMILIES = ["GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"]
+FAMILIES = ["GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "FalconH1ForCausalLM"]
 EVERY = [OFTEN, *(pytest.param(name, marks=pytest.mark.prove) for name in FAMILIES)]
 
 

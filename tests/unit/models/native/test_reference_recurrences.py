@@ -20,6 +20,7 @@ from foretoken.models.native.reading import NetworkReader
 # the reference takes seconds
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove, pytest.mark.usefixtures("compiled")]
 FAMILIES = ["Qwen3_5ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"]
+FAMILIES += ["FalconH1ForCausalLM"]
 TEXT = [(7 * i * i + 3 * i) % 60 + 3 for i in range(120)]
 
 
