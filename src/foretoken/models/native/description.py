@@ -53,6 +53,7 @@ ROUTED = ("count", "chosen", "sigmoids", "groups", "chosen_groups", "normalized"
 POINTERS = "filters", "filter_bias", "decay", "step_bias", "skip", "norm"  # of a recurrence
 EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
 RING = 72  # tokens that a row keeps of its recurrences, as in network.h
+NO_HEADS = 1, LANES  # of pages that no layer attends to
 HEADER = 16  # numbers before what a row keeps of a layer, as in network.h
 PLACES = {"panels", "bias", "weight", "at", "sinks", "slopes"}  # of arrays in the file
 KEPT = 4  # bits of a file's own blocks that are kept in float32, too
@@ -443,7 +444,7 @@ def layout_of(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerPlace]]:
         if not apart and not (facts["encoder"] and shape in shapes):
             shapes.append(shape)
         at.append(shapes.index(shape) if facts["encoder"] else max(0, len(shapes) - 1))
-    layout = page_layout(shapes)
+    layout = page_layout(shapes or [NO_HEADS])
     return layout, [layout.layers[i] for i in at]
 
 

@@ -20,6 +20,7 @@ def read_inputs(reader: NetworkReader) -> LayerInputs | None:
     width = int(getattr(base, "hidden_size_per_layer_input", 0) or 0)
     if not width:
         return None
+    reader.require(hasattr(base, f"{PRODUCT}_scale"), "inputs of layers of another kind")
     table, product = base.embed_tokens_per_layer, reader.linear(getattr(base, PRODUCT))
     embeddings: Any = reader.network.get_input_embeddings()
     vocabulary = embeddings.weight.shape[0]

@@ -566,6 +566,7 @@ class NetworkReader:
         by_kind = "layer_type" in inspect.signature(turn.forward).parameters
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
         prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
+        self.require(hasattr(turn, f"{prefix}inv_freq"), "rotary positions of some layers alone")
         return *turn(torch.zeros(1), places, **more), getattr(turn, f"{prefix}inv_freq")
 
     def _applied(self, part: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -125,6 +125,7 @@ def _by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], list[L
 
 
 def _scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None) -> RecurrentMixer:
+    reader.require(hasattr(part, "num_heads"), "a scan without heads")
     heads, width = part.num_heads, part.head_dim
     key_heads, key_width, inner = part.n_groups, part.ssm_state_size, heads * width
     both = reader.linear(part.in_proj)
