@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice, takewhile
+from itertools import chain, groupby, islice, takewhile
 from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 from weakref import WeakValueDictionary, ref
@@ -374,13 +374,14 @@ class Scheduler:
         return max((task.gamma.most for task in tasks), default=0) + 1
 
     def _join(self, tasks: list[Task], drafts: bool, *, read: bool = True) -> None:
-        """From the queue to the batch; broken off, they are in the queue still."""
-        if not tasks:
-            return
-        self.suspects = [task.row for task in tasks]
-        self.batch.join(self.suspects, drafts=drafts, read=read, behind=True)
-        waiting = deque(task for task in self.waiting if task not in tasks)
-        self.waiting, self.running = waiting, [*self.running, *tasks]  # at once
+        """From the queue to the batch; broken off, they are in the queue still. One with media
+        joins alone: if these cannot be read, it fails alone."""
+        groups = groupby(tasks, lambda task: id(task) if task.row.request.media else None)
+        for some in [list(group) for _, group in groups]:
+            self.suspects = [task.row for task in some]
+            self.batch.join(self.suspects, drafts=drafts, read=read, behind=True)
+            waiting = deque(task for task in self.waiting if task not in some)
+            self.waiting, self.running = waiting, [*self.running, *some]  # at once
 
     def _await(self, rows: list[Row]) -> None:
         """Rows that run wait again, before all others of their priority."""

@@ -331,11 +331,21 @@ def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
     others = [getattr(library, f"AutoModelFor{name}", None) for name in names]
     others.append(_of_images())
     remote = getattr(config, "auto_map", None) or {}
-    for auto in (*text, *filter(None, others)):
-        # not `in auto._model_mapping.keys()`: it imports the configs of all families
-        if type(config) in auto._model_mapping or (trust and auto.__name__ in remote):
-            if auto not in text or config.is_encoder_decoder == (auto is text[0]):
-                return auto
+    # not `in auto._model_mapping.keys()`: it imports the configs of all families
+    able = [
+        auto
+        for auto in (*text, *filter(None, others))
+        if type(config) in auto._model_mapping or (trust and auto.__name__ in remote)
+        if auto not in text or config.is_encoder_decoder == (auto is text[0])
+    ]
+    # Some configs are those of a class that reads text, and of one that reads pictures, too
+    named = {*(config.architectures or ())}
+    for auto in able:
+        known = auto._model_mapping._model_mapping.get(config.model_type, ())
+        if named.intersection((known,) if isinstance(known, str) else known):
+            return auto
+    if able:
+        return able[0]
     raise RefusedError(
         f"{name} is a {config.model_type} model, neither causal nor encoder-decoder; "
         "give a model that generates text"

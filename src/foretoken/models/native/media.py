@@ -52,7 +52,7 @@ class NativeMediaModel(NativeModel):
         super().__init__(passes, facts)
         self.attached: list[Media | None] = []
         self._load, self._exact, self._axes = network, exact, facts["sees"]["axes"]
-        self._checked: dict[frozenset[str], str | None] = {}
+        self._checked: set[frozenset[str]] = set()  # names of inputs that are read exactly
 
     @cached_property
     def _network(self) -> Any:
@@ -65,88 +65,95 @@ class NativeMediaModel(NativeModel):
         return network
 
     def objection(self, media: Media) -> str | None:
-        from foretoken.models.stock.media import UNENDED, marks  # late: takes seconds
-
-        if media.ids and media.ids[-1] in marks(self._network):
-            return UNENDED
-        names = frozenset(media.inputs)
-        if names not in self._checked:
-            reason, judged = self._check(media)
-            if not judged:
-                return reason
-            self._checked[names] = reason
-        reason = self._checked[names]
         try:
-            if reason is None:
-                self._embedded(media.ids, media)
-                return None
+            self._embedded(media)
         except RefusedError as error:
-            reason = str(error)
+            return str(error)
         except Exception as error:  # a family's code raises anything
             return f"{type(self._network).__name__} raised {kind_of(error)}: {one_line(error)}"
-        return reason
+        names = frozenset(media.inputs)
+        if names not in self._checked:
+            if reason := self._check(media):
+                return reason
+            self._checked.add(names)
+        return None
 
-    def _check(self, media: Media) -> tuple[str | None, bool]:
-        """Compare with transformers' own `generate` of all of the model, in float32, once for each
-        kind of media of a folder; return why they differ, and whether that is so of all."""
+    def _check(self, media: Media) -> str | None:
+        """Compare with transformers' own `generate` of all of the model, in float32, until they
+        agree, once for each kind of media of a folder; return why they differ."""
         from foretoken.models.stock.media import objection  # late: takes seconds
 
         key = f"{self.identity} {' '.join(sorted(media.inputs))}"
-        known = remembered(CHECKS)
-        if self.identity is not None and key in known:
-            return known[key], True
+        if self.identity is not None and remembered(CHECKS).get(key):
+            return None
         network = self._load().float().eval()
         with every_torch_thread():
             reason, judged = objection(network, self._exact(network), media)  # pyright: ignore
-        if reason and " is not exact " in reason:
-            reason += f"; {INSTEAD}"
-        if judged and self.identity is not None:
-            remember(CHECKS, key, reason)
-        return reason, judged
+        if reason:
+            return f"{reason}; {INSTEAD}" if judged and " is not exact " in reason else reason
+        if self.identity is not None:
+            remember(CHECKS, key, True)
+        return None
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         media, self.attached = self.attached or [None] * len(prompts), []
         # a draft that cannot read a prompt begins with nothing
         pairs = zip(prompts, media, strict=True)
-        made = [self._embedded(prompt, one) if one and prompt else None for prompt, one in pairs]
+        made = [self._embedded(one) if one and prompt else None for prompt, one in pairs]
         limit = self.longest if self._beyond else self.context
         check_room([0] * len(prompts), [len(p) for p in prompts], limit)
         first = len(self.rows)
         super().start([[] if x else prompt for prompt, x in zip(prompts, made, strict=True)])
         for b, one in enumerate(made, first):
             if one:
-                self._read_embedded(b, one.first(len(prompts[b - first])), one.shift)
+                self._read_embedded(b, prompts[b - first], one)
 
-    def _read_embedded(self, b: int, prompt: EmbeddedPrompt, shift: int) -> None:
-        row = self.rows[b]
-        self.salts[b], row.following, row.shift = Unshared(), False, shift
-        if prompt.ends is not None:  # tokens attend to later ones of the same pass
-            self.passes.fit(len(prompt.ids))
-        blocks: list[list[int]] = [[] for _ in self.rows]
-        blocks[b] = prompt.ids
-        self.passes.given, self.passes.embedded = prompt.embeddings, prompt
+    def _read_embedded(self, b: int, prompt: list[int], embedded: EmbeddedPrompt) -> None:
+        """Read a prompt with media, or the first part of it, into row b; and what follows them in
+        a sequence that joins again, which is text, whatever its tokens stand for."""
+        row, n = self.rows[b], len(embedded.ids)
+        self.salts[b], row.following, row.shift = Unshared(), False, embedded.shift
+        first = embedded.first(min(n, len(prompt)))
+        if first.ends is not None:  # tokens attend to later ones of the same pass
+            self.passes.fit(len(first.ids))
+        self.passes.given, self.passes.embedded = first.embeddings, first
         try:
-            self._appended(blocks, [0 for _ in blocks])
+            self._append(b, first.ids)
         finally:
             self.passes.given = self.passes.embedded = None
+        if len(prompt) > n:
+            self._append(b, prompt[n:])
+        self.texts[b] = list(prompt)
+
+    def _append(self, b: int, tokens: list[int]) -> None:
+        blocks: list[list[int]] = [[] for _ in self.rows]
+        blocks[b] = tokens
+        self._appended(blocks, [0 for _ in blocks])
 
     @torch.inference_mode()
-    def _embedded(self, prompt: list[int], media: Media) -> EmbeddedPrompt:
-        """Return what the decoder reads of a prompt, or of all of one of which it is the first
-        part; the media keep that of their own."""
-        from foretoken.models.stock.media import decoder_arguments, first_pass  # late: seconds
+    def _embedded(self, media: Media) -> EmbeddedPrompt:
+        """Return what the decoder reads of a prompt with media, which keep it. Raises RefusedError
+        where a token attends to the last one, which is read by itself."""
+        from foretoken.models.stock.media import (  # late: takes seconds
+            UNENDED,
+            decoder_arguments,
+            first_pass,
+            marks,
+        )
 
-        ids = media.ids if len(prompt) < len(media.ids) else prompt
         key = f"embedded {id(self)}"
-        if key in media.encoded and ids == media.ids:
+        if key in media.encoded:
             return media.encoded[key]
-        network, text = self._network, torch.tensor([ids])
+        network, ids = self._network, media.ids
+        if not ids or ids[-1] in marks(network):
+            raise RefusedError(UNENDED)
         with every_torch_thread():
             fitted = media.fitted(len(ids), network.dtype, network.device)
-            given = decoder_arguments(network, first_pass(network, text, fitted))
+            given = decoder_arguments(network, first_pass(network, torch.tensor([ids]), fitted))
             made = self._understood(ids, given)
-        if ids == media.ids:
-            media.encoded[key] = made
+        if made.ends is not None and len(ids) > 1 and made.ends[-2] >= len(ids):
+            raise RefusedError(UNENDED)
+        media.encoded[key] = made
         return made
 
     def _understood(self, ids: list[int], given: dict[str, Any]) -> EmbeddedPrompt:

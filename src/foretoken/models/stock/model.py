@@ -289,11 +289,13 @@ class CausalModel(StockModel):
     @torch.inference_mode()
     def read_with(self, prompt: list[int], media: Media) -> RaggedCache:
         """In one pass, as `generate` makes it, over all of the prompt, whose tokens may attend to
-        one another both ways; tokens beyond `prompt` are taken back."""
-        ids = media.ids if len(prompt) < len(media.ids) else prompt
+        one another both ways; tokens beyond `prompt` are taken back. What follows the prompt in a
+        sequence that joins again is text, whatever its tokens stand for."""
+        ids = media.ids
         n, fresh = len(ids), ragged_cache(self.model, 1)
         fresh.long = [self._beyond]
-        check_room([0], [n], [self.longest if self._beyond else self.context])
+        limit = self.longest if self._beyond else self.context
+        check_room([0], [max(n, len(prompt))], [limit])
         text = torch.tensor([ids], device=self.device)
         fitted = media.fitted(n, self.model.dtype, self.device)
         with self.running(None) as model:
@@ -304,6 +306,9 @@ class CausalModel(StockModel):
         for part in parts:
             self._read_part(fresh, part)
         fresh.shift = [shift_of(inputs.get("position_ids"), n)]
+        if len(prompt) > n:
+            self._run(fresh, [prompt[n:]], [0])
+            return fresh
         fresh.check_back([n], [len(prompt)])
         fresh.lengths = [len(prompt)]
         fresh.shown.cut([len(prompt)])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import foretoken
+from foretoken.engine.output_stream import Begun
 from foretoken.errors import InputError
 from foretoken.media.inputs import media_of
 from foretoken.models.native.embedded import ends_of
@@ -113,12 +114,21 @@ def test_long_prompts_are_read_in_passes(family: Callable[[], Made]) -> None:
         assert out.tokens == generated(model, inputs)
 
 
-def test_a_folder_is_native_and_checked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("family", DECODERS)
+def test_folders_are_native(family: Callable[[], Made], tmp_path: Path) -> None:
+    """Also where text alone could be read by another class of the config."""
+    model, inputs = built(family)
+    model.save_pretrained(tmp_path)
+    spec = foretoken.load(tmp_path, "lookup")
+    assert isinstance(spec.target, NativeMediaModel)
+    (out,) = spec.generate(inputs, max_new_tokens=NEW, gamma=2, ignore_eos=True)
+    assert out.tokens == generated(model, inputs)
+
+
+def test_a_folder_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network is loaded with the first picture, for the check, too; its decoder is dropped. In
     integers the text is another model's, the same with draft tokens."""
-    model, inputs = built(gemma3)
+    model, inputs = built(gemma3, 1)  # no other test has this folder
     model.save_pretrained(tmp_path)
     checks, check = list[int](), stock_media.objection
 
@@ -151,6 +161,46 @@ def test_what_is_refused() -> None:
         spec.generate(ended, max_new_tokens=2)
     with pytest.raises(InputError, match="does not take pixel_values, speech"):
         spec.generate({**inputs, "speech": torch.zeros(1, 3)}, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("runtime", ["native", "transformers"])
+@pytest.mark.parametrize("family", [llava, qwen2_5_vl, gemma3, qwen3_5])
+def test_tokens_that_stand_for_pictures_are_text_where_they_are_generated(
+    family: Callable[[], Made], runtime: str
+) -> None:
+    """A sequence that joins again has them behind its prompt; a faulty one fails alone."""
+    model, inputs = built(family)
+    spec = foretoken.load(model, "lookup", runtime=runtime)
+    settings: Any = {"gamma": 0, "ignore_eos": True, "logit_bias": {MARK: 100.0}}
+    (begun,) = spec.generate(inputs, max_new_tokens=3, **settings)
+    assert set(begun.tokens) == {MARK}
+    settings.pop("logit_bias")
+    (text,) = spec.generate([[5, 6, 7]], max_new_tokens=8, gamma=0, ignore_eos=True)
+    reasons: dict[int, Any] = {}
+    with foretoken.Engine(spec, max_rows=4) as engine:
+        again = engine.add(inputs, begun=Begun(begun.steps), max_new_tokens=8, **settings)
+        other_row = engine.add([5, 6, 7], max_new_tokens=8, gamma=0, ignore_eos=True)
+        while engine.running or engine.waiting:
+            reasons |= {e.id: e.completion for e in engine.step() if e.finish_reason}
+    assert reasons[again].finish_reason == "length"
+    assert reasons[other_row].tokens == text.tokens
+    assert reasons[again].tokens[:3] == begun.tokens
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_tokens_that_attend_to_the_last_one_are_refused(first: bool) -> None:
+    """It is read by itself; a prompt that is refused leaves others as they are."""
+    model, inputs = built(gemma3)
+    spec, _ = loaded(model, "lookup")
+    wanted = generated(model, inputs)
+    every = {**inputs, "token_type_ids": torch.ones_like(inputs["token_type_ids"])}
+    for one in (every, inputs) if first else (inputs, every):
+        if one is every:
+            with pytest.raises(InputError, match="text has to follow"):
+                spec.generate(every, max_new_tokens=2)
+        else:
+            (out,) = spec.generate(inputs, max_new_tokens=NEW, gamma=2, ignore_eos=True)
+            assert out.tokens == wanted
 
 
 def test_masks_say_up_to_where_tokens_attend() -> None:
