@@ -102,7 +102,7 @@ prove: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-deps --extra-index-url $(TORCH_INDEX) torch
 	$(PIP) --editable ".[gguf,serve]"
-	touch $@
+	touch $@ .venv/kernels
 
 # The native decoder anew, where its sources have changed
 .venv/kernels: .venv/run $(KERNELS)/build.py $(wildcard $(KERNELS)/cpp/*)

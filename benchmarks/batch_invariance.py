@@ -4,8 +4,7 @@ random arrivals, against plain decoding alone: the same to the bit, over 10,000 
 Gamma is fixed or automatic; half of the prompts begin alike, so that the batch shares their pages,
 and running sequences are preempted now and then.
 
-Expected: no token differs where `spec.exact` is "bitwise"; on OpenVINO (the negative control) some
-do, and texts part there for good.
+Expected: no token differs where `spec.exact` is "bitwise".
 
     python benchmarks/batch_invariance.py FILE.gguf --draft smollm2 --dtypes int8,int4
 """

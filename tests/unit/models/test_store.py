@@ -113,16 +113,16 @@ def test_a_slow_conversion_is_told_without_an_estimate(
 ) -> None:
     caplog.set_level("INFO", "foretoken.models.store")
     source: Any = Weights(folder / "weights")
-    assert store.find_or_make(source, "fast", "OpenVINO", "int8", written())
+    assert store.find_or_make(source, "fast", "the native decoder", "int8", written())
     assert not caplog.messages
     monkeypatch.setattr(slow_log, "AFTER", 0.2)
 
     def write(place: Path) -> dict[str, Any]:
         until(lambda: caplog.messages)
-        assert caplog.messages == ["converting m to int8 for OpenVINO, once"]
+        assert caplog.messages == ["converting m to int8 for the native decoder, once"]
         return written()(place)
 
-    made = store.find_or_make(source, "slow", "OpenVINO", "int8", write)
+    made = store.find_or_make(source, "slow", "the native decoder", "int8", write)
     assert made is not None and made == store.find_or_make(source, "slow", "", "", write)
     assert len(caplog.messages) == 2
     assert re.fullmatch(r"converted m in \d+\.\d s", caplog.messages[1])
@@ -138,7 +138,7 @@ def test_one_that_cannot_be_kept_is_said(
     # those of commands that ran in this process write to files, which the disk has no room for
     monkeypatch.setattr(logging.getLogger("foretoken"), "handlers", [])
     with full_disk(10):
-        assert store.find_or_make(source, "k", "OpenVINO", "int8", written()) is None
+        assert store.find_or_make(source, "k", "the native decoder", "int8", written()) is None
     assert "it could not be kept in" in caplog.text
 
 
