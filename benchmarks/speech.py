@@ -56,13 +56,15 @@ def pair(rest: float) -> tuple[Any, Any]:
     return target, draft
 
 
-def loaded(target: Any, draft: Any, runtime: str, draft_dtype: str) -> foretoken.Speculator:
-    """The pair as it is loaded from folders."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, network in (("target", target), ("draft", draft)):
-            network.save_pretrained(Path(folder, name))
-        folders = Path(folder, "target"), Path(folder, "draft")
-        return foretoken.load(*folders, runtime=runtime, draft_dtype=draft_dtype)
+def loaded(
+    target: Any, draft: Any, folder: Path, runtime: str, draft_dtype: str
+) -> foretoken.Speculator:
+    """The pair as it is loaded from folders, whose encoders are loaded with the first sound."""
+    for name, network in (("target", target), ("draft", draft)):
+        network.save_pretrained(folder / name)
+    return foretoken.load(
+        folder / "target", folder / "draft", runtime=runtime, draft_dtype=draft_dtype
+    )
 
 
 def main() -> None:
@@ -73,6 +75,11 @@ def main() -> None:
     parser.add_argument("--runtime", default="auto")
     parser.add_argument("--draft-dtype", default="float32")
     given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(given, Path(folder))
+
+
+def measure(given: argparse.Namespace, folder: Path) -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     target, draft = pair(given.rest)
     features = torch.randn(1, 80, 3000)
@@ -80,7 +87,7 @@ def main() -> None:
         "input_features": features,
         "decoder_input_ids": torch.tensor([[3, 7]]),
     }
-    spec = loaded(target, draft, given.runtime, given.draft_dtype)
+    spec = loaded(target, draft, folder, given.runtime, given.draft_dtype)
     draft.config.num_hidden_layers = DRAFT_LAYERS  # of caches in assisted generation
     mixin: Any = GenerationMixin
 

@@ -56,43 +56,42 @@ class NativeMediaModel(NativeModel):
 
     @cached_property
     def _network(self) -> Any:
-        from foretoken.models.stock.attention import twin  # late: takes seconds
-        from foretoken.models.stock.taps import layers_of
-
-        network = twin(self._load().float().eval())
-        layers: Any = layers_of(network)
-        del layers[:]
-        return network
+        return _front(self._load().float().eval())
 
     def objection(self, media: Media) -> str | None:
+        names, whole = frozenset(media.inputs), None
+        if names not in self._checked and not self._known(names):
+            whole = self._load().float().eval()  # once for the check and what is left of it
+            vars(self).setdefault("_network", _front(whole))
         try:
             self._embedded(media)
         except RefusedError as error:
             return str(error)
         except Exception as error:  # a family's code raises anything
             return f"{type(self._network).__name__} raised {kind_of(error)}: {one_line(error)}"
-        names = frozenset(media.inputs)
-        if names not in self._checked:
-            if reason := self._check(media):
-                return reason
-            self._checked.add(names)
+        if whole is not None and (reason := self._check(whole, media)):
+            return reason
+        self._checked.add(names)
         return None
 
-    def _check(self, media: Media) -> str | None:
+    def _known(self, names: frozenset[str]) -> bool:
+        """Tell whether media of this kind were compared before, of a folder."""
+        return self.identity is not None and bool(remembered(CHECKS).get(self._key(names)))
+
+    def _key(self, names: frozenset[str]) -> str:
+        return f"{self.identity} {' '.join(sorted(names))}"
+
+    def _check(self, network: PreTrainedModel, media: Media) -> str | None:
         """Compare with transformers' own `generate` of all of the model, in float32, until they
-        agree, once for each kind of media of a folder; return why they differ."""
+        agree, once for each kind of media; return why they differ."""
         from foretoken.models.stock.media import objection  # late: takes seconds
 
-        key = f"{self.identity} {' '.join(sorted(media.inputs))}"
-        if self.identity is not None and remembered(CHECKS).get(key):
-            return None
-        network = self._load().float().eval()
         with every_torch_thread():
             reason, judged = objection(network, self._exact(network), media)  # pyright: ignore
         if reason:
             return f"{reason}; {INSTEAD}" if judged and " is not exact " in reason else reason
         if self.identity is not None:
-            remember(CHECKS, key, True)
+            remember(CHECKS, self._key(frozenset(media.inputs)), True)
         return None
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -189,6 +188,17 @@ class NativeMediaModel(NativeModel):
         if not torch.equal(table(torch.tensor(other)).reshape(inputs[0].shape), inputs[0]):
             raise RefusedError(f"the native decoder does not know its inputs of layers; {INSTEAD}")
         return other
+
+
+def _front(network: PreTrainedModel) -> Any:
+    """Return a network without its decoder's layers."""
+    from foretoken.models.stock.attention import twin  # late: takes seconds
+    from foretoken.models.stock.taps import layers_of
+
+    front = twin(network)
+    layers: Any = layers_of(front)
+    del layers[:]
+    return front
 
 
 @contextmanager
