@@ -6,8 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+from transformers import PreTrainedModel
 
-from foretoken.kernels import reference
+from foretoken.kernels import library, reference
+from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.model import NativeModel
 from foretoken.models.native.network import (
     CONVOLUTION,
     DELTA,
@@ -18,6 +22,7 @@ from foretoken.models.native.network import (
     Norm,
     RecurrentMixer,
 )
+from foretoken.models.native.reading import NetworkReader
 from foretoken.models.native.turns import Turns
 
 
@@ -188,3 +193,38 @@ class DecoderReference:
             x = self.layer(layer, x, inputs)
         logits = multiply(self.decoder.head, self.norm(self.decoder.norm, x))
         return logits * np.float32(self.decoder.scale)
+
+
+def piecewise(model: NativeModel, sequence: list[int], sizes: tuple[int, ...]) -> Any:
+    """The logits of a sequence that is scored in pieces of these sizes beside another row, with
+    draft tokens that are taken back."""
+    model.permute([])
+    model.start([sequence[:1], sequence[::-1][:90]])
+    logits, n, step = np.zeros((len(sequence), model.vocab_size), np.float32), 1, 0
+    while n < len(sequence):
+        block = sequence[n : n + sizes[step % len(sizes)]]
+        draft = [1 + i for i in range(step % 3)]
+        step += 1
+        one = model.score([[*block, *draft], [5] * (step % 3)], [len(block) + len(draft), 0])[0]
+        logits[n : n + len(block)] = one[: len(block)]
+        n += len(block)
+        model.set_lengths([n, model.lengths[1]])
+    return logits[1:]
+
+
+def require_as_defined(
+    network: PreTrainedModel, sequence: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes equal the reference to the bit, on every instruction set, by one to three threads."""
+    reader = NetworkReader(network)
+    decoder = reader.decoder()
+    expected = DecoderReference(decoder, reader.embeddings().numpy()).forward(sequence)[1:]
+    assert np.isfinite(expected).all()
+    for instructions in library.instruction_sets():
+        monkeypatch.setenv(library.CHOICE, instructions)
+        for threads, sizes in ((1, (1,)), (2, (1, 3)), (3, (9, 70, 2))):
+            monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda n=threads: n)
+            model = NativeConversion(None, "float32", lambda: network).model()
+            logits = piecewise(model, sequence, sizes)
+            same = logits.view(np.int32) == expected.view(np.int32)
+            assert same.all(), (instructions, threads, np.argwhere(~same)[:3])

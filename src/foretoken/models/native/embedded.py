@@ -25,7 +25,7 @@ ARGUMENTS |= {"self", "kwargs", "use_cache", "past_key_values", "logits_to_keep"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedPrompt:
-    """What a decoder reads of a prompt of n tokens with media.
+    """Arrays that a decoder reads of a prompt of n tokens with media.
 
     Attributes:
         ids: The tokens, as inputs of layers are looked up by.

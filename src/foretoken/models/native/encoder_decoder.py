@@ -80,7 +80,7 @@ class NativeEncoderDecoder(NativeModel):
         super().start(prompts)
 
     def _states(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
-        """Return the encoder's states of each source, `[n, H]`. Those that another model with the
+        """Return the encoder's states of each source, `[n, H]`. States that another model with the
         same encoder has just made are taken: a draft joins after its target."""
         check_sources(prompts, sources, self.source_context)
         assert sources is not None

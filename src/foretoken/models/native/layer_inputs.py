@@ -1,5 +1,5 @@
-"""What layers read of tokens beside states (Gemma 4's inputs of each layer), from transformers'
-modules: a table, a product with embeddings, and an MLP of each layer."""
+"""Inputs of tokens that each layer reads beside states (Gemma 4), from transformers' modules: a
+table, a product with embeddings, and an MLP of each layer."""
 
 from __future__ import annotations
 

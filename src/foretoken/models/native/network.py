@@ -135,8 +135,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """What makes queries, and the keys and values of heads, of latents. `Attention.reads` gives
-    queries, or latents of them, then a token's latent and a key that is turned."""
+    """Weights that make queries, and the keys and values of heads, of latents. `Attention.reads`
+    gives queries, or latents of them, then a token's latent and a key that is turned."""
 
     rank: int  # of a latent
     keys: list[Linear]  # of each head: of its query, `[rank, inputs]`
@@ -225,8 +225,8 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class LayerInput:
-    """What a layer adds behind its MLP of its part of `LayerInputs`, norm(out(act(gate x) * part)),
-    with the MLP's activation."""
+    """Weights of what a layer adds behind its MLP, norm(out(act(gate x) * part)) of its part of
+    `LayerInputs`, with the MLP's activation."""
 
     gate: Linear
     out: Linear
@@ -236,7 +236,7 @@ class LayerInput:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """What all layers read of tokens beside states: a row of a table, and a product with the
+    """Inputs of tokens that all layers read beside states: a row of a table, and a product with the
     embedding, normed layer by layer; their sum."""
 
     width: int  # of a layer

@@ -289,8 +289,8 @@ class CausalModel(StockModel):
     @torch.inference_mode()
     def read_with(self, prompt: list[int], media: Media) -> RaggedCache:
         """In one pass, as `generate` makes it, over all of the prompt, whose tokens may attend to
-        one another both ways; tokens beyond `prompt` are taken back. What follows the prompt in a
-        sequence that joins again is text, whatever its tokens stand for."""
+        one another both ways; tokens beyond `prompt` are taken back. A sequence that joins
+        again has text behind the prompt, whatever its tokens stand for."""
         ids = media.ids
         n, fresh = len(ids), ragged_cache(self.model, 1)
         fresh.long = [self._beyond]

@@ -18,15 +18,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from decoder_reference import DecoderReference
+from decoder_reference import piecewise, require_as_defined
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.native.model import NativeModel
 from foretoken.models.native.reading import NetworkReader
 from foretoken.models.stock.selfcheck import stir
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
 SIZES = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 40}
@@ -55,38 +54,10 @@ def made(name: str) -> PreTrainedModel:
     return network.requires_grad_(False)
 
 
-def scores(model: NativeModel, sizes: tuple[int, ...]) -> Any:
-    """The logits of a sequence that is scored in pieces beside another row, with draft tokens that
-    are taken back."""
-    model.permute([])
-    model.start([SEQUENCE[:1], SEQUENCE[::-1][:90]])
-    logits, n, step = np.zeros((len(SEQUENCE), model.vocab_size), np.float32), 1, 0
-    while n < len(SEQUENCE):
-        block = SEQUENCE[n : n + sizes[step % len(sizes)]]
-        draft = [1 + i for i in range(step % 3)]
-        step += 1
-        one = model.score([[*block, *draft], [5] * (step % 3)], [len(block) + len(draft), 0])[0]
-        logits[n : n + len(block)] = one[: len(block)]
-        n += len(block)
-        model.set_lengths([n, model.lengths[1]])
-    return logits[1:]
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize("name", NETWORKS)
 def test_passes_are_as_defined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = made(name)
-    reader = NetworkReader(network)
-    decoder = reader.decoder()
-    expected = DecoderReference(decoder, reader.embeddings().numpy()).forward(SEQUENCE)[1:]
-    assert np.isfinite(expected).all()
-    for instructions in library.instruction_sets():
-        monkeypatch.setenv(library.CHOICE, instructions)
-        for threads, sizes in ((1, (1,)), (2, (1, 3)), (3, (9, 70, 2))):
-            monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda n=threads: n)
-            logits = scores(NativeConversion(None, "float32", lambda: network).model(), sizes)
-            same = logits.view(np.int32) == expected.view(np.int32)
-            assert same.all(), (instructions, threads, np.argwhere(~same)[:3])
+    require_as_defined(made(name), SEQUENCE, monkeypatch)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -95,7 +66,9 @@ def test_passes_are_transformers_own(name: str) -> None:
     network = made(name)
     with torch.inference_mode():
         expected = network.double()(torch.tensor([SEQUENCE])).logits[0, 1:].numpy()
-    logits = scores(NativeConversion(None, "float32", lambda: network.float()).model(), (1, 7))
+    logits = piecewise(
+        NativeConversion(None, "float32", lambda: network.float()).model(), SEQUENCE, (1, 7)
+    )
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
 
@@ -105,7 +78,9 @@ def test_integers_give_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch
     for instructions in library.instruction_sets():
         monkeypatch.setenv(library.CHOICE, instructions)
         for sizes in (1,), (2, 30):
-            found.append(scores(NativeConversion(None, dtype, lambda: network).model(), sizes))
+            found.append(
+                piecewise(NativeConversion(None, dtype, lambda: network).model(), SEQUENCE, sizes)
+            )
     assert all(np.array_equal(one, found[0]) for one in found)
     with torch.inference_mode():
         exact = network(torch.tensor([SEQUENCE])).logits[0, 1:].numpy()

@@ -11,15 +11,14 @@ import torch
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig, PreTrainedModel
 
 import foretoken
-from decoder_reference import DecoderReference
+from decoder_reference import piecewise, require_as_defined
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.native.model import NativeModel
 from foretoken.models.native.reading import NetworkReader
 from foretoken.models.stock.selfcheck import stir
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.usefixtures("compiled")]
+pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
 KINDS = ["sliding_attention", "full_attention", *["sliding_attention"] * 3, "full_attention"]
 
@@ -41,45 +40,18 @@ def made() -> PreTrainedModel:
     return network.requires_grad_(False)
 
 
-def scores(model: NativeModel, sizes: tuple[int, ...]) -> Any:
-    """The logits of a sequence that is scored in pieces beside another row, with draft tokens that
-    are taken back."""
-    model.permute([])
-    model.start([SEQUENCE[:1], SEQUENCE[::-1][:90]])
-    logits, n, step = np.zeros((len(SEQUENCE), model.vocab_size), np.float32), 1, 0
-    while n < len(SEQUENCE):
-        block = SEQUENCE[n : n + sizes[step % len(sizes)]]
-        draft = [1 + i for i in range(step % 3)]
-        step += 1
-        one = model.score([[*block, *draft], [5] * (step % 3)], [len(block) + len(draft), 0])[0]
-        logits[n : n + len(block)] = one[: len(block)]
-        n += len(block)
-        model.set_lengths([n, model.lengths[1]])
-    return logits[1:]
-
-
 @pytest.mark.prove
 def test_passes_are_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
     network = made()
-    reader = NetworkReader(network)
-    decoder = reader.decoder()
-    lenders = [layer.attention.lender for layer in decoder.layers]
+    lenders = [layer.attention.lender for layer in NetworkReader(network).decoder().layers]
     assert lenders == [None, None, None, 2, 2, 1]
-    expected = DecoderReference(decoder, reader.embeddings().numpy()).forward(SEQUENCE)[1:]
-    assert np.isfinite(expected).all()
-    for instructions in library.instruction_sets():
-        monkeypatch.setenv(library.CHOICE, instructions)
-        for threads, sizes in ((1, (1,)), (2, (1, 3)), (3, (9, 70, 2))):
-            monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda n=threads: n)
-            logits = scores(NativeConversion(None, "float32", lambda: network).model(), sizes)
-            same = logits.view(np.int32) == expected.view(np.int32)
-            assert same.all(), (instructions, threads, np.argwhere(~same)[:3])
+    require_as_defined(network, SEQUENCE, monkeypatch)
 
 
 def test_passes_are_transformers_own() -> None:
     """Within 1e-4 of the spread of logits in float32; the larger part is other orders of sums."""
     network = made()
-    logits = scores(NativeConversion(None, "float32", lambda: network).model(), (1, 7))
+    logits = piecewise(NativeConversion(None, "float32", lambda: network).model(), SEQUENCE, (1, 7))
     with torch.inference_mode():
         expected = network.double()(torch.tensor([SEQUENCE])).logits[0, 1:].numpy()
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
@@ -91,7 +63,9 @@ def test_integers_give_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch
     for instructions in library.instruction_sets():
         monkeypatch.setenv(library.CHOICE, instructions)
         for sizes in (1,), (2, 30):
-            found.append(scores(NativeConversion(None, dtype, lambda: network).model(), sizes))
+            found.append(
+                piecewise(NativeConversion(None, dtype, lambda: network).model(), SEQUENCE, sizes)
+            )
     assert all(np.array_equal(one, found[0]) for one in found)
 
 
