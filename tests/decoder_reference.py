@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from foretoken.kernels import library, reference
@@ -24,6 +25,7 @@ from foretoken.models.native.network import (
 )
 from foretoken.models.native.reading import NetworkReader
 from foretoken.models.native.turns import Turns
+from foretoken.models.stock.selfcheck import stir
 
 
 def multiply(part: Any, x: Any) -> Any:
@@ -193,6 +195,15 @@ class DecoderReference:
             x = self.layer(layer, x, inputs)
         logits = multiply(self.decoder.head, self.norm(self.decoder.norm, x))
         return logits * np.float32(self.decoder.scale)
+
+
+def stirred(kind: Any, config: Any) -> PreTrainedModel:
+    """A random network none of whose parts is what it is in a new one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = kind(config).eval()
+        stir(network)
+    return network.requires_grad_(False)
 
 
 def piecewise(model: NativeModel, sequence: list[int], sizes: tuple[int, ...]) -> Any:

@@ -157,7 +157,7 @@ def describe(
             facts["encoder_key"] = None
             if encoder is not None:
                 vectors = _vectors(encoder)
-                writer.digest.update(vectors[0].tobytes())
+                writer.digest.update(np.ascontiguousarray(vectors[0]).data)
                 writer.hashing = True
                 same = all(map(np.array_equal, vectors, own))
                 shared = (facts["embeddings"], facts["embedding_factor"]) if same else None

@@ -18,12 +18,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from decoder_reference import piecewise, require_as_defined
+from decoder_reference import piecewise, require_as_defined, stirred
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.reading import NetworkReader
-from foretoken.models.stock.selfcheck import stir
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
@@ -46,12 +45,7 @@ NETWORKS: dict[str, Any] = {
 
 
 def made(name: str) -> PreTrainedModel:
-    kind, config = NETWORKS[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = kind(config).eval()
-        stir(network)
-    return network.requires_grad_(False)
+    return stirred(*NETWORKS[name])
 
 
 @pytest.mark.prove

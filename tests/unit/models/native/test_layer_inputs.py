@@ -11,12 +11,11 @@ import torch
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig, PreTrainedModel
 
 import foretoken
-from decoder_reference import piecewise, require_as_defined
+from decoder_reference import piecewise, require_as_defined, stirred
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.reading import NetworkReader
-from foretoken.models.stock.selfcheck import stir
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
@@ -33,11 +32,7 @@ def made() -> PreTrainedModel:
         sliding_window=20, layer_types=KINDS, pad_token_id=0, eos_token_id=1, bos_token_id=2,
         per_layer_config={"1": {"head_dim": 32}, "5": {"head_dim": 32}},
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = Gemma4ForCausalLM(config).eval()
-        stir(network)
-    return network.requires_grad_(False)
+    return stirred(Gemma4ForCausalLM, config)
 
 
 @pytest.mark.prove
