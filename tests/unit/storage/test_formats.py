@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "7bd41cf9696e7d8f"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "d4d0a2210f7c0656"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "c72b220ec5706a09"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "6f91d0211a241149"),
 }
 
 

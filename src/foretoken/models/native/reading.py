@@ -134,11 +134,11 @@ class NetworkReader:
         return made
 
     def _require_all_read(self) -> None:
+        known = self.read | self._outside()
         for name, weight in self.network.state_dict(keep_vars=True).items():  # buffers, too
-            self.require(id(weight) in self.read or id(weight) in self.apart, name)
+            self.require(id(weight) in known, name)
 
-    @property
-    def apart(self) -> set[int]:
+    def _outside(self) -> set[int]:
         """Return the weights of a network that reads media which stand outside its decoder."""
         if self.config is self.network.config:
             return set()
