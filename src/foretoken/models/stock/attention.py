@@ -438,12 +438,14 @@ def separate(model: nn.Module) -> None:
 
 
 def _buffers(part: nn.Module) -> dict[str, Any]:
-    """The same buffers, but copies of those that are computed and not saved."""
+    """The same buffers, but copies of those that are computed and not saved. A packed weight, which
+    is not saved either, stays the one."""
     computed = part._non_persistent_buffers_set
-    return {
-        name: x.clone() if x is not None and name in computed and x.is_floating_point() else x
-        for name, x in part._buffers.items()
-    }
+    own = dict(part._buffers)
+    for name, x in part._buffers.items():
+        if name in computed and x is not None and x.is_floating_point() and not x.is_mkldnn:
+            own[name] = x.clone()
+    return own
 
 
 def _twin_of(value: Any, remade: dict[int, Any]) -> Any:

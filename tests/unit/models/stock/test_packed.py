@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 import pairs
 import tiny
 from foretoken.models.stock import packed
+from foretoken.models.stock.attention import twin
 from foretoken.models.stock.packed import PackedLinear, Packing, pack, trial
 from foretoken.models.stock.selfcheck import stir
 from foretoken.models.stock.sizes import sketch
@@ -125,6 +126,15 @@ def test_a_layer_with_two_names_is_packed_once(all_sizes: None) -> None:
 
 
 @needs_onednn
+def test_a_twin_runs_the_very_packed_weights(all_sizes: None) -> None:
+    """Copies would take the time and memory of all weights with every run."""
+    model = build("Llama").eval()
+    assert pack(model).layers
+    weights = [part.weight for part in model.modules() if isinstance(part, PackedLinear)]
+    twins = [part.weight for part in twin(model).modules() if isinstance(part, PackedLinear)]
+    assert all(a is b for a, b in zip(weights, twins, strict=True))
+
+
 def test_what_is_not_a_stock_layer_stays(all_sizes: None) -> None:
     class Own(nn.Linear):
         pass
