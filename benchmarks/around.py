@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from foretoken import Speculator, load
 from foretoken import step as step_module
 from foretoken.engine.batch import Batch
+from foretoken.engine.core import EngineCore
 from foretoken.engine.scheduler import Scheduler
 from foretoken.kernels.library import OpenNetwork
 from machine import save
@@ -88,7 +89,7 @@ class Clock:
         self._wrap(step_module, "_record", "records")
         self._wrap(Scheduler, "_gamma", "choice")
         self._wrap(Batch, "step", "batch")
-        self._wrap(Scheduler, "_take_step", "scheduler", whole=True)
+        self._wrap(EngineCore, "_step", "scheduler", whole=True)
 
     def _wrap(self, owner: Any, name: str, part: str, *, whole: bool = False) -> None:
         own: Callable[..., Any] = getattr(owner, name)

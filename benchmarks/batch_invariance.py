@@ -89,8 +89,8 @@ def moving(
             if left and len(places) - len(texts) < ROWS + 2 and dice.random() < 0.3:
                 i, (prompt, params, _) = left.pop(0)
                 places[engine.add(prompt, params, gamma=dice.choice([None, 0, 1, 3, 7]))] = i
-            if spec.scheduler.running and dice.random() < PREEMPTED:
-                spec.scheduler.preempt()
+            if spec.core.scheduler.running and dice.random() < PREEMPTED:
+                spec.core.preempt()
             for event in engine.step():
                 if event.completion is not None:
                     texts[places[event.id]] = event.completion.tokens

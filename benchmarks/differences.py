@@ -19,7 +19,7 @@ from foretoken import Speculator
 from foretoken.certificate.identity import MARGIN, ShapeNoise, compare, singly
 from foretoken.request import Request
 from foretoken.sampling.keys import exponentials
-from foretoken.speculator import BATCH
+from foretoken.speculator import MAX_ROWS
 from streams import Asked
 
 WIDTH = 8  # tokens of a pass over a block, for its noise
@@ -67,7 +67,7 @@ class Offline:
     def measure(self, some: Sequence[Asked]) -> ShapeNoise:
         """The noise of passes, along the first texts of some requests. RuntimeError where it is
         more than rounding explains."""
-        queries = some[:BATCH]
+        queries = some[:MAX_ROWS]
         requests = [self._request(each, 0) for each in queries]
         texts = [self.texts(each)[0] for each in queries]
         self.shapes = compare(self.spec.target, requests, texts, WIDTH)

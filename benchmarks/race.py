@@ -57,7 +57,7 @@ from foretoken.measurement.machine import cores
 from foretoken.models.native.model import NativeModel
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 from tables import show as show_tables
 
 HERE = Path(__file__).resolve().parent
@@ -479,8 +479,8 @@ def require(vs: list[str], sizes: list[int], loading: option.PairLoading) -> Non
         command_of(name)
         if sizes and library(name) in ALONE:
             raise InputError(f"--vs {name} runs one text at a time; leave it or --batch out")
-    if sizes and not 1 <= sizes[0] <= sizes[-1] <= BATCH:
-        raise InputError(f"batch is {sizes}; give numbers from 1 to {BATCH}")
+    if sizes and not 1 <= sizes[0] <= sizes[-1] <= MAX_ROWS:
+        raise InputError(f"batch is {sizes}; give numbers from 1 to {MAX_ROWS}")
 
 
 def start_peers(

@@ -25,7 +25,8 @@ from torch import Tensor
 from foretoken.costing.costs import at
 from foretoken.costing.gamma import Adaptive, Fixed, Gamma
 from foretoken.drafters.base import Draft, DrafterBase, pack
-from foretoken.engine.scheduler import Scheduler, Task
+from foretoken.engine.core import EngineCore
+from foretoken.engine.scheduler import Task
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks
 from foretoken.models.rows import staying
@@ -226,7 +227,7 @@ class PaperReplica:
         parts = PaperParts(texts, serving)
         target, drafter = PaperTarget(parts), PaperDrafter(parts)
         self.serving, self.clock, self.verifier = serving, parts.clock, PaperVerifier(parts)
-        self.scheduler = Scheduler(target, drafter, serving.rows, clock=self.clock)
+        self.core = EngineCore(target, drafter, serving.rows, clock=self.clock)
         self.gamma: Gamma = Adaptive(serving.costs) if gamma is None else Fixed(gamma)
         self.open: list[Served] = []  # in the order in which they came
         self.busy = 0.0  # seconds in which it had something to do
@@ -239,7 +240,7 @@ class PaperReplica:
             self.clock.seconds = max(self.clock.seconds, time)
         served = Served(Row.of(request), time)
         self.open.append(served)
-        self.scheduler.submit([Task(served.row, self.verifier, self.gamma)])
+        self.core.add([Task(served.row, self.verifier, self.gamma)])
         return served
 
     def until(self, seconds: float) -> None:
@@ -253,9 +254,9 @@ class PaperReplica:
 
     def step(self) -> None:
         """Advance all that run, and note whose first or last token came."""
-        start, waiting = self.clock.seconds, len(self.scheduler.waiting)
-        self.scheduler.step()
-        queued = len(self.scheduler.waiting)
+        start, waiting = self.clock.seconds, len(self.core.scheduler.waiting)
+        self.core.step()
+        queued = len(self.core.scheduler.waiting)
         rows = len(self.open) - queued  # those that have finished since are still there
         around = float(at(self.serving.around, rows)) + (waiting - queued) * self.serving.joining
         self.clock.add(around)

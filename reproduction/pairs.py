@@ -20,7 +20,7 @@ from foretoken.loading.named import NOVELS
 from foretoken.options import Prompt
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.text import chat
 from reproduction.ngram import NGramDrafter
 from reproduction.recipe import Recipe, RecipeDraft, read_prompts
@@ -136,8 +136,8 @@ def written(
     round by round, with seeds counted from `first`; a prompt has but one greedy text."""
     texts: list[WrittenTexts] = []
     for seed in count(first):
-        for at in range(0, len(prompts), BATCH):
-            batch = prompts[at : at + BATCH]
+        for at in range(0, len(prompts), MAX_ROWS):
+            batch = prompts[at : at + MAX_ROWS]
             keys = [(seed, at + i) for i in range(len(batch))]
             requests = spec.inputs.requests(batch, params, keys)
             completions = uninterrupted(spec.generate(batch, params, gamma=0, seed=keys))

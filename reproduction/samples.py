@@ -9,7 +9,7 @@ import numpy as np
 from foretoken.errors import InputError, RefusedError
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.train.corpus import PROMPT
 
 LENGTH = 240  # tokens of a sample, behind its prompt
@@ -48,7 +48,7 @@ def _sampled(
     text = np.array([min(spec.ends.eos, default=0)]) if prompts is None else prompts
     written = 0
     while written < tokens:
-        rows = min(BATCH, -(-(tokens - written) // length))
+        rows = min(MAX_ROWS, -(-(tokens - written) // length))
         starts = random.integers(0, max(1, len(text) - PROMPT), size=rows).tolist()
         batch = [[int(token) for token in text[at : at + PROMPT]] for at in starts]
         keys = [(seed, written + b) for b in range(rows)]

@@ -12,6 +12,7 @@ from time import perf_counter
 from foretoken.costing.costs import TICK, Table, at
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
+from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import leased
 from foretoken.measurement.agreement import overlaps
@@ -19,7 +20,6 @@ from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
-from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from reproduction.costs import MeasuredText, ServingCosts
 

@@ -28,8 +28,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.engine import prefill_budget, scheduler
-from foretoken.lease import TENANTS
+from foretoken.engine import core, prefill_budget
+from foretoken.lease import tenancy_of
 from foretoken.models import reader
 from foretoken.models.companion import Companion
 from foretoken.models.native.model import NativeModel
@@ -328,7 +328,7 @@ def steady_times(patch: pytest.MonkeyPatch) -> None:
     """Prompts of a few tokens are long, for target and draft, and a clock that ticks evenly: how
     much of them is read beside others is the same in every run."""
     ticks = count()
-    patch.setattr(scheduler, "perf_counter", lambda: float(next(ticks)))
+    patch.setattr(core, "perf_counter", lambda: float(next(ticks)))
     patch.setattr(prefill_budget, "LEAST", 4)
     patch.setattr(prefill_budget, "MOST", 24)
     patch.setattr(reader, "AHEAD", 8)
@@ -353,8 +353,8 @@ def rows_of(part: Any) -> int:
 def require_accounted(spec: Speculator) -> None:
     """Between steps: the batch's rows are in the target, those that the drafter has joined with are
     in every part of it that runs, and every page is held by as many rows as it says, or free."""
-    batch = spec.scheduler.batch
-    assert [task.row for task in spec.scheduler.running] == batch.rows
+    batch = spec.core.batch
+    assert [task.row for task in spec.core.scheduler.running] == batch.rows
     assert rows_of(spec.target) == len(batch.rows)
     drafted = 0 if batch._lease is None else batch._lease.drafted
     for part in parts(spec):
@@ -374,10 +374,9 @@ def require_accounted(spec: Speculator) -> None:
 def require_empty(spec: Speculator) -> None:
     """Nothing is left: no rows, no leases, and every page is free."""
     require_accounted(spec)
-    sched = spec.scheduler
-    assert not sched.running and not sched.waiting and not sched.batch.rows
+    assert spec.core.unused and not spec.core.batch.rows
     for part in parts(spec):
-        assert rows_of(part) == 0 and id(part) not in TENANTS
+        assert rows_of(part) == 0 and tenancy_of(part) is None
         if hasattr(part, "pages"):
             assert sorted(part.pool.free) == list(range(part.pool.size))
             assert not any(part.pool.holders)

@@ -11,7 +11,7 @@ import griffe
 
 from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams
-from foretoken.serving.options import EngineOptions
+from foretoken.engine.options import EngineOptions
 
 
 class DeclaredOptions(griffe.Extension):
@@ -39,7 +39,7 @@ class DeclaredOptions(griffe.Extension):
                     for each in inspect.signature(load).parameters.values()
                 )
             )
-        if func.path == "foretoken.serving.engine.Engine.__init__":
+        if func.path == "foretoken.engine.engine.Engine.__init__":
             own = [each for each in func.parameters if each.name != "options"]
             func.parameters = griffe.Parameters(
                 *own,

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Adaptive, Fixed
 from foretoken.drafters.lm import LMDrafter
-from foretoken.engine.scheduler import Scheduler, Task
+from foretoken.engine.core import EngineCore
+from foretoken.engine.scheduler import Task
 from foretoken.measurement.agreement import overlaps
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
@@ -70,13 +71,13 @@ def engine(
     requests: list[tuple[Request, int]], gamma: int | None, clock: Callable[[], float]
 ) -> list[Row]:
     """What becomes of requests that come before given steps."""
-    scheduler = Scheduler(*models(), ROWS, clock=clock)
+    core = EngineCore(*models(), ROWS, clock=clock)
     verifier, policy = choose(block), Adaptive(COSTS) if gamma is None else Fixed(gamma)
     rows = [Row.of(request) for request, _ in requests]
     for step in range(200):
         due = [row for row, (_, before) in zip(rows, requests, strict=True) if before == step]
-        scheduler.submit([Task(row, verifier, policy) for row in due])
-        scheduler.step()
+        core.add([Task(row, verifier, policy) for row in due])
+        core.step()
     return rows
 
 

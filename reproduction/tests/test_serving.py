@@ -9,9 +9,9 @@ import pytest
 from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
+from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.params import SamplingParams
-from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from oracle import random_model
 from reproduction import serving as module

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from foretoken.drafters.lookup import LookupDrafter
     from foretoken.drafters.mixture import MixtureDrafter
     from foretoken.drafters.uniform import UniformDrafter
+    from foretoken.engine.asynchronous import AsyncEngine
+    from foretoken.engine.engine import Engine, EngineStats, Event
     from foretoken.errors import (
         ControlError,
         ForeignError,
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from foretoken.request import Completion, Piece
     from foretoken.sampling.draw import Draw
     from foretoken.sampling.params import SamplingParams
-    from foretoken.serving.asynchronous import AsyncEngine
-    from foretoken.serving.engine import Engine, EngineStats, Event
     from foretoken.speculator import Speculator
     from foretoken.transformers_integration.attach import attach, detach
 
@@ -57,8 +57,8 @@ _HOMES = {
     "sampling.params": ("SamplingParams",),
     "records": ("Stats", "StepRecord"),
     "request": ("Completion", "Piece"),
-    "serving.asynchronous": ("AsyncEngine",),
-    "serving.engine": ("Engine", "EngineStats", "Event"),
+    "engine.asynchronous": ("AsyncEngine",),
+    "engine.engine": ("Engine", "EngineStats", "Event"),
     "speculator": ("Speculator",),
 }
 _MODULES = ("theory",)

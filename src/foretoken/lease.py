@@ -1,20 +1,24 @@
-"""One run at a time: who may put rows into a model or a drafter that several objects share.
+"""One run at a time: who may put sequences into a model or a drafter that several objects share.
 
-A run that Ctrl-C breaks off anywhere, even while it cleans up, ends with its `Lease`; rows it left
-behind are removed by the next lease of the same parts.
+Each part remembers who has it, as an attribute. A run that Ctrl-C breaks off anywhere, even while
+it cleans up, ends with its `Lease`; sequences that it left are removed by the next lease of the
+same parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import RLock, Thread, current_thread
 from typing import cast
 from weakref import ref
 
 from foretoken.drafters.base import Drafter, Watches, held
-from foretoken.errors import RefusedError
+from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model, Shows
+
+LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
+TENANCY, ENGINE = "_foretoken_tenancy", "_foretoken_engine"  # attributes of a part
 
 
 class Tenancy:
@@ -33,7 +37,7 @@ class Tenancy:
         return self.over or self._lease() is None
 
     def clear(self) -> None:
-        """Remove all rows, also after a removal that was broken off."""
+        """Remove all sequences, also after a removal that was broken off."""
         try:
             if self.drafter is not None and self.drafted:
                 self.drafter.leave(list(range(self.drafted)))
@@ -44,12 +48,8 @@ class Tenancy:
         self.rows = self.drafted = 0
 
 
-TENANTS: dict[int, Tenancy] = {}  # by id of every part; its tenancy keeps the part alive
-LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
-
-
 class Lease:
-    """The right to put rows into a target, a drafter and all that they hold."""
+    """The right to put sequences into a target, a drafter and all that they hold."""
 
     def __init__(self, target: Model, drafter: Drafter | None = None) -> None:
         self.target, self.drafter = target, drafter
@@ -58,28 +58,29 @@ class Lease:
     def take(self) -> None:
         """Take the parts. Raises RefusedError where another run has one of the parts."""
         with LOCK:
-            before = [TENANTS[id(part)] for part in self.tenancy.parts if id(part) in TENANTS]
+            before: list[Tenancy] = [x for x in map(tenancy_of, self.tenancy.parts) if x]
             for tenancy in before:
                 if not tenancy.ended:
                     raise _refusal(tenancy.thread)
             for tenancy in before:
                 _evict(tenancy)
             watches(self.target, self.drafter)
-            TENANTS.update((id(part), self.tenancy) for part in self.tenancy.parts)
+            for part in self.tenancy.parts:
+                _mark(part, TENANCY, self.tenancy)
 
     def expect(self, rows: int, drafted: int) -> None:
-        """Count so many rows that are about to join the target, and the drafter. The drafter has
-        the target's first rows, and may be behind."""
+        """Count sequences that are about to join the target, and the drafter. The drafter has the
+        target's first sequences, and may be behind."""
         self.tenancy.rows += rows
         self.tenancy.drafted += drafted
 
     @property
     def drafted(self) -> int:
-        """The first rows, so many of them, are in the drafter too."""
+        """The number of first sequences that are in the drafter too."""
         return self.tenancy.drafted
 
     def leave(self, rows: list[int]) -> None:
-        """Remove finished rows; those behind move up."""
+        """Remove finished sequences; those behind move up."""
         if rows:
             self.target.leave(rows)
             drafted = [b for b in rows if b < self.drafted]
@@ -89,7 +90,7 @@ class Lease:
             self.tenancy.rows -= len(rows)
 
     def release(self) -> None:
-        """Remove all rows and free the parts."""
+        """Remove all sequences and free the parts."""
         self.tenancy.over = True
         with LOCK:
             _evict(self.tenancy)
@@ -104,7 +105,7 @@ def watches(target: Model, drafter: Drafter | None) -> None:
 
 @contextmanager
 def leased(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
-    """Hold a lease for the length of a `with`, which leaves no rows; RefusedError as
+    """Hold a lease for the length of a `with`, which leaves no sequences; raises RefusedError as
     `Lease.take`."""
     lease = Lease(target, drafter)
     try:
@@ -114,18 +115,55 @@ def leased(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
         lease.release()
 
 
+def tenancy_of(part: object) -> Tenancy | None:
+    """Return who has a part, or had it and was broken off."""
+    found: Tenancy | None = getattr(part, TENANCY, None)
+    # a copy of a part that is in use has the attribute, too
+    return found if found is not None and any(part is own for own in found.parts) else None
+
+
+def engage(parts: Sequence[object], engine: object) -> None:
+    """Give the parts to an engine. Raises InputError where one of them has one."""
+    with LOCK:
+        if any(_engine_of(part) is not None for part in parts):
+            raise InputError("these models have an engine; close it first, or load another pair")
+        for part in parts:
+            _mark(part, ENGINE, (id(part), ref(engine)))
+
+
+def disengage(parts: Sequence[object], engine: object) -> None:
+    """Take the parts from their engine."""
+    with LOCK:
+        for part in parts:
+            if _engine_of(part) is engine:
+                _mark(part, ENGINE, None)
+
+
+def _engine_of(part: object) -> object | None:
+    number, engine = getattr(part, ENGINE, None) or (0, None)
+    return engine() if engine is not None and number == id(part) else None
+
+
+def _mark(part: object, name: str, value: object) -> None:
+    with suppress(AttributeError):  # of a user's class with slots, which is then not guarded
+        object.__setattr__(part, name, value)
+
+
 def _evict(tenancy: Tenancy) -> None:
     """Free the parts that it still has. If Ctrl-C breaks this off, the next lease does it."""
-    owned = [id(part) for part in tenancy.parts if TENANTS.get(id(part)) is tenancy]
+    owned = [part for part in tenancy.parts if tenancy_of(part) is tenancy]
     try:
-        if len(owned) == len(tenancy.parts):  # else `take` was broken off, before any row joined
-            tenancy.clear()
+        if all(tenancy_of(part) in (tenancy, None) for part in tenancy.parts):
+            tenancy.clear()  # else `take` was broken off, before any sequence joined
     except Exception:  # of a user's drafter: raised once, not at every later lease
-        for part in owned:
-            del TENANTS[part]
+        _free(owned)
         raise
-    for part in owned:
-        del TENANTS[part]
+    _free(owned)
+
+
+def _free(parts: list[object]) -> None:
+    for part in parts:
+        _mark(part, TENANCY, None)
 
 
 def _refusal(thread: Thread) -> RefusedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
@@ -75,6 +76,15 @@ class Seen(NamedTuple):
     shaped: Tensor  # [n, V], as the row's controls leave them
 
 
+class RowState(Enum):
+    """Where a row is on its way."""
+
+    WAITING = auto()  # to join a batch, for the first time or again
+    PREFILLING = auto()
+    RUNNING = auto()  # all but its last token is in the target's cache
+    FINISHED = auto()
+
+
 @dataclass(slots=True)
 class Row:
     """A request on its way: `tokens` is prompt and new tokens; all but the last `pending` are in
@@ -99,6 +109,7 @@ class Row:
     read_seconds: float = 0.0  # until the drafter, too, had read the prompt
     seconds: float = 0.0
     pending: int = 1
+    in_batch: bool = False
     cached: int = 0  # tokens of the prompt that had been read for other rows
     predicted_output: TextPrediction | None = None
     plain: bool = False  # draft tokens have spoilt its logits: it makes none any more
@@ -106,6 +117,15 @@ class Row:
     grade: int = 0  # of its next draft tokens (`drafters.base.Grades`)
     trusts: bool = True  # its predicted output, where that says something, and not its draft
     began: float = 0.0  # when it first joined, by `perf_counter`
+
+    @property
+    def state(self) -> RowState:
+        """Where the row is on its way."""
+        if self.finish_reason is not None:
+            return RowState.FINISHED
+        if not self.in_batch:
+            return RowState.WAITING
+        return RowState.RUNNING if self.pending == 1 else RowState.PREFILLING
 
     def require(self, number: int) -> None:
         """Raise the error that the row failed with; `number`: of the row, for the message."""

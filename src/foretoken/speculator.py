@@ -14,8 +14,8 @@ from foretoken.costing.gamma import Gamma
 from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.base import Drafter, require_drafter
 from foretoken.drafters.lookup import LookupDrafter
+from foretoken.engine.core import EngineCore
 from foretoken.engine.output_stream import output_stream, text_of
-from foretoken.engine.scheduler import Scheduler
 from foretoken.errors import InputError, base_name
 from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
@@ -30,7 +30,7 @@ from foretoken.sampling.verify import Rule
 from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
 from foretoken.transformers_integration.unsupported import require_alone, require_ours, withheld
 
-BATCH = 16  # rows that share a pass; a row's text does not depend on it
+MAX_ROWS = 16  # that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -84,12 +84,12 @@ class Speculator:
     structure: Callable[[], Any] | None = field(default=None, repr=False)
     inputs: InputProcessor = field(init=False, repr=False)
     costing: PairCosts = field(init=False, repr=False)
-    scheduler: Scheduler = field(init=False, repr=False)
+    core: EngineCore = field(init=False, repr=False)
     _told: Event = field(default_factory=Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
         target, drafter = self.target, require_drafter(self.drafter)
-        scheduler = Scheduler(target, drafter, BATCH)
+        core = EngineCore(target, drafter, MAX_ROWS)
         inputs = InputProcessor(
             target,
             self.tokenizer,
@@ -99,9 +99,9 @@ class Speculator:
             self.processor,
         )
         pair = ", ".join(map(base_name, (self.target_name, self.draft_name)))
-        costing = PairCosts(target, drafter, inputs, scheduler, BATCH, pair)
+        costing = PairCosts(target, drafter, inputs, core, MAX_ROWS, pair)
         object.__setattr__(self, "drafter", drafter)
-        self.scheduler, self.inputs, self.costing = scheduler, inputs, costing
+        self.core, self.inputs, self.costing = core, inputs, costing
 
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, name):
@@ -259,7 +259,7 @@ class Speculator:
         policy = self.costing.policy(requests, gamma, len(requests))
         unfinished = deque(rows)
         try:
-            for _ in self.scheduler.run(rows, verifier, policy):
+            for _ in self.core.run(rows, verifier, policy):
                 while unfinished and unfinished[0].finish_reason is not None:
                     yield self.completion(unfinished.popleft())
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
@@ -391,7 +391,7 @@ class Speculator:
         requests = task.requests(self.target)
         policy = self.costing.policy(requests, gamma, len(requests))
         rows = self.inputs.rows(requests)
-        steps = self.scheduler.run(rows, verifier, policy)
+        steps = self.core.run(rows, verifier, policy)
         return task.decoded(rows, steps, self.target, streamer)
 
     def tell_suggested(self, params: Sequence[SamplingParams]) -> None:
@@ -469,8 +469,8 @@ class Speculator:
         self, rows: list[Row], verifier: Verifier, gamma: Gamma
     ) -> Generator[Piece, None, Completion | list[Completion]]:
         outputs = [output_stream(row, self.tokenizer, number) for number, row in enumerate(rows)]
-        for _ in self.scheduler.run(rows, verifier, gamma):
-            with self.scheduler.still():
+        for _ in self.core.run(rows, verifier, gamma):
+            with self.core.paused():
                 pieces = [output.piece() for output in outputs]
             yield from (piece for piece in pieces if piece is not None)
         _require_one(rows)

@@ -127,7 +127,7 @@ def come_and_go(
                 engine.abort(id := dice.choice([*asked]))
                 del asked[id]
             if engine.running > 1 and turn % every == every - 1:
-                spec.scheduler.preempt()
+                spec.core.preempt()
             for event in engine.step():
                 texts[event.id] += event.tokens
                 if event.completion is not None:

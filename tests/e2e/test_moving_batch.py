@@ -169,7 +169,7 @@ def differing(tokens: int, rule: str, own: str = "") -> Counter[str]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory runs short soon: rows join without room for what they may gain."""
-    monkeypatch.setattr(scheduler, "AHEAD", 4)
+    monkeypatch.setattr(scheduler, "LOOKAHEAD_TOKENS", 4)
 
 
 @pytest.mark.native
@@ -470,6 +470,6 @@ def test_what_a_row_has_read_itself_is_not_cached() -> None:
     with Engine(spec) as engine:
         id = engine.add([*range(5, 75)], max_new_tokens=9, gamma=0, cache_salt="nobody else's")
         engine.step()
-        with spec.scheduler.idle():  # as for a measurement
+        with spec.core.idle():  # as for a measurement
             pass
         assert drained(engine)[id].stats.cached_tokens == 0

@@ -109,7 +109,7 @@ def test_rows_that_come_and_go(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
                 prompt, limit, gamma = waiting.pop()
                 asked[engine.add(prompt, max_new_tokens=limit, gamma=gamma)] = prompt
             if turn % 9 == 8 and engine.running > 1:
-                spec.scheduler.preempt()
+                spec.core.preempt()
             for event in engine.step():
                 if event.completion is not None:
                     length = len(event.completion.tokens)
@@ -177,7 +177,7 @@ def test_texts_have_the_exact_distribution(
     kind: str, n: int, top_p: float, penalty: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails by chance for one seed in a million."""
-    monkeypatch.setattr("foretoken.speculator.BATCH", 1000)
+    monkeypatch.setattr("foretoken.speculator.MAX_ROWS", 1000)
     drafter = pairs_drafter(small(), small_draft(kind))
     options = {"top_p": top_p, "repetition_penalty": penalty, "temperature": 1.0}
     made = Speculator(drafter.target, drafter).generate(

@@ -21,8 +21,9 @@ from foretoken.drafters.base import Draft, Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.engine.core import EngineCore
 from foretoken.engine.prefill_budget import PrefillBudget
-from foretoken.engine.scheduler import Scheduler, Task
+from foretoken.engine.scheduler import Task
 from foretoken.options import check
 from foretoken.request import Request, Row
 from foretoken.sampling.draw import Draw
@@ -87,8 +88,8 @@ class Course:
     def _run(self, wave: list[World], patch: pytest.MonkeyPatch) -> list[tuple[Text, ...]]:
         verifier = check(1, self.rule, 1.0)
         patch.setattr(type(verifier), "draws", type("ThisWave", (self.draw,), {"wave": wave}))
-        sched = Scheduler(self.target(), self.drafter(), MANY)
-        sched.prefill_budget = TwoByTwo()
+        core = EngineCore(self.target(), self.drafter(), MANY)
+        core.scheduler.prefill_budget = TwoByTwo()
         sampled = SamplingParams(1.0)
         rows = {
             (w, b): Row.of(
@@ -101,9 +102,9 @@ class Course:
             coming = [name for name in rows if self.arrivals[name[1]].comes == now]
             policies = [Fixed(self.arrivals[b].gamma) for _, b in coming]
             tasks = zip(coming, policies, strict=True)
-            sched.submit([Task(rows[name], verifier, policy) for name, policy in tasks])
-            sched.step()
-            behind = {row.pending > 1 for row in sched.batch.rows}
+            core.add([Task(rows[name], verifier, policy) for name, policy in tasks])
+            core.step()
+            behind = {row.pending > 1 for row in core.batch.rows}
             self.beside += behind == {True, False}
         assert all(row.finish_reason == "length" for row in rows.values())
         texts = [tuple(row.new_tokens) for row in rows.values()]

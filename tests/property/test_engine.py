@@ -144,16 +144,16 @@ class Callers(RuleBasedStateMachine):
     @rule()
     def read_anew(self) -> None:
         """All rows lose their places in the models, as when costs are measured."""
-        with self.spec.scheduler.idle():
-            assert not self.spec.scheduler.batch.rows
+        with self.spec.core.idle():
+            assert not self.spec.core.batch.rows
 
-    @precondition(lambda self: self.spec.scheduler.running)
+    @precondition(lambda self: self.spec.core.scheduler.running)
     @rule()
     def make_room(self) -> None:
         """A row waits again, as where memory runs short."""
-        running = len(self.spec.scheduler.running)
-        self.spec.scheduler.preempt()
-        assert len(self.spec.scheduler.batch.rows) == running - 1
+        running = len(self.spec.core.scheduler.running)
+        self.spec.core.preempt()
+        assert len(self.spec.core.batch.rows) == running - 1
 
     @rule(data=st.data())
     def generate_beside(self, data: st.DataObject) -> None:

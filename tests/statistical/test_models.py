@@ -91,7 +91,7 @@ def sampled(
     """Texts of n rows, `BATCH` of them at a time."""
     how = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foretoken.speculator.BATCH", BATCH)
+        patch.setattr("foretoken.speculator.MAX_ROWS", BATCH)
         pair = load(network(name), DRAFTS[kind](network(name)), runtime=runtime)
         texts = pair.generate(
             [PROMPT] * n, max_new_tokens=LENGTH, gamma=gamma, rule=rule, seed=gamma, **how

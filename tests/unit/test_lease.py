@@ -14,12 +14,13 @@ from foretoken.certificate.identity import compare, replay
 from foretoken.costing.gamma import Fixed
 from foretoken.costing.pair_costs import PROBE_KEY
 from foretoken.costing.probe import TOKENS
+from foretoken.drafters.base import held
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
-from foretoken.lease import TENANTS, leased
+from foretoken.lease import leased, tenancy_of
 from foretoken.measurement.agreement import overlaps
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
@@ -36,19 +37,16 @@ P, M, Q = (random_model(seed, V) for seed in (1, 3, 2))
 OPEN = "a stream of this target or draft is still open; read it to its end or close it first"
 
 
-@pytest.fixture(autouse=True)
-def nothing_left() -> None:
-    """Runs that other tests have dropped end with the next lease of the same parts, not before."""
-    gc.collect()
-    for name in [name for name, tenancy in TENANTS.items() if tenancy.ended]:
-        del TENANTS[name]
-
-
 def three() -> tuple[Speculator, Speculator]:
     """A middle model with its draft, and a large one for which both draft."""
     mid = Speculator(TableModel(M, V), LMDrafter(TableModel(Q, V), V))
     big = Speculator(TableModel(P, V), CascadeDrafter(mid.target, mid.drafter))
     return mid, big
+
+
+def nobody_has(*specs: Speculator) -> bool:
+    parts = [part for spec in specs for part in (*held(spec.target), *held(spec.drafter))]
+    return all(tenancy_of(part) is None for part in parts)
 
 
 def text(spec: Speculator, tokens: int = 12) -> list[int]:
@@ -64,7 +62,7 @@ def test_a_stream_of_a_shared_model_goes_on_and_others_are_refused() -> None:
         big.generate([[0, 1]], max_new_tokens=12, gamma=3)
     assert text(mid) == expected  # beside its own stream
     assert tokens + [token for piece in pieces for token in piece.tokens] == expected
-    assert text(big) == large and text(mid) == expected and not TENANTS
+    assert text(big) == large and text(mid) == expected and nobody_has(mid, big)
 
 
 def test_plain_decoding_leaves_the_draft_to_others() -> None:
@@ -182,7 +180,7 @@ def test_a_ctrl_c_anywhere_leaves_both_usable(
         assert text(big, 4) == large, f"line {nth}"
         assert text(mid, 4) == expected, f"line {nth}"
         nth += stride
-    assert nth > 50 * stride and not TENANTS
+    assert nth > 50 * stride and nobody_has(mid, big)
 
 
 def run(spec: Speculator) -> None:
@@ -195,7 +193,7 @@ def run(spec: Speculator) -> None:
 def run_queued(spec: Speculator) -> None:
     """Through the queue that `generate` and `stream` share."""
     rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
-    for _ in spec.scheduler.run(rows, Greedy(), Fixed(3)):
+    for _ in spec.core.run(rows, Greedy(), Fixed(3)):
         pass
 
 
@@ -206,7 +204,7 @@ def test_a_claim_within_a_claim_is_refused_and_takes_nothing() -> None:
             pass
         with leased(big.target):
             pass
-    assert not TENANTS
+    assert nobody_has(mid, big)
 
 
 def test_a_drafter_whose_end_fails_is_told_once() -> None:
@@ -218,7 +216,7 @@ def test_a_drafter_whose_end_fails_is_told_once() -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="sick"):
             text(spec)
-    assert not TENANTS
+    assert nobody_has(spec)
 
 
 @pytest.mark.parametrize("name", ["target", "drafter"])

@@ -24,7 +24,7 @@ from foretoken.generation_config import Ends
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import speculative
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.storage.cache import remember, remembered
 from foretoken.text.decoding import decode
 from oracle import random_model
@@ -457,13 +457,13 @@ def test_automatic_gamma_with_a_tokenizer_that_does_not_fit_the_model():
 
 def test_a_row_run_again_alone_by_its_seed_is_the_same(double):
     options = {"temperature": 1.0, "gamma": 3, "max_new_tokens": 24}
-    prompts = [[i % 60 + 1, i % 7] for i in range(BATCH + 3)]  # more than a batch
+    prompts = [[i % 60 + 1, i % 7] for i in range(MAX_ROWS + 3)]  # more than a batch
     completions = double.generate(prompts, seed=11, **options)
-    assert [c.seed for c in completions] == [(11, i) for i in range(BATCH + 3)]
-    for i in (0, 1, 5, BATCH - 1, BATCH, BATCH + 2):
+    assert [c.seed for c in completions] == [(11, i) for i in range(MAX_ROWS + 3)]
+    for i in (0, 1, 5, MAX_ROWS - 1, MAX_ROWS, MAX_ROWS + 2):
         (again,) = double.generate(prompts[i], seed=[completions[i].seed], **options)
         assert again.tokens == completions[i].tokens and again.seed == completions[i].seed
-    assert len({tuple(c.tokens) for c in completions}) > BATCH  # they do differ
+    assert len({tuple(c.tokens) for c in completions}) > MAX_ROWS  # they do differ
 
 
 def test_seeds_as_ints_lists_and_pairs():
@@ -666,15 +666,15 @@ class Impatient(TableModel):
 
 
 def test_ctrl_c_returns_what_is_there_for_every_prompt():
-    prompts = [[i % V] for i in range(BATCH + 2)]
+    prompts = [[i % V] for i in range(MAX_ROWS + 2)]
     spec = Speculator(Impatient(5), NoDrafter())
     completions = spec.generate(prompts, gamma=0, max_new_tokens=9)
     whole = table().generate(prompts, gamma=0, max_new_tokens=9)
     assert len(completions) == len(prompts)
     assert {c.finish_reason for c in completions} == {"interrupted"}
-    for part, full in zip(completions[:BATCH], whole, strict=False):
+    for part, full in zip(completions[:MAX_ROWS], whole, strict=False):
         assert part.tokens == full.tokens[:4]
-    assert [c.tokens for c in completions[BATCH:]] == [[], []]
+    assert [c.tokens for c in completions[MAX_ROWS:]] == [[], []]
     assert completions[-1].stats.tokens_per_call is None
     again = spec.generate(prompts, gamma=0, max_new_tokens=9)
     assert [c.tokens for c in again] == [c.tokens for c in whole]
@@ -682,11 +682,11 @@ def test_ctrl_c_returns_what_is_there_for_every_prompt():
 
 def test_ctrl_c_spares_what_was_finished():
     completions = Speculator(Impatient(12), NoDrafter()).generate(
-        [[i % V] for i in range(BATCH + 2)], gamma=0, max_new_tokens=9
+        [[i % V] for i in range(MAX_ROWS + 2)], gamma=0, max_new_tokens=9
     )
-    assert {c.finish_reason for c in completions[:BATCH]} == {"length"}
-    assert {c.finish_reason for c in completions[BATCH:]} == {"interrupted"}
-    assert [len(c.tokens) for c in completions[BATCH:]] == [2, 2]
+    assert {c.finish_reason for c in completions[:MAX_ROWS]} == {"length"}
+    assert {c.finish_reason for c in completions[MAX_ROWS:]} == {"interrupted"}
+    assert [len(c.tokens) for c in completions[MAX_ROWS:]] == [2, 2]
 
 
 @settings(max_examples=60)

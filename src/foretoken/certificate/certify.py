@@ -32,7 +32,7 @@ from foretoken.request import Request, uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import NAMED
 from foretoken.sampling.verify import Rule, block
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 
 FALSE_ALARM = 1e-4  # for the whole certificate of an exact pair
 DISTRIBUTIONS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
@@ -205,7 +205,7 @@ class _Pair:
     def shapes(self, plain: list[list[int]]) -> ShapeNoise:
         """Compare passes over blocks along the plain texts with single tokens."""
         width = self.plan.gamma + 1
-        return compare(self.spec.target, self.requests()[:BATCH], plain[:BATCH], width)
+        return compare(self.spec.target, self.requests()[:MAX_ROWS], plain[:MAX_ROWS], width)
 
     def differences(
         self, plain: list[list[int]], shapes: ShapeNoise

@@ -25,7 +25,7 @@ from foretoken.options import Prompt
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import Rule
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 
 Text = tuple[int, ...]
 Track = Callable[[Sequence[int], str], Iterable[int]]
@@ -64,8 +64,8 @@ class SampledTrial:
         models."""
         count, params = len(self.prompts), replace(self.params, max_new_tokens=self.length)
         last = self.texts * count
-        for first in self.track(range(0, last, BATCH), f"{self.name}: {self.label}"):
-            batch = range(first, min(first + BATCH, last))
+        for first in self.track(range(0, last, MAX_ROWS), f"{self.name}: {self.label}"):
+            batch = range(first, min(first + MAX_ROWS, last))
             alone = [k for k in batch if self.gamma and k % ALONE == 0]
             made: dict[int, list[int]] = {}
             for numbers in ([k for k in batch if k not in alone], *([k] for k in alone)):

@@ -225,7 +225,7 @@ def here(lines: Lines, names: list[Name]) -> Completed:
     """Yield each text, or why there is none, as it is done by an engine in this process, which has
     READ prompts at a time."""
     spec = lines.loading.load(*lines.names, lines.require_any).prepared()
-    from foretoken.serving.engine import Engine  # late: torch, which takes seconds
+    from foretoken.engine.engine import Engine  # late: torch, which takes seconds
 
     unsent, running = iter(names), dict[int, Name]()
     gamma = lines.speculation["gamma"]

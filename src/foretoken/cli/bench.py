@@ -99,10 +99,10 @@ class BenchOptions:
         if self.batch[0] < 1:
             raise InputError(f"batch is {self.batch}; give numbers from 1")
         if self.batch[-1] > 1:
-            from foretoken.speculator import BATCH  # late: torch takes seconds to import
+            from foretoken.speculator import MAX_ROWS  # late: torch takes seconds to import
 
-            if self.batch[-1] > BATCH:
-                raise InputError(f"batch is {self.batch}; give numbers from 1 to {BATCH}")
+            if self.batch[-1] > MAX_ROWS:
+                raise InputError(f"batch is {self.batch}; give numbers from 1 to {MAX_ROWS}")
 
 
 @command

@@ -16,14 +16,14 @@ from typer import Option
 from foretoken.cli import option
 from foretoken.cli.command import Config, command
 from foretoken.cli.speculative import Speculative, plan_of, speculative
+from foretoken.engine.options import OPTIONS as ENGINE
+from foretoken.engine.options import EngineOptions
 from foretoken.errors import InputError, shown
 from foretoken.loading import adapters, hub
 from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.sampling.options import DeclaredOption
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
-from foretoken.serving.options import OPTIONS as ENGINE
-from foretoken.serving.options import EngineOptions
 from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from foretoken.text.decoding import Stream
 if TYPE_CHECKING:
     from openai import APIError, OpenAI
 
+    from foretoken.engine.engine import Engine
     from foretoken.loading.target import KnownTarget
     from foretoken.records import StepRecord
-    from foretoken.serving.engine import Engine
     from foretoken.speculator import Speculator
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def local(
 
     messages: prompts are conversations, each beginning as the last one did.
     """
-    from foretoken.serving.engine import Engine  # late: torch
+    from foretoken.engine.engine import Engine  # late: torch
 
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)

@@ -21,8 +21,8 @@ from foretoken.errors import ForetokenError
 from foretoken.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from foretoken.engine.asynchronous import AsyncEngine
     from foretoken.request import Completion
-    from foretoken.serving.asynchronous import AsyncEngine
     from foretoken.speculator import Speculator
 
 BATCH, TASKS = 16, 64  # texts of a batch, which begin together, and of a task, which is retried
@@ -79,8 +79,8 @@ class BatchWorker:
         import torch
         from transformers.utils import logging as transformers
 
+        from foretoken.engine.asynchronous import AsyncEngine
         from foretoken.loading.load import load
-        from foretoken.serving.asynchronous import AsyncEngine
 
         transformers.disable_progress_bar()
         torch.set_num_threads(threads)

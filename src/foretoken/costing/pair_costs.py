@@ -17,7 +17,7 @@ from foretoken.costing.stored import Kept, Watch, known, recalled
 from foretoken.drafters.base import Drafter, Grades, require_rewind
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
-from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.core import EngineCore
 from foretoken.errors import InputError, shown
 from foretoken.inputs import InputProcessor
 from foretoken.models.base import Model
@@ -36,7 +36,7 @@ class PairCosts:
     target: Model
     drafter: Drafter
     inputs: InputProcessor
-    scheduler: Scheduler  # its models must be idle while costs are measured
+    core: EngineCore  # its models must be idle while costs are measured
     batch: int  # the most rows that costs are measured for
     name: str  # of the pair, for logs
     measured: dict[tuple[str, int], Costs] = field(default_factory=dict[tuple[str, int], Costs])
@@ -80,8 +80,8 @@ class PairCosts:
         """Make costs known for requests with these params, up to `rows` at a time, before their
         first tokens: measured where there are none, unless sequences run or wait."""
         most = costs.dearest(params)
-        with self.scheduler.still():
-            if self.nearest(most, rows) is None and self.scheduler.unused:
+        with self.core.paused():
+            if self.nearest(most, rows) is None and self.core.unused:
                 self.step_costs(most, rows)
 
     def _here(self, kind: str, rows: int) -> Costs | None:
@@ -170,7 +170,7 @@ class PairCosts:
         room = TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(TOKENS, room), PROBE_KEY, source=source)
         label = f"{self.name}, {costs.kind(params)}, {rows} row{'s' * (rows > 1)}"
-        with self.scheduler.idle():
+        with self.core.idle():
             batch = Batch(self.target, self.drafter)
             if single_costs is None:
                 return probe(batch, request, params, self.inputs.ends.eos, label)

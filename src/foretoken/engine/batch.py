@@ -96,6 +96,7 @@ class Batch:
                 self._announce(some[0])
                 self._start(some, read)
                 self.rows = [*self.rows, *some]
+                _mark_in_batch(some, True)
             seconds = perf_counter() - start
             if not behind or self._reads_target or any(row.records for row in rows):
                 self.join_drafter()
@@ -162,12 +163,14 @@ class Batch:
         if self._lease is not None and places:
             self._lease.leave(places)
             self._stepped -= sum(b < self._stepped for b in places)
+            _mark_in_batch(rows, False)
             self.rows = [row for row in self.rows if id(row) not in leaving]
         if not self.rows:
             self.clear()
 
     def clear(self) -> None:
         """All rows leave, also where a step was broken off."""
+        _mark_in_batch(self.rows, False)
         lease, self._lease, self.rows = self._lease, None, []
         self._stepped = 0
         if lease is not None:  # broken off here, it ends with its last reference
@@ -292,6 +295,11 @@ class Batch:
                     row.prompt_logprobs + likelihoods,
                     row.pending - len(block),
                 )
+
+
+def _mark_in_batch(rows: list[Row], present: bool) -> None:
+    for row in rows:
+        row.in_batch = present
 
 
 def _attach(part: object, rows: list[Row]) -> None:

@@ -12,7 +12,7 @@ from itertools import chain, combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.request import Row
+from foretoken.request import Row, RowState
 
 LONGEST = 1.75  # times a step that reads nothing
 UNNOTICED = 0.03  # seconds that a step may take in any case
@@ -43,13 +43,14 @@ class PrefillBudget:
         many as the budget allows, first come first, where `already` have been read. Rows that
         report logprobs of their prompts read these in forwards of their own."""
         room = 0
-        if any(row.pending > 1 for row in rows):
-            running = sum(row.pending == 1 for row in rows)
+        running = sum(row.state is RowState.RUNNING for row in rows)
+        if running < len(rows):
             room = max(LEAST, self.most(running, len(rows) - running) - already)
         reads: list[int] = []
         for row in rows:
-            count = 1 if row.pending == 1 else min(row.pending, room) * (not row.telling)
-            room -= count if row.pending > 1 else 0
+            runs = row.state is RowState.RUNNING
+            count = 1 if runs else min(row.pending, room) * (not row.telling)
+            room -= 0 if runs else count
             reads.append(count)
         return reads
 

@@ -1,42 +1,31 @@
-"""Which rows run and which wait: first come, first served.
+"""Which sequences run and which wait: first come, first served, by priority.
 
-Any number of threads may bring rows; whoever waits for his own takes the next step for all. A long
-prompt is read in pieces beside the rows that run, so that none of them stalls. Rows whose pass is
-broken off go back to the queue and are read anew, which changes no text.
+A long prompt is prefilled in chunks beside the sequences that run, so that none of them stalls. For
+one thread at a time.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, takewhile
-from threading import RLock, Thread, current_thread
-from time import perf_counter, sleep
-from weakref import WeakValueDictionary, ref
 
 from foretoken.costing.gamma import Beside, Fixed, Gamma, free
-from foretoken.drafters.base import Drafter, held
 from foretoken.engine.batch import Batch
-from foretoken.engine.memory import Memory, reserve_kept
+from foretoken.engine.memory import Memory
 from foretoken.engine.prefill_budget import PrefillBudget
-from foretoken.errors import InputError, NumericsError, RefusedError
-from foretoken.models.base import Model
-from foretoken.request import Row
+from foretoken.errors import RefusedError
+from foretoken.request import Row, RowState
 from foretoken.sampling.verifier import Verifier
 
-LOGGER = logging.getLogger(__name__)
-SOME, HELD = 4, 8  # a quarter of the batch joins at once, or what there is room for steps later
-AHEAD = 64  # tokens that rows may gain before the one that joins last has to make room again
-ENGAGED: WeakValueDictionary[int, Scheduler] = WeakValueDictionary()  # by the ids of its parts
-TURN = 0.01  # seconds for which a thread gives way to those that wait, at most
+JOIN_FRACTION = 4  # a quarter of the batch joins at once,
+MAX_DEFERRED_STEPS = 8  # or what there is room for so many steps later
+LOOKAHEAD_TOKENS = 64  # that sequences may gain before the one that joins last has to leave again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A row, who judges its draft tokens, and who says how many to make."""
+    """A sequence with its verifier and gamma policy."""
 
     row: Row
     verifier: Verifier
@@ -48,163 +37,84 @@ class Task:
         return self.gamma != Fixed(0)
 
 
-@dataclass(slots=True, weakref_slot=True)
-class _Turn:
-    """A step that is being taken; dead once its frame is, however that ended."""
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """A step that is about to be taken, of all rows of the batch."""
 
-    thread: Thread
-    over: bool = False
+    rows: list[Row]
+    reads: list[int]  # tokens that each row's block holds besides draft tokens
+    gamma: list[int]
+    verifier: Verifier
+    scores_prompts: bool  # in a pass of its own, for logprobs of prompts
 
 
 class Scheduler:
-    """The queue before a batch of at most `most` rows. clock: the seconds that steps are timed by,
-    where these are not the process's own."""
+    """The queue before a batch, of which at most `max_rows` run."""
 
-    def __init__(
-        self,
-        target: Model,
-        drafter: Drafter,
-        most: int,
-        *,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        self.batch, self.most, self._clock = Batch(target, drafter), most, clock
+    def __init__(self, batch: Batch, max_rows: int) -> None:
+        self.batch, self.max_rows = batch, max_rows
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []  # as the batch's rows
         self.suspects: list[Row] = []  # that joined or ran last: one of them, if that failed
         self.prefill_budget = PrefillBudget()
         self.memory: Memory | None = None  # None: as much as the rows need
         self.preempted = 0  # rows that had to wait again, as memory ran short
-        self._lock = RLock()  # a stream that is collected meanwhile aborts in the same thread
-        self._asking: set[Thread] = set()  # that wait for the lock
-        self._turn: ref[_Turn] | None = None
-        self._leaving: list[Row] = []  # aborted during the step that runs
-        self._held = 0  # steps for which places were left free
+        self._deferred_steps = 0  # for which places were left free
 
-    def run(self, rows: list[Row], verifier: Verifier, gamma: Gamma) -> Generator[None]:
-        """Advance fresh rows until all are finished; yields whenever they may have moved. Rows of
-        others are advanced with them. Raises what a step raises; what is left of the rows then
-        leaves, as it does when the generator is closed."""
-        try:
-            self.submit([Task(row, verifier, gamma) for row in rows])
-            going = True
-            while going:
-                self._give_way()
-                with self._locked():  # others may have finished them meanwhile
-                    going = _unfinished(rows) and (self._take_step() or _unfinished(rows))
-                yield
-        finally:
-            self.abort(rows)
+    def limit(self, max_rows: int, memory: Memory | None) -> None:
+        """Run at most `max_rows` sequences within this memory, from now on."""
+        self.max_rows, self.memory, self.preempted = max_rows, memory, 0
 
-    def submit(self, tasks: list[Task]) -> None:
-        """They wait behind those that do; InputError where memory is too small for one of them."""
-        self.refuse_inner()
-        with self._locked():
-            for task in tasks:
-                if self.memory is not None:
-                    self.memory.require(task.row)
-            self.waiting = _sorted([*self.waiting, *tasks])
+    def add(self, tasks: list[Task]) -> None:
+        """Put sequences behind those that wait. Raises InputError where memory is too small for one
+        of them."""
+        for task in tasks:
+            if self.memory is not None:
+                self.memory.require(task.row)
+        self.waiting = _sorted([*self.waiting, *tasks])
 
-    def step(self) -> bool:
-        """Take a step for all that run; whether any did. Raises what broke it off: the rows are
-        then in the queue again."""
-        self._give_way()
-        with self._locked():
-            return self._take_step()
+    def schedule(self) -> ScheduledStep | None:
+        """Let sequences join and leave the batch, and return its next step; None where no sequence
+        runs or can run."""
+        if [task.row for task in self.running] != self.batch.rows:  # broken off in between
+            self.requeue()
+        self._await(self.batch.outgrown)
+        already = self._admit()
+        if not self.running:
+            return None
+        self._make_room()
+        self.suspects = self.batch.undrafted
+        self.batch.join_drafter()
+        rows = self.suspects = list(self.batch.rows)
+        reads = self.prefill_budget.reads(rows, already)
+        return ScheduledStep(
+            rows,
+            reads,
+            self._gamma(rows, reads),
+            self.running[0].verifier,
+            any(row.telling for row in rows),
+        )
+
+    def remove_finished(self) -> None:
+        """Forget finished sequences, which have left the batch."""
+        self.running = [task for task in self.running if task.row.state is not RowState.FINISHED]
 
     def fail(self, error: RefusedError) -> None:
-        """Fail the rows that joined or ran in the step that raised `error`."""
-        with self._locked():
-            for row in self.suspects:
-                if row.finish_reason is None:
-                    row.fail(error)
-            self._drop(self.suspects)
+        """Fail the sequences that joined or ran last."""
+        for row in self.suspects:
+            if row.state is not RowState.FINISHED:
+                row.fail(error)
+        self.drop(self.suspects)
 
     def preempt(self) -> None:
-        """Let the youngest of the running rows of the least priority wait again, before all others
-        of its priority."""
-        with self._locked():
-            last = min(reversed(self.running), key=lambda task: task.priority)
-            self._await([last.row])
-            self.preempted += 1
+        """Let the youngest of the running sequences of the least priority wait again, before all
+        others of its priority."""
+        last = min(reversed(self.running), key=lambda task: task.priority)
+        self._await([last.row])
+        self.preempted += 1
 
-    @property
-    def unused(self) -> bool:
-        """True where no sequence runs or waits."""
-        return not self.running and not self.waiting
-
-    @contextmanager
-    def still(self) -> Generator[None]:
-        """No step is taken meanwhile: rows can be looked at."""
-        with self._locked():
-            yield
-
-    def abort(self, rows: list[Row]) -> None:
-        """Drop these rows, queued or running. Finished rows are ignored."""
-        rows = [row for row in rows if row.finish_reason is None]
-        if not rows:
-            return
-        if self._stepping():
-            self._leaving += rows
-            return
-        with self._locked():
-            self._drop(rows)
-
-    @contextmanager
-    def idle(self) -> Generator[None]:
-        """The models without rows; those that run go on afterwards."""
-        self.refuse_inner()
-        with self._locked():
-            self._requeue()
-            yield
-
-    def engage(self, most: int, memory: int | None, *, keep: bool) -> None:
-        """For an engine: at most so many rows and bytes of keys and values (None: what the rows
-        need), and whether models keep what they read. InputError where one of them has an engine,
-        and as `Memory`."""
-        parts = [*held(self.batch.target), *held(self.batch.drafter)]
-        if any(id(part) in ENGAGED for part in parts):
-            raise InputError("these models have an engine; close it first, or load another pair")
-        limited = None if memory is None else Memory(parts, memory)
-        with self.idle():
-            if limited is not None:
-                limited.reserve()
-            elif keep:
-                reserve_kept(self.batch.keeping)
-            self._remember(keep)
-            self.memory, self.preempted, self.most = limited, 0, most
-            ENGAGED.update((id(part), self) for part in parts)
-
-    def disengage(self, most: int) -> None:
-        """The engine is closed."""
-        with self.idle():
-            for name in [name for name, other in ENGAGED.items() if other is self]:
-                del ENGAGED[name]
-            self.memory, self.most = None, most
-            self._remember(False)
-
-    def _remember(self, on: bool) -> None:
-        for part in self.batch.keeping:
-            part.remember(on)
-
-    @contextmanager
-    def _locked(self) -> Generator[None]:
-        me = current_thread()
-        self._asking.add(me)
-        try:
-            with self._lock:
-                self._asking.discard(me)
-                yield
-        finally:
-            self._asking.discard(me)
-
-    def _give_way(self) -> None:
-        """Others that wait for the lock get it first: Python's locks are not fair."""
-        until = perf_counter() + TURN
-        while self._asking and perf_counter() < until:
-            sleep(TURN / 10)
-
-    def _drop(self, rows: list[Row]) -> None:
+    def drop(self, rows: list[Row]) -> None:
+        """Forget sequences, waiting or running."""
         gone = {id(row) for row in rows}
         self.waiting = deque(task for task in self.waiting if id(task.row) not in gone)
         leaving = [task.row for task in self.running if id(task.row) in gone]
@@ -213,71 +123,20 @@ class Scheduler:
             try:
                 self.batch.leave(leaving)
             except BaseException:
-                self._requeue()
+                self.requeue()
                 raise
 
-    def _take_step(self) -> bool:
-        self.refuse_inner()
-        turn = _Turn(current_thread())
-        try:
-            self._turn = ref(turn)
-            return self._step()
-        except BaseException:
-            self._requeue()
-            raise
-        finally:
-            turn.over = True
-            if self._leaving:
-                self._drop(self._leaving)
-                self._leaving = []
-
-    def _step(self) -> bool:
-        if [task.row for task in self.running] != self.batch.rows:  # broken off in between
-            self._requeue()
-        self._await(self.batch.outgrown)
-        already = self._admit()
-        if not self.running:
-            return False
-        self._make_room()
-        self.suspects = self.batch.undrafted
-        self.batch.join_drafter()
-        moved = self.suspects = list(self.batch.rows)
-        reads = self.prefill_budget.reads(moved, already)
-        telling = any(row.telling for row in moved)  # which takes a pass of its own
-        start, gamma = self._now(), self._gamma(moved, reads)
-        try:
-            self.batch.step(self.running[0].verifier, gamma, reads)
-        except NumericsError as error:
-            if error.row is None:
-                raise
-            self._distrust(moved[error.row], error, drafted=gamma[error.row] > 0)
-            self._requeue()  # the others take the step again
-        if not telling:
-            self.prefill_budget.see(reads, self._now() - start)
-        self.running = [task for task in self.running if not task.row.finish_reason]
-        return True
-
-    def _distrust(self, row: Row, error: NumericsError, *, drafted: bool) -> None:
-        """Fail a row with invalid logits, unless its draft tokens may be the cause.
-
-        Attention sums over all positions of a pass and 0 * NaN is NaN, so a draft token with
-        invalid keys and values spoils the target's logits before it too. Such a row takes the
-        step again, and all later ones, without draft tokens. In the draft, invalid keys that a
-        rejected draft token has left do the same where a longer row's pass reaches them: the row
-        takes the step again once, over what is then read anew.
-        """
-        if drafted and error.whose == "target":
-            row.plain = True
-            LOGGER.warning("%s; the text goes on without draft tokens", error)
-        elif drafted and row.doubted < len(row.tokens):
-            row.doubted = len(row.tokens)
-        else:
-            row.fail(error)
+    def requeue(self) -> None:
+        """Let all sequences that run wait again, before all others."""
+        again = [task for task in self.running if task.row.state is not RowState.FINISHED]
+        # at once, for a Ctrl-C in between
+        self.waiting, self.running = _sorted([*again, *self.waiting]), []
+        self.batch.clear()
 
     def _gamma(self, rows: list[Row], reads: list[int]) -> list[int]:
-        """Return gamma of every row: 0 where the pass does not read its text to the end, where its
-        first token is to be shown as soon as that is done, and where it makes no draft tokens any
-        more; else as its policy says."""
+        """Return gamma of every row: 0 while its prompt is prefilled, where its first token is to
+        be shown as soon as that is done, and where it makes no draft tokens any more; else as its
+        policy says."""
         asking = {
             id(row)
             for row, n in zip(rows, reads, strict=True)
@@ -310,12 +169,12 @@ class Scheduler:
             return 0
         drafts = any(task.drafts for task in fresh)
         if self.running and drafts and not self.batch.drafts:
-            # the first rows with draft tokens: the drafter has to read those that run too
+            # the first rows with draft tokens: the drafter has to prefill those that run too
             before = self.running
-            self._requeue()
+            self.requeue()
             self._join(before, drafts)
-        # A prompt that fits the budget is read now, a longer one in pieces beside the steps
-        running = sum(task.row.pending == 1 for task in self.running)
+        # A prompt that fits the budget is prefilled now, a longer one in chunks beside the steps
+        running = sum(task.row.state is RowState.RUNNING for task in self.running)
         most = self.prefill_budget.most(running, len(self.running) - running + len(fresh))
         budget, now, later = most, list[Task](), list[Task]()
         for task in fresh:
@@ -330,24 +189,24 @@ class Scheduler:
     def _next(self) -> list[Task]:
         """Return the waiting rows to admit: the first that there is room and memory for and that
         have the verifier of those that run, as a step has one verifier."""
-        room = self.most - len(self.running)
-        if self._gathers(room):
+        room = self.max_rows - len(self.running)
+        if self._defers(room):
             return []
         first = next(chain(self.running, self.waiting), None)
         alike = takewhile(lambda task: first and task.verifier == first.verifier, self.waiting)
         return self._fitting(list(islice(alike, room)))
 
-    def _gathers(self, room: int) -> bool:
+    def _defers(self, room: int) -> bool:
         """Tell whether to admit nobody until there is room for more.
 
-        Prefilling one row costs a pass, as prefilling several does, so where more wait than fit,
-        a quarter of the batch joins at once. Room is left free for at most `HELD` steps.
+        A prefill of one row costs a pass, as one of several does, so where more wait than fit, a
+        quarter of the batch joins at once. Room is left free for `MAX_DEFERRED_STEPS` at most.
         """
-        few = self.running and len(self.waiting) > room and room < self.most // SOME
-        if few and self._held < HELD:
-            self._held += room > 0
+        few = self.running and len(self.waiting) > room and room < self.max_rows // JOIN_FRACTION
+        if few and self._deferred_steps < MAX_DEFERRED_STEPS:
+            self._deferred_steps += room > 0
             return True
-        self._held = 0
+        self._deferred_steps = 0
         return False
 
     def _fitting(self, fresh: list[Task]) -> list[Task]:
@@ -355,13 +214,13 @@ class Scheduler:
         memory, before = self.memory, [task.row for task in self.running]
         while memory and fresh and len(before) + len(fresh) > 1:  # one alone fits
             rows = [*before, *(task.row for task in fresh)]
-            if memory.fits(rows, AHEAD + self._most([*self.running, *fresh])):
+            if memory.fits(rows, LOOKAHEAD_TOKENS + self._most([*self.running, *fresh])):
                 break
             fresh = fresh[:-1]
         return fresh
 
     def _make_room(self) -> None:
-        """Rows wait again where memory is too small for another step of all."""
+        """Preempt where memory is too small for another step of all."""
         while self.memory and len(self.running) > 1:
             rows = [task.row for task in self.running]
             if self.memory.fits(rows, self._most(self.running)):
@@ -384,7 +243,7 @@ class Scheduler:
             self.waiting, self.running = waiting, [*self.running, *some]  # at once
 
     def _await(self, rows: list[Row]) -> None:
-        """Rows that run wait again, before all others of their priority."""
+        """Let rows that run wait again, before all others of their priority."""
         if not rows:
             return
         again = {id(row) for row in rows}
@@ -394,34 +253,7 @@ class Scheduler:
         self.waiting, self.running = _sorted([*tasks, *self.waiting]), others
         self.batch.leave(rows)
 
-    def _requeue(self) -> None:
-        """All that run wait again, before all others."""
-        again = [task for task in self.running if not task.row.finish_reason]
-        # at once, for a Ctrl-C in between
-        self.waiting, self.running = _sorted([*again, *self.waiting]), []
-        self.batch.clear()
-
-    def _now(self) -> float:
-        return perf_counter() if self._clock is None else self._clock()
-
-    def _stepping(self) -> bool:
-        """Tell whether this very thread is within a step."""
-        turn = self._turn and self._turn()
-        return turn is not None and not turn.over and turn.thread is current_thread()
-
-    def refuse_inner(self) -> None:
-        """RefusedError within a step, which a processor or criterion may be in."""
-        if self._stepping():
-            raise RefusedError(
-                "a processor or criterion generates with the model that it is called for; give it "
-                "a model of its own"
-            )
-
 
 def _sorted(tasks: list[Task]) -> deque[Task]:
     """By priority; in their order where that is the same."""
     return deque(sorted(tasks, key=lambda task: -task.priority))
-
-
-def _unfinished(rows: list[Row]) -> bool:
-    return any(row.finish_reason is None for row in rows)

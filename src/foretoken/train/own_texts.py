@@ -10,11 +10,11 @@ from typing import Any
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.request import uninterrupted
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.storage import files
 from foretoken.train.corpus import Example, Examples
 
-PART = 4 * BATCH  # texts in a file
+PART = 4 * MAX_ROWS  # texts in a file
 
 
 def own_texts(

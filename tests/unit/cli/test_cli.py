@@ -21,7 +21,7 @@ import foretoken
 from console import Result, Run, mistake
 from foretoken import slow_log
 from foretoken.cli.removed import GONE
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 from tiny import TEXT, byte_level, folder, llama, t5
 
 
@@ -262,7 +262,7 @@ def test_bad_lines_of_jsonl_are_told_by_number(run, base, tmp_path, line, says):
 
 
 def test_many_prompts_show_progress_on_standard_error(run, base, tmp_path):
-    file, many = tmp_path / "prompts.txt", BATCH + 2
+    file, many = tmp_path / "prompts.txt", MAX_ROWS + 2
     file.write_text("\n".join(f"Day {i}" for i in range(many)))
     args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 3)
     options = {"temperature": 1.0, "max_new_tokens": 3}
@@ -281,10 +281,10 @@ def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
     generated = lambda *args, **options: pytest.fail("generated")  # noqa: E731
     monkeypatch.setattr(Speculator, "completions", generated)
     file = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": "a"}] * (BATCH + 1) + [{"prompt": "a" * 500}]
+    rows = [{"prompt": "a"}] * (MAX_ROWS + 1) + [{"prompt": "a" * 500}]
     file.write_text("\n".join(map(json.dumps, rows)))
     args = ("--target", base / "target", "--draft", "none")
-    mistake(run("generate", "--prompt-file", file, *args), f"prompt {BATCH + 1} has 500 tokens")
+    mistake(run("generate", "--prompt-file", file, *args), f"prompt {MAX_ROWS + 1} has 500 tokens")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import foretoken
 from console import Run, mistake
-from foretoken.speculator import BATCH
+from foretoken.speculator import MAX_ROWS
 from tiny import byte_level, folder, llama
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -89,7 +89,7 @@ def test_several_texts_of_a_prompt(run, pair, spec, tmp_path):
 
 
 def test_more_texts_than_share_a_pass(run, pair, spec):
-    many = BATCH + 2
+    many = MAX_ROWS + 2
     sampling = {"num_return_sequences": many, "temperature": 1.0, "max_new_tokens": 2}
     flags = ("--num-return-sequences", many, "--temperature", 1, "--max-new-tokens", 2, "--json")
     rows = completions(run("generate", "It was", *pair, *flags))

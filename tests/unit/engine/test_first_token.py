@@ -16,13 +16,13 @@ from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.engine.scheduler import Scheduler
+from foretoken.engine.core import EngineCore
+from foretoken.engine.engine import Engine
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import choose
 from foretoken.sampling.verify import block
-from foretoken.serving.engine import Engine
 from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
@@ -76,7 +76,7 @@ def told(row: Row) -> list[tuple[Any, ...]]:
 def test_the_draft_reads_and_makes_nothing_before_it(name):
     target, draft = Counting(P), Counting(Q)
     row = rows([0, 1, 2, 0, 1, 2, 0, 1])[0]
-    steps = Scheduler(target, drafters(draft)[name], 3).run([row], choose(block), Fixed(3))
+    steps = EngineCore(target, drafters(draft)[name], 3).run([row], choose(block), Fixed(3))
     next(steps)
     assert len(row.new_tokens) == 1 and draft.tokens == 0 and target.tokens == 8
     assert row.records[0].gamma == row.records[0].drafted == 0
@@ -93,13 +93,13 @@ def test_rows_that_join_others_are_drafted_for_as_if_alone(name):
     for i, prompt in enumerate(prompts):
         (row,) = rows(prompt)
         row = Row.of(replace(row.request, key=RowKey(7, i), limit=1 if i == 1 else 12))
-        for _ in Scheduler(TableModel(P, V), drafters(TableModel(Q, V))[name], 3).run(
+        for _ in EngineCore(TableModel(P, V), drafters(TableModel(Q, V))[name], 3).run(
             [row], choose(block), Fixed(3)
         ):
             pass
         alone.append(row)
     together = [Row.of(row.request) for row in alone]
-    shared = Scheduler(TableModel(P, V), drafters(TableModel(Q, V))[name], 4)
+    shared = EngineCore(TableModel(P, V), drafters(TableModel(Q, V))[name], 4)
     first = shared.run(together[:1], choose(block), Fixed(3))
     next(first), next(first)
     for _ in shared.run(together[1:], choose(block), Fixed(3)):

@@ -11,7 +11,7 @@ from foretoken.sampling.keys import RowKey
 
 def row(behind: int) -> Row:
     state = Row.of(Request([1] * 5000, 9, RowKey(0, 0)))
-    state.pending = behind
+    state.pending, state.in_batch = behind, True
     return state
 
 

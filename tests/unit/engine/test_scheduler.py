@@ -22,7 +22,8 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine import batch, prefill_budget
 from foretoken.engine.batch import Batch
-from foretoken.engine.scheduler import HELD, Scheduler, Task
+from foretoken.engine.core import EngineCore
+from foretoken.engine.scheduler import MAX_DEFERRED_STEPS, Task
 from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.generation_config import Ends
 from foretoken.request import Request, Row
@@ -52,8 +53,8 @@ def drafters() -> dict[str, Drafter]:
     }
 
 
-def scheduler(drafter: Drafter | None = None, most: int = 3, target: Any = P) -> Scheduler:
-    return Scheduler(TableModel(target, V), drafter or drafters()["lm"], most)
+def new_core(drafter: Drafter | None = None, most: int = 3, target: Any = P) -> EngineCore:
+    return EngineCore(TableModel(target, V), drafter or drafters()["lm"], most)
 
 
 def alone(row: Row, gamma: int, drafter: str = "lm") -> list[int]:
@@ -93,7 +94,7 @@ ARRIVALS = st.lists(
 def test_rows_that_come_and_go_are_what_they_are_alone(
     drafter: str, arrivals: list[tuple[list[int], int, int, float, int, int]]
 ) -> None:
-    sched = scheduler(drafters()[drafter])
+    core = new_core(drafters()[drafter])
     rows = [
         Row.of(Request(prompt, limit, RowKey(5, i), params=SamplingParams(temperature)))
         for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
@@ -101,14 +102,14 @@ def test_rows_that_come_and_go_are_what_they_are_alone(
     for now in range(200):
         for row, (_, _, gamma, _, comes, goes) in zip(rows, arrivals, strict=True):
             if comes == now:
-                sched.submit([Task(row, BLOCK, Fixed(gamma))])
+                core.add([Task(row, BLOCK, Fixed(gamma))])
             if goes + comes == now:
-                sched.abort([row])
-        sched.step()
-        if now > 12 and not sched.running and not sched.waiting:
+                core.abort([row])
+        core.step()
+        if now > 12 and not core.scheduler.running and not core.scheduler.waiting:
             break
-    assert not sched.running and not sched.waiting and not sched.batch.rows
-    target: Any = sched.batch.target
+    assert not core.scheduler.running and not core.scheduler.waiting and not core.batch.rows
+    target: Any = core.batch.target
     assert target._texts == []
     for row, (_, _, gamma, _, _, _) in zip(rows, arrivals, strict=True):
         whole = alone(row, gamma, drafter)
@@ -130,9 +131,9 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
 ) -> None:
     """In memory for the longest of them and a few tokens; never is more in the caches."""
     target, small = Sized(P, V), Sized(Q, V)
-    sched = Scheduler(target, LMDrafter(small, V), 3)
+    core = EngineCore(target, LMDrafter(small, V), 3)
     total = 2 * max(len(prompt) + limit for prompt, limit, *_ in arrivals) + spare
-    sched.engage(3, total, keep=False)
+    core.configure(3, total, keep=False)
     rows = [
         Row.of(Request(prompt, limit, RowKey(5, i), params=SamplingParams(temperature)))
         for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
@@ -140,21 +141,21 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
     held: list[int] = []
     for model in (target, small):
         watched(model, lambda: held.append(sum(map(len, target._texts + small._texts))))
-    sched.submit(
+    core.add(
         [
             Task(row, BLOCK, Fixed(gamma), priority)
             for row, (_, _, gamma, _, priority, _) in zip(rows, arrivals, strict=True)
         ]
     )
     for _ in range(400):
-        if not sched.step():
+        if not core.step():
             break
     assert max(held) <= total
     for row, (_, _, gamma, _, _, _) in zip(rows, arrivals, strict=True):
         assert row.finish_reason == "length" and row.new_tokens == alone(row, gamma, "unlimited")
     with pytest.raises(InputError, match="take"):
-        sched.submit([Task(Row.of(Request([0], total, RowKey(0, 0))), BLOCK, Fixed(0))])
-    assert not sched.waiting
+        core.add([Task(Row.of(Request([0], total, RowKey(0, 0))), BLOCK, Fixed(0))])
+    assert not core.scheduler.waiting
 
 
 def watched(model: Any, look: Any) -> None:
@@ -170,58 +171,58 @@ def watched(model: Any, look: Any) -> None:
 
 
 def test_the_youngest_makes_room_and_comes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.engine.scheduler.AHEAD", 0)
-    sched = Scheduler(Sized(P, V), NoDrafter(), 3)
-    sched.engage(3, 24, keep=False)
+    monkeypatch.setattr("foretoken.engine.scheduler.LOOKAHEAD_TOKENS", 0)
+    core = EngineCore(Sized(P, V), NoDrafter(), 3)
+    core.configure(3, 24, keep=False)
     rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
-    sched.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
+    core.add([Task(row, BLOCK, Fixed(0)) for row in rows])
     ran: list[list[int]] = []
-    while sched.step():
-        running = [task.row for task in sched.running]
+    while core.step():
+        running = [task.row for task in core.scheduler.running]
         ran.append([i for i, row in enumerate(rows) if row in running])
     assert ran[0] == [0, 1, 2] and [0, 1] in ran  # 24 bytes: 8 tokens for each of three
-    assert sched.preempted >= 1 and all(row.finish_reason == "length" for row in rows)
+    assert core.scheduler.preempted >= 1 and all(row.finish_reason == "length" for row in rows)
     ends = [max(i for i, running in enumerate(ran) if n in running) for n in range(4)]
     assert ends == sorted(ends)
 
 
 def test_a_greater_priority_goes_first_and_leaves_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.engine.scheduler.AHEAD", 0)
-    sched = Scheduler(Sized(P, V), NoDrafter(), 2)
-    sched.engage(2, 20, keep=False)
+    monkeypatch.setattr("foretoken.engine.scheduler.LOOKAHEAD_TOKENS", 0)
+    core = EngineCore(Sized(P, V), NoDrafter(), 2)
+    core.configure(2, 20, keep=False)
     rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
     priorities = (0, 0, 5, 0)
-    sched.submit([Task(r, BLOCK, Fixed(0), n) for r, n in zip(rows, priorities, strict=True)])
+    core.add([Task(r, BLOCK, Fixed(0), n) for r, n in zip(rows, priorities, strict=True)])
     ended: list[int] = []
-    while sched.step():
+    while core.step():
         ended += [i for i, row in enumerate(rows) if row.finish_reason and i not in ended]
-    assert ended == [2, 0, 1, 3] and sched.preempted
+    assert ended == [2, 0, 1, 3] and core.scheduler.preempted
 
 
 def test_first_come_first_served() -> None:
-    sched = scheduler(most=2)
+    core = new_core(most=2)
     rows = [Row.of(Request([1], 4 + i, RowKey(0, i))) for i in range(6)]
-    sched.submit([Task(row, BLOCK, Fixed(0)) for row in rows])
+    core.add([Task(row, BLOCK, Fixed(0)) for row in rows])
     began: list[int] = []
-    while sched.running or sched.waiting:
-        sched.step()
+    while core.scheduler.running or core.scheduler.waiting:
+        core.step()
         began += [i for i, row in enumerate(rows) if row.records and i not in began]
     assert began == list(range(6))
 
 
 def test_no_place_is_left_free_for_long() -> None:
     """More wait than there is room for, and that is less than a quarter of the batch."""
-    sched = scheduler(most=8)
+    core = new_core(most=8)
     long = [Row.of(Request([1], 60, RowKey(0, i))) for i in range(7)]
-    sched.submit([Task(row, BLOCK, Fixed(0)) for row in long])
-    sched.step()
+    core.add([Task(row, BLOCK, Fixed(0)) for row in long])
+    core.step()
     short = [Row.of(Request([1], 2, RowKey(1, i))) for i in range(3)]
-    sched.submit([Task(row, BLOCK, Fixed(0)) for row in short])
+    core.add([Task(row, BLOCK, Fixed(0)) for row in short])
     steps = 0
     while short[-1].finish_reason is None:
-        sched.step()
+        core.step()
         steps += 1
-    assert steps <= 3 * (HELD + 2)
+    assert steps <= 3 * (MAX_DEFERRED_STEPS + 2)
 
 
 def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
@@ -233,21 +234,21 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
             return super().score(blocks, need)
 
     even = map(float, count())  # every step takes as long
-    sched = Scheduler(Watched(P, V), LookupDrafter(), 4, clock=even.__next__)
+    core = EngineCore(Watched(P, V), LookupDrafter(), 4, clock=even.__next__)
     first = Row.of(Request([1, 2], 40, RowKey(0, 0)))
-    sched.submit([Task(first, BLOCK, Fixed(0))])
-    sched.step()
+    core.add([Task(first, BLOCK, Fixed(0))])
+    core.step()
     long = Row.of(Request([3, 4] * 30, 5, RowKey(0, 1), params=SamplingParams(1.0)))
-    sched.submit([Task(long, BLOCK, Fixed(2))])
+    core.add([Task(long, BLOCK, Fixed(2))])
     grown: list[int] = []
     while not long.records:
         before = len(first.tokens)
-        sched.step()
+        core.step()
         grown.append(len(first.tokens) - before)
     # four at most before steps are measured, and two draft tokens with the last of them
     assert min(grown) == 1 and len(grown) >= 15 and max(widths) <= 4 + 2
-    while sched.running:
-        sched.step()
+    while core.scheduler.running:
+        core.step()
     assert long.new_tokens == alone(long, 2, "lookup")
 
 
@@ -261,17 +262,17 @@ def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
             return super().ask(rows, beside)
 
     even = map(float, count())  # every step takes as long
-    sched = Scheduler(TableModel(P, V), LookupDrafter(), 3, clock=even.__next__)
+    core = EngineCore(TableModel(P, V), LookupDrafter(), 3, clock=even.__next__)
     first = Row.of(Request([1, 2], 40, RowKey(0, 0)))
-    sched.submit([Task(first, BLOCK, Watching())])
+    core.add([Task(first, BLOCK, Watching())])
     for _ in range(2):
-        sched.step()
-    sched.submit([Task(Row.of(Request([3, 4] * 30, 5, RowKey(0, 1))), BLOCK, Fixed(0))])
+        core.step()
+    core.add([Task(Row.of(Request([3, 4] * 30, 5, RowKey(0, 1))), BLOCK, Fixed(0))])
     before = len(seen)
-    sched.step()
+    core.step()
     assert seen[before - 1] == NOTHING
     assert seen[before].read == seen[before].positions == 3
-    sched.abort([task.row for task in [*sched.running, *sched.waiting]])
+    core.abort([task.row for task in [*core.scheduler.running, *core.scheduler.waiting]])
 
 
 def test_short_prompts_that_come_together_are_no_more_than_a_long_one() -> None:
@@ -286,15 +287,15 @@ def test_short_prompts_that_come_together_are_no_more_than_a_long_one() -> None:
             read[-1] += sum(map(len, prompts))
             super().start(prompts, sources)
 
-    sched = Scheduler(Watched(P, V), LookupDrafter(), 6)
+    core = EngineCore(Watched(P, V), LookupDrafter(), 6)
     first, *short = [Row.of(Request([1, 2, 0, 1], 40, RowKey(0, i))) for i in range(6)]
-    sched.submit([Task(first, BLOCK, Fixed(0))])
+    core.add([Task(first, BLOCK, Fixed(0))])
     read.append(0)
-    sched.step()
-    sched.submit([Task(row, BLOCK, Fixed(0)) for row in short])
+    core.step()
+    core.add([Task(row, BLOCK, Fixed(0)) for row in short])
     while not short[-1].records:
         read.append(0)
-        sched.step()
+        core.step()
     # of four at most, the first one's three when it joins, and one that always goes on
     assert max(read) <= 4 and len(read) >= 5
 
@@ -305,41 +306,41 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
     """It is read by a few positions a step, also behind a step that was broken off and a row that
     had to wait again."""
     monkeypatch.setattr(batch, "CHUNK", 4)
-    sched = scheduler()
+    core = new_core()
     first = Row.of(Request([1, 2], 60, RowKey(0, 0)))
-    sched.submit([Task(first, BLOCK, Fixed(2))])
-    sched.step()
+    core.add([Task(first, BLOCK, Fixed(2))])
+    core.step()
     sampling = SamplingParams(1.0, prompt_logprobs=1, logprobs=0)
     request = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=sampling)
     long, whole = Row.of(request), Row.of(request)
     told = Batch(TableModel(P, V), drafters()["lm"])
     for _ in running(told, [whole], BLOCK, Fixed(2), behind=True):
         pass
-    sched.submit([Task(long, BLOCK, Fixed(2))])
+    core.add([Task(long, BLOCK, Fixed(2))])
     parts: list[int] = []
     while not long.finish_reason:
         before = len(first.tokens)
         if len(parts) == 3:
-            sched.preempt()
-        sched.step()
+            core.preempt()
+        core.step()
         assert len(first.tokens) > before
         parts.append(len(long.prompt_logprobs))
     assert parts[:3] == [4, 8, 12] and parts[3:6] == [4, 8, 12]  # from the beginning again
     assert len(long.prompt_logprobs) == 26 and long.prompt_logprobs == whole.prompt_logprobs
     assert long.new_tokens == whole.new_tokens and long.logprobs == whole.logprobs
-    while sched.step():
+    while core.step():
         pass
 
 
 def test_another_verifier_waits_until_those_before_are_done() -> None:
-    sched = scheduler()
+    core = new_core()
     rows = [Row.of(Request([1], 6, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
     for row, verifier in zip(rows, (BLOCK, COUPLED, BLOCK), strict=True):
-        sched.submit([Task(row, verifier, Fixed(2))])
+        core.add([Task(row, verifier, Fixed(2))])
     seen: list[list[int]] = []
-    while sched.running or sched.waiting:
-        sched.step()
-        seen.append([rows.index(row) for row in sched.suspects])
+    while core.scheduler.running or core.scheduler.waiting:
+        core.step()
+        seen.append([rows.index(row) for row in core.scheduler.suspects])
     assert sorted(map(tuple, seen)) == [tuple(x) for x in seen] and {(0,), (1,), (2,)} == {
         tuple(x) for x in seen
     }
@@ -355,15 +356,15 @@ def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
     target = TableModel(poisoned(P) if broken == "target" else P, V)
     draft = LMDrafter(TableModel(poisoned(Q) if broken == "draft" else Q, V), V)
     middle = CascadeDrafter(TableModel(poisoned(R), V), LMDrafter(TableModel(Q, V), V), 2)
-    sched = Scheduler(target, middle if broken == "middle" else draft, 4)
+    core = EngineCore(target, middle if broken == "middle" else draft, 4)
     sampled = SamplingParams(1.0)
     rows = [
         Row.of(Request(prompt, 8, RowKey(0, i), params=sampled))
         for i, prompt in enumerate(([1, 2], [5, 5], [3]))
     ]
-    sched.submit([Task(row, BLOCK, Fixed(3)) for row in rows])
-    while sched.running or sched.waiting:
-        sched.step()
+    core.add([Task(row, BLOCK, Fixed(3)) for row in rows])
+    while core.scheduler.running or core.scheduler.waiting:
+        core.step()
     assert [row.finish_reason for row in rows] == ["length", "error", "length"]
     assert isinstance(rows[1].error, NumericsError)
     kind = "cascade" if broken == "middle" else "unlimited"
@@ -372,18 +373,18 @@ def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
 
 
 def test_what_breaks_a_step_off_is_told_and_the_rows_go_on() -> None:
-    sched = scheduler()
+    core = new_core()
     rows = [Row.of(Request([1, i], 8, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
-    sched.submit([Task(row, BLOCK, Fixed(2)) for row in rows])
-    sched.step()
-    target: Any = sched.batch.target
+    core.add([Task(row, BLOCK, Fixed(2)) for row in rows])
+    core.step()
+    target: Any = core.batch.target
     score, target.score = target.score, None
     with pytest.raises(TypeError):
-        sched.step()
-    assert not sched.running and [task.row for task in sched.waiting] == rows
+        core.step()
+    assert not core.scheduler.running and [task.row for task in core.scheduler.waiting] == rows
     target.score = score
-    while sched.running or sched.waiting:
-        sched.step()
+    while core.scheduler.running or core.scheduler.waiting:
+        core.step()
     assert [row.new_tokens for row in rows] == [alone(row, 2) for row in rows]
 
 
@@ -392,12 +393,12 @@ def test_a_ctrl_c_anywhere_in_a_step_loses_no_row_of_another_thread() -> None:
     came, nth = True, 0
     while came:
         nth += 3
-        sched = scheduler(most=2)
+        core = new_core(most=2)
         rows = [Row.of(Request([1, i], 3, RowKey(0, i))) for i in range(3)]
-        sched.submit([Task(row, BLOCK, Fixed(i)) for i, row in enumerate(rows)])
-        came = interrupted(lambda sched=sched: (sched.step(), sched.step()), nth, ("engine/",))
+        core.add([Task(row, BLOCK, Fixed(i)) for i, row in enumerate(rows)])
+        came = interrupted(lambda core=core: (core.step(), core.step()), nth, ("engine/",))
         for _ in range(20):
-            sched.step()
+            core.step()
         assert [row.new_tokens for row in rows] == [
             alone(row, gamma) for gamma, row in enumerate(rows)
         ], f"line {nth}"

@@ -15,6 +15,8 @@ from foretoken.cli.option import SamplingOptions, Structure
 from foretoken.cli.prompts import SAMPLING, numbered
 from foretoken.cli.serve import serve
 from foretoken.cli.sources import NAMES
+from foretoken.engine.options import OPTIONS as ENGINE
+from foretoken.engine.options import AllEngineKeywords, EngineOptions
 from foretoken.errors import InputError
 from foretoken.sampling.checks import as_flag
 from foretoken.sampling.params import ELSEWHERE, FIELDS, OPTIONS, WRITABLE, Controls
@@ -24,8 +26,6 @@ from foretoken.server.api.responses import Responses
 from foretoken.server.api.wire import DEFAULTS, SHARED
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
-from foretoken.serving.options import OPTIONS as ENGINE
-from foretoken.serving.options import AllEngineKeywords, EngineOptions
 
 SERVING = SERVER | ENGINE
 DOCS = Path(__file__).parents[3] / "docs"

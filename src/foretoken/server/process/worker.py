@@ -26,6 +26,7 @@ from threading import Event as Flag
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
+from foretoken.engine.options import AllEngineKeywords
 from foretoken.errors import (
     BusyError,
     ControlError,
@@ -64,7 +65,6 @@ from foretoken.server.process.messages import (
     holds_media,
     is_chat,
 )
-from foretoken.serving.options import AllEngineKeywords
 from foretoken.slow_log import log_if_slow
 from foretoken.text.chat import parts_of, rate
 from foretoken.text.decoding import Spelling, count_offsets, decode
@@ -73,13 +73,13 @@ from foretoken.theory import steps_factor
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from foretoken.engine.engine import Engine, Event
     from foretoken.loading.target import KnownTarget
     from foretoken.media.inputs import Media
     from foretoken.request import Completion
     from foretoken.sampling.logprobs import Logprobs
     from foretoken.server.process.media_sandbox import MediaSandbox
     from foretoken.server.process.replies import Replies
-    from foretoken.serving.engine import Engine, Event
     from foretoken.speculator import Speculator
 
 WIDEST = 128  # characters of a token at most, in any text that is not made to be refused
@@ -121,10 +121,10 @@ def work(pipe: Connection, setup: Setup) -> None:
     try:
         from transformers.utils import logging as transformers
 
+        from foretoken.engine.engine import Engine
         from foretoken.loading.load import load_checked, require_adapters
         from foretoken.server.process.media_sandbox import MediaSandbox
         from foretoken.server.process.replies import Replies
-        from foretoken.serving.engine import Engine
 
         transformers.disable_progress_bar()
         require_adapters(setup.target, setup.adapters, **setup.loading)

@@ -222,7 +222,7 @@ def come_and_go(spec: Speculator, prompts: list[list[int]]) -> None:
             if turn == 7:
                 engine.abort(ids[-1])
             if turn in (8, 14) and engine.running > 1:
-                spec.scheduler.preempt()
+                spec.core.preempt()
             engine.step()
             if not waiting and not engine.running and not engine.waiting:
                 break

@@ -1,7 +1,7 @@
-"""A moving batch with a face: requests in at any time, events out with every step.
+"""The public engine: requests in at any time, events out with every step.
 
-It runs the Speculator's own scheduler, so `spec.generate` and `spec.stream` may be called
-meanwhile, and their rows share the steps.
+It runs on the Speculator's own `EngineCore`, so `spec.generate` and `spec.stream` may be called
+meanwhile, and their sequences share the steps.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Unpack, cast
 
+from foretoken.engine.core import EngineCore
+from foretoken.engine.options import EngineKeywords, EngineOptions
 from foretoken.engine.output_stream import OutputStream, output_stream
-from foretoken.engine.scheduler import Scheduler, Task
+from foretoken.engine.scheduler import Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
 from foretoken.models.base import longest
 from foretoken.options import Prompt, Prompts, check
@@ -21,8 +23,7 @@ from foretoken.request import Completion, FinishReason, Piece, Request
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams, gathered
 from foretoken.sampling.verify import Rule
-from foretoken.serving.options import EngineKeywords, EngineOptions
-from foretoken.speculator import BATCH, Speculator
+from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.text.decoding import TokenText
 
 
@@ -140,8 +141,8 @@ class Engine:
                 f"max_length is {length}, the target's context {context}; give at most that"
             )
         self._spec = spec
-        self._scheduler: Scheduler = spec.scheduler
-        self._scheduler.engage(own.max_rows, own.kv_memory, keep=own.prefix_cache)
+        self._core: EngineCore = spec.core
+        self._core.configure(own.max_rows, own.kv_memory, keep=own.prefix_cache)
         self._entries: dict[int, OutputStream] = {}
         self._ids = count()
         self._stats = EngineStats()
@@ -192,7 +193,7 @@ class Engine:
                 exactly.
         """
         self._require_open()
-        if len(self._entries) >= self._scheduler.most + self._options.max_waiting:
+        if len(self._entries) >= self.max_rows + self._options.max_waiting:
             raise BusyError(
                 f"{self._options.max_waiting} requests wait already; take steps first, or give a "
                 "larger max_waiting"
@@ -227,19 +228,19 @@ class Engine:
         expected = () if prediction is None else self._spec.inputs.prediction(prediction)
         requests = [replace(request, salt=cache_salt or "", prediction=expected)]
         (row,) = self._spec.inputs.rows(requests)
-        policy = self._spec.costing.policy(requests, gamma, self._scheduler.most)
+        policy = self._spec.costing.policy(requests, gamma, self.max_rows)
         output = output_stream(row, self._spec.tokenizer)
         if begun is not None:
             output.resume(begun)
             if row.finish_reason is not None:
                 raise InputError("begun ends the text already; add the request without it")
-        self._scheduler.submit([Task(row, verifier, policy, int(priority))])
+        self._core.add([Task(row, verifier, policy, int(priority))])
         if id is None:
             id = next(number for number in self._ids if number not in self._entries)
         self._entries[id] = output
         if self._closed:  # meanwhile, by another thread
             self._entries.pop(id, None)
-            self._scheduler.abort([row])
+            self._core.abort([row])
             self._require_open()
         return id
 
@@ -264,12 +265,12 @@ class Engine:
             InputError: The engine is closed.
         """
         self._require_open()
-        self._scheduler.refuse_inner()
+        self._core.refuse_inner()
         try:
-            self._stats.steps += self._scheduler.step()
-        except RefusedError as error:  # of which row nobody knows
-            self._scheduler.fail(error)
-        with self._scheduler.still():
+            self._stats.steps += self._core.step()
+        except RefusedError as error:  # nobody knows of which row
+            self._core.fail(error)
+        with self._core.paused():
             events = [self._event(*entry) for entry in list(self._entries.items())]
         return [event for event in events if event is not None]
 
@@ -286,12 +287,12 @@ class Engine:
         if entry is None:
             raise InputError(f"request {shown(id)} is unknown or finished; give an id that runs")
         self._stats.aborted += 1
-        self._scheduler.abort([entry.row])
+        self._core.abort([entry.row])
 
     @property
     def max_rows(self) -> int:
         """Requests that run at a time."""
-        return self._scheduler.most
+        return self._core.scheduler.max_rows
 
     @property
     def longest(self) -> int | None:
@@ -317,17 +318,17 @@ class Engine:
         Returns:
             The counters.
         """
-        preempted = self._scheduler.preempted
+        preempted = self._core.scheduler.preempted
         return replace(self._stats, running=self.running, waiting=self.waiting, preempted=preempted)
 
     def close(self) -> None:
         """Drop all requests; the Speculator can have another engine afterwards."""
-        self._scheduler.refuse_inner()
+        self._core.refuse_inner()
         self._closed = True
         if not self._released:  # broken off, it is gone on with by the next call
-            self._scheduler.abort([entry.row for entry in list(self._entries.values())])
+            self._core.abort([entry.row for entry in list(self._entries.values())])
             self._entries.clear()
-            self._scheduler.disengage(BATCH)
+            self._core.reset(MAX_ROWS)
             self._released = True
 
     def __enter__(self) -> Engine:

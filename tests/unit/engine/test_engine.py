@@ -454,16 +454,16 @@ def test_max_length_moves_a_forced_last_token() -> None:
 def test_a_request_that_comes_while_the_engine_closes_is_dropped() -> None:
     spec = speculator()
     engine = Engine(spec)
-    submit = engine._scheduler.submit
+    add = engine._core.add
 
     def closing(tasks) -> None:
         engine.close()
-        submit(tasks)
+        add(tasks)
 
-    engine._scheduler.submit = closing
+    engine._core.add = closing
     with pytest.raises(InputError, match="closed"):
         engine.add([1], SAMPLING)
-    assert not spec.scheduler.waiting and not spec.scheduler.running
+    assert not spec.core.scheduler.waiting and not spec.core.scheduler.running
 
 
 def test_a_close_that_was_broken_off_is_gone_on_with(monkeypatch) -> None:
@@ -475,7 +475,7 @@ def test_a_close_that_was_broken_off_is_gone_on_with(monkeypatch) -> None:
         def interrupted(rows) -> None:
             raise KeyboardInterrupt
 
-        broken.setattr(engine._scheduler, "abort", interrupted)
+        broken.setattr(engine._core, "abort", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.close()
     engine.close()
@@ -615,7 +615,7 @@ def test_a_prediction_is_followed_by_a_row_that_waits_again() -> None:
             for i, own in enumerate(plain)
         ]
         events = [event for _ in range(3) for event in engine.step()]
-        engine._scheduler.preempt()
+        engine._core.preempt()
         events += drained(engine)
         assert engine.stats().preempted >= 1
     completions = {event.id: event.completion for event in events if event.completion}

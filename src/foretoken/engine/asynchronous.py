@@ -10,10 +10,10 @@ from itertools import count
 from threading import Condition, Thread
 from typing import Any
 
+from foretoken.engine.engine import Engine, EngineStats, Event
 from foretoken.errors import InputError
 from foretoken.options import Prompts
 from foretoken.sampling.params import SamplingParams
-from foretoken.serving.engine import Engine, EngineStats, Event
 from foretoken.speculator import Speculator
 
 Inbox = asyncio.Queue[Event | Exception]

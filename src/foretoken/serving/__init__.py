@@ -1,1 +1,0 @@
-"""Requests that come at any time, and what becomes of each of them, event by event."""
