@@ -204,10 +204,10 @@ def _all(spec: Speculator, rows: list[Row], speculation: dict[str, Any]) -> Iter
     Progress of many is shown on standard error.
     """
     from foretoken.options import check
-    from foretoken.speculator import BATCH
+    from foretoken.speculator import MAX_ROWS
 
     completions = spec.completions(rows, check(**speculation), speculation["gamma"])
-    several = bar(completions, "generating", len(rows)) if len(rows) > BATCH else completions
+    several = bar(completions, "generating", len(rows)) if len(rows) > MAX_ROWS else completions
     for row, completion in zip(rows, several, strict=True):
         if row.began or row.finish_reason is not None:
             yield completion
