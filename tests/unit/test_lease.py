@@ -3,6 +3,7 @@ leaves nothing that another would meet."""
 
 from __future__ import annotations
 
+import copy
 import gc
 from threading import Event, Thread
 
@@ -14,10 +15,11 @@ from foretoken.certificate.identity import compare, replay
 from foretoken.costing.gamma import Fixed
 from foretoken.costing.pair_costs import PROBE_KEY
 from foretoken.costing.probe import TOKENS
-from foretoken.drafters.base import held
+from foretoken.drafters.base import Draft, held, pack
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
+from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import leased, tenancy_of
@@ -81,6 +83,33 @@ def test_one_drafter_in_two_speculators() -> None:
     next(pieces)
     with pytest.raises(RefusedError, match=OPEN):
         text(other)
+
+
+def test_a_copy_of_a_part_in_use_is_free() -> None:
+    mid, _ = three()
+    pieces = mid.stream([0, 1], max_new_tokens=8, gamma=2)
+    next(pieces)
+    copied = copy.copy(mid.target)
+    assert tenancy_of(mid.target) is not None and tenancy_of(copied) is None
+    pieces.close()
+
+
+def test_a_drafter_without_attributes_of_its_own_runs() -> None:
+    """A user's class with slots cannot be marked as in use."""
+
+    class Silent:
+        __slots__ = ()
+
+        def start(self, rows: list[int], prompts: list[list[int]], sources: None) -> None: ...
+        def propose(self, gamma: list[int], draw: object) -> Draft:
+            return pack([[] for _ in gamma])
+
+        def commit(self, tokens: list[list[int]]) -> None: ...
+        def leave(self, rows: list[int]) -> None: ...
+
+    drafter, target = Silent(), TableModel(P, V)
+    for _ in range(2):
+        assert text(Speculator(target, drafter)) == text(Speculator(target, NoDrafter()))
 
 
 def test_as_load_makes_them() -> None:
