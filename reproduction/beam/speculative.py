@@ -20,7 +20,7 @@ from foretoken.models.reader import Reader
 from foretoken.options import Prompts
 from foretoken.request import Request
 from foretoken.sampling.checks import Count
-from foretoken.sampling.params import Controls, SamplingParams, gathered
+from foretoken.sampling.params import Controls, SamplingParams
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import continued
 from reproduction.beam.search import BeamParams, Hypothesis, Search, continuations
@@ -141,8 +141,7 @@ def beam_search(
     gamma = Count(ge=0, remedy="0 (plain beam search) or more")("gamma", gamma)
     width = WIDER * w if draft_beams is None else draft_beams
     width = Count(ge=w, remedy=f"num_beams={w} or more")("draft_beams", width)
-    listed = spec.inputs.prompts(prompts)
-    requests = spec.requests(listed, gathered(None, controls, len(listed), "beam_search"), 0)
+    requests = spec.inputs.assemble("beam_search", prompts, None, controls, 0)
     for request in requests:
         _require_searchable(spec.target, request)
     drafter = spec.drafter

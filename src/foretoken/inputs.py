@@ -22,7 +22,7 @@ from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Request, Row, TextPrediction
 from foretoken.sampling.checks import Structured, as_ids
 from foretoken.sampling.keys import RowKey
-from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.params import SamplingParams, gathered
 from foretoken.text import chat
 from foretoken.text.decoding import Transcript
 
@@ -41,6 +41,7 @@ class InputProcessor:
     controls: dict[str, Any]
     predicted_output: Callable[[Request], TextPrediction] | None = None
     processor: Callable[[], Any] | None = None  # loads that of pictures and sounds
+    max_length: int | None = None  # tokens of prompt and new text together; None: the context
 
     def prompts(
         self,
@@ -61,6 +62,20 @@ class InputProcessor:
                 "chat_template is given, but the prompts are no messages; leave it out"
             )
         return as_list(prompts)
+
+    def assemble(
+        self,
+        method: str,
+        prompts: Prompts,
+        params: SamplingParams | Iterable[SamplingParams] | None,
+        controls: Mapping[str, Any],
+        seed: Seed,
+        *template: Any,
+    ) -> list[Request]:
+        """Return the requests of a call, whose arguments are as the caller of `method` gave them;
+        `template`: chat_template and chat_template_kwargs."""
+        listed = self.prompts(prompts, *template)
+        return self.requests(listed, gathered(params, controls, len(listed), method), seed)
 
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
@@ -146,6 +161,9 @@ class InputProcessor:
             raise InputError("prompt_logprobs are not told of prompts with media; leave it out")
         context, limit = longest(self.target), params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
+        if self.max_length is not None and self.max_length - len(head) < limit:
+            limit = _room(len(head), self.max_length)
+            params = replace(params, max_new_tokens=limit)
         params = resolved(params, self.controls, self.ends, len(head))
         require(params, self.target, self.tokenizer is not None)
         eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
@@ -281,6 +299,16 @@ def _within(ids: Iterable[int], V: int, name: str) -> list[int]:
         if not 0 <= token < V:
             raise InputError(f"{name} holds the id {shown(token)}; ids must be in 0..{V - 1}")
     return ids
+
+
+def _room(prompt: int, max_length: int) -> int:
+    """Return the number of new tokens that max_length allows; InputError for none."""
+    if prompt >= max_length:
+        raise InputError(
+            f"the prompt has {prompt} tokens, max_length={max_length} leaves room for no new one; "
+            "shorten it, or give the engine a greater max_length"
+        )
+    return max_length - prompt
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from foretoken.models.guided import Guided
 from foretoken.options import Prompt, Prompts, Seed, check
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.checks import as_ids
-from foretoken.sampling.params import Controls, SamplingParams, gathered
+from foretoken.sampling.params import Controls, SamplingParams
 from foretoken.sampling.verifier import Verifier
 from foretoken.sampling.verify import Rule
 from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
@@ -240,8 +240,8 @@ class Speculator:
             True
         """
         verifier = check(gamma, rule, lenience)
-        formatted = self.inputs.prompts(prompts, chat_template, chat_template_kwargs)
-        requests = self.inputs.requests(formatted, gathered(params, controls, len(formatted)), seed)
+        template = chat_template, chat_template_kwargs
+        requests = self.inputs.assemble("generate", prompts, params, controls, seed, *template)
         if not requests:
             return []
         rows = self.inputs.rows(requests)
@@ -303,12 +303,10 @@ class Speculator:
             ' at the doctor, and the doctor said'
         """
         verifier = check(gamma, rule, lenience)
-        formatted = self.inputs.prompts(prompts, chat_template, chat_template_kwargs)
-        if not formatted:
+        template = chat_template, chat_template_kwargs
+        requests = self.inputs.assemble("stream", prompts, params, controls, seed, *template)
+        if not requests:
             raise InputError("stream takes one prompt or more, not 0; give a text or ids")
-        requests = self.inputs.requests(
-            formatted, gathered(params, controls, len(formatted), "stream"), seed
-        )
         rows = self.inputs.rows(requests)
         self.tell_suggested([request.params for request in requests])
         return self._pieces(rows, verifier, self.costing.policy(requests, gamma, len(rows)))

@@ -17,11 +17,11 @@ from foretoken.engine.output_stream import OutputStream, output_stream
 from foretoken.engine.scheduler import Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
 from foretoken.models.base import longest
-from foretoken.options import Prompt, Prompts, check
+from foretoken.options import Prompt, Prompts, check, keys_of
 from foretoken.records import Begun, StepRecord
-from foretoken.request import Completion, FinishReason, Piece, Request
+from foretoken.request import Completion, FinishReason, Piece
 from foretoken.sampling.logprobs import Logprobs
-from foretoken.sampling.params import Controls, SamplingParams, gathered
+from foretoken.sampling.params import Controls, SamplingParams
 from foretoken.sampling.verify import Rule
 from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.text.decoding import TokenText
@@ -140,7 +140,7 @@ class Engine:
             raise InputError(
                 f"max_length is {length}, the target's context {context}; give at most that"
             )
-        self._spec = spec
+        self._spec, self._inputs = spec, replace(spec.inputs, max_length=length)
         self._core: EngineCore = spec.core
         self._core.configure(own.max_rows, own.kv_memory, keep=own.prefix_cache)
         self._entries: dict[int, OutputStream] = {}
@@ -187,10 +187,9 @@ class Engine:
             The request's id.
 
         Raises:
-            InputError: The request is invalid, or can never fit.
+            InputError: The request is invalid, asks for several texts, or can never fit.
             BusyError: `max_waiting` requests wait already.
-            RefusedError: The request asks for several texts, or for what cannot be followed
-                exactly.
+            RefusedError: The request asks for what cannot be followed exactly.
         """
         self._require_open()
         if len(self._entries) >= self.max_rows + self._options.max_waiting:
@@ -203,17 +202,12 @@ class Engine:
             self._options.rule if rule is None else rule,
             self._options.lenience if lenience is None else lenience,
         )
-        prompts = self._spec.inputs.prompts(prompt, chat_template, chat_template_kwargs)
-        if len(prompts) != 1:
-            remedy = "add them one by one" if prompts else "give one"
-            raise InputError(f"prompt holds {len(prompts)} prompts; {remedy}")
-        (sampling,) = gathered(params, controls, 1, "add")
-        if sampling.num_return_sequences != 1:
-            raise RefusedError(
-                "a request has one text, not num_return_sequences="
-                f"{sampling.num_return_sequences}; add it several times, with seeds of their own"
-            )
-        (request,) = self._spec.inputs.requests(prompts, [sampling], [seed])
+        inputs, template = self._inputs, (chat_template, chat_template_kwargs)
+        requests = inputs.assemble("add", prompt, params, controls, 0, *template)
+        if len(requests) != 1:
+            problem = f"a request has one text of one prompt, not {len(requests)}"
+            raise InputError(f"{problem}; add each by itself, with a seed of its own")
+        (key,) = keys_of([seed], [1])
         if id is not None and (not whole(id) or id in self._entries):
             raise InputError(f"id is {shown(id)}; give a whole number that no other request has")
         if not isinstance(cache_salt, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -222,12 +216,10 @@ class Engine:
             _require_begun(begun, self._spec.target.vocab_size)
         if not whole(priority):
             raise InputError(f"priority is {shown(priority)}; give a whole number")
-        if (limit := self._limit(request)) < request.limit:  # a forced last token moves too
-            sampling = replace(sampling, max_new_tokens=limit)
-            (request,) = self._spec.inputs.requests(prompts, [sampling], [seed])
-        expected = () if prediction is None else self._spec.inputs.prediction(prediction)
-        requests = [replace(request, salt=cache_salt or "", prediction=expected)]
-        (row,) = self._spec.inputs.rows(requests)
+        expected = () if prediction is None else inputs.prediction(prediction)
+        own = {"key": key, "salt": cache_salt or "", "prediction": expected}
+        requests = [replace(requests[0], **own)]
+        (row,) = inputs.rows(requests)
         policy = self._spec.costing.policy(requests, gamma, self.max_rows)
         output = output_stream(row, self._spec.tokenizer)
         if begun is not None:
@@ -243,16 +235,6 @@ class Engine:
             self._core.abort([row])
             self._require_open()
         return id
-
-    def _limit(self, request: Request) -> int:
-        """New tokens of a request, within max_length."""
-        prompt, most = len(request.prompt), self._options.max_length
-        if most is not None and prompt >= most:
-            raise InputError(
-                f"the prompt has {prompt} tokens, max_length={most} leaves room for no new one; "
-                "shorten it, or give the engine a greater max_length"
-            )
-        return request.limit if most is None else min(request.limit, most - prompt)
 
     def step(self) -> list[Event]:
         """Advance all running requests by a step.

@@ -327,9 +327,9 @@ def test_what_is_refused() -> None:
         with pytest.raises(InputError, match="^1 requests wait already; take steps first"):
             engine.add([1], SAMPLING)
         engine.abort(0)
-        with pytest.raises(RefusedError, match="^a request has one text, not num_return_seq"):
+        with pytest.raises(InputError, match="^a request has one text of one prompt, not 2"):
             engine.add([1], SamplingParams(1.0, num_return_sequences=2))
-        with pytest.raises(InputError, match="^prompt holds 2 prompts; add them one by one"):
+        with pytest.raises(InputError, match="not 2; add each by itself"):
             engine.add([[1], [2]], SAMPLING)
         with pytest.raises(InputError, match="^temprature is no option of add; did you mean"):
             engine.add([1], temprature=1.0)  # pyright: ignore[reportCallIssue]
