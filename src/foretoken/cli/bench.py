@@ -20,7 +20,7 @@ from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, flag, quiet
 from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, base_name
@@ -81,12 +81,9 @@ class BenchOptions:
 
     def require(self) -> None:
         """Raise InputError for mistakes, before models load."""
-        from foretoken.options import keys_of, require  # late: as above
-
         assert self.params  # raises InputError
         for gamma in self.gammas:
-            require(gamma, self.rule, lenience=1.0)
-        keys_of(self.seed, [1])
+            option.require_speculation(gamma, self.rule, seed=self.seed)
         if self.repeats < 1:
             raise InputError(f"repeats is {self.repeats}; give 1 or more")
         if self.max_new_tokens < self.gammas[-1] + 2:
@@ -115,34 +112,27 @@ def bench(
         Option(help=option.DRAFT + " Repeat it to compare drafts.", show_default=False),
     ] = None,
     gamma: Annotated[
-        str, Option(help="Draft tokens per step, as a list. 0 (plain) and automatic always run.")
+        str, "Draft tokens per step, as a list. 0 (plain) and automatic always run."
     ] = "2,4,8",
     prompts: Annotated[
         Path | None,
-        Option(
-            help=f'File of prompts like yours. {option.PROMPTS} "messages" may stand in place of '
-            '"prompt". Default: four short texts.'
-        ),
+        f'File of prompts like yours. {option.PROMPTS} "messages" may stand in place of '
+        '"prompt". Default: four short texts.',
     ] = None,
-    max_new_tokens: Annotated[
-        int, Option(help="New tokens per text, exactly: no text ends earlier.")
-    ] = 96,
-    repeats: Annotated[int, Option(help="Rounds to time, after one that warms up.")] = 5,
+    max_new_tokens: Annotated[int, "New tokens per text, exactly: no text ends earlier."] = 96,
+    repeats: Annotated[int, "Rounds to time, after one that warms up."] = 5,
     temperature: option.Temperature = 0.0,
     top_k: option.TopK = 0,
     top_p: option.TopP = 1.0,
     seed: option.Seed = 0,
     rule: option.Rule = "block",
     batch: Annotated[
-        str,
-        Option(help="Texts at once, as a list such as 1,8; 1 generates one after another."),
+        str, "Texts at once, as a list such as 1,8; 1 generates one after another."
     ] = "1",
     out: Annotated[
         Path | None,
-        Option(
-            help="Save the results as JSON, which serve --speculative-config reads. The same "
-            "command goes on where it was stopped."
-        ),
+        "Save the results as JSON, which serve --speculative-config reads. The same "
+        "command goes on where it was stopped.",
     ] = None,
     as_json: option.Json = False,
 ) -> None:
@@ -446,5 +436,5 @@ def _advise(best: dict[str, Any], console: Console) -> None:
     words += option.flags(load)
     for name, value in made.items():
         if value != PLAINLY[name]:
-            words += [option.flag(name), f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [flag(name), f"{value:g}" if isinstance(value, float) else str(value)]
     console.print(shlex.join(words), "PROMPT", soft_wrap=True, markup=False)

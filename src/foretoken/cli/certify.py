@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
@@ -40,28 +39,23 @@ def certify(
     loading: option.PairLoading,
     target: option.Target = None,
     draft: Annotated[
-        str | None,
-        Option(help="Draft: a folder or hub id, mtp, lookup, uniform or MODULE:ARGUMENT."),
+        str | None, "Draft: a folder or hub id, mtp, lookup, uniform or MODULE:ARGUMENT."
     ] = None,
     prompts: Annotated[
-        Path | None,
-        Option(help=f"File of prompts. {option.PROMPTS} Default: eight built-in ones."),
+        Path | None, f"File of prompts. {option.PROMPTS} Default: eight built-in ones."
     ] = None,
     limit: Annotated[
-        int,
-        Option(
-            help="Use only the first prompts of the file; the first 8 of them are sampled from."
-        ),
+        int, "Use only the first prompts of the file; the first 8 of them are sampled from."
     ] = 32,
-    gamma: Annotated[int, Option(help="Draft tokens per step.")] = 3,
-    rule: Annotated[str, Option(help="Acceptance method to certify.")] = "block",
+    gamma: Annotated[int, "Draft tokens per step."] = 3,
+    rule: Annotated[str, "Acceptance method to certify."] = "block",
     seed: option.Seed = 0,
     temperature: Annotated[
-        float, Option(help="Also test this temperature, in place of temperature 1 with top-k 20.")
+        float, "Also test this temperature, in place of temperature 1 with top-k 20."
     ] = 0.0,
-    top_k: Annotated[int, Option(help="Also test this top-k; 0 is off.")] = 0,
-    top_p: Annotated[float, Option(help="Also test this top-p; 1 is off.")] = 1.0,
-    min_p: Annotated[float, Option(help="Also test this min-p; 0 is off.")] = 0.0,
+    top_k: Annotated[int, "Also test this top-k; 0 is off."] = 0,
+    top_p: Annotated[float, "Also test this top-p; 1 is off."] = 1.0,
+    min_p: Annotated[float, "Also test this min-p; 0 is off."] = 0.0,
     as_json: option.Json = False,
 ) -> None:
     """Certify that a pair's output has the target's distribution. Exit code 0: yes; 1: no.
@@ -73,13 +67,11 @@ def certify(
     tokens against the q they report, forwards over blocks against single tokens. Bugs planted in
     the same pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
-    from foretoken.options import keys_of, require
     from foretoken.sampling.params import SamplingParams
 
     lines = prompt_files.first(prompts, limit) if prompts else []
     params = SamplingParams(temperature, top_k, top_p, min_p)
-    require(gamma, rule, lenience=1.0)
-    keys_of(seed, [1])
+    option.require_speculation(gamma, rule, seed=seed)
     target = option.chosen(target)
     loading.require(target)
     from foretoken.certificate.certify import (  # late: torch takes seconds to import

@@ -7,12 +7,12 @@ import os
 import sys
 from dataclasses import dataclass, fields
 from secrets import randbits
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
 from foretoken.cli import answer, option, session
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, flag, quiet
 from foretoken.cli.prompts import Rendering, Template
 from foretoken.cli.sources import local, remote, require_template
 from foretoken.errors import InputError
@@ -21,23 +21,18 @@ from foretoken.sampling.params import SamplingParams
 KEY = "FORETOKEN_API_KEY"
 
 
-def _server(text: str) -> Any:
-    return Option(help=text, rich_help_panel="Server")
-
-
 @dataclass(frozen=True)
 class ServerAddress:
     """Options that name a server, to ask instead of a model in this process."""
 
+    panel: ClassVar[str] = "Server"
     url: Annotated[
-        str | None, _server("Ask this server, such as http://127.0.0.1:8000, and load no model.")
+        str | None, "Ask this server, such as http://127.0.0.1:8000, and load no model."
     ] = None
-    api_key: Annotated[
-        str | None, _server(f"API key of the server. Default: {KEY} in the environment.")
-    ] = None
-    model: Annotated[
-        str | None, _server("Model to ask. Default: the first that the server lists.")
-    ] = None
+    api_key: Annotated[str | None, f"API key of the server. Default: {KEY} in the environment."] = (
+        None
+    )
+    model: Annotated[str | None, "Model to ask. Default: the first that the server lists."] = None
 
 
 @command
@@ -50,42 +45,32 @@ def chat(
     quick: Annotated[
         str | None, Option("--quick", "-q", help="Answer this prompt only, then exit.")
     ] = None,
-    raw: Annotated[
-        bool, Option("--raw", help="Continue each line as plain text, without a chat template.")
-    ] = False,
+    raw: Annotated[bool, "Continue each line as plain text, without a chat template."] = False,
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
     seed: Annotated[
         int | None,
-        Option(
-            help="Seed of all texts: the same seed, pair, gamma and input give the same texts. "
-            "Default: random."
-        ),
+        "Seed of all texts: the same seed, pair, gamma and input give the same texts. "
+        "Default: random.",
     ] = None,
     rule: option.Rule = "block",
     lenience: option.Lenience = 1.0,
-    show_tokens: Annotated[
-        bool, Option("--show-tokens", help="Colour each token by the fate of its draft token.")
-    ] = False,
-    system_prompt: Annotated[str | None, Option(help="System message of the conversation.")] = None,
+    show_tokens: Annotated[bool, "Colour each token by the fate of its draft token."] = False,
+    system_prompt: Annotated[str | None, "System message of the conversation."] = None,
 ) -> None:
     """Talk with a model, in its own distribution; with --raw, continue lines of plain text.
 
     On a terminal, /help lists commands: to take turns back, change options, save and load.
     Otherwise every line of standard input is a message, and only answers are printed.
     """
-    from foretoken.options import as_seed, require  # late: NumPy, which `--help` does without
-
     # Mistakes are told before models load, which takes seconds
     target = option.target(place, target)
     options = sampling.given
     SamplingParams(**options)
     if quick is not None and not quick.strip():
         raise InputError("--quick is empty; give a text")
-    require(gamma, rule, lenience)
-    if seed is not None:
-        as_seed(seed)
+    option.require_speculation(gamma, rule, lenience, seed or 0)
     of_messages = _given(rendering) + ["--system-prompt"] * bool(system_prompt)
     if raw and of_messages:
         raise InputError(f"{of_messages[0]} is for messages; leave it or --raw out")
@@ -141,4 +126,4 @@ def chat(
 
 def _given(group: Any) -> list[str]:
     """Return the flags of the options in a group that the user set."""
-    return [option.flag(f.name) for f in fields(group) if getattr(group, f.name) != f.default]
+    return [flag(f.name) for f in fields(group) if getattr(group, f.name) != f.default]

@@ -15,11 +15,10 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from foretoken.cli.removed import removed
 from foretoken.errors import InputError, one_line
 from foretoken.sampling.params import meant
 from foretoken.slow_log import log_if_slow
@@ -41,7 +40,8 @@ TELLING = (
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Give a function the fields of its dataclass parameters as parameters of its own.
 
-    The fields are `Annotated` with an Option and have defaults.
+    The fields have defaults, and are `Annotated` with an Option or with a help text, as other
+    parameters are. A dataclass may name its `panel` of the help.
     """
     hints: dict[str, Any] = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -53,20 +53,35 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         function(**options)
 
     parameters = [
-        parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+        parameter.replace(annotation=as_option(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in groups
     ]
     for kind in groups.values():
-        typed = get_type_hints(kind, include_extras=True)
-        parameters += [
-            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=typed[f.name])
-            for f in fields(kind)
-        ]
+        typed, panel = get_type_hints(kind, include_extras=True), getattr(kind, "panel", None)
+        for f in fields(kind):
+            option = as_option(f.name, typed[f.name], panel)
+            given = Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=option)
+            parameters.append(given)
     wrapper.__signature__ = Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     wrapper.__doc__ = paragraphs(function)
     return wrapper
+
+
+def flag(name: str) -> str:
+    """Return the flag of an option's field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def as_option(name: str, hint: Any, panel: str | None = None) -> Any:
+    """Return a parameter's annotation as Typer takes it; a text in it is an option's help."""
+    kind, note, *_ = (*get_args(hint), None, None)
+    if get_origin(hint) is not Annotated or not isinstance(note, str):
+        return hint
+    names = [flag(name)] if kind is bool else []  # or there would be a --no-NAME too
+    metavar = "<str>" if kind == list[str] | None else None  # "<list[str]>" is too wide
+    return Annotated[kind, typer.Option(*names, help=note, rich_help_panel=panel, metavar=metavar)]
 
 
 def paragraphs(function: Callable[..., None]) -> str:
@@ -131,8 +146,6 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     options = {str(name).replace("-", "_"): value for name, value in content.items()}
     known = {str(parameter.name) for parameter in context.command.params} - {"config"}
     if unknown := sorted(options.keys() - known):
-        if told := removed(f"--{unknown[0].replace('_', '-')}", context.info_name):
-            raise InputError(f"{path}: {told}")
         near = meant(unknown[0], known)
         remedy = f"did you mean {near}?" if near else "see --help"
         raise InputError(f"{path} holds the unknown option {unknown[0]!r}; {remedy}")

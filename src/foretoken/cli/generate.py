@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
 
 from foretoken.cli import answer, batch, option, prompts
 from foretoken.cli.command import command, hold_messages, quiet, release_messages
@@ -34,7 +33,7 @@ def generate(
     loading: option.PairLoading,
     cluster: option.Cluster,
     words: option.Words = None,
-    prompt_file: Annotated[Path | None, Option(help=PROMPTS)] = None,
+    prompt_file: Annotated[Path | None, PROMPTS] = None,
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Guesses = None,
@@ -43,18 +42,12 @@ def generate(
     lenience: option.Lenience = 1.0,
     output: Annotated[
         Path | None,
-        Option(
-            help="Write a line of JSON for each prompt of the file as it is done. The same command "
-            "resumes a run that was stopped. A folder gets results.jsonl; a .parquet file is made "
-            "of a .jsonl beside it, at the end."
-        ),
+        "Write a line of JSON for each prompt of the file as it is done. The same command "
+        "resumes a run that was stopped. A folder gets results.jsonl; a .parquet file is made "
+        "of a .jsonl beside it, at the end.",
     ] = None,
-    show_tokens: Annotated[
-        bool, Option("--show-tokens", help="Print a line per step, its draft tokens coloured.")
-    ] = False,
-    compare: Annotated[
-        bool, Option("--compare", help="Also decode plainly, and print the speed-up.")
-    ] = False,
+    show_tokens: Annotated[bool, "Print a line per step, its draft tokens coloured."] = False,
+    compare: Annotated[bool, "Also decode plainly, and print the speed-up."] = False,
     as_json: option.Json = False,
 ) -> None:
     """Continue a prompt, or many, in the target's own distribution.
@@ -62,14 +55,11 @@ def generate(
     Temperature, top-k, top-p and min-p are as given here. Stop conditions, penalties and bans that
     are not given follow the model's generation config.
     """
-    from foretoken.options import keys_of, require  # late: NumPy, which `--help` does without
-
     # Mistakes are told before torch is imported, which takes seconds, and before models load
     target, prompt = option.target_and_prompt(words, target)
     target = option.chosen(target)
     options, template = sampling.given, messages.template
-    require(gamma, rule, lenience)
-    keys_of(seed, [1])
+    option.require_speculation(gamma, rule, lenience, seed)
     speculation = {"gamma": gamma, "rule": rule, "lenience": lenience}
     cluster.require()
     if output is not None:

@@ -13,15 +13,17 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from pathlib import Path
 from secrets import token_hex
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from typer import Argument, Option
 
+from foretoken.cli.command import flag
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import adapters, hub, named
 from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.loading.options import LoadOptions
 from foretoken.sampling.checks import (
+    FROM_ONE,
     Check,
     Choice,
     Count,
@@ -81,11 +83,6 @@ READERS: dict[Check, Callable[[str, str], Any]] = {
 }
 
 
-def flag(name: str) -> str:
-    """Return the flag of an option's field."""
-    return f"--{name.replace('_', '-')}"
-
-
 def _annotation(name: str, declared: DeclaredOption) -> Any:
     """Return the annotation that makes a field an option."""
     check = declared.check
@@ -137,25 +134,15 @@ SingleText: Any = group(_declared(one_text=True), SamplingParams())
 SeveralTexts: Any = group(_declared(one_text=False), SamplingParams())
 
 
-def _structure(text: str, *, metavar: str | None = None) -> Any:
-    return Option(help=text, rich_help_panel=OPTIONS["structured"].panel, metavar=metavar)
-
-
 @dataclass(frozen=True)
 class Structure:
     """Options of `structured`, a constraint on the text; at most one may be given."""
 
-    json_schema: Annotated[
-        Path | None, _structure("Make the text match the JSON schema in this file.")
-    ] = None
-    regex: Annotated[str | None, _structure("Make the text match this regular expression.")] = None
-    grammar: Annotated[
-        Path | None, _structure("Make the text match the Lark grammar in this file.")
-    ] = None
-    choice: Annotated[
-        list[str] | None,
-        _structure("Allow this text; repeat for others.", metavar="<str>"),
-    ] = None
+    panel: ClassVar[str] = "Structured output"
+    json_schema: Annotated[Path | None, "Make the text match the JSON schema in this file."] = None
+    regex: Annotated[str | None, "Make the text match this regular expression."] = None
+    grammar: Annotated[Path | None, "Make the text match the Lark grammar in this file."] = None
+    choice: Annotated[list[str] | None, "Allow this text; repeat for others."] = None
 
     def structured(self) -> dict[str, Any] | None:
         """Return the value of `structured`, files read; None where no option is given."""
@@ -232,19 +219,14 @@ def _loading(name: str) -> Any:
 class Origin(_loading("origin")):
     """Options of reading a model: its version, and whether its own code may run."""
 
+    panel: ClassVar[str] = "Loading"
+
 
 @dataclass(frozen=True)
 class TargetReading(_loading("reading"), Origin):
     """Options for reading a target, wherever it runs."""
 
-    ignore_generation_config: Annotated[
-        bool,
-        Option(
-            "--ignore-generation-config",
-            help=LOADING["generation_config"].help,
-            rich_help_panel="Loading",
-        ),
-    ] = False
+    ignore_generation_config: Annotated[bool, LOADING["generation_config"].help] = False
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -294,10 +276,8 @@ class PairLoading(_loading("pair"), Loading):
 
 Target = Annotated[
     str | None,
-    Option(
-        help="Target model: a folder, hub id, GGUF file, or a name in foretoken cache list. "
-        "Default: smollm2 if it is installed, else novels."
-    ),
+    "Target model: a folder, hub id, GGUF file, or a name in foretoken cache list. "
+    "Default: smollm2 if it is installed, else novels.",
 ]
 DRAFT = (
     "Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, mtp, copy, "
@@ -305,7 +285,7 @@ DRAFT = (
     "look-up. Default: lookup, or self if serve or bench found that faster; of novels and "
     "smollm2 the one that ships."
 )
-Draft = Annotated[str | None, Option(help=DRAFT)]
+Draft = Annotated[str | None, DRAFT]
 
 
 def target(positional: str | None, named: str | None) -> str | None:
@@ -348,40 +328,40 @@ def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str |
 
 
 PROMPTS = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'
-Prompts = Annotated[Path, Option(help=f"File of prompts. {PROMPTS}")]
+Prompts = Annotated[Path, f"File of prompts. {PROMPTS}"]
 Guesses = Annotated[
-    int | None,
-    Option(help="Draft tokens per step; 0 decodes plainly. Default: chosen before every step."),
+    int | None, "Draft tokens per step; 0 decodes plainly. Default: chosen before every step."
 ]
 Rule = Annotated[
     str,
-    Option(
-        help="Acceptance method: block, speculative, or coupled (a seed gives one text, whatever "
-        "the draft); match and rejection are for comparison."
-    ),
+    "Acceptance method: block, speculative, or coupled (a seed gives one text, whatever "
+    "the draft); match and rejection are for comparison.",
 ]
 Lenience = Annotated[
-    float,
-    Option(help="Below 1, accept draft tokens more easily and change the distribution; 1: exact."),
+    float, "Below 1, accept draft tokens more easily and change the distribution; 1: exact."
 ]
-Temperature = Annotated[float, Option(help=OPTIONS["temperature"].help)]
-TopK = Annotated[int, Option(help=OPTIONS["top_k"].help)]
-TopP = Annotated[float, Option(help=OPTIONS["top_p"].help)]
-Seed = Annotated[int, Option(help="Seed of the random numbers.")]
-TextSeed = Annotated[
-    int, Option(help="Seed of the text. The same seed, pair and gamma give the same text.")
-]
+Temperature = Annotated[float, OPTIONS["temperature"].help]
+TopK = Annotated[int, OPTIONS["top_k"].help]
+TopP = Annotated[float, OPTIONS["top_p"].help]
+Seed = Annotated[int, "Seed of the random numbers."]
+TextSeed = Annotated[int, "Seed of the text. The same seed, pair and gamma give the same text."]
 DraftRevision = Annotated[
     str | None, get_args(_annotation("draft_revision", LOADING["draft_revision"]))[1]
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Examples = Annotated[
     Path,
-    Option(
-        help="Text to train on: .txt or .txt.gz or a folder of them for a decoder, one source per "
-        'line for an encoder-decoder; or pairs, .tsv or .jsonl of {"source": ..., "target": ...}.'
-    ),
+    "Text to train on: .txt or .txt.gz or a folder of them for a decoder, one source per "
+    'line for an encoder-decoder; or pairs, .tsv or .jsonl of {"source": ..., "target": ...}.',
 ]
+
+
+def require_speculation(gamma: int | None, rule: str, lenience: float = 1.0, seed: int = 0) -> None:
+    """Raise InputError or RefusedError for options that no model could honour."""
+    from foretoken.options import as_seed, require  # late: NumPy, which `--help` does without
+
+    require(gamma, rule, lenience)
+    as_seed(seed)
 
 
 def require_folder(out: Path, flag: str = "--out") -> None:
@@ -406,23 +386,19 @@ def require_file(out: Path, flag: str = "--out") -> None:
 # Replicas, and packages that only some commands need
 
 
-def _scale(text: str, least: int | None = None) -> Any:
-    return Option(help=text, rich_help_panel="Replicas", min=least)
-
-
 @dataclass(frozen=True)
 class Cluster:
     """Number of engines, and the Ray cluster they run on."""
 
-    replicas: Annotated[
-        int | None, _scale("Run this many engines, each in a process that Ray places.", 1)
-    ] = None
+    panel: ClassVar[str] = "Replicas"
+    replicas: Annotated[int | None, "Run this many engines, each in a process that Ray places."] = (
+        None
+    )
     threads: Annotated[
-        int | None, _scale("Threads per replica. Default: an equal share of the processors.", 1)
+        int | None, "Threads per replica. Default: an equal share of the processors."
     ] = None
     ray: Annotated[
-        str | None,
-        _scale("Ray cluster: host:port, auto (running on this machine), or local (start one)."),
+        str | None, "Ray cluster: host:port, auto (running on this machine), or local (start one)."
     ] = None
 
     @property
@@ -434,7 +410,10 @@ class Cluster:
         return self.ray or "local"
 
     def require(self) -> None:
-        """Raise InputError for threads of no replica, and for an empty address."""
+        """Raise InputError for threads of no replica, an empty address, and numbers below 1."""
+        for name in ("replicas", "threads"):
+            if (count := getattr(self, name)) is not None:
+                FROM_ONE(flag(name), count)
         if self.threads is not None and not self.used:
             raise InputError("--threads is for replicas; give --replicas, or set OMP_NUM_THREADS")
         if self.ray == "":

@@ -13,9 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-
-from typer import Option
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from foretoken.cli.option import as_json, needing
 from foretoken.errors import ForetokenError, InputError, shown, whole
@@ -179,19 +177,16 @@ class Template(NamedTuple):
         return ready
 
 
-def _messages(text: str, *flags: str) -> Any:
-    return Option(*flags, help=text, rich_help_panel="Messages")
-
-
 @dataclass(frozen=True)
 class Rendering:
     """Options of the chat template."""
 
+    panel: ClassVar[str] = "Messages"
     chat_template: Annotated[
-        Path | None, _messages("File with a Jinja template. Default: the tokenizer's own.")
+        Path | None, "File with a Jinja template. Default: the tokenizer's own."
     ] = None
     chat_template_kwargs: Annotated[
-        str | None, _messages('Variables of the template as JSON: {"enable_thinking": false}.')
+        str | None, 'Variables of the template as JSON: {"enable_thinking": false}.'
     ] = None
 
     @property
@@ -211,10 +206,8 @@ class Rendering:
 class Messages(Rendering):
     """The same, and options that make messages of prompts."""
 
-    chat: Annotated[
-        bool, _messages("Send each prompt as a user's message, for an assistant's reply.", "--chat")
-    ] = False
-    system: Annotated[str | None, _messages("System message before each prompt.")] = None
+    chat: Annotated[bool, "Send each prompt as a user's message, for an assistant's reply."] = False
+    system: Annotated[str | None, "System message before each prompt."] = None
 
     def require_used(self, lines: list[Line]) -> None:
         """Raise InputError for options that no line has a use for."""

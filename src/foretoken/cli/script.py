@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import atexit
 import gc
-import re
 import signal
 import sys
 import traceback
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +28,6 @@ from foretoken.cli import (
     train,
     transcribe,
 )
-from foretoken.cli.removed import removed
 from foretoken.errors import ForetokenError, mismatch, shown
 from foretoken.sampling.params import meant
 
@@ -91,13 +88,8 @@ for group, name in ((train.app, "train"), (export.app, "export"), (cache.app, "c
 def main() -> None:
     """Run the command in sys.argv.
 
-    A command of two words that was removed is told here, as the second may pass for an argument.
     Ctrl-C and SIGTERM exit with 130, after printing finished texts; a closed pipe exits with 1.
     """
-    words = sys.argv[1:3]
-    if (told := removed(" ".join(words))) and not Path(words[-1]).exists():
-        print(f"error: {told}", file=sys.stderr)
-        sys.exit(2)
     run(app)
 
 
@@ -109,9 +101,8 @@ def run(app: typer.Typer) -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type
-        gone, context = _gone(error), getattr(error, "ctx", None)
-        message = gone or " ".join(_said(error).split())
-        if message and context and not gone:  # "" where the help is shown instead
+        context, message = getattr(error, "ctx", None), " ".join(_said(error).split())
+        if message and context:  # "" where the help is shown instead
             message = message.removesuffix(".") + ";" * (message[-1] != "?")
             message += f" {context.command_path} --help lists all options"
         if message:
@@ -136,15 +127,6 @@ def _from_signal(error: BaseException) -> bool:
     while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
         cause = cause.__cause__
     return cause is not None
-
-
-def _gone(error: typer.TyperException) -> str | None:
-    """Return the line about a command or option that was removed; None where it was none."""
-    found = re.match(r"No such (?:command|option):? '?([^\s']+)", error.format_message())
-    context: Any = getattr(error, "ctx", None)
-    if found is None or context is None:
-        return None
-    return removed(found[1], context.info_name)
 
 
 def _said(error: typer.TyperException) -> str:

@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os.path import exists, samefile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from foretoken.cli import option
-from foretoken.cli.command import Config, command
+from foretoken.cli.command import Config, command, flag
 from foretoken.cli.speculative import Speculative, plan_of, speculative
 from foretoken.engine.options import OPTIONS as ENGINE
 from foretoken.engine.options import EngineOptions
@@ -47,12 +45,8 @@ class ServedLoading(option.PairLoading):
 
     adapter: Annotated[
         list[str] | None,
-        Option(
-            help="Merge this LoRA adapter of peft into the target: a folder or hub id. "
-            "NAME=FOLDER, which may be repeated: serve the target with it under this name too.",
-            metavar="<str>",
-            rich_help_panel="Loading",
-        ),
+        "Merge this LoRA adapter of peft into the target: a folder or hub id. "
+        "NAME=FOLDER, which may be repeated: serve the target with it under this name too.",
     ] = None
 
     @property
@@ -87,7 +81,7 @@ class ServedLoading(option.PairLoading):
         for name, default in defaults.items():
             value = plan.load.get(name, default)
             if given[name] not in (default, value):
-                raise unlike(LOADING[name].flag or option.flag(name), given[name], value)
+                raise unlike(LOADING[name].flag or flag(name), given[name], value)
             new |= {name: value} if given[name] != value else {}
         if new:
             print(f"as it was measured: {shlex.join(option.flags(new))}", file=sys.stderr)
@@ -149,9 +143,8 @@ def named(given: str) -> tuple[str, str]:
 class ServerFlags(option.group(_flags(SERVER), ServerOptions())):
     """Options of the server."""
 
-    chat_template: Annotated[
-        Path | None, Option(help=SERVER["chat_template"].help, rich_help_panel="Serving")
-    ] = None
+    panel: ClassVar[str] = "Serving"
+    chat_template: Annotated[Path | None, SERVER["chat_template"].help] = None
 
 
 @command
@@ -173,13 +166,11 @@ def serve(
     Texts are in the target's own distribution, at most max-rows of them at a time. Clients: the
     openai package, curl, foretoken chat --url. docs/serving.md lists every field.
     """
-    from foretoken.options import require  # late: NumPy, which `--help` does without
-
     if "" in (server.api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
     given, keywords = _given(server, SERVER), _given(engine, ENGINE)
     draft, gamma, rule = speculative(speculative_config, draft, gamma, rule)
-    require(gamma, rule, 1.0)
+    option.require_speculation(gamma, rule)
     cluster.require()
     target = option.target(place, target)
     if plan := plan_of(speculative_config):
@@ -224,7 +215,7 @@ def _given(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
     """Return the options that are set. InputError, by the flag, for one that is invalid."""
     values = {name: getattr(flags, name) for name in _flags(declarations)}
     return {
-        name: declarations[name].check(option.flag(name), value)
+        name: declarations[name].check(flag(name), value)
         for name, value in values.items()
         if value is not None and value != []
     }

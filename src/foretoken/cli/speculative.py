@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from typer import Option
-
 from foretoken.cli.option import as_json
 from foretoken.errors import InputError, shown, whole
 from foretoken.sampling.params import meant
@@ -16,11 +14,9 @@ if TYPE_CHECKING:
 
 Speculative = Annotated[
     str | None,
-    Option(
-        help='Draft, gamma and rule as vLLM takes them: {"method": "draft_model", "model": "...", '
-        '"num_speculative_tokens": 4}; or a file of foretoken bench --out, for its fastest, '
-        "loaded as it was measured."
-    ),
+    'Draft, gamma and rule as vLLM takes them: {"method": "draft_model", "model": "...", '
+    '"num_speculative_tokens": 4}; or a file of foretoken bench --out, for its fastest, '
+    "loaded as it was measured.",
 ]
 OVER_STATES = ("eagle3", "dflash", "dspark")  # of which the folder says the kind
 # None: the model that is named

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.console import Console
@@ -24,7 +24,6 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli.command import command, quiet
@@ -40,22 +39,17 @@ Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line 
 app = typer.Typer(no_args_is_help=True, help="Train drafts.")
 
 
-def _training(text: str) -> Any:
-    return Option(help=text, rich_help_panel="Training")
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Options of any training run."""
 
-    steps: Annotated[int, _training("Training steps.")] = 1000
-    batch: Annotated[int, _training("Texts per step.")] = 8
-    learning_rate: Annotated[float, _training("Highest learning rate.")] = 1e-3
-    warmup: Annotated[int, _training("Steps over which the learning rate rises.")] = 20
-    save_every: Annotated[
-        int, _training("Steps between checkpoints, each with a measurement of alpha.")
-    ] = 50
-    seed: Annotated[int, _training("Seed of batches, texts and new weights.")] = 0
+    panel: ClassVar[str] = "Training"
+    steps: Annotated[int, "Training steps."] = 1000
+    batch: Annotated[int, "Texts per step."] = 8
+    learning_rate: Annotated[float, "Highest learning rate."] = 1e-3
+    warmup: Annotated[int, "Steps over which the learning rate rises."] = 20
+    save_every: Annotated[int, "Steps between checkpoints, each with a measurement of alpha."] = 50
+    seed: Annotated[int, "Seed of batches, texts and new weights."] = 0
 
     @property
     def recipe(self) -> TrainingRecipe:
@@ -71,9 +65,9 @@ class Training(Schedule):
     """Options of a training run on texts of the data or of the target."""
 
     target_generated: Annotated[
-        float, _training("Share of texts written by the target; the others come from --data.")
+        float, "Share of texts written by the target; the others come from --data."
     ] = 0.0
-    length: Annotated[int, _training("New tokens per text.")] = 128
+    length: Annotated[int, "New tokens per text."] = 128
 
 
 @app.command()
@@ -81,38 +75,28 @@ class Training(Schedule):
 def distill(
     reading: option.TargetReading,
     data: option.Examples,
-    out: Annotated[
-        Path, Option(help="Folder for the checkpoint, the log and the draft. Resumes a run there.")
-    ],
+    out: Annotated[Path, "Folder for the checkpoint, the log and the draft. Resumes a run there."],
     training: Training,
     target: option.Target = None,
-    draft: Annotated[
-        str | None, Option(help="Train this draft further: a folder or hub id.")
-    ] = None,
+    draft: Annotated[str | None, "Train this draft further: a folder or hub id."] = None,
     draft_revision: option.DraftRevision = None,
     shape: Annotated[
         str | None,
-        Option(
-            help="Train a new draft: the target's config with these changes, such as "
-            "num_hidden_layers=1,hidden_size=96."
-        ),
+        "Train a new draft: the target's config with these changes, such as "
+        "num_hidden_layers=1,hidden_size=96.",
     ] = None,
     loss: Annotated[
         str,
-        Option(
-            help="kl, rkl (reverse), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
-            "distributions are far apart, then tv."
-        ),
+        "kl, rkl (reverse), jsd, tv (1 - alpha), nla (-log alpha), or lk: kl while the "
+        "distributions are far apart, then tv.",
     ] = "lk",
     temperature: Annotated[
         float,
-        Option(
-            help="Temperature you will serve with. At 0, texts are greedy and the loss is computed "
-            "at temperature 1."
-        ),
+        "Temperature you will serve with. At 0, texts are greedy and the loss is computed "
+        "at temperature 1.",
     ] = 1.0,
-    on_policy: Annotated[float, Option(help="Share of texts written by the draft.")] = 0.0,
-    held_out: Annotated[int, Option(help="Held-out prompts to measure alpha on.")] = 32,
+    on_policy: Annotated[float, "Share of texts written by the draft."] = 0.0,
+    held_out: Annotated[int, "Held-out prompts to measure alpha on."] = 32,
     as_json: option.Json = False,
 ) -> None:
     """Train a draft to match its target's distribution, so that more draft tokens are accepted.
@@ -174,36 +158,26 @@ def _report_lesson(bar: Report, step: int, loss: float, alpha: float | None, bes
     bar(step, f"loss {loss:.3f}, best alpha {best:.3f}" if step else f"alpha {best:.3f}", line)
 
 
-StatesRun = Annotated[
-    Path, Option(help="Folder to write. Resumes a run in the .run folder beside it.")
-]
+StatesRun = Annotated[Path, "Folder to write. Resumes a run in the .run folder beside it."]
 
 
 @dataclass(frozen=True)
 class StatesTraining(Schedule):
     """Options of a training run of a draft over its target's states."""
 
-    steps: Annotated[int, _training("Training steps.")] = 4000
-    learning_rate: Annotated[float, _training("Highest learning rate.")] = 2e-3
-    warmup: Annotated[int, _training("Steps over which the learning rate rises.")] = 50
-    save_every: Annotated[
-        int, _training("Steps between checkpoints, each with a measurement of alpha.")
-    ] = 200
-    length: Annotated[int, _training("New tokens of a text that the target writes.")] = 384
-    temperatures: Annotated[
-        str, _training("Temperatures at which it writes them, in turn, such as 0,1.")
-    ] = "1"
-    states: Annotated[
-        float, _training("Gigabytes of the target's states to keep beside the run.")
-    ] = 4.0
-    draft_vocab: Annotated[int, _training("Tokens that the draft can guess.")] = 8192
-    intermediate: Annotated[
-        int | None, _training("Width of the draft's MLP. Default: the target's.")
-    ] = None
-    loss: Annotated[str, _training("kl, rkl, jsd, tv, nla or lk, as distill has them.")] = "lk"
-    bfloat16: Annotated[
-        bool, _training("Multiply in bfloat16, which is faster on a CPU that can.")
-    ] = False
+    steps: Annotated[int, "Training steps."] = 4000
+    learning_rate: Annotated[float, "Highest learning rate."] = 2e-3
+    warmup: Annotated[int, "Steps over which the learning rate rises."] = 50
+    save_every: Annotated[int, "Steps between checkpoints, each with a measurement of alpha."] = 200
+    length: Annotated[int, "New tokens of a text that the target writes."] = 384
+    temperatures: Annotated[str, "Temperatures at which it writes them, in turn, such as 0,1."] = (
+        "1"
+    )
+    states: Annotated[float, "Gigabytes of the target's states to keep beside the run."] = 4.0
+    draft_vocab: Annotated[int, "Tokens that the draft can guess."] = 8192
+    intermediate: Annotated[int | None, "Width of the draft's MLP. Default: the target's."] = None
+    loss: Annotated[str, "kl, rkl, jsd, tv, nla or lk, as distill has them."] = "lk"
+    bfloat16: Annotated[bool, "Multiply in bfloat16, which is faster on a CPU that can."] = False
 
     @property
     def recipe(self) -> TrainingRecipe:
@@ -214,17 +188,17 @@ class StatesTraining(Schedule):
 class EagleTraining(StatesTraining):
     """Options of a training run of an EAGLE-3 draft."""
 
-    depths: Annotated[int, _training("Draft tokens over which it is unrolled.")] = 4
+    depths: Annotated[int, "Draft tokens over which it is unrolled."] = 4
 
 
 @dataclass(frozen=True)
 class DSparkTraining(StatesTraining):
     """Options of a training run of a DSpark draft."""
 
-    layers: Annotated[int, _training("Layers of the draft.")] = 2
-    block: Annotated[int, _training("Draft tokens of a block, the most in use.")] = 7
-    rank: Annotated[int, _training("Rank of the bias on a draft token by the one before it.")] = 64
-    anchors: Annotated[int, _training("Blocks in a text, per step.")] = 32
+    layers: Annotated[int, "Layers of the draft."] = 2
+    block: Annotated[int, "Draft tokens of a block, the most in use."] = 7
+    rank: Annotated[int, "Rank of the bias on a draft token by the one before it."] = 64
+    anchors: Annotated[int, "Blocks in a text, per step."] = 32
 
 
 @app.command()

@@ -32,26 +32,19 @@ def transcribe(
         str | None, Option(help="Model that hears: a folder or hub id.", show_default=False)
     ] = None,
     draft: Annotated[
-        str | None,
-        Option(help="Draft: a smaller model of the kind, as distil-whisper; lookup or none."),
+        str | None, "Draft: a smaller model of the kind, as distil-whisper; lookup or none."
     ] = "none",
-    language: Annotated[
-        str | None, Option(help="Language, such as en. Default: as the model hears.")
-    ] = None,
-    translate: Annotated[bool, Option("--translate", help="Write it in English.")] = False,
+    language: Annotated[str | None, "Language, such as en. Default: as the model hears."] = None,
+    translate: Annotated[bool, "Write it in English."] = False,
     prompt: Annotated[
         str | None,
-        Option(
-            help="Text that comes before, or names that may be said; to a chat model, what to do."
-        ),
+        "Text that comes before, or names that may be said; to a chat model, what to do.",
     ] = None,
-    format: Annotated[str, Option(help="Print text, srt, vtt or json.")] = "text",
+    format: Annotated[str, "Print text, srt, vtt or json."] = "text",
     output: Annotated[
         Path | None,
-        Option(
-            help="Folder to write a file for each audio file into, as it is done; those that are "
-            "there already are left as they are, so that the same command resumes."
-        ),
+        "Folder to write a file for each audio file into, as it is done; those that are "
+        "there already are left as they are, so that the same command resumes.",
     ] = None,
     gamma: option.Guesses = None,
     temperature: option.Temperature = 0.0,

@@ -20,7 +20,6 @@ import pytest
 import foretoken
 from console import Result, Run, mistake
 from foretoken import slow_log
-from foretoken.cli.removed import GONE
 from foretoken.speculator import MAX_ROWS, Speculator
 from tiny import TEXT, byte_level, folder, llama, t5
 
@@ -350,24 +349,10 @@ def test_help_lists_what_there_is(run):
         assert option in run("generate", "--help").out
 
 
-@pytest.mark.parametrize("name", [*GONE])
-def test_what_was_removed_says_what_to_use_now(run, name):
-    words = name.split() if " " in name or not name.startswith("-") else ["generate", name]
-    remedy = f"{name} is gone: {GONE[name]}"
-    mistake(run(*words, "x"), remedy)
-
-
 def test_options_of_a_group_go_after_its_command(run):
     said = "No such option: --target; options go after the command: foretoken export vllm --target"
     mistake(run("export", "--target", "x", "vllm"), said)
     assert "foretoken generate --gamma" in run("--gamma", 2, "generate", "x").err
-
-
-def test_a_folder_goes_before_a_command_that_was_removed(run, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "serve").mkdir()
-    mistake(run("bench", "serve"), "serve is an empty folder")
-    mistake(run("bench", "plan"), "there is no folder 'plan'")  # no name of two words
 
 
 def test_an_unknown_option_is_a_usage_error(run):
