@@ -36,8 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import InputError, one_line, shown
-from foretoken.options import as_seed
-from foretoken.sampling.checks import Count
+from foretoken.sampling.checks import SEED, Count
 from foretoken.sampling.keys import Purpose, RowKey, uniform
 
 __all__ = ["Execution", "Flag", "Seconds", "speculate", "speculate_async"]
@@ -391,7 +390,7 @@ class Bet:
 
     def __init__(self, q: Distribution, guesses: int, seed: int | None) -> None:
         guesses = Count(ge=0, remedy="a whole number, 0 or more")("guesses", guesses)
-        self.q, self.seed = q, secrets.randbits(63) if seed is None else as_seed(seed)
+        self.q, self.seed = q, secrets.randbits(63) if seed is None else SEED("seed", seed)
         self._drawn: list[int] = []
         rest = q.masses
         while len(self._drawn) < guesses and rest.any():

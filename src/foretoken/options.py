@@ -9,18 +9,15 @@ from collections.abc import Mapping, Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from foretoken import checked
-from foretoken.errors import InputError, RefusedError, shown, whole
+from foretoken.errors import InputError, shown, whole
 from foretoken.media import TEXT
-from foretoken.sampling.checks import Count
+from foretoken.sampling.checks import SEED
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.speculation import COUPLED, SpeculationOptions
 
 if TYPE_CHECKING:
     from foretoken.sampling.verifier import Verifier
     from foretoken.sampling.verify import Rule
-
-COUPLED = "coupled"  # not a Rule: it keeps draft tokens by shared noise, not by p and q alone
-RULES = ("speculative", "block", "match", "rejection", COUPLED)
 
 
 class Listed(Protocol):
@@ -34,28 +31,15 @@ Prompts = Prompt | Listed | Mapping[str, Any] | Sequence[Prompt | Listed]
 Seed = int | Sequence[int | tuple[int, int]] | None
 
 
-def require(gamma: int | None, rule: str | Rule, lenience: float) -> None:
-    """InputError for an option that no model could honour, RefusedError for two that conflict."""
-    if gamma is not None:
-        Count(ge=0, remedy="0 (plain decoding) or more, or None")("gamma", gamma)
-    if checked.lenience(lenience) != 1 and rule == COUPLED:
-        raise RefusedError(
-            f"lenience={lenience} has no meaning for rule='coupled', which keeps the target's "
-            "own tokens and no others; leave it at 1.0"
-        ).about("lenience")
-    if rule not in RULES if isinstance(rule, str) else not callable(rule):
-        raise InputError(f"rule is {shown(rule)}; give one of {', '.join(RULES)}, or a function")
-
-
 def check(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
-    """Return the verifier of the draft tokens; raises as `require` does."""
-    require(gamma, rule, lenience)
+    """Return the verifier of the draft tokens; raises as `SpeculationOptions` does."""
+    asked = SpeculationOptions(gamma, rule, lenience)
     from foretoken.sampling import verifier  # late: torch takes seconds
 
     if rule == COUPLED:
         return verifier.COUPLED
     distribution_rule = verifier.NAMED[rule] if isinstance(rule, str) else verifier.OwnRule(rule)
-    return verifier.choose(distribution_rule, float(lenience))
+    return verifier.choose(distribution_rule, asked.lenience)
 
 
 def as_list(prompts: Prompts) -> list[Prompt]:
@@ -127,7 +111,7 @@ def keys_of(seed: Seed, counts: list[int]) -> list[RowKey]:
     if seed is None:
         seed = randbits(63)
     if whole(seed):
-        return [RowKey(as_seed(seed), row) for row in range(sum(counts))]
+        return [RowKey(SEED("seed", seed), row) for row in range(sum(counts))]
     if not isinstance(seed, list | tuple):
         raise InputError(f"seed is {shown(seed)}; give an integer, or one for each prompt")
     if len(seed) != len(counts):
@@ -139,14 +123,7 @@ def keys_of(seed: Seed, counts: list[int]) -> list[RowKey]:
         if len(pair) != 2:
             raise InputError(f"seed holds {shown(pair)}; give integers, or pairs of them")
     return [
-        RowKey(as_seed(s), as_seed(as_seed(row) + j))
+        RowKey(SEED("seed", s), SEED("seed", SEED("seed", row) + j))
         for (s, row), count in zip(pairs, counts, strict=True)
         for j in range(count)
     ]
-
-
-def as_seed(value: Any) -> int:
-    """One seed; InputError for an invalid one."""
-    if not whole(value) or not 0 <= value < 2**63:
-        raise InputError(f"seed is {shown(value)}; give an integer in [0, 2**63)")
-    return int(value)

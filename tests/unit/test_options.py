@@ -9,8 +9,9 @@ from transformers import BatchEncoding
 
 from foretoken import options
 from foretoken.errors import InputError
-from foretoken.sampling import verifier
+from foretoken.sampling import speculation, verifier
 from foretoken.sampling.keys import RowKey
+from foretoken.sampling.speculation import SpeculationOptions
 from tiny import byte_level
 
 ONE, TWO = [5, 6, 7], [[5, 6, 7], [8, 9, 1]]
@@ -110,9 +111,9 @@ def test_seeds_of_numpy():
 )
 def test_numbers_that_are_refused_however_long(value):
     with pytest.raises(InputError, match="^gamma is .*; give ") as error:
-        options.require(gamma=value, rule="block", lenience=1.0)
+        SpeculationOptions(value)
     assert len(str(error.value)) < 120
 
 
 def test_every_name_has_its_rule():
-    assert set(options.RULES) == {*verifier.NAMED, options.COUPLED}
+    assert set(speculation.RULES) == {*verifier.NAMED, speculation.COUPLED}

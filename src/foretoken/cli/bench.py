@@ -25,6 +25,8 @@ from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, base_name
 from foretoken.loading import hub, named
+from foretoken.sampling.checks import SEED
+from foretoken.sampling.speculation import SpeculationOptions
 from foretoken.storage import files
 
 if TYPE_CHECKING:
@@ -83,7 +85,8 @@ class BenchOptions:
         """Raise InputError for mistakes, before models load."""
         assert self.params  # raises InputError
         for gamma in self.gammas:
-            option.require_speculation(gamma, self.rule, seed=self.seed)
+            SpeculationOptions(gamma, self.rule)
+        SEED("seed", self.seed)
         if self.repeats < 1:
             raise InputError(f"repeats is {self.repeats}; give 1 or more")
         if self.max_new_tokens < self.gammas[-1] + 2:

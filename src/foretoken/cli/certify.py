@@ -15,6 +15,9 @@ from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, quiet
 from foretoken.cli.render import bar, page, prose, table
 from foretoken.errors import InputError
+from foretoken.sampling.checks import SEED
+from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.speculation import SpeculationOptions
 
 if TYPE_CHECKING:
     from foretoken.certificate.certify import Certificate
@@ -67,11 +70,10 @@ def certify(
     tokens against the q they report, forwards over blocks against single tokens. Bugs planted in
     the same pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
-    from foretoken.sampling.params import SamplingParams
-
     lines = prompt_files.first(prompts, limit) if prompts else []
     params = SamplingParams(temperature, top_k, top_p, min_p)
-    option.require_speculation(gamma, rule, seed=seed)
+    SpeculationOptions(gamma, rule)
+    SEED("seed", seed)
     target = option.chosen(target)
     loading.require(target)
     from foretoken.certificate.certify import (  # late: torch takes seconds to import

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from secrets import randbits
 from typing import Annotated, Any, ClassVar
 
@@ -16,7 +16,9 @@ from foretoken.cli.command import command, flag, quiet
 from foretoken.cli.prompts import Rendering, Template
 from foretoken.cli.sources import local, remote, require_template
 from foretoken.errors import InputError
+from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.speculation import SpeculationOptions
 
 KEY = "FORETOKEN_API_KEY"
 
@@ -48,7 +50,7 @@ def chat(
     raw: Annotated[bool, "Continue each line as plain text, without a chat template."] = False,
     target: option.Target = None,
     draft: option.Draft = None,
-    gamma: option.Guesses = None,
+    gamma: option.Gamma = None,
     seed: Annotated[
         int | None,
         "Seed of all texts: the same seed, pair, gamma and input give the same texts. "
@@ -70,7 +72,8 @@ def chat(
     SamplingParams(**options)
     if quick is not None and not quick.strip():
         raise InputError("--quick is empty; give a text")
-    option.require_speculation(gamma, rule, lenience, seed or 0)
+    speculation = asdict(SpeculationOptions(gamma, rule, lenience))
+    SEED("seed", seed or 0)
     of_messages = _given(rendering) + ["--system-prompt"] * bool(system_prompt)
     if raw and of_messages:
         raise InputError(f"{of_messages[0]} is for messages; leave it or --raw out")
@@ -90,10 +93,8 @@ def chat(
             ),
             template,
             messages=not raw,
-            gamma=gamma,
             seed=randbits(62) if seed is None else seed,
-            rule=rule,
-            lenience=lenience,
+            **speculation,
         )
     else:
         given = ["--target"] * (target is not None) + ["--draft"] * (draft is not None)
@@ -101,7 +102,7 @@ def chat(
             raise InputError(f"{here[0]} is for models in this process; leave it or --url out")
         if template.text is not None:
             raise InputError("--chat-template is read by a server when it starts; give it that one")
-        said = {"gamma": (gamma, None), "rule": (rule, "block"), "lenience": (lenience, 1.0)}
+        default = asdict(SpeculationOptions())
         opened = remote(
             server.url,
             os.environ.get(KEY) if server.api_key is None else server.api_key,
@@ -109,7 +110,7 @@ def chat(
             template.variables,
             messages=not raw,
             seed=seed,
-            speculation={n: value for n, (value, default) in said.items() if value != default},
+            speculation={n: value for n, value in speculation.items() if value != default[n]},
         )
     system = [{"role": "system", "content": system_prompt}] if system_prompt else []
     with opened as source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from foretoken.cli.command import command, hold_messages, quiet, release_message
 from foretoken.cli.prompts import Messages, ModelTask
 from foretoken.cli.render import bar
 from foretoken.errors import ControlError, InputError
+from foretoken.sampling.checks import SEED
+from foretoken.sampling.speculation import SpeculationOptions
 
 if TYPE_CHECKING:
     from foretoken.request import Completion, Row
@@ -36,7 +39,7 @@ def generate(
     prompt_file: Annotated[Path | None, PROMPTS] = None,
     target: option.Target = None,
     draft: option.Draft = None,
-    gamma: option.Guesses = None,
+    gamma: option.Gamma = None,
     seed: option.TextSeed = 0,
     rule: option.Rule = "block",
     lenience: option.Lenience = 1.0,
@@ -59,8 +62,8 @@ def generate(
     target, prompt = option.target_and_prompt(words, target)
     target = option.chosen(target)
     options, template = sampling.given, messages.template
-    option.require_speculation(gamma, rule, lenience, seed)
-    speculation = {"gamma": gamma, "rule": rule, "lenience": lenience}
+    speculation = asdict(SpeculationOptions(gamma, rule, lenience))
+    SEED("seed", seed)
     cluster.require()
     if output is not None:
         if prompt_file is None or prompt is not None or compare or show_tokens or as_json:

@@ -39,6 +39,7 @@ from foretoken.sampling.checks import (
 )
 from foretoken.sampling.options import DeclaredOption, Panel
 from foretoken.sampling.params import OPTIONS, SamplingParams
+from foretoken.sampling.speculation import OPTIONS as SPECULATION
 from foretoken.storage.files import naming, parse_json, read_text
 
 if TYPE_CHECKING:
@@ -329,17 +330,9 @@ def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str |
 
 PROMPTS = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'
 Prompts = Annotated[Path, f"File of prompts. {PROMPTS}"]
-Guesses = Annotated[
-    int | None, "Draft tokens per step; 0 decodes plainly. Default: chosen before every step."
-]
-Rule = Annotated[
-    str,
-    "Acceptance method: block, speculative, or coupled (a seed gives one text, whatever "
-    "the draft); match and rejection are for comparison.",
-]
-Lenience = Annotated[
-    float, "Below 1, accept draft tokens more easily and change the distribution; 1: exact."
-]
+Gamma = Annotated[int | None, SPECULATION["gamma"].help]
+Rule = Annotated[str, SPECULATION["rule"].help]
+Lenience = Annotated[float, SPECULATION["lenience"].help]
 Temperature = Annotated[float, OPTIONS["temperature"].help]
 TopK = Annotated[int, OPTIONS["top_k"].help]
 TopP = Annotated[float, OPTIONS["top_p"].help]
@@ -354,14 +347,6 @@ Examples = Annotated[
     "Text to train on: .txt or .txt.gz or a folder of them for a decoder, one source per "
     'line for an encoder-decoder; or pairs, .tsv or .jsonl of {"source": ..., "target": ...}.',
 ]
-
-
-def require_speculation(gamma: int | None, rule: str, lenience: float = 1.0, seed: int = 0) -> None:
-    """Raise InputError or RefusedError for options that no model could honour."""
-    from foretoken.options import as_seed, require  # late: NumPy, which `--help` does without
-
-    require(gamma, rule, lenience)
-    as_seed(seed)
 
 
 def require_folder(out: Path, flag: str = "--out") -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from foretoken.cli.option import as_json, needing
 from foretoken.errors import ForetokenError, InputError, shown, whole
+from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import WRITABLE, SamplingParams, meant
 from foretoken.storage.files import read_text
 from foretoken.text import chat
@@ -113,9 +114,7 @@ def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
         id, seed = options.pop("id", None), options.pop("seed", None)
         prompt, messages = options.pop("prompt", ""), options.pop("messages", None)
         if seed is not None:
-            from foretoken.options import as_seed  # late: NumPy, which `--help` does without
-
-            as_seed(seed)
+            SEED("seed", seed)
         if messages is not None:
             chat.require(messages)
         elif not (

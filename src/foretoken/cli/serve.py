@@ -20,6 +20,7 @@ from foretoken.errors import InputError, shown
 from foretoken.loading import adapters, hub
 from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.sampling.options import DeclaredOption
+from foretoken.sampling.speculation import SpeculationOptions
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
 from foretoken.storage.files import read_text
@@ -156,7 +157,7 @@ def serve(
     place: option.Place = None,
     target: option.Target = None,
     draft: option.Draft = None,
-    gamma: option.Guesses = None,
+    gamma: option.Gamma = None,
     rule: option.Rule = "block",
     speculative_config: Speculative = None,
     config: Config = None,
@@ -170,7 +171,7 @@ def serve(
         raise InputError("--api-key is empty, which would let everybody in; give a key")
     given, keywords = _given(server, SERVER), _given(engine, ENGINE)
     draft, gamma, rule = speculative(speculative_config, draft, gamma, rule)
-    option.require_speculation(gamma, rule)
+    SpeculationOptions(gamma, rule)
     cluster.require()
     target = option.target(place, target)
     if plan := plan_of(speculative_config):

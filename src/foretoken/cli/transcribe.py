@@ -46,7 +46,7 @@ def transcribe(
         "Folder to write a file for each audio file into, as it is done; those that are "
         "there already are left as they are, so that the same command resumes.",
     ] = None,
-    gamma: option.Guesses = None,
+    gamma: option.Gamma = None,
     temperature: option.Temperature = 0.0,
 ) -> None:
     """Write down what is said in audio files, with the times of every piece; in JSON also those of

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from foretoken.sampling.checks import FROM_ONE, as_flag
 from foretoken.sampling.options import check, declared, option
+from foretoken.sampling.speculation import SpeculationOptions
 
 if TYPE_CHECKING:
     from foretoken.sampling.verify import Rule
 
 
 def as_given(name: str, value: Any) -> Any:
-    """Return any value: `EngineOptions` checks acceptance method and lenience together."""
+    """Return any value: `SpeculationOptions` checks acceptance method and lenience together."""
     return value
 
 
@@ -50,10 +51,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.rule != "block" or self.lenience != 1:
-            from foretoken.options import require  # late: NumPy, which `--help` does without
-
-            require(None, self.rule, self.lenience)
+        SpeculationOptions(None, self.rule, self.lenience)
 
 
 class EngineKeywords(TypedDict, total=False):

@@ -82,6 +82,7 @@ class Count:
 
 
 FROM_ONE = Count(ge=1, remedy="a whole number from 1")
+SEED = Count(ge=0, le=2**63 - 1, remedy="a whole number in [0, 2**63)")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import options
 from foretoken.certificate import certify as lab
 from foretoken.certificate.certify import Control
 from foretoken.certificate.planted import OffByOne, next_row
 from foretoken.cli import certify as command
 from foretoken.drafters.lm import LMDrafter
 from foretoken.loading import load as loading
+from foretoken.sampling import speculation
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import NAMED
 from foretoken.sampling.verify import speculative
@@ -81,7 +81,7 @@ def test_a_certificate_for_reading(run, base):
 
 def test_a_broken_rule_in_json(quick, monkeypatch):
     monkeypatch.setitem(NAMED, "broken", next_row(speculative))
-    monkeypatch.setattr(options, "RULES", ("broken", *options.RULES))
+    monkeypatch.setattr(speculation, "RULES", ("broken", *speculation.RULES))
     code, out, _ = quick("--rule", "broken", "--json")
     document = json.loads(out)
     assert code == 1 and document["verdict"] == "not lossless"
@@ -126,7 +126,7 @@ def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
 def test_what_is_printed_fits_the_terminal(quick, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setitem(NAMED, "broken", next_row(speculative))
-    monkeypatch.setattr(options, "RULES", (*options.RULES, "broken"))
+    monkeypatch.setattr(speculation, "RULES", (*speculation.RULES, "broken"))
     code, out, _ = quick("--rule", "broken", "--temperature", 0.7, "--min-p", 0.01)
     assert code == 1 and "NOT LOSSLESS" in out
     assert all(len(line) <= 80 for line in out.splitlines())

@@ -1,0 +1,69 @@
+"""Options of speculation, each declared once: how many draft tokens there are, and how they are
+judged.
+
+Imports neither torch nor NumPy, so that a mistake on the command line is reported without delay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretoken.errors import InputError, RefusedError, shown
+from foretoken.sampling.checks import Count, Number
+from foretoken.sampling.options import check, declared, option
+
+if TYPE_CHECKING:
+    from foretoken.sampling.verify import Rule
+
+COUPLED = "coupled"  # not a Rule: it keeps draft tokens by shared noise, not by p and q alone
+RULES = ("speculative", "block", "match", "rejection", COUPLED)
+
+
+def as_rule(name: str, value: Any) -> Any:
+    """Return a name of RULES, or a function."""
+    if value not in RULES if isinstance(value, str) else not callable(value):
+        raise InputError(f"{name} is {shown(value)}; give one of {', '.join(RULES)}, or a function")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """Options of speculation of a request, checked when made.
+
+    Raises:
+        InputError: A value that no model could honour.
+        RefusedError: Two options contradict one another.
+    """
+
+    gamma: int | None = option(
+        None,
+        Count(ge=0, remedy="0 (plain decoding) or more, or None"),
+        "Draft tokens per step; 0 decodes plainly. Default: chosen before every step.",
+        None,
+    )
+    rule: str | Rule = option(
+        "block",
+        as_rule,
+        "Acceptance method: block, speculative, or coupled (a seed gives one text, whatever the "
+        "draft); match and rejection are for comparison.",
+        None,
+    )
+    lenience: float = option(
+        1.0,
+        # a float32 probability divided by less is not finite
+        Number(ge=1e-30, le=1, remedy="a number from 1e-30 to 1, 1 being exact"),
+        "Below 1, accept draft tokens more easily and change the distribution; 1: exact.",
+        None,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.lenience != 1 and self.rule == COUPLED:
+            raise RefusedError(
+                f"lenience={self.lenience} has no meaning for rule='coupled', which keeps the "
+                "target's own tokens and no others; leave it at 1.0"
+            ).about("lenience")
+
+
+OPTIONS = declared(SpeculationOptions)
