@@ -16,12 +16,13 @@ from foretoken.cli import fates
 from foretoken.cli.prompts import ModelTask
 from foretoken.cli.render import page, prose
 from foretoken.costing.contention import remark
+from foretoken.sampling.params import SamplingParams
 from foretoken.slow_log import show_waiting
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request
     from foretoken.sampling.logprobs import Logprobs
-    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
 HEADING = 60  # characters of a prompt that head its text
@@ -163,7 +164,7 @@ def figures(tokens: int, calls: int, alpha: float | None) -> str:
 
 def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
     """Learn what steps cost before the first token of these texts, which run together."""
-    from foretoken.drafters.none import NoDrafter  # late: torch
+    from foretoken.drafters.none import NoDrafter
 
     if not isinstance(spec.drafter, NoDrafter):
         with show_waiting("measuring what steps cost"):
@@ -180,7 +181,7 @@ OTHERWISE = "--gamma 2 makes all that there are, --draft names another draft"
 
 def _silence(spec: Speculator, completion: Completion) -> str | None:
     """Say that automatic gamma decoded plainly; None where it did not, or there is no draft."""
-    from foretoken.drafters.none import NoDrafter  # late: torch
+    from foretoken.drafters.none import NoDrafter
 
     made = [step.drafted > 0 for step in completion.steps]
     if isinstance(spec.drafter, NoDrafter) or not made or sum(made) >= (1 - RARELY) * len(made):

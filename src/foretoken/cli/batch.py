@@ -26,6 +26,7 @@ from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage.files import lock, naming, parse_json
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
     from foretoken.request import Completion
@@ -125,7 +126,7 @@ class Lines:
         first: ForetokenError | None = None
         for each in self.tasks.values():
             try:
-                self.template.prompts([each], target)
+                self.template.prompts([each.line], target)
                 return
             except ForetokenError as error:
                 first = first or error
@@ -157,7 +158,7 @@ def write(output: Path, lines: Lines, cluster: option.Cluster) -> int:
         output /= "results.jsonl"
     if output.suffix == ".parquet":
         with option.needing("ray"):
-            from foretoken.cluster import table  # before the work, which may take hours
+            from foretoken.cluster import table
         results = output.with_suffix(".jsonl")
         failed = write(results, lines, cluster)
         if results.exists():  # one text at least
@@ -225,7 +226,7 @@ def here(lines: Lines, names: list[Name]) -> Completed:
     """Yield each text, or why there is none, as it is done by an engine in this process, which has
     READ prompts at a time."""
     spec = lines.loading.load(*lines.names, lines.require_any).prepared()
-    from foretoken.engine.engine import Engine  # late: torch, which takes seconds
+    from foretoken.engine.engine import Engine
 
     unsent, running = iter(names), dict[int, Name]()
     gamma = lines.speculation["gamma"]

@@ -26,12 +26,13 @@ from foretoken.costing import contention
 from foretoken.errors import InputError, base_name
 from foretoken.loading import hub, named
 from foretoken.sampling.checks import SEED
+from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.speculation import SpeculationOptions
 from foretoken.storage import files
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.measurement.bench import Key, Race, RaceTask, Turn
-    from foretoken.sampling.params import SamplingParams
     from foretoken.speculator import Speculator
 
 DEFAULT_PROMPTS = (
@@ -75,8 +76,6 @@ class BenchOptions:
 
     @property
     def params(self) -> SamplingParams:
-        from foretoken.sampling.params import SamplingParams  # late: NumPy
-
         return SamplingParams(
             self.temperature, self.top_k, self.top_p, max_new_tokens=self.max_new_tokens
         )
@@ -99,7 +98,7 @@ class BenchOptions:
         if self.batch[0] < 1:
             raise InputError(f"batch is {self.batch}; give numbers from 1")
         if self.batch[-1] > 1:
-            from foretoken.speculator import MAX_ROWS  # late: torch takes seconds to import
+            from foretoken.speculator import MAX_ROWS
 
             if self.batch[-1] > MAX_ROWS:
                 raise InputError(f"batch is {self.batch}; give numbers from 1 to {MAX_ROWS}")
@@ -266,7 +265,7 @@ class Benchmark:
         spec = self.loading.load(
             asked.target,
             draft,
-            lambda target: prompts.extend(prompt_files.Template().ready(self.lines, target)),
+            lambda target: prompts.extend(prompt_files.Template().prompts(self.lines, target)),
         ).prepared()
         spec, tasks = prepare(spec, prompts, asked.params, asked.seed)
         self.document["runtime"] = spec.target.runtime

@@ -18,6 +18,7 @@ from foretoken.cli.render import page, prose, table
 from foretoken.errors import InputError
 from foretoken.loading import inventory, named
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.costing.stored import Kept
 
@@ -82,7 +83,7 @@ def clear(
     as_json: option.Json = False,
 ) -> None:
     """Remove conversions and measured costs, which are made again when needed."""
-    from foretoken.models import store  # late: `--help` does without it
+    from foretoken.models import store
     from foretoken.storage.cache import cache_problem, forget
 
     if problem := cache_problem():
@@ -115,7 +116,7 @@ def _fitting(models: list[inventory.ModelHere]) -> list[dict[str, Any]]:
 
 def _kept() -> dict[str, Any]:
     """Return the conversions and measured costs in the cache folder."""
-    from foretoken.costing import stored  # late: torch takes seconds to import
+    from foretoken.costing import stored
     from foretoken.models import store
     from foretoken.storage.cache import cache_problem
 

@@ -19,6 +19,7 @@ from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.speculation import SpeculationOptions
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.certificate.certify import Certificate
     from foretoken.loading.target import KnownTarget
@@ -76,7 +77,7 @@ def certify(
     SEED("seed", seed)
     target = option.chosen(target)
     loading.require(target)
-    from foretoken.certificate.certify import (  # late: torch takes seconds to import
+    from foretoken.certificate.certify import (
         CertificatePlan,
         distributions,
     )
@@ -98,7 +99,7 @@ def certify(
     pair = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
     pair |= {"rule": rule, "gamma": gamma, "seed": seed}
     if as_json:
-        from pydantic_core import to_json  # late: `--help` does without
+        from pydantic_core import to_json
 
         document = {"verdict": certificate.verdict, **pair, **asdict(certificate)}
         print(to_json(document, inf_nan_mode="null").decode())

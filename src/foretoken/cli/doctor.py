@@ -16,8 +16,10 @@ from foretoken.cli.command import command, quiet
 from foretoken.costing import contention
 from foretoken.errors import InputError
 from foretoken.loading.options import OPTIONS as LOADING
+from foretoken.loading.options import LoadOptions
 from foretoken.slow_log import show_waiting
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.loading.runtimes import Placement
     from foretoken.loading.sources import Source
@@ -106,7 +108,6 @@ def _placed(
 ) -> dict[str, Any]:
     from foretoken.loading import published
     from foretoken.loading.memory import usable
-    from foretoken.loading.options import LoadOptions
     from foretoken.loading.runtimes import Placement, place
     from foretoken.loading.sources import source
     from foretoken.models.base import BatchInvariant

@@ -17,6 +17,9 @@ from foretoken.cli.render import page, prose
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import hub, named
 from foretoken.loading.options import ROUNDED
+from foretoken.sampling.params import SamplingParams
+
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 
 OURS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
 # Options of a measurement that the command has, or that it does not depend on
@@ -84,7 +87,7 @@ def vllm(
 
 
 def _measured(file: Path) -> ExportSetting:
-    from foretoken.measurement.plan import read_plan  # late: pydantic
+    from foretoken.measurement.plan import read_plan
 
     plan = read_plan(file)
     target = plan.load["target"]
@@ -111,8 +114,6 @@ def _measured(file: Path) -> ExportSetting:
 def _given(
     target: str | None, draft: str | None, gamma: int | None, temperature: float
 ) -> ExportSetting:
-    from foretoken.sampling.params import SamplingParams  # late: NumPy
-
     SamplingParams(temperature)  # raises InputError
     for name, value in (("target", target), ("draft", draft)):
         if value == "":
@@ -173,7 +174,7 @@ def speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
     Raises:
         RefusedError: vLLM has no such draft.
     """
-    from foretoken.loading.published import known_kind  # late: torch takes seconds to import
+    from foretoken.loading.published import known_kind
 
     draft, count = setting.draft, {"num_speculative_tokens": setting.gamma}
     if draft == "none" or not setting.gamma:

@@ -18,8 +18,9 @@ from foretoken.errors import ControlError, InputError
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.speculation import SpeculationOptions
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
-    from foretoken.request import Completion, Row
+    from foretoken.request import Completion, Request, Row
     from foretoken.speculator import Speculator
 
 PROMPTS = (
@@ -86,7 +87,7 @@ def generate(
     loading.require(target)
     quiet()
     ready: list[Any] = []
-    spec = loading.load(target, draft, lambda known: ready.extend(template.prompts(tasks, known)))
+    spec = loading.load(target, draft, lambda known: ready.extend(template.prompts(read, known)))
     show = {"compare": compare, "show_tokens": show_tokens, "as_json": as_json}
     _answer(spec, tasks, ready, seed, speculation, **show)
 
@@ -115,10 +116,11 @@ def _answer(
 
     JSON is printed text by text, and is whole whatever ends it.
     """
-    prompts.require(tasks, spec)
     keys = prompts.keys(tasks, seed)
-    params = [each.params for each in tasks]
-    requests = spec.inputs.requests(ready, params, keys)  # a bad one fails now
+    requests: list[Request] = []
+    for task, prompt, key in zip(tasks, ready, keys, strict=True):  # a bad one fails now
+        with task.line.named():
+            requests += spec.inputs.requests([prompt], task.params, [key])
     streamed = len(requests) == 1 and not (as_json or show_tokens)
     if not streamed or compare:  # a text that is seen as it comes does not wait for that
         spec = spec.prepared()
@@ -139,7 +141,7 @@ def _answer(
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:
-            from foretoken.measurement.bench import REPEATS  # late: torch
+            from foretoken.measurement.bench import REPEATS
             from foretoken.measurement.bench import compare as measured
 
             steps = answers[0].completion.steps  # whose time is without that of a measurement

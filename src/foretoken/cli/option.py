@@ -42,6 +42,7 @@ from foretoken.sampling.params import OPTIONS, SamplingParams
 from foretoken.sampling.speculation import OPTIONS as SPECULATION
 from foretoken.storage.files import naming, parse_json, read_text
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
     from foretoken.speculator import Speculator
@@ -254,7 +255,7 @@ class Loading(_loading("target"), TargetReading, Placing):
     ) -> Speculator:
         """Call `foretoken.load` with these options. check: what the target's
         files alone must decide, before anything is converted."""
-        from foretoken.loading.load import load_checked  # late: torch takes seconds to import
+        from foretoken.loading.load import load_checked
 
         return load_checked(check, target, draft, **self.arguments)
 

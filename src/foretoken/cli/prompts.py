@@ -22,6 +22,7 @@ from foretoken.sampling.params import WRITABLE, SamplingParams, meant
 from foretoken.storage.files import read_text
 from foretoken.text import chat
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
     from foretoken.speculator import Speculator
@@ -98,7 +99,7 @@ def _rows(file: Path) -> list[str]:
     if file.suffix != ".parquet":
         return [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
     with needing("ray"):
-        from foretoken.cluster import table  # late: pyarrow, which the extra brings
+        from foretoken.cluster import table
     return table.lines(file)
 
 
@@ -160,15 +161,9 @@ class Template(NamedTuple):
         return chat.ids(line.messages, target.tokenizer, self.text, self.variables)
 
     def prompts(
-        self, tasks: Iterable[ModelTask], target: Speculator | KnownTarget
-    ) -> list[str | list[int]]:
-        """Return the prompts of all tasks. Raises InputError for the first that cannot be made."""
-        return self.ready([task.line for task in tasks], target)
-
-    def ready(
         self, lines: Iterable[Line], target: Speculator | KnownTarget
     ) -> list[str | list[int]]:
-        """Return the prompts of lines, as `prompts` does of tasks."""
+        """Return the prompts of lines. Raises InputError for the first that cannot be made."""
         ready: list[str | list[int]] = []
         for line in lines:
             with line.named():
@@ -290,13 +285,3 @@ def key(task: ModelTask, row: int, copy: int, seed: int) -> tuple[int, int]:
     """Return the random key of a text by its line's number, whatever the lines before it hold."""
     line_seed = task.line.seed
     return (seed, row + copy * COPY) if line_seed is None else (line_seed, copy)
-
-
-def require(tasks: list[ModelTask], spec: Speculator) -> None:
-    """Raise InputError or RefusedError for a line's own options that the model cannot honour."""
-    from foretoken.controls.own import require as honoured  # late: torch
-
-    for task in tasks:
-        if task.line.sampling:
-            with task.line.named():
-                honoured(task.params, spec.target, spec.tokenizer is not None)

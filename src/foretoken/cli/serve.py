@@ -22,9 +22,10 @@ from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.sampling.options import DeclaredOption
 from foretoken.sampling.speculation import SpeculationOptions
 from foretoken.server.options import OPTIONS as SERVER
-from foretoken.server.options import ServerOptions
+from foretoken.server.options import Logs, ServerOptions
 from foretoken.storage.files import read_text
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.measurement.plan import Plan
     from foretoken.server.process.worker import Setup
@@ -182,7 +183,6 @@ def serve(
         given["chat_template"] = read_text(server.chat_template, "a Jinja template")
     with option.needing("serve"):
         from foretoken.server.run import run
-    from foretoken.server.options import Logs
     from foretoken.server.process.worker import Setup
 
     given["max_texts"] = min(given["max_texts"], keywords["max_rows"] + keywords["max_waiting"])

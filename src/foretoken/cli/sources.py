@@ -24,6 +24,7 @@ from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 from foretoken.slow_log import log_if_slow
 from foretoken.text.decoding import Stream
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from openai import APIError, OpenAI
 
@@ -111,7 +112,7 @@ class LocalModel:
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise InputError or RefusedError for options that the model cannot honour."""
-        from foretoken.controls.own import require  # late: torch
+        from foretoken.controls.own import require
 
         require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
 
@@ -179,7 +180,7 @@ def local(
 
     messages: prompts are conversations, each beginning as the last one did.
     """
-    from foretoken.engine.engine import Engine  # late: torch
+    from foretoken.engine.engine import Engine
 
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)
@@ -316,7 +317,7 @@ def connected(url: str, key: str | None) -> OpenAI:
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("the API key holds characters that no header can; give it as it was made")
     with needing("client"):
-        from openai import DefaultHttpxClient, OpenAI  # late: it takes a second
+        from openai import DefaultHttpxClient, OpenAI
     import httpx2
 
     its = logging.getLogger("openai._base_client")  # it says when it asks again

@@ -9,6 +9,7 @@ from foretoken.cli.option import as_json
 from foretoken.errors import InputError, shown, whole
 from foretoken.sampling.params import meant
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.measurement.plan import Plan
 
@@ -37,7 +38,7 @@ def plan_of(text: str | None) -> Plan | None:
     """Return the benchmark's plan in the file that the option names; None for vLLM's JSON."""
     if not text or text.lstrip().startswith(("{", "[")):
         return None
-    from foretoken.measurement.plan import read_plan  # late: pydantic
+    from foretoken.measurement.plan import read_plan
 
     return read_plan(Path(text))
 
@@ -66,7 +67,7 @@ def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
     if not isinstance(draft, str) or (DRAFTS[method] and model not in (None, method)):
         raise _bad("model", model, "name the draft model, and none for ngram and mtp")
     if method in OVER_STATES:
-        from foretoken.loading.published import known_kind  # late: `--help` does without it
+        from foretoken.loading.published import known_kind
 
         kind = known_kind(draft, None)
         if kind not in (None, method):

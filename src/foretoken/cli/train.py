@@ -30,6 +30,7 @@ from foretoken.cli.command import command, quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
 
+# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.train.loop import TrainingRecipe
     from foretoken.train.student import Lesson
@@ -53,7 +54,7 @@ class Schedule:
 
     @property
     def recipe(self) -> TrainingRecipe:
-        from foretoken.train.loop import TrainingRecipe  # late: torch takes seconds to import
+        from foretoken.train.loop import TrainingRecipe
 
         steps = {"steps": self.steps, "save_every": self.save_every, "seed": self.seed}
         rate = {"learning_rate": self.learning_rate, "warmup": self.warmup}

@@ -66,7 +66,7 @@ def transcribe(
         raise InputError(f"two files would be written to {twice}; give them different names")
     loading.require(target)
     quiet()
-    from foretoken.speech import transcription  # late: torch takes seconds
+    from foretoken.speech import transcription
 
     spec = _hearing(loading, target).load(target, draft)
     asked: dict[str, Any] = {"language": language, "translate": translate, "prompt": prompt}
@@ -102,7 +102,7 @@ def _hearing(loading: option.PairLoading, target: str) -> option.PairLoading:
     """Put a model that hears with its prompt on torch: natively encoders alone hear."""
     if loading.runtime != "auto":
         return loading
-    from foretoken.loading.sources import source  # late: as below
+    from foretoken.loading.sources import source
 
     if source(target, loading.revision, loading.trust_remote_code).config.is_encoder_decoder:
         return loading

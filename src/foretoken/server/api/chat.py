@@ -21,7 +21,6 @@ from foretoken.server.api.wire import (
     Whole,
     Wire,
     require_one_opening,
-    small,
 )
 from foretoken.server.process.generation import GeneratedText
 from foretoken.server.process.messages import StepOutput, TokenLogprob
@@ -122,19 +121,12 @@ class Chat(Predicting, Templated):
             self.response_format.require()
         super().require()
 
-    def _structured(self) -> dict[str, Any] | None:
-        response_format, structure = self.response_format, super()._structured()
-        if response_format is None or response_format.type == "text":
-            return structure
-        if structure is not None:
-            raise BadRequestError(
-                "response_format and structured_outputs are both given; give one", "response_format"
-            )
-        if response_format.type == "json_object":
-            return {"json_schema": response_format.object_schema or {"type": "object"}}
-        if response_format.json_schema is None or response_format.json_schema.json_schema is None:
-            raise BadRequestError("response_format needs json_schema.schema", "response_format")
-        return {"json_schema": small(response_format.json_schema.json_schema, "response_format")}
+    @property
+    def form(self) -> tuple[str, Any, str]:
+        asked = self.response_format or ResponseFormat(type="text")  # pyright: ignore[reportCallIssue]
+        nested = asked.json_schema.json_schema if asked.json_schema else None
+        schema = nested if asked.type == "json_schema" else asked.object_schema
+        return asked.type, schema, "response_format"
 
 
 class ChatAnswer(answers.ChoicesAnswer[Chat]):

@@ -21,7 +21,6 @@ from foretoken.server.api.wire import (
     Templated,
     Whole,
     Wire,
-    small,
 )
 from foretoken.server.process.messages import StepOutput
 
@@ -109,23 +108,16 @@ class Responses(Templated):
         for name, asked in foreign.items():
             if asked:
                 raise BadRequestError(f"a response has no {name}; leave it out", name)
-        if self.text is not None and self.text.format.type != "json_schema":
-            if self.text.format.json_schema is not None:
-                problem = f"text.format has the type {self.text.format.type}, which reads no schema"
-                raise BadRequestError(f"{problem}; give the type json_schema", "text.format")
-        if self.structured_outputs and self.text is not None and self.text.format.type != "text":
-            raise BadRequestError("text.format and structured_outputs are both given", "text")
+        kind, schema, field = self.form
+        if schema is not None and kind != "json_schema":
+            problem = f"{field} has the type {kind}, which reads no schema"
+            raise BadRequestError(f"{problem}; give the type json_schema", field)
         super().require()
 
-    def _structured(self) -> dict[str, Any] | None:
-        text_format = self.text.format if self.text is not None else Format()  # pyright: ignore[reportCallIssue]
-        if text_format.type == "text":
-            return super()._structured()
-        if text_format.type == "json_object":
-            return {"json_schema": {"type": "object"}}
-        if text_format.json_schema is None:
-            raise BadRequestError("text.format needs a schema", "text.format.schema")
-        return {"json_schema": small(text_format.json_schema, "text.format")}
+    @property
+    def form(self) -> tuple[str, Any, str]:
+        asked = self.text.format if self.text else Format()  # pyright: ignore[reportCallIssue]
+        return asked.type, asked.json_schema, "text.format"
 
 
 class ResponseAnswer(answers.Answer[Responses]):

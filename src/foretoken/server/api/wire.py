@@ -342,14 +342,27 @@ class ApiRequest(Sampled):
         }
         return controls
 
+    @property
+    def form(self) -> tuple[str, Any, str]:
+        """The type of text that is asked for, its schema, and the field that says so."""
+        return "text", None, ""
+
     def _structured(self) -> dict[str, Any] | None:
+        kind, schema, field = self.form
         given = self.structured_outputs.model_dump() if self.structured_outputs else {}
         given = {kind: grammar for kind, grammar in given.items() if grammar is not None}
         if len(given) > 1:
             raise BadRequestError(
                 "structured_outputs holds several grammars; give one", "structured_outputs"
             )
-        return small(given, "structured_outputs") or None
+        if kind == "text":
+            return small(given, "structured_outputs") or None
+        if given:
+            problem = f"{field} and structured_outputs are both given; give one"
+            raise BadRequestError(problem, field)
+        if kind == "json_schema" and schema is None:
+            raise BadRequestError(f"{field} has no schema; give one", field)
+        return {"json_schema": {"type": "object"} if schema is None else small(schema, field)}
 
 
 def require_one_opening(asked: Any) -> None:
