@@ -55,8 +55,21 @@ LEGEND = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
+@dataclass(frozen=True)
+class TimedTexts:
+    """Options of the texts that are timed, and of the rounds."""
+
+    max_new_tokens: Annotated[int, "New tokens per text, exactly: no text ends earlier."] = 96
+    repeats: Annotated[int, "Rounds to time, after one that warms up."] = 5
+    temperature: option.Temperature = 0.0
+    top_k: option.TopK = 0
+    top_p: option.TopP = 1.0
+    seed: option.Seed = 0
+    rule: option.Rule = "block"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(TimedTexts):
     """Options that all contestants share. Results of equal options go on from one another."""
 
     target: str
@@ -65,13 +78,6 @@ class BenchOptions:
     batch: list[int]  # texts at once
     prompts: int
     prompts_sha256: str
-    max_new_tokens: int
-    repeats: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    rule: str
     loading: dict[str, Any]  # keywords of `foretoken.load` that are not its defaults
 
     @property
@@ -107,6 +113,7 @@ class BenchOptions:
 @command
 def bench(
     loading: option.PairLoading,
+    texts: TimedTexts,
     place: option.Place = None,
     target: option.Target = None,
     draft: Annotated[
@@ -121,13 +128,6 @@ def bench(
         f'File of prompts like yours. {option.PROMPTS} "messages" may stand in place of '
         '"prompt". Default: four short texts.',
     ] = None,
-    max_new_tokens: Annotated[int, "New tokens per text, exactly: no text ends earlier."] = 96,
-    repeats: Annotated[int, "Rounds to time, after one that warms up."] = 5,
-    temperature: option.Temperature = 0.0,
-    top_k: option.TopK = 0,
-    top_p: option.TopP = 1.0,
-    seed: option.Seed = 0,
-    rule: option.Rule = "block",
     batch: Annotated[
         str, "Texts at once, as a list such as 1,8; 1 generates one after another."
     ] = "1",
@@ -149,23 +149,16 @@ def bench(
         if prompts
         else list(map(prompt_files.Line, DEFAULT_PROMPTS))
     )
+    written = json.dumps([line.messages or line.prompt for line in lines]).encode()
     asked = BenchOptions(
-        target,
-        list(draft or [None]),
-        sorted({0, *numbers("gamma", gamma)}),
-        numbers("batch", batch),
-        len(lines),
-        hashlib.sha256(
-            json.dumps([line.messages or line.prompt for line in lines]).encode()
-        ).hexdigest(),
-        max_new_tokens,
-        repeats,
-        temperature,
-        top_k,
-        top_p,
-        seed,
-        rule,
-        option.changed(loading),
+        **asdict(texts),
+        target=target,
+        drafts=list(draft or [None]),
+        gammas=sorted({0, *numbers("gamma", gamma)}),
+        batch=numbers("batch", batch),
+        prompts=len(lines),
+        prompts_sha256=hashlib.sha256(written).hexdigest(),
+        loading=option.changed(loading),
     )
     asked.require()
     loading.require(target)

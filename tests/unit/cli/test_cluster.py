@@ -14,8 +14,11 @@ from foretoken.errors import InputError
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("serve", "--replicas", "0"), "--replicas': it must be 1 or more"),
-        (("serve", "--replicas", "2", "--threads", "0"), "--threads': it must be 1 or more"),
+        (("serve", "--replicas", "0"), "--replicas is 0; give a whole"),
+        (
+            ("serve", "--replicas", "2", "--threads", "0"),
+            "--threads is 0; give a whole",
+        ),
         (("serve", "--threads", "2"), "--threads is for replicas; give --replicas"),
         (("serve", "--ray", ""), "--ray is empty; give host:port, auto or local"),
         (("generate", "hi", "--replicas", "2"), "--ray and --replicas are for files"),

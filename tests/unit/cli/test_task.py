@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from foretoken.cli.prompts import Line, require, tasks
-from foretoken.errors import InputError, RefusedError
+from foretoken.cli.prompts import Line, tasks
+from foretoken.errors import RefusedError
 from foretoken.sampling.params import SamplingParams
 
 
@@ -25,13 +23,3 @@ def test_errors_of_a_line_say_where_it_stands():
         tasks([Line("a"), line], {})
     with pytest.raises(RefusedError, match="^num_return_sequences=2"):
         tasks([Line("a", place="f, line 1")], {"num_return_sequences": 2})
-
-
-def test_what_the_model_cannot_honour_says_so_too():
-    spec = SimpleNamespace(
-        tokenizer=None, target=SimpleNamespace(vocab_size=8, encoder_decoder=False)
-    )
-    line = Line([1], sampling={"suppress_tokens": [8]}, place="f, line 2")
-    with pytest.raises(InputError, match=r"^f, line 2: suppress_tokens names the id 8; .* 0\.\.7$"):
-        require(tasks([line], {}), spec)
-    require(tasks([Line([1])], {"suppress_tokens": [8]}), spec)  # told with the requests
