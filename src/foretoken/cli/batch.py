@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from foretoken.cli import answer, option, prompts
+from foretoken.cli import answer, option
 from foretoken.cli.command import quiet
 from foretoken.cli.prompts import ModelTask, Template
 from foretoken.errors import ForetokenError, InputError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
 
 READ = 64  # prompts that run or wait
+COPY = 2**40  # rows from one text of a line to the next: no file has as many lines
 Name = tuple[int, int]  # a prompt's line in its file, and the number of its text
 Completed = Generator[tuple[Name, "Completion | ForetokenError"]]
 
@@ -118,8 +119,8 @@ class Lines:
 
     def key(self, name: Name) -> tuple[int, int]:
         """Return the key of a text's random numbers, which depends on its own line only."""
-        line, copy = name
-        return prompts.key(self.tasks[line], line - 1, copy, self.seed)
+        (line, copy), own = name, self.tasks[name[0]].line.seed
+        return (self.seed, line - 1 + copy * COPY) if own is None else (own, copy)
 
     def require_any(self, target: KnownTarget) -> None:
         """Raise the first prompt's error if the target can be given none of the prompts."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
     from foretoken.speculator import Speculator
 
-COPY = 2**40  # rows from one text of a line to the next: no file has as many lines
 # What a line of a file may hold, by what a command follows
 PLAIN = ("prompt", "id")
 TALKING = (*PLAIN, "messages")
@@ -279,9 +278,3 @@ def keys(tasks: list[ModelTask], seed: int) -> list[tuple[int, int]]:
         keys.append((seed, rows) if line_seed is None else (line_seed, 0))
         rows += task.texts
     return keys
-
-
-def key(task: ModelTask, row: int, copy: int, seed: int) -> tuple[int, int]:
-    """Return the random key of a text by its line's number, whatever the lines before it hold."""
-    line_seed = task.line.seed
-    return (seed, row + copy * COPY) if line_seed is None else (line_seed, copy)

@@ -6,19 +6,14 @@ Imports no torch, so that a mistake on the command line is reported without dela
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from foretoken.sampling.checks import FROM_ONE, as_flag
+from foretoken.sampling.checks import FROM_ONE, as_flag, as_given
 from foretoken.sampling.options import check, declared, option
 from foretoken.sampling.speculation import SpeculationOptions
 
 if TYPE_CHECKING:
     from foretoken.sampling.verify import Rule
-
-
-def as_given(name: str, value: Any) -> Any:
-    """Return any value: `SpeculationOptions` checks acceptance method and lenience together."""
-    return value
 
 
 @dataclass(frozen=True, slots=True)

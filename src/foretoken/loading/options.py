@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from foretoken.errors import InputError
-from foretoken.sampling.checks import Choice, as_flag
+from foretoken.sampling.checks import Choice, as_flag, as_given
 from foretoken.sampling.options import check, declared, option
 
 if TYPE_CHECKING:
@@ -23,15 +23,6 @@ ROUNDED = ("int8", "int4")  # weights that make another model, on a CPU
 DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
 RUNTIMES = ("auto", "transformers", "native", "graphs", "compiled")
 TAPS = ("inputs", "outputs")
-
-
-def one_of(values: tuple[str, ...]) -> Choice:
-    return Choice(values, f"one of {', '.join(values)}")
-
-
-def as_given(name: str, value: Any) -> Any:
-    """Return any value: whoever reads it says what is wrong with it."""
-    return value
 
 
 def smaller(dtype: str) -> tuple[str, ...]:
@@ -50,7 +41,7 @@ class LoadOptions:
 
     dtype: str = option(
         "float32",
-        one_of(DTYPES),
+        Choice(DTYPES),
         "Precision: float32, bfloat16, float16, float64 or auto; int8 and int4 round the weights, "
         "which makes another model.",
         "Loading",
@@ -59,7 +50,7 @@ class LoadOptions:
     device: str = option("cpu", as_given, "Device: cpu, cuda, ...", "Loading", group="placing")
     runtime: str = option(
         "auto",
-        one_of(RUNTIMES),
+        Choice(RUNTIMES),
         "Backend: auto (the first that is exact: on a CPU native, then transformers; on a GPU "
         "graphs, transformers), one of these, or compiled (graphs whose layers torch compiles "
         "first: faster on a GPU after seconds).",
@@ -100,14 +91,14 @@ class LoadOptions:
     )
     draft_dtype: str | None = option(
         None,
-        one_of(DTYPES),
+        Choice(DTYPES),
         "Precision of the draft. Default: the target's, or int8 or int4 where that is faster.",
         "Loading",
         group="pair",
     )
     draft_taps: str | None = option(
         None,
-        one_of(TAPS),
+        Choice(TAPS),
         "An EAGLE-3 draft's layer ids mean the layers' inputs, or outputs. Default: as its file "
         "says, or else the better ones, measured.",
         "Loading",

@@ -94,9 +94,14 @@ class Choice:
 
     def __call__(self, name: str, value: Any) -> str:
         if value not in self.values:
-            allowed = self.remedy or " or ".join(repr(each) for each in self.values)
+            allowed = self.remedy or f"one of {', '.join(self.values)}"
             raise InputError(f"{name} is {shown(value)}; give {allowed}")
         return value
+
+
+def as_given(name: str, value: Any) -> Any:
+    """Return any value: its reader refuses it, or a check of several options together."""
+    return value
 
 
 def as_flag(name: str, value: Any) -> bool:

@@ -68,22 +68,12 @@ class DeclaredOption:
     off: tuple[Any, ...] = ()
 
 
-def option(
-    default: T,
-    check: Check,
-    help: str,
-    panel: Panel | None,
-    *,
-    flag: str | None = None,
-    api: str | ApiField | None = None,
-    aliases: tuple[str, ...] = (),
-    one_text: bool = True,
-    group: str = "",
-    off: tuple[Any, ...] = (),
-) -> T:
-    """Declare a field of a dataclass of options; the arguments are `DeclaredOption`'s."""
-    named = ApiField(api) if isinstance(api, str) else api
-    declared = DeclaredOption(check, help, panel, flag, named, aliases, one_text, group, off)
+def option(default: T, check: Check, help: str, panel: Panel | None, **more: Any) -> T:
+    """Declare a field of a dataclass of options; arguments but the default are `DeclaredOption`'s,
+    and `api` may be a name alone."""
+    if isinstance(api := more.get("api"), str):
+        more["api"] = ApiField(api)
+    declared = DeclaredOption(check, help, panel, **more)
     return field(default=default, metadata={DeclaredOption: declared})
 
 

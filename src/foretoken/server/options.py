@@ -14,13 +14,12 @@ from time import time
 from typing import Any
 
 from foretoken.errors import InputError, shown
-from foretoken.sampling.checks import Choice, Count, Number, as_strings
+from foretoken.sampling.checks import FROM_ONE, Choice, Count, Number, as_strings
 from foretoken.sampling.options import check, declared, option
 from foretoken.text.replies.formats import NAMES as FORMAT_NAMES
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-COUNT = Count(ge=1, remedy="a whole number from 1")
 
 
 def as_text(name: str, value: Any) -> str:
@@ -54,17 +53,19 @@ class ServerOptions:
     )
     tool_parser: str = option(
         "auto",
-        Choice(("auto", *FORMAT_NAMES), f"one of auto, {', '.join(FORMAT_NAMES)}"),
+        Choice(("auto", *FORMAT_NAMES)),
         "Format of tool calls and reasoning: auto (the chat template's), "
         f"{', '.join(FORMAT_NAMES)}.",
         "Serving",
     )
-    max_tokens: int | None = option(None, COUNT, "New tokens per text, at most.", "Serving")
-    max_texts: int = option(16, COUNT, "Texts per request, at most.", "Serving")
-    max_body: int = option(4_000_000, COUNT, "Bytes per request, at most.", "Serving")
-    max_media: int = option(25_000_000, COUNT, "Bytes of a picture or a sound, at most.", "Serving")
-    max_pixels: int = option(25_000_000, COUNT, "Pixels of a picture, at most.", "Serving")
-    max_seconds: int = option(3600, COUNT, "Seconds of a sound, at most.", "Serving")
+    max_tokens: int | None = option(None, FROM_ONE, "New tokens per text, at most.", "Serving")
+    max_texts: int = option(16, FROM_ONE, "Texts per request, at most.", "Serving")
+    max_body: int = option(4_000_000, FROM_ONE, "Bytes per request, at most.", "Serving")
+    max_media: int = option(
+        25_000_000, FROM_ONE, "Bytes of a picture or a sound, at most.", "Serving"
+    )
+    max_pixels: int = option(25_000_000, FROM_ONE, "Pixels of a picture, at most.", "Serving")
+    max_seconds: int = option(3600, FROM_ONE, "Seconds of a sound, at most.", "Serving")
     allowed_media_host: tuple[str, ...] = option(
         (),
         as_strings,
@@ -78,12 +79,10 @@ class ServerOptions:
         "Also report metrics under another server's names: vllm.",
         "Serving",
     )
-    log_format: str = option(
-        "text", Choice(FORMATS, "one of text, json"), "Format of the log: text or json.", "Serving"
-    )
+    log_format: str = option("text", Choice(FORMATS), "Format of the log: text or json.", "Serving")
     log_level: str = option(
         "info",
-        Choice(LEVELS, f"one of {', '.join(LEVELS)}"),
+        Choice(LEVELS),
         "Least level to log: debug, info, warning or error.",
         "Serving",
     )

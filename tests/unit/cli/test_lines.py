@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from foretoken.cli import option
-from foretoken.cli.batch import Lines, here
-from foretoken.cli.prompts import COPY, Line, ModelTask, Template
+from foretoken.cli.batch import COPY, Lines, here
+from foretoken.cli.prompts import Line, ModelTask, Template
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, folder, llama

@@ -130,7 +130,7 @@ def test_files_become_what_must_match(tmp_path):
         ),
         ({"stop_strings": [""]}, "stop_strings holds ''; give strings that are not empty"),
         ({"logprobs": -1}, "logprobs is -1; give 0"),
-        ({"logprobs_of": "x"}, "logprobs_of is 'x'; give 'raw' or 'drawn'"),
+        ({"logprobs_of": "x"}, "logprobs_of is 'x'; give one of raw, drawn"),
         ({"regex": " "}, "structured's regex is ' '; give its text"),
         ({"choice": ["a", ""]}, "structured's choice holds ''"),
         ({"regex": "a", "choice": ["b"]}, "a text cannot follow --regex and --choice at once"),

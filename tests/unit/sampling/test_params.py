@@ -185,7 +185,7 @@ def test_what_is_taken_and_how_it_is_kept(name, given, kept):
         ({"num_return_sequences": 0}, "num_return_sequences is 0; give 1 or more"),
         ({"logprobs": -1}, r"logprobs is -1; give 0 \(the token's own alone\) or more"),
         ({"logprobs": True}, "logprobs is True; give a whole number"),
-        ({"logprobs_of": "top"}, "logprobs_of is 'top'; give 'raw' or 'drawn'"),
+        ({"logprobs_of": "top"}, "logprobs_of is 'top'; give one of raw, drawn"),
         ({"prompt_logprobs": 1.0}, "prompt_logprobs is 1.0; give a whole number"),
         ({"processors": 3}, "processors holds 3; give objects that can be called"),
         ({"processors": [int]}, "processors holds <class 'int'>; give objects that can be called"),
