@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
+Made = TypeVar("Made")
 app = typer.Typer(no_args_is_help=True, help="Train drafts.")
 
 
@@ -56,9 +57,13 @@ class Schedule:
     def recipe(self) -> TrainingRecipe:
         from foretoken.train.loop import TrainingRecipe
 
-        steps = {"steps": self.steps, "save_every": self.save_every, "seed": self.seed}
-        rate = {"learning_rate": self.learning_rate, "warmup": self.warmup}
-        return TrainingRecipe(batch=self.batch, **steps, **rate)
+        return made(TrainingRecipe, self)
+
+
+def made(kind: Callable[..., Made], options: Schedule) -> Made:
+    """Make a dataclass of the options that its fields name."""
+    names = [field.name for field in fields_of(cast(Any, kind))]
+    return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)})
 
 
 @dataclass(frozen=True)
@@ -180,10 +185,6 @@ class StatesTraining(Schedule):
     loss: Annotated[str, "kl, rkl, jsd, tv, nla or lk, as distill has them."] = "lk"
     bfloat16: Annotated[bool, "Multiply in bfloat16, which is faster on a CPU that can."] = False
 
-    @property
-    def recipe(self) -> TrainingRecipe:
-        return replace(super().recipe, bfloat16=self.bfloat16)
-
 
 @dataclass(frozen=True)
 class EagleTraining(StatesTraining):
@@ -262,9 +263,7 @@ def _teach(
 
     target = option.chosen(target)
     quiet()
-    names = (field.name for field in fields_of(kind))
-    lesson = kind(**{name: getattr(training, name) for name in names if hasattr(training, name)})
-    recipe = training.recipe
+    lesson, recipe = made(kind, training), training.recipe
     if not 0 < training.states < 1e9:
         raise InputError(f"states is {training.states}; give gigabytes, more than 0")
     option.require_folder(out)

@@ -115,8 +115,6 @@ class LoadOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.runtime in ("onnx", "openvino"):
-            raise InputError(f"runtime={self.runtime!r} was removed; leave it out, or give native")
         check(self)
 
     def refuse(self, *names: str, because: str) -> None:

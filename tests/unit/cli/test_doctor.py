@@ -68,12 +68,6 @@ def test_kernels_that_were_not_compiled(
     mistake(asked, "leave runtime at 'auto' (not 'native')")
 
 
-def test_a_runtime_that_is_gone(console: Run, tmp_path: Path) -> None:
-    for name in ("onnx", "openvino"):
-        said = f"runtime='{name}' was removed; leave it out, or give native"
-        mistake(console("generate", "a", "--target", tmp_path, "--runtime", name), said)
-
-
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model whose products are large enough to be rounded."""
