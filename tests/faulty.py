@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from foretoken import Draft, Draw, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.loading import load
-from foretoken.server.process import worker
-from foretoken.server.process.worker import Setup
+from foretoken.server.process import setup as processes
+from foretoken.server.process import startup
+from foretoken.server.process.setup import Setup
 from oracle import random_model
 from table import TableModel
 
@@ -84,8 +84,8 @@ def work(pipe: Connection, setup: Setup) -> None:
         check(SimpleNamespace(name=target, tokenizer=made.tokenizer))
         return made
 
-    load.load_checked = load_checked  # pyright: ignore[reportAttributeAccessIssue]
-    own = worker.measure
+    startup.load_checked = load_checked  # pyright: ignore[reportAttributeAccessIssue]
+    own = startup.measure
 
     def measure(spec: Speculator, rows: int) -> None:
         own(spec, rows)
@@ -93,8 +93,8 @@ def work(pipe: Connection, setup: Setup) -> None:
             size = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + SPARE, resource.RLIM_INFINITY))
 
-    worker.measure = measure
-    worker.work(pipe, setup)
+    startup.measure = measure
+    processes.work(pipe, setup)
 
 
 class Certain(Draw):

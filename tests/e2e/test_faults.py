@@ -162,7 +162,7 @@ def test_a_step_that_hangs(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
     with ThreadPoolExecutor(2) as pool:
         hung = pool.submit(lasting, url, prompt=[faulty.HANGS, 5, 6])
         until(lambda: link.running == 1)
-        monkeypatch.setattr(clients, "STALL", 3.0)
+        monkeypatch.setattr(clients, "STALL_TIMEOUT_S", 3.0)
         behind = pool.submit(post, url, prompt=[5])
         chunks, error = hung.result()
         assert text(chunks) and error["code"] == "engine_stopped"

@@ -28,7 +28,7 @@ from foretoken.storage.files import read_text
 # Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.measurement.plan import Plan
-    from foretoken.server.process.worker import Setup
+    from foretoken.server.process.setup import Setup
 
 
 def _flags(options: Mapping[str, DeclaredOption]) -> dict[str, DeclaredOption]:
@@ -183,7 +183,7 @@ def serve(
         given["chat_template"] = read_text(server.chat_template, "a Jinja template")
     with option.needing("serve"):
         from foretoken.server.run import run
-    from foretoken.server.process.worker import Setup
+    from foretoken.server.process.setup import Setup
 
     given["max_texts"] = min(given["max_texts"], keywords["max_rows"] + keywords["max_waiting"])
     given["served_model_name"] = given.get("served_model_name") or _name(target)

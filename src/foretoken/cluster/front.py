@@ -32,7 +32,7 @@ from foretoken.server.process.client import Child
 from foretoken.server.process.fleet import EngineFleet
 from foretoken.server.process.messages import Failed
 from foretoken.server.process.models import ServedModels
-from foretoken.server.process.worker import Setup, work
+from foretoken.server.process.setup import Setup, work
 from foretoken.server.run import listening
 from foretoken.storage.cache import versions
 

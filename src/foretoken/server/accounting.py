@@ -140,7 +140,7 @@ class Metrics:
         steps = [step for text in texts for step in text.steps]
         cached = [text.done.stats.cached_tokens for text in texts[:: generation.n] if text.done]
         sums = {
-            "prompt_tokens": sum(text.prompt_tokens for text in texts[:: generation.n]),
+            "prompt_tokens": sum(text.accepted.prompt_tokens for text in texts[:: generation.n]),
             "generation_tokens": sum(len(text.tokens) for text in texts),
             "cached_tokens": sum(cached),
             "target_calls": len(steps),

@@ -52,14 +52,19 @@ from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.generation import Generation, several
-from foretoken.server.process.messages import Prompt, ReplyFacts
+from foretoken.server.process.messages import Prompt
 from foretoken.server.process.models import ServedModels
 
 VERSION = version("foretoken")
+PUBLIC_FACTS = (
+    *("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size", "text"),
+    *("max_rows", "media", "transcribes"),
+)
 PAGE = Path(__file__).parent / "page"
 STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
 KEY = HTTPBearer(auto_error=False)  # for the document: `Access` has looked at it already
 T = TypeVar("T")
+A = TypeVar("A", bound=ApiRequest)
 log = logging.getLogger(__name__)
 
 
@@ -125,41 +130,27 @@ class Routes:
         app.get("/metrics", response_class=PlainTextResponse)(self.numbers)
         app.get("/", include_in_schema=False)(self.page)
         app.mount("/page", StaticFiles(directory=PAGE), "page")
-        for kind in (
-            ApiError,
-            RefusedRequest,
-            UnavailableError,
-            RequestValidationError,
-            HTTPException,
-        ):
-            app.add_exception_handler(kind, _told)
-        app.add_exception_handler(Exception, _broken)
+        refusals = ApiError, RefusedRequest, UnavailableError, RequestValidationError, HTTPException
+        for kind in refusals:
+            app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(Exception, _answer_bug)
 
     async def chat(self, request: Request, asked: Chat) -> Response:
-        generation = await self._generation(request, asked)
-        facts = self._facts(request)
-        return await self._answer(
-            request, ChatAnswer(asked, request.state.model, generation, facts)
-        )
+        return await self._generate(request, asked, ChatAnswer)
 
     async def responses(self, request: Request, asked: Responses) -> Response:
-        generation = await self._generation(request, asked)
-        facts = self._facts(request)
-        return await self._answer(
-            request, ResponseAnswer(asked, request.state.model, generation, facts)
-        )
+        return await self._generate(request, asked, ResponseAnswer)
 
     async def completions(self, request: Request, asked: Text) -> Response:
-        generation = await self._generation(request, asked)
-        return await self._answer(request, TextAnswer(asked, request.state.model, generation))
+        return await self._generate(request, asked, TextAnswer)
 
     async def transcriptions(self, request: Request) -> Response:
-        return await self._written_down(request, Transcribing)
+        return await self._transcribe(request, Transcribing)
 
     async def translations(self, request: Request) -> Response:
-        return await self._written_down(request, Translate)
+        return await self._transcribe(request, Translate)
 
-    async def _written_down(self, request: Request, kind: type[Translate]) -> Response:
+    async def _transcribe(self, request: Request, kind: type[Translate]) -> Response:
         try:
             asked = await form(request, kind)
         except ClientDisconnect:
@@ -167,11 +158,9 @@ class Routes:
         engine = self._chosen(request, asked)
         asked.require()
         if engine.info is not None and not engine.info.transcribes:
-            problem = (
-                f"{request.state.model} writes no speech down as it is served; the server's log "
-            )
-            problem += "says why at its start, else serve a Whisper, or the like"
-            raise BadRequestError(problem, "model")
+            problem = f"{request.state.model} writes no speech down as it is served; the server's "
+            remedy = "log says why at its start, else serve a Whisper, or the like"
+            raise BadRequestError(problem + remedy, "model")
         hearing = Hearing(engine, asked.to_engine(self.options.gamma))
         if asked.streams:
             return Events(asked, hearing, events(hearing))
@@ -211,11 +200,9 @@ class Routes:
         info, asked = engine.info, {"alpha": statistics.alpha, "made": dict(statistics.made)}
         costs, rates = await engine.ask("speculation", **asked), statistics.rates()
         assert info is not None  # of an engine that was asked
-        names = ("target", "draft", "runtime", "draft_runtime", "dtype", "context", "vocab_size")
         return {
             "model": name,
-            **{each: getattr(info, each) for each in (*names, "text", "max_rows")},
-            **{each: getattr(info, each) for each in ("media", "transcribes")},
+            **{each: getattr(info, each) for each in PUBLIC_FACTS},
             "chat": info.chat or self.options.chat_template is not None,
             "temperature": info.suggested["temperature"],
             **rates,
@@ -259,8 +246,8 @@ class Routes:
         engines = self.served.engines
         if name not in engines:
             names = ", ".join(map(repr, engines))
-            message = f"the model {name[:80]!r} is not served here; {names} "
-            message += "is" if len(engines) == 1 else "are"
+            verb = "is" if len(engines) == 1 else "are"
+            message = f"the model {name[:80]!r} is not served here; {names} {verb}"
             raise ApiError(404, message, "model", "model_not_found")
         return engines[name]
 
@@ -284,11 +271,6 @@ class Routes:
         engine = self._engine(name)
         request.state.model = name
         return engine
-
-    def _facts(self, request: Request) -> ReplyFacts | None:
-        """Return how the replies of a request's model are read."""
-        info = self._engine(request.state.model).info
-        return None if info is None else info.replies
 
     def _model(self, name: str) -> dict[str, Any]:
         base = self.served.base
@@ -326,13 +308,11 @@ class Routes:
             message = f"{name} is {asked.max_new_tokens}, this server writes at most "
             raise BadRequestError(f"{message}{options.max_tokens}", name)
         prompts = await self._with_media(engine, asked, prompts)
-        first = asked.to_engine(
-            prompts[0], info.suggested if info else {}, info.replies if info else None
-        )
+        first = asked.to_engine(prompts[0], info.suggested if info else {}, info and info.replies)
         first = replace(
             first,
             chat_template=options.chat_template if asked.templated else None,
-            most_tokens=options.max_tokens,
+            default_new_tokens=options.max_tokens,
             gamma=options.gamma if first.gamma is None else first.gamma,
             cache_salt=f"{request.state.salt}{first.cache_salt}",
         )
@@ -340,12 +320,15 @@ class Routes:
         request.state.generation = generation
         return generation
 
-    async def _answer(self, request: Request, answer: Answer[Any]) -> Response:
-        """Return the answer, whole or as server-sent events. Texts that still run are aborted
+    async def _generate(self, request: Request, asked: A, kind: type[Answer[A]]) -> Response:
+        """Return the answer, whole or as server-sent events. Outputs that still run are aborted
         at its end, and when the client is gone."""
-        if answer.asked.stream:
-            return Events(answer.asked, answer.generation, answer.events())
-        async with answer.generation as generation:
+        generation = await self._generation(request, asked)
+        info = self._engine(request.state.model).info
+        answer = kind(asked, request.state.model, generation, info and info.replies)
+        if asked.stream:
+            return Events(asked, generation, answer.events())
+        async with generation:
             await _unless_gone(request, generation.all())
             return JSONResponse(answer.body())
 
@@ -357,7 +340,7 @@ class Events(StreamingResponse):
         self, asked: Body, work: AbstractAsyncContextManager[Any], events: AsyncGenerator[str]
     ) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(self._told(), media_type="text/event-stream", headers=headers)
+        super().__init__(self._write(), media_type="text/event-stream", headers=headers)
         self.asked, self.work, self.events = asked, work, events
         self.status = 499  # the client is gone
 
@@ -368,7 +351,7 @@ class Events(StreamingResponse):
             finally:
                 scope["state"]["status"] = self.status
 
-    async def _told(self) -> AsyncGenerator[str]:
+    async def _write(self) -> AsyncGenerator[str]:
         """Yield the events, and what breaks them off, which comes too late for a status."""
         try:
             async for event in self.events:
@@ -381,13 +364,13 @@ class Events(StreamingResponse):
 
 
 def _context(engine: Engines) -> int | None:
-    """Return the tokens that a text of an engine may have; None where that is not known."""
+    """Return the tokens that prompt and output may have; None while unknown."""
     return None if engine.info is None else engine.info.context
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Return what the work comes to, or break it off when the client is gone."""
-    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    """Return the result of the work, or cancel it when the client is gone."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request))
     try:
         await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
@@ -399,12 +382,12 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(doing, leaving, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     """Answer a request that is not honoured."""
     path, headers = request.url.path[:200], {}
     match error:
@@ -413,7 +396,7 @@ async def _told(request: Request, error: Exception) -> Response:
         case RequestValidationError():
             refusal = invalid(error.errors())
         case HTTPException(status_code=400, __cause__=Exception() as cause):  # of the body
-            refusal = BadRequestError(f"the body is no JSON: {unreadable(cause)}")
+            refusal = BadRequestError(f"the body is not valid JSON: {unreadable(cause)}")
         case HTTPException(status_code=status, detail=detail):
             paths = {404: f"there is no {path}", 405: f"{path} does not take {request.method}"}
             refusal = ApiError(status, paths.get(status, detail))
@@ -423,6 +406,6 @@ async def _told(request: Request, error: Exception) -> Response:
     return JSONResponse(refusal.body, refusal.status, headers | refusal.headers)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _answer_bug(request: Request, error: Exception) -> Response:
     log.error("an answer failed", exc_info=error)
     return JSONResponse(ApiError(500, "the server failed; its log says how").body, 500)

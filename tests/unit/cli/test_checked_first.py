@@ -14,7 +14,7 @@ import foretoken
 from console import Run, mistake
 from foretoken.errors import InputError
 from foretoken.loading import load as loading
-from foretoken.server.process.worker import _lacks
+from foretoken.server.process.startup import describe_missing
 from tiny import byte_level, folder, llama
 
 
@@ -122,5 +122,6 @@ def test_load_warns_of_a_missing_tokenizer(models: Path, caplog: pytest.LogCaptu
 
 
 def test_a_server_says_which_requests_it_will_refuse() -> None:
-    assert "--tokenizer" in _lacks(SimpleNamespace(name="m", tokenizer=None))
-    assert "m has no chat template" in _lacks(SimpleNamespace(name="m", tokenizer=byte_level()))
+    bare, plain = (SimpleNamespace(name="m", tokenizer=each) for each in (None, byte_level()))
+    assert "--tokenizer" in describe_missing(bare)
+    assert "m has no chat template" in describe_missing(plain)

@@ -14,8 +14,8 @@ from foretoken.server.accounting import Metrics, line
 from foretoken.server.options import Json
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.generation import Generation
-from foretoken.server.process.messages import Done, GenerateRequest, StepOutput
-from foretoken.server.process.worker import Setup
+from foretoken.server.process.messages import Accepted, Done, GenerateRequest, StepOutput
+from foretoken.server.process.setup import Setup
 
 DOCS = Path(__file__).parents[3] / "docs"
 STATS = Stats(
@@ -44,7 +44,7 @@ def step(accepted: int, rejected: int) -> StepRecord:
 
 def written() -> Generation:
     writing = Generation(EngineClient(Setup(None, None)), [ASKED])
-    writing.texts[0].prompt_tokens = 4
+    writing.texts[0].accepted = Accepted(0, 4)
     writing._note(0, StepOutput(0, ["a", "b"], [5, 6], None, [step(1, 1)], None))
     writing._note(0, StepOutput(0, ["c"], [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
     return writing
@@ -53,7 +53,7 @@ def written() -> Generation:
 def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
     writing = Generation(EngineClient(Setup(None, None)), [ASKED] * 3, 3)
     for i, text in enumerate(writing.texts):
-        text.prompt_tokens = 4
+        text.accepted = Accepted(0, 4)
         writing._note(i, StepOutput(i, ["c"], [7], None, [], Done("stop", None, STATS, None)))
     metrics = Metrics("m", vllm=False)
     metrics.observe(writing, 0.7, "m")

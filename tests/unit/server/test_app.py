@@ -469,8 +469,8 @@ def test_what_speculation_does_now(url: str) -> None:
         ("completions", {"prompt": "a", "logit_bias": {"1_0": 1}}, 400, "'1_0'"),
         ("completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias holds '9"),
         ("responses", {"input": [HELLO[0] | {"name": "x"}]}, 400, "input[0].name: unknown field"),
-        ("completions", {"prompt": "\ud800"}, 400, "no JSON"),
-        ("completions", {"\ud800": 1}, 400, "no JSON"),
+        ("completions", {"prompt": "\ud800"}, 400, "not valid JSON"),
+        ("completions", {"\ud800": 1}, 400, "not valid JSON"),
     ],
 )  # fmt: skip
 def test_bad_requests_are_named(
@@ -481,7 +481,7 @@ def test_bad_requests_are_named(
     assert answer.status_code == status, error
     assert said in error["message"] and error["type"] == "invalid_request_error"
     assert "\n" not in error["message"]
-    whole = "no JSON" in said  # of which no field is the cause
+    whole = "not valid JSON" in said  # of which no field is the cause
     assert (error["param"] is None) == whole
 
 
@@ -586,13 +586,13 @@ def test_a_call_of_a_tool_has_no_content(url: str, spec: Any) -> None:
     ("body", "said"),
     [
         ("", "send a JSON object"),
-        ("{", "the body is no JSON: "),
+        ("{", "the body is not valid JSON: "),
         ("[]", "object"),
         ("null", "object"),
-        ('{"prompt": NaN}', "the body is no JSON: "),
-        ("[" * 100_000, "the body is no JSON: it is nested too deeply; flatten it"),
-        (b"\xff", "the body is no JSON: it is not in UTF-8; encode it so"),
-        ('{"seed": ' + "1" * 5000 + "}", "the body is no JSON: Exceeds the limit (4300 digits)"),
+        ('{"prompt": NaN}', "the body is not valid JSON: "),
+        ("[" * 100_000, "the body is not valid JSON: it is nested too deeply; flatten it"),
+        (b"\xff", "the body is not valid JSON: it is not in UTF-8; encode it so"),
+        ('{"seed": ' + "1" * 5000 + "}", "is not valid JSON: Exceeds the limit (4300 digits)"),
     ],
 )
 def test_what_is_no_json_object(url: str, body: str | bytes, said: str) -> None:

@@ -10,7 +10,7 @@ from foretoken.server.app import make
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.models import ServedModels
-from foretoken.server.process.worker import Setup
+from foretoken.server.process.setup import Setup
 
 
 @pytest.fixture(scope="module")

@@ -161,7 +161,7 @@ class Answer(Generic[Asked]):
         """Return the reply that text i is, as far as it has been read."""
         if i not in self._replies:
             wish = self.asked.wish(self.facts)
-            self._replies[i] = ReplyText(self.facts, wish, self.texts[i].tail)
+            self._replies[i] = ReplyText(self.facts, wish, self.texts[i].accepted.tail)
         return self._replies[i]
 
     def finish(self, i: int, done: Done) -> str:
@@ -302,7 +302,7 @@ def usage(generation: Generation, thoughts: int = 0) -> dict[str, Any]:
     """Return the numbers of tokens, the prompt's once however many texts continue it; `thoughts`:
     those of reasoning."""
     texts = generation.texts
-    read = sum(text.prompt_tokens for text in texts[:: generation.n])
+    read = sum(text.accepted.prompt_tokens for text in texts[:: generation.n])
     written = sum(len(text.tokens) for text in texts)
     steps = [step for text in texts for step in text.steps if step.predicted]
     predicted = steps if generation.predicts else []  # else the texts themselves foresaw it

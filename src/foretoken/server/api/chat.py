@@ -144,7 +144,7 @@ class ChatAnswer(answers.ChoicesAnswer[Chat]):
         return answer | self.first(self.texts[0])
 
     def first(self, text: GeneratedText) -> dict[str, Any]:
-        return {"prompt_token_ids": text.prompt_ids} if self.asked.return_token_ids else {}
+        return {"prompt_token_ids": text.accepted.prompt_ids} if self.asked.return_token_ids else {}
 
     def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
         reply = self.reply(i)

@@ -20,7 +20,7 @@ from foretoken.server.api.wire import (
     Predicting,
     Whole,
 )
-from foretoken.server.process.generation import GeneratedText, Generation
+from foretoken.server.process.generation import GeneratedText
 from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
@@ -112,8 +112,8 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
     prefix = "cmpl"
     kinds = ("text_completion", "text_completion")
 
-    def __init__(self, asked: Text, model: str, generation: Generation) -> None:
-        super().__init__(asked, model, generation)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._waiting = defaultdict[int, list[TokenLogprob]](list)  # for text that is held back
 
     @property
@@ -129,31 +129,31 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
         return [text for texts in ranked for text in texts[:n]]
 
     def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
-        whole, asked = text.echo + text.text, self.asked
+        whole, asked = text.accepted.echo + text.text, self.asked
         prompt = (text.done and text.done.prompt_logprobs) or []
         choice: dict[str, Any] = {"text": whole}
         if asked.return_token_ids:
-            choice["prompt_token_ids"] = text.prompt_ids
+            choice["prompt_token_ids"] = text.accepted.prompt_ids
         if asked.prompt_logprobs is not None:
             choice["prompt_logprobs"] = answers.by_id(prompt)
         if asked.logprobs is None:
             return choice
-        tokens = [*text.first, *prompt, *text.logprobs] if asked.echo else text.logprobs
+        tokens = [*text.accepted.first, *prompt, *text.logprobs] if asked.echo else text.logprobs
         logprobs = _logprobs(tokens, asked.logprobs, len(whole))
-        for key in ("token_logprobs", "top_logprobs") if text.first else ():
+        for key in ("token_logprobs", "top_logprobs") if text.accepted.first else ():
             if logprobs[key]:
                 logprobs[key][0] = None  # nothing is known of a prompt's first token
         return choice | {"logprobs": logprobs}
 
     def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
         if self.asked.return_token_ids:
-            return {"text": text.echo, "prompt_token_ids": text.prompt_ids}
-        return {"text": text.echo} if text.echo else None
+            return {"text": text.accepted.echo, "prompt_token_ids": text.accepted.prompt_ids}
+        return {"text": text.accepted.echo} if text.accepted.echo else None
 
     def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
         if self.asked.logprobs is None:
             return {"text": part.text}
-        end = len(self.texts[i].echo) + len(self.texts[i].text)
+        end = len(self.texts[i].accepted.echo) + len(self.texts[i].text)
         tokens = self._waiting[i] + (part.logprobs or [])
         if part.done is None:  # what is held back may be cut, and its tokens stand at the end then
             tokens, self._waiting[i] = _split_at(tokens, end)

@@ -105,7 +105,7 @@ def invalid(problems: Sequence[Any]) -> BadRequestError:
     first = problems[0]
     context = first.get("ctx") or {}
     if first["type"] == "json_invalid":
-        return BadRequestError(f"the body is no JSON: {context['error']}")
+        return BadRequestError(f"the body is not valid JSON: {context['error']}")
     place = [*first["loc"][1:], *([context["field"]] if first["type"] == "unknown" else [])]
     if not place:
         return BadRequestError("send a JSON object, with Content-Type: application/json")

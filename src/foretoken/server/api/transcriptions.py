@@ -17,9 +17,9 @@ from foretoken.media.spoken import FORMATS, Transcription
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import Body
-from foretoken.server.process.client import RefusedRequest, Told, UnavailableError
+from foretoken.server.process.client import Notification, RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
-from foretoken.server.process.messages import Heard, Reply, TranscribeRequest
+from foretoken.server.process.messages import Reply, TranscribeRequest, TranscriptDelta
 
 MOST_FIELDS = 32
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
@@ -152,12 +152,12 @@ class Hearing:
 
     def __init__(self, engine: Engines, request: TranscribeRequest) -> None:
         self._engine, self._request = engine, request
-        self._told: asyncio.Queue[Told] = asyncio.Queue()
+        self._notifications: asyncio.Queue[Notification] = asyncio.Queue()
 
     async def __aenter__(self) -> Hearing:
-        self._end = self._engine.transcribe(self._request, self._told.put_nowait)
+        self._end = self._engine.submit(self._request, self._notifications.put_nowait)
         try:
-            self._first = await self._told.get()
+            self._first = await self._notifications.get()
             if isinstance(self._first, Exception):
                 raise self._first
         except BaseException:
@@ -174,7 +174,7 @@ class Hearing:
         told = self._first
         while True:
             match told:
-                case Heard(text=text):
+                case TranscriptDelta(text=text):
                     yield text
                 case Reply(value=made):
                     yield made
@@ -183,7 +183,7 @@ class Hearing:
                     raise error
                 case other:
                     raise AssertionError(other)
-            told = await self._told.get()
+            told = await self._notifications.get()
 
     async def all(self) -> Transcription:
         """The transcription, once it is whole."""

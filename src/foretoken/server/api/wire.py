@@ -125,7 +125,7 @@ class Body(Wire):
         except TypeError:  # no JSON object at all, which is refused as such
             pass
         except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"the body is no JSON: {error}"[:200]) from None
+            raise BadRequestError(f"the body is not valid JSON: {error}"[:200]) from None
         return body
 
     @classmethod
@@ -315,7 +315,7 @@ class ApiRequest(Sampled):
             chat_template_kwargs=self.variables,
             show_steps=self.speculation.steps,
             echo=self.echoes,
-            tell_ids=self.return_token_ids,
+            return_prompt_ids=self.return_token_ids,
             bad_words=tuple(self.bad_words or ()),
             wish=self.wish(facts),
             thinking_budget=self.thinking_token_budget if self.templated else None,
@@ -535,8 +535,8 @@ class Templated(ApiRequest):
     def settings(self) -> dict[str, Any]:
         """Variables of the chat template that the request gives in fields of their own."""
         offered = [tool.model_dump(exclude_unset=True) for tool in self.offered]
-        own = {"tools": offered or None, "reasoning_effort": self.effort}
-        return {name: value for name, value in own.items() if value is not None}
+        tools: dict[str, Any] = {"tools": offered} if offered else {}
+        return tools | ({} if self.effort is None else {"reasoning_effort": self.effort})
 
     @property
     def variables(self) -> dict[str, Any] | None:

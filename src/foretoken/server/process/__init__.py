@@ -1,6 +1,6 @@
 """The engine's own process, and the HTTP process's end of the pipe to it.
 
-Only `worker` and `sandbox` run in the engine's process, and only there torch is imported.
-`messages` are the data on the pipe; `client` is the HTTP process's end of it, `fleet` several of
-these as one, `generation` a request's texts, and `statistics` the rates of all of them.
+The HTTP process runs `client`, `fleet` (several of these as one), `models` (one for each name),
+`generation` (a request's outputs) and `statistics`; none of them imports torch. `messages` are the
+data on the pipe, `setup` starts the engine's process, which runs all the others.
 """

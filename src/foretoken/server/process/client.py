@@ -1,5 +1,5 @@
-"""The HTTP process's end of the pipe: requests go out, what becomes of them comes back. An engine
-that dies is started again, and its requests are told.
+"""The HTTP process's end of the pipe: it sends requests and receives outputs. An engine that dies
+is started again, and its requests fail.
 """
 
 from __future__ import annotations
@@ -20,36 +20,35 @@ from foretoken.server.process.messages import (
     Abort,
     Accepted,
     Add,
+    AnyRequest,
     Ask,
     Failed,
     FromEngine,
     GenerateRequest,
-    Heard,
     ModelInfo,
-    Ready,
+    Query,
     Refusal,
     Reply,
     StepOutput,
     StepOutputs,
     Stop,
     ToEngine,
-    Transcribe,
-    TranscribeRequest,
+    TranscriptDelta,
 )
+from foretoken.server.process.setup import Setup, work
 from foretoken.server.process.statistics import SpecDecodeStats
-from foretoken.server.process.worker import Setup, work
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
-AGAIN = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before an engine that died is started again
-TICK = 1.0  # seconds between two looks at an engine
-STALL = 300.0  # seconds without a step while somebody waits: tens are a slow machine's
-READING = 0.1  # and for each token of prompts, which may be read in one step
+RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after deaths without a ready engine between
+CHECK_INTERVAL_S = 1.0  # between two looks at an engine
+STALL_TIMEOUT_S = 300.0  # without a step while requests wait: tens are a slow machine's
+PREFILL_S_PER_TOKEN = 0.1  # added for each token of the prompts, which one step may prefill
 NUMBERS = count()
 log = logging.getLogger(__name__)
 
 
 class RefusedRequest(Exception):
-    """A request that the engine did not honour, or could not finish."""
+    """A request that the engine refused, or could not finish."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -57,14 +56,15 @@ class RefusedRequest(Exception):
 
 
 class UnavailableError(Exception):
-    """There is no engine now; `after`: seconds until it is worth another try."""
+    """There is no engine now; `after`: seconds until a retry is worthwhile."""
 
     def __init__(self, message: str, after: int) -> None:
         super().__init__(message)
         self.message, self.after = message, after
 
 
-Told = Accepted | StepOutput | Heard | Reply | RefusedRequest | UnavailableError
+Notification = Accepted | StepOutput | TranscriptDelta | Reply | RefusedRequest | UnavailableError
+Listener = Callable[[Notification], None]
 
 
 class Pipe(Protocol):
@@ -80,7 +80,7 @@ class Process(Protocol):
     """A process that ends with its engine."""
 
     def join(self, timeout: float) -> None:
-        """Wait for its end, at most so many seconds."""
+        """Wait for its end, for `timeout` seconds at most."""
         ...
 
     def kill(self) -> None:
@@ -108,7 +108,7 @@ def spawned(setup: Setup) -> Child:
 
 
 class EngineClient:
-    """An engine's process, from `start` to `stop`. `begin`: what starts it, and does not wait."""
+    """An engine's process, from `start` to `stop`. `begin`: starts it without waiting."""
 
     def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawned) -> None:
         self.setup, self._begin = setup, begin
@@ -121,15 +121,15 @@ class EngineClient:
         self.preempted = 0  # of all engines
         self._preempted = 0  # of this one
         self._ids = count()
-        self._listeners: dict[int, Callable[[Told], None]] = {}  # of requests and questions
-        self._prompts: dict[int, int] = {}  # tokens of each, where they are known
-        self._stuck: set[int] = set()  # who has waited since the last step
-        self._silent = 0.0  # seconds for which they have
+        self._listeners: dict[int, Listener] = {}  # of requests and questions
+        self._prompt_tokens: dict[int, int] = {}  # of accepted requests
+        self._stuck: set[int] = set()  # requests that have waited since the last step
+        self._stuck_s = 0.0  # for so long
         self._process: Process | None = None
         self._deaths = 0  # since it was ready last
         self._idle = asyncio.Event()
         self._outgoing: SimpleQueue[Any] = SimpleQueue()
-        self.failed = lambda: None  # called where no engine can be started
+        self.failed = lambda: None  # called if no engine can be started
 
     @property
     def open(self) -> int:
@@ -150,15 +150,15 @@ class EngineClient:
         """Start the process; it is ready when `state` says so."""
         self._loop = asyncio.get_running_loop()
         self._process, pipe = self._begin(self.setup)
-        self._outgoing.put(None)  # the end of the former
+        self._outgoing.put(None)  # the end of the former writer
         self._outgoing = SimpleQueue()
-        for name, life in (("events", self._listen), ("outgoing", self._post)):
-            more = (self._outgoing,) if life == self._post else ()
-            Thread(target=life, args=(pipe, *more), name=name, daemon=True).start()
+        Thread(target=self._read, args=(pipe,), name="events", daemon=True).start()
+        args = pipe, self._outgoing
+        Thread(target=self._write, args=args, name="outgoing", daemon=True).start()
         self._watch(self._process)
 
     async def stop(self, patience: float) -> None:
-        """No new requests; those that run may end within so many seconds."""
+        """Take no new requests; those that run have `patience` seconds to end."""
         if self.state in ("draining", "stopped"):
             return
         listens, self.state = self.state == "ready", "draining"
@@ -175,39 +175,29 @@ class EngineClient:
                 await asyncio.to_thread(self._process.join, 5)
             self._process.kill()
 
-    def submit(
-        self, request: GenerateRequest, listener: Callable[[Told], None]
-    ) -> Callable[[], None]:
-        """Send a request, and call `listener` with all that becomes of it: `Accepted`, then what
-        every step adds, the last with its end; or RefusedRequest. Return what ends the request
-        early, which frees its row within a step. Raises UnavailableError."""
+    def submit(self, request: AnyRequest, listener: Listener) -> Callable[[], None]:
+        """Send a request, and call `listener` with its notifications: `Accepted` and the output of
+        each step, or `TranscriptDelta`s and a `Reply`; or RefusedRequest. Return a function that
+        ends the request early, which frees its row within a step. Raises UnavailableError."""
         self._require_ready()
         id = self._open(listener)
         self._send(Add(id, request))
         return partial(self._abort, id)
 
-    def transcribe(
-        self, request: TranscribeRequest, listener: Callable[[Told], None]
-    ) -> Callable[[], None]:
-        """Send a sound, and call `listener` with all that becomes of it: `Heard` with new text,
-        then `Reply` with the transcription; or RefusedRequest. Return what ends it early. Raises
-        UnavailableError."""
-        self._require_ready()
-        id = self._open(listener)
-        self._send(Transcribe(id, request))
-        return partial(self._abort, id)
-
-    async def ask(self, name: str, **arguments: Any) -> Any:
+    async def ask(self, name: Query, **arguments: Any) -> Any:
         """Return the answer to a question that takes no step. Raises RefusedRequest and
         UnavailableError."""
         self._require_ready()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        id = self._open(partial(_settle, answer))
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        id = self._open(answers.put_nowait)
         try:
             self._send(Ask(id, name, arguments))
-            return await answer
+            answer = await answers.get()
         finally:
             self._close(id)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer.value
 
     def _abort(self, id: int) -> None:
         if id in self._listeners:
@@ -224,7 +214,7 @@ class EngineClient:
         }
         raise UnavailableError(reasons.get(self.state, "the server is shutting down"), 2)
 
-    def _open(self, listener: Callable[[Told], None]) -> int:
+    def _open(self, listener: Listener) -> int:
         id = next(self._ids)
         self._listeners[id] = listener
         self._idle.clear()
@@ -232,7 +222,7 @@ class EngineClient:
 
     def _close(self, id: int) -> None:
         self._listeners.pop(id, None)
-        self._prompts.pop(id, None)
+        self._prompt_tokens.pop(id, None)
         self._note_idle()
 
     def _note_idle(self) -> None:
@@ -249,31 +239,31 @@ class EngineClient:
             self._deliver(Refusal(id, "input", problem, _deepest(message)))
 
     @staticmethod
-    def _post(pipe: Pipe, outgoing: SimpleQueue[Any]) -> None:
-        """A thread's life: what the engine is told."""
+    def _write(pipe: Pipe, outgoing: SimpleQueue[Any]) -> None:
+        """Writer thread: sends queued messages."""
         while (message := outgoing.get()) is not None:
             try:
                 pipe.send_bytes(message)
-            except (OSError, ValueError):  # it has died, which `_listen` sees too
+            except (OSError, ValueError):  # it has died, which `_read` sees too
                 return
 
-    def _listen(self, pipe: Pipe) -> None:
-        """A thread's life: what the engine says, to the loop."""
+    def _read(self, pipe: Pipe) -> None:
+        """Reader thread: hands the engine's messages to the event loop."""
         while True:
             try:
                 message: FromEngine | None = pipe.recv()
-            except Exception as error:  # of what it said last, nothing can be told
+            except Exception as error:
                 if not isinstance(error, EOFError | OSError):
-                    log.exception("the engine cannot be understood")
+                    log.exception("a message of the engine cannot be read")
                 message = None
             try:
-                self._loop.call_soon_threadsafe(self._hear, message)
+                self._loop.call_soon_threadsafe(self._handle, message)
             except RuntimeError:  # the loop is closed
                 return
             if message is None:
                 return
 
-    def _hear(self, message: FromEngine | None) -> None:
+    def _handle(self, message: FromEngine | None) -> None:
         match message:
             case StepOutputs(parts, running, waiting, preempted):
                 self.running, self.waiting = running, waiting
@@ -282,15 +272,15 @@ class EngineClient:
                 self._stuck.clear()
                 for part in parts:
                     self._deliver(part)
-            case Heard():
+            case TranscriptDelta():
                 self._stuck.clear()
                 self._deliver(message)
             case Accepted() | Reply() | Refusal():
                 self._deliver(message)
-            case Ready(info):
-                self.info, self._deaths = info, 0
-                self.setup = replace(self.setup, adapters=())  # when it starts again, they run
-                log.info("%s is ready, on %s", info.target, info.runtime)
+            case ModelInfo():
+                self.info, self._deaths = message, 0
+                self.setup = replace(self.setup, adapters=())  # they run when it starts again
+                log.info("%s is ready, on %s", message.target, message.runtime)
                 if self.state in ("loading", "restarting"):
                     self.state = "ready"
             case Failed(problem):
@@ -299,35 +289,34 @@ class EngineClient:
             case None:
                 self._died()
 
-    def _deliver(self, message: Accepted | Heard | Reply | Refusal | StepOutput) -> None:
+    def _deliver(self, message: Accepted | TranscriptDelta | Reply | Refusal | StepOutput) -> None:
         listener = self._listeners.get(message.id)
-        if listener is None:  # nobody waits any more
+        if listener is None:  # its client has left
             return
         match message:
             case Accepted(id, prompt_tokens):
-                self._prompts[id] = prompt_tokens
-            case Heard() | StepOutput(done=None):
+                self._prompt_tokens[id] = prompt_tokens
+            case TranscriptDelta() | StepOutput(done=None):
                 pass
             case _:
                 self._close(message.id)
         listener(RefusedRequest(message) if isinstance(message, Refusal) else message)
 
     def _watch(self, process: Process) -> None:
-        """Every second, as no clock is to be trusted after a suspension: an engine that takes no
-        step for those who wait hangs. It is ended, which `_listen` hears."""
+        """Kill an engine that takes no step while requests wait. Seconds are counted, as clocks
+        jump after a suspension."""
         if process is not self._process:
             return
-        self._loop.call_later(TICK, self._watch, process)
+        self._loop.call_later(CHECK_INTERVAL_S, self._watch, process)
         self._stuck &= self._listeners.keys()
         if not self._stuck:
-            self._stuck, self._silent = set(self._listeners), 0.0
+            self._stuck, self._stuck_s = set(self._listeners), 0.0
             return
-        self._silent += TICK
-        if self._silent > STALL + READING * sum(self._prompts.values()):
-            idle = self._silent
-            log.error(
-                "the engine of %s has taken no step for %.0f s; it is ended", self._target, idle
-            )
+        self._stuck_s += CHECK_INTERVAL_S
+        prefill_s = PREFILL_S_PER_TOKEN * sum(self._prompt_tokens.values())
+        if self._stuck_s > STALL_TIMEOUT_S + prefill_s:
+            problem = "the engine of %s has taken no step for %.0f s; it is ended"
+            log.error(problem, self._target, self._stuck_s)
             self._stuck.clear()
             process.kill()
 
@@ -336,13 +325,13 @@ class EngineClient:
             self._deliver(Refusal(id, "dead", reason))
 
     def _died(self) -> None:
-        """The process is gone: its requests fail, and another one is started."""
+        """Fail the requests of a process that has died, and start another one."""
         if self._process is not None:
-            self._process.kill()  # what only closed its pipe
+            self._process.kill()  # one that only closed its pipe
         self.running = self.waiting = self._preempted = 0
         if self.state not in ("failed", "stopped", "draining"):
             self.state = "restarting"
-            after = AGAIN[min(self._deaths, len(AGAIN) - 1)]
+            after = RESTART_DELAYS_S[min(self._deaths, len(RESTART_DELAYS_S) - 1)]
             self._deaths += 1
             self.restarts += 1
             log.error("the engine of %s ended; it is started again in %s s", self._target, after)
@@ -356,28 +345,13 @@ class EngineClient:
 
 def _deepest(message: ToEngine) -> str | None:
     """Return the argument that is nested too deeply to be sent."""
-    arguments: dict[str, Any] = {}
-    match message:
-        case Add(_, request):
-            own = {each.name: getattr(request, each.name) for each in fields(request)}
-            arguments = {**request.controls, **own}
-        case Ask(_, _, asked):
-            arguments = asked
-        case _:
-            pass
+    arguments: dict[str, Any] = getattr(message, "arguments", {})
+    if isinstance(message, Add) and isinstance(request := message.request, GenerateRequest):
+        own = {each.name: getattr(request, each.name) for each in fields(request)}
+        arguments = {**request.controls, **own}
     for name, value in arguments.items():
         try:
             ForkingPickler.dumps(value)
         except RecursionError:
             return name
     return None
-
-
-def _settle(answer: asyncio.Future[Any], message: Told) -> None:
-    if answer.done():  # nobody waits any more
-        return
-    if isinstance(message, Exception):
-        answer.set_exception(message)
-    else:
-        assert isinstance(message, Reply)
-        answer.set_result(message.value)

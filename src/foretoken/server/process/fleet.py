@@ -1,5 +1,5 @@
-"""Several engines as one: who takes a request, what becomes of it when its engine dies, and what
-all of them come to. Where an engine runs is not known here.
+"""Several engines as one: which takes a request, how it moves when its engine dies, and sums over
+all. Does not depend on where an engine runs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,41 +18,43 @@ from foretoken.records import Begun, StepRecord
 from foretoken.server.process.client import (
     Child,
     EngineClient,
+    Listener,
+    Notification,
     RefusedRequest,
     State,
-    Told,
     UnavailableError,
 )
 from foretoken.server.process.messages import (
     Accepted,
+    AnyRequest,
     GenerateRequest,
     ModelInfo,
+    Query,
     StepOutput,
-    TranscribeRequest,
     is_chat,
 )
+from foretoken.server.process.setup import Setup
 from foretoken.server.process.statistics import SpecDecodeStats
-from foretoken.server.process.worker import Setup
 from foretoken.text.chat import MEDIA, parts_of
 
-MOVES = 3  # engines that a text may lose: one that ends them itself is not to end all
-WAIT = 300.0  # seconds that a text waits for an engine, where all are being started again
-TICK = 0.05  # seconds between two looks for one
-SHARE = 0.5  # of a prompt: an engine that has read as much is preferred
-SLACK = 4  # texts that it may then write more than the one with fewest
-CHARACTERS, IDS = 64, 16  # of a prompt that one digest more stands for
-KEPT_DIGESTS = 2**17  # digests: prompts of 8 million characters
+MAX_MOVES = 3  # engines that a request may lose: one that kills them must not kill all
+ENGINE_TIMEOUT_S = 300.0  # that a request waits for an engine, if all are being started again
+POLL_INTERVAL_S = 0.05  # between two looks at an engine that starts
+PREFIX_SHARE = 0.5  # of a prompt: an engine that has prefilled as much is preferred
+MAX_IMBALANCE = 4  # requests that it may then have more than the one with fewest
+DIGEST_CHARACTERS, DIGEST_IDS = 64, 16  # of a prompt for each digest
+MAX_DIGESTS = 2**17  # of prompts of 8 million characters
 log = logging.getLogger(__name__)
 
 
 def digests(request: GenerateRequest) -> list[int]:
     """Return digests of the prompt's beginnings, the shortest first: of a text, of ids, or of
     messages in which every turn extends the last. Other salts and templates have others."""
-    prompt, size = request.prompt, CHARACTERS
+    prompt, size = request.prompt, DIGEST_CHARACTERS
     if is_chat(prompt):
-        prompt = "".join(f"{turn.get('role')}\0{_said(turn)}\0" for turn in prompt)
+        prompt = "".join(f"{turn.get('role')}\0{_content(turn)}\0" for turn in prompt)
     elif isinstance(prompt, list):
-        size = IDS
+        size = DIGEST_IDS
     about = request.cache_salt, request.chat_template
     running, hashes = hashlib.blake2b(repr(about).encode(), digest_size=8), list[int]()
     for start in range(0, len(prompt) - size + 1, size):
@@ -60,20 +63,29 @@ def digests(request: GenerateRequest) -> list[int]:
     return hashes
 
 
-def _said(message: dict[str, Any]) -> str:
-    """A message's content, with a digest for each picture and sound."""
+def _content(message: dict[str, Any]) -> str:
+    """A message's content, with a digest for each image and audio."""
 
-    def said(part: Mapping[str, Any]) -> str:
+    def describe(part: Mapping[str, Any]) -> str:
         if part["type"] not in MEDIA:
             return part["text"]
-        return hashlib.blake2b(part[part["type"]], digest_size=CHARACTERS // 2).hexdigest()
+        return hashlib.blake2b(part[part["type"]], digest_size=DIGEST_CHARACTERS // 2).hexdigest()
 
-    return "".join(map(said, parts_of(message))) or str(message.get("content"))
+    return "".join(map(describe, parts_of(message))) or str(message.get("content"))
+
+
+def _total(name: str) -> Any:
+    """A fleet's property: a sum over its engines and those that have ended."""
+
+    def add(fleet: EngineFleet) -> int:
+        return sum(getattr(each, name) for each in fleet.engines) + fleet.past[name]
+
+    return property(add)
 
 
 class EngineFleet:
-    """`count` engines behind one client's face. The first is started alone: what steps cost is
-    measured there, undisturbed, and the others are given it."""
+    """`count` engines with the interface of one client. The first is started alone: it measures the
+    costs of steps undisturbed, and the others are given them."""
 
     def __init__(self, setup: Setup, begin: Callable[[Setup], Child], count: int) -> None:
         self.problem = ""  # why it failed
@@ -83,12 +95,22 @@ class EngineFleet:
         for client in self._clients:
             client.failed = partial(self._fail, client)
         self.statistics = SpecDecodeStats()
-        # Digests of beginnings, by who has read them; what was asked for longest ago comes first
-        self._read: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
+        # Digests of prefixes, by the engine that has prefilled them; the least recent come first
+        self._prefilled: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
         self._measured = False  # whether the first has been ready
         self._left: dict[EngineClient, asyncio.Task[None]] = {}  # which take no more texts
-        self._past = Counter[str]()  # sums of those that have ended
+        self.past = Counter[str]()  # sums of those that have ended
         self._end: State | None = None
+
+    running: int = _total("running")
+    waiting: int = _total("waiting")
+    preempted: int = _total("preempted")
+    restarts: int = _total("restarts")
+
+    @property
+    def engines(self) -> list[EngineClient]:
+        """All engines, also those that take no more requests."""
+        return [*self._clients, *self._left]
 
     def start(self) -> None:
         """Start the engines; one of them is ready when `state` says so."""
@@ -96,7 +118,7 @@ class EngineFleet:
         self._starting = asyncio.create_task(self._rest())
 
     async def stop(self, patience: float) -> None:
-        """No new requests; those that run may end within so many seconds."""
+        """Take no new requests; those that run have `patience` seconds to end."""
         if self._end is not None:
             return
         self._end = "draining"
@@ -109,8 +131,8 @@ class EngineFleet:
         self._end = "stopped"
 
     def scale(self, count: int, patience: float) -> None:
-        """Run `count` engines from now on. Surplus engines take no more texts and end with those
-        they have; texts that remain after `patience` seconds go on elsewhere."""
+        """Run `count` engines from now on. Surplus engines take no more requests and end with those
+        they have; requests that remain after `patience` seconds continue elsewhere."""
         assert count > 0
         if self.ending:
             return
@@ -129,7 +151,7 @@ class EngineFleet:
     def _forget(self, client: EngineClient, end: asyncio.Task[None]) -> None:
         """Keep no more than the sums of one that has left."""
         del self._left[client]
-        self._past.update(preempted=client.preempted, restarts=client.restarts)
+        self.past.update(preempted=client.preempted, restarts=client.restarts)
         if not end.cancelled() and (error := end.exception()) is not None:
             log.error("an engine did not end in order", exc_info=error)
 
@@ -146,96 +168,70 @@ class EngineFleet:
     @property
     def states(self) -> dict[str, int]:
         """The number of engines in each state."""
-        return dict(Counter(client.state for client in [*self._clients, *self._left]))
+        return dict(Counter(client.state for client in self.engines))
 
     @property
     def info(self) -> ModelInfo | None:
         ready = [client.info for client in self._clients if client.state == "ready"]
         return ready[0] if ready else self._clients[0].info
 
-    @property
-    def running(self) -> int:
-        return self._sum("running")
+    def submit(self, request: AnyRequest, listener: Listener) -> Callable[[], None]:
+        """Run a request like `EngineClient.submit`; if the engine dies, a request to generate
+        resumes on another one."""
+        if not isinstance(request, GenerateRequest):
+            return self.ready_client().submit(request, listener)
+        moving = MovableRequest(self, request, listener)
+        moving.begin(self.ready_client(request))
+        return moving.end
 
-    @property
-    def waiting(self) -> int:
-        return self._sum("waiting")
+    async def ask(self, name: Query, **arguments: Any) -> Any:
+        """Return an answer that takes no step, by any engine."""
+        return await self.ready_client().ask(name, **arguments)
 
-    @property
-    def preempted(self) -> int:
-        return self._sum("preempted")
-
-    @property
-    def restarts(self) -> int:
-        return self._sum("restarts")
-
-    def submit(
-        self, request: GenerateRequest, listener: Callable[[Told], None]
-    ) -> Callable[[], None]:
-        """Run a request like `EngineClient.submit`; if the engine dies, the request resumes on
-        another one."""
-        text = MovableText(self, request, listener)
-        text.begin(self.ready_client(request))
-        return text.end
-
-    def transcribe(
-        self, request: TranscribeRequest, listener: Callable[[Told], None]
-    ) -> Callable[[], None]:
-        """Have a sound written down like `EngineClient.transcribe`, by one engine."""
-        return self.ready_client(GenerateRequest("")).transcribe(request, listener)
-
-    async def ask(self, name: str, **arguments: Any) -> Any:
-        """Return an answer that takes no step, and that any engine gives."""
-        return await self.ready_client(GenerateRequest("")).ask(name, **arguments)
-
-    def ready_client(self, request: GenerateRequest) -> EngineClient:
-        """Return the engine for a request, which is noted to read it. Raises UnavailableError."""
+    def ready_client(self, request: GenerateRequest | None = None) -> EngineClient:
+        """Return the engine for a request, which is noted to prefill it. Raises
+        UnavailableError."""
         ready = [client for client in self._clients if client.state == "ready"]
         if not ready or self.state != "ready":
             problem = f": {self.problem}" if self.problem else ""
             raise UnavailableError(f"no engine is ready ({self.state}){problem}", 2)
-        prefix = digests(request)
+        prefix = [] if request is None else digests(request)
         client = self._nearest(ready, prefix)
         for digest in prefix:
-            self._read[_name(client), digest] = None
-            self._read.move_to_end((_name(client), digest))
-        while len(self._read) > KEPT_DIGESTS:
-            self._read.popitem(last=False)
+            self._prefilled[_name(client), digest] = None
+            self._prefilled.move_to_end((_name(client), digest))
+        while len(self._prefilled) > MAX_DIGESTS:
+            self._prefilled.popitem(last=False)
         return client
 
     async def next_client(self, request: GenerateRequest) -> EngineClient:
-        """Return a client as `ready_client` does, once one is ready: engines that died are being
-        started again."""
-        for _ in range(int(WAIT / TICK)):
-            if self.state not in ("loading", "restarting"):
-                break
-            await asyncio.sleep(TICK)
+        """Return `ready_client` once there is one: engines that died are being started again."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(settle(self), ENGINE_TIMEOUT_S)
         return self.ready_client(request)
 
     @property
     def ending(self) -> bool:
-        """True where no text goes on elsewhere any more."""
+        """True once no request continues elsewhere."""
         return self._end is not None
 
     def _nearest(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
-        """Where most of a prompt has been read, if that is much of it and others have not far less
-        to do; else where there is least to do."""
+        """Return the engine that has prefilled most of a prompt, if that is much of it and others
+        are not far less busy; else the least busy one."""
 
-        def read(client: EngineClient) -> int:
-            unread = (i for i, d in enumerate(prefix) if (_name(client), d) not in self._read)
-            return next(unread, len(prefix))
+        def prefilled(client: EngineClient) -> int:
+            new = (i for i, d in enumerate(prefix) if (_name(client), d) not in self._prefilled)
+            return next(new, len(prefix))
 
         least = min(ready, key=lambda client: client.open)
-        near = [client for client in ready if client.open <= least.open + SLACK]
-        best = max(near, key=lambda client: (read(client), -client.open))
-        return best if read(best) > SHARE * len(prefix) else least
+        near = [client for client in ready if client.open <= least.open + MAX_IMBALANCE]
+        best = max(near, key=lambda client: (prefilled(client), -client.open))
+        return best if prefilled(best) > PREFIX_SHARE * len(prefix) else least
 
     async def _rest(self) -> None:
         """Start the others once the first is ready."""
         first = self._clients[0]
-        while first.state in ("loading", "restarting"):
-            await asyncio.sleep(TICK)
-        if first.state != "ready":  # it cannot be started, nor could they
+        if await settle(first) != "ready":  # it cannot be started, nor could they
             return
         self._measured = True
         for client in self._clients:  # the first too, for when it is started again
@@ -243,34 +239,28 @@ class EngineFleet:
         for client in self._clients[1:]:
             client.start()
         while any(client.state == "loading" for client in self._clients):
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(POLL_INTERVAL_S)
         for client in self._clients:
-            client.failed = lambda: None  # from now on the others go on without it
+            client.failed = lambda: None  # from now on the others continue without it
 
     def _fail(self, client: EngineClient) -> None:
         self.problem = client.problem
         self.failed()
 
-    def _sum(self, name: str) -> int:
-        there = sum(getattr(client, name) for client in [*self._clients, *self._left])
-        return there + self._past[name]
 
+class MovableRequest:
+    """A request to a fleet: if its engine dies, another one continues its output."""
 
-class MovableText:
-    """A request to a fleet: where its engine dies, another one goes on with the text."""
-
-    def __init__(
-        self, fleet: EngineFleet, request: GenerateRequest, listener: Callable[[Told], None]
-    ) -> None:
+    def __init__(self, fleet: EngineFleet, request: GenerateRequest, listener: Listener) -> None:
         self.fleet, self.request, self.listener = fleet, request, listener
-        self.accepted, self.moves = False, MOVES
+        self.accepted, self.moves = False, MAX_MOVES
         self.steps: list[StepRecord] = []
         self._moving: asyncio.Task[None] | None = None
 
     def begin(self, client: EngineClient) -> None:
-        """Send it to an engine, with what another one has written."""
+        """Send it to an engine, with the output of another one so far."""
         begun = Begun(self.steps) if self.steps else None
-        self._abort = client.submit(replace(self.request, begun=begun), self._hear)
+        self._abort = client.submit(replace(self.request, begun=begun), self._handle)
 
     def end(self) -> None:
         """End it early, wherever it is."""
@@ -278,10 +268,10 @@ class MovableText:
         if self._moving is not None:
             self._moving.cancel()
 
-    def _hear(self, message: Told) -> None:
+    def _handle(self, message: Notification) -> None:
         match message:
             case RefusedRequest(kind="dead") if self.moves and not self.fleet.ending:
-                log.warning("a text of %s steps goes on in another engine", len(self.steps))
+                log.warning("a request of %s steps continues in another engine", len(self.steps))
                 self.moves -= 1
                 self._moving = asyncio.create_task(self._move())
                 return
@@ -295,13 +285,11 @@ class MovableText:
         self.listener(message)
 
     async def _move(self) -> None:
-        fleet = self.fleet
         try:
-            client = (
-                await fleet.next_client(self.request)
-                if self.accepted
-                else fleet.ready_client(self.request)
-            )
+            if self.accepted:
+                client = await self.fleet.next_client(self.request)
+            else:
+                client = self.fleet.ready_client(self.request)
         except UnavailableError as error:
             self.listener(error)
         else:
@@ -309,8 +297,15 @@ class MovableText:
 
 
 def _name(client: EngineClient) -> tuple[int, int]:
-    """An engine by what it has read: one that was started again has read nothing."""
+    """An engine by what it has prefilled: nothing, once it was started again."""
     return client.number, client.restarts
 
 
 Engines = EngineClient | EngineFleet
+
+
+async def settle(engine: Engines) -> State:
+    """Return an engine's state once it neither loads nor restarts."""
+    while engine.state in ("loading", "restarting"):
+        await asyncio.sleep(POLL_INTERVAL_S)
+    return engine.state

@@ -1,4 +1,4 @@
-"""One request's texts: several prompts, several texts of each, side by side in the engine."""
+"""The outputs of one request: several for each of several prompts, generated together."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from foretoken.records import StepRecord
-from foretoken.server.process.client import RefusedRequest, Told, UnavailableError
+from foretoken.server.process.client import Notification, RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.messages import (
     Accepted,
     Done,
     GenerateRequest,
+    Prompt,
     StepOutput,
     TokenLogprob,
 )
@@ -24,9 +24,9 @@ from foretoken.server.process.messages import (
 
 @dataclass(slots=True)
 class GeneratedText:
-    """A text as far as it is written."""
+    """An output so far."""
 
-    prompt_tokens: int = 0  # 0 until the engine has accepted its request
+    accepted: Accepted = Accepted(-1, 0)  # no prompt tokens until the engine has the request
     parts: list[StepOutput] = field(default_factory=list[StepOutput])
     text: str = ""
     tokens: list[int] = field(default_factory=list[int])
@@ -34,10 +34,6 @@ class GeneratedText:
     steps: list[StepRecord] = field(default_factory=list[StepRecord])
     words: dict[int, str] = field(default_factory=dict[int, str])  # of tokens in `steps`
     done: Done | None = None
-    echo: str = ""  # the prompt's text, where it is told again
-    first: tuple[TokenLogprob, ...] = ()  # and its first token
-    tail: str = ""  # the prompt's end, where the reply is read
-    prompt_ids: list[int] | None = None  # where they are told
 
     def add(self, part: StepOutput) -> None:
         self.parts.append(part)
@@ -50,27 +46,27 @@ class GeneratedText:
 
 
 class Generation:
-    """The texts of a request, `n` of each prompt: use it within `async with`, whose end frees what
-    still runs. Entering it raises what the engine refuses, before anything is written."""
+    """The outputs of a request, `n` for each prompt: use it within `async with`, whose end aborts
+    those that still run. Entering it raises the engine's refusal, before anything is generated."""
 
     def __init__(self, engine: Engines, requests: Sequence[GenerateRequest], n: int = 1) -> None:
         self.n = n
         self.predicts = any(request.prediction is not None for request in requests)
         self.texts = [GeneratedText() for _ in requests]
         self.began = perf_counter()
-        self.first: float | None = None  # seconds until the first token of any text
-        self.gaps: list[float] = []  # seconds between two parts of a text, a token
+        self.first: float | None = None  # seconds until the first token
+        self.gaps: list[float] = []  # seconds per token between two parts of an output
         self._engine, self._requests = engine, requests
         self._outputs: asyncio.Queue[tuple[int, StepOutput | Exception]] = asyncio.Queue()
-        self._answered = asyncio.Event()  # all texts are accepted, or one is refused
+        self._answered = asyncio.Event()  # all requests are accepted, or one is refused
         self._problem: Exception | None = None
         self._ends: list[Callable[[], None]] = []
-        self._heard = [self.began] * len(self.texts)
+        self._latest = [self.began] * len(self.texts)
 
     async def __aenter__(self) -> Generation:
         try:
             for i, request in enumerate(self._requests):
-                self._ends.append(self._engine.submit(request, partial(self._hear, i)))
+                self._ends.append(self._engine.submit(request, partial(self._handle, i)))
             await self._answered.wait()
             if self._problem is not None:
                 raise self._problem
@@ -83,7 +79,7 @@ class Generation:
         self._end()
 
     async def parts(self) -> AsyncGenerator[tuple[int, StepOutput]]:
-        """Yield new parts, text by text as they come."""
+        """Yield new parts as they come, with the index of their output."""
         unfinished = len(self.texts)
         while unfinished:
             i, part = await self._outputs.get()
@@ -94,18 +90,16 @@ class Generation:
             yield i, part
 
     async def all(self) -> list[GeneratedText]:
-        """The finished texts."""
+        """Return the finished outputs."""
         async with aclosing(self.parts()) as parts:
             async for _ in parts:
                 pass
         return self.texts
 
-    def _hear(self, i: int, message: Told) -> None:
+    def _handle(self, i: int, message: Notification) -> None:
         match message:
-            case Accepted(_, prompt_tokens, echo, first, tail, ids):
-                text = self.texts[i]
-                text.prompt_tokens, text.echo, text.first = prompt_tokens, echo, first
-                text.tail, text.prompt_ids = tail, ids
+            case Accepted():
+                self.texts[i].accepted = message
             case StepOutput():
                 self._outputs.put_nowait((i, message))
             case RefusedRequest() | UnavailableError():
@@ -113,7 +107,7 @@ class Generation:
                 self._outputs.put_nowait((i, message))
             case _:
                 raise AssertionError(message)
-        if self._problem is not None or all(text.prompt_tokens for text in self.texts):
+        if self._problem is not None or all(text.accepted.prompt_tokens for text in self.texts):
             self._answered.set()
 
     def _note(self, i: int, part: StepOutput) -> None:
@@ -128,20 +122,18 @@ class Generation:
         if self.first is None:
             self.first = now - self.began
         elif len(self.texts[i].tokens) > len(part.tokens):
-            self.gaps.append((now - self._heard[i]) / len(part.tokens))
-        self._heard[i] = now
+            self.gaps.append((now - self._latest[i]) / len(part.tokens))
+        self._latest[i] = now
 
     def _end(self) -> None:
         for end in self._ends:
             end()
 
 
-def several(
-    request: GenerateRequest, prompts: Sequence[str | list[int] | list[dict[str, Any]]], n: int
-) -> list[GenerateRequest]:
-    """Return the requests for `n` texts of each prompt: text i is the (i % n)th of prompt i // n,
-    and is keyed (seed, i), so the same request with the same seed gives the same texts, whatever
-    else runs."""
+def several(request: GenerateRequest, prompts: Sequence[Prompt], n: int) -> list[GenerateRequest]:
+    """Return the requests for `n` outputs of each prompt: output i is the (i % n)th of prompt
+    i // n, and is keyed (seed, i), so the same request with the same seed gives the same outputs,
+    whatever else runs."""
     seed, _ = request.seed
     return [
         replace(request, prompt=prompts[i // n], seed=(seed, i)) for i in range(len(prompts) * n)

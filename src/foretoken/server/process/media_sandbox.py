@@ -1,62 +1,47 @@
-"""Pictures and sounds that clients send are decoded in a process of their own: a small file may
-unfold to all memory, and one that breaks a library must not take the engine with it.
+"""Images and audio of clients are decoded in a process of their own: a small file may unfold to all
+memory, and one that breaks a library must not take the engine with it.
 
 `python -m foretoken.server.process.media_sandbox` is that process: it imports no torch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.errors import InputError
 from foretoken.media.pictures import picture
 from foretoken.media.sounds import sound
 from foretoken.server.process import sandbox
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 
 class MediaSandbox:
-    """A process that decodes; it starts with the first picture or sound.
-
-    Args:
-        pixels: The most that a picture may have.
-        seconds: The longest that a sound may last.
-    """
+    """A process that decodes images of `pixels` and audio of `seconds` at most; it starts with the
+    first."""
 
     def __init__(self, pixels: int, seconds: float) -> None:
         self._limits = {"pixels": pixels, "seconds": seconds}
-        self._sandbox = sandbox.Sandbox(__name__, lambda: {})
+        self._sandbox = sandbox.Sandbox(__name__, "decode", "send a smaller file")
         self.close = self._sandbox.close
 
     def picture(self, file: bytes, place: str) -> NDArray[np.uint8]:
-        """Return a picture's pixels `[H, W, 3]`; `place`: where it stands, for errors."""
-        return self._decoded("uint8", file, kind="picture", place=place)
+        """Return an image's pixels `[H, W, 3]`; `place`: its place in the request, for errors."""
+        return self._decode("uint8", file, kind="picture", place=place)
 
     def sound(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
-        """Return a sound's samples `[n]` at `rate` Hz; `place`: where it stands, for errors."""
-        return self._decoded("float32", file, kind="sound", place=place, rate=rate)
+        """Return samples `[n]` of audio at `rate` Hz; `place`: as of `picture`."""
+        return self._decode("float32", file, kind="sound", place=place, rate=rate)
 
-    def _decoded(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:
-        import numpy as np  # late: the HTTP process does without
-
-        answer = self._sandbox.ask(question | self._limits, file)
-        if answer is None:
-            raise InputError(
-                f"{question['place']} takes more than {sandbox.SECONDS:g} s or "
-                f"{sandbox.BYTES // 2**30} GB to decode; send a smaller file"
-            )
-        told, values = answer
-        if "problem" in told:
-            raise InputError(told["problem"])
-        return np.frombuffer(values, dtype).reshape(told["shape"])
+    def _decode(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:
+        fields, values = self._sandbox.ask(question["place"], question | self._limits, file)
+        if "problem" in fields:
+            raise InputError(fields["problem"])
+        return np.frombuffer(values, dtype).reshape(fields["shape"])
 
 
 def _start(_: dict[str, Any]) -> Any:
-    import numpy as np
-
     def decoded(question: dict[str, Any], file: bytearray) -> sandbox.Message:
         place = question["place"]
         try:

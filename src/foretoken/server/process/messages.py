@@ -10,8 +10,9 @@ from foretoken.sampling.params import Controls
 from foretoken.text import chat
 from foretoken.text.replies.grammar import Wish
 
+Query = Literal["tokenize", "detokenize", "speculation"]
 Prompt = str | list[int] | list[dict[str, Any]]  # a text, ids, or messages
-Kind = Literal["input", "length", "busy", "refused", "failed", "dead"]
+RefusalKind = Literal["input", "length", "busy", "refused", "failed", "dead"]
 
 
 def is_chat(prompt: Prompt) -> TypeGuard[list[dict[str, Any]]]:
@@ -26,7 +27,7 @@ def holds_media(prompt: Prompt) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Request for one text: what `Engine.add` takes, in plain data."""
+    """Request for one output: arguments of `Engine.add`, in plain data."""
 
     prompt: Prompt
     controls: Controls = field(default_factory=Controls)  # fields of SamplingParams
@@ -39,19 +40,35 @@ class GenerateRequest:
     prediction: str | None = None
     chat_template: str | None = None  # None: the model's own
     chat_template_kwargs: dict[str, Any] | None = None
-    most_tokens: int | None = None  # new ones where no max_new_tokens is set; None: the context
-    begun: Begun | None = None  # what an engine that died has written
-    show_steps: bool = False  # whether texts of the steps' tokens are told
-    echo: bool = False  # whether the prompt is told again
+    default_new_tokens: int | None = None  # without max_new_tokens; None: the context
+    begun: Begun | None = None  # the output so far of an engine that died
+    show_steps: bool = False  # return the text of each token of the steps
+    echo: bool = False  # return the prompt
     wish: Wish | None = None  # of a reply that is read for thoughts and calls
     thinking_budget: int | None = None
-    tell_ids: bool = False  # of the prompt
-    bad_words: tuple[str, ...] = ()  # texts that are not written
+    return_prompt_ids: bool = False
+    bad_words: tuple[str, ...] = ()  # strings that are not generated
 
     @property
     def constrained(self) -> bool:
-        """True where its text may have to follow a grammar."""
+        """True if its output may have to follow a grammar."""
         return bool(self.controls.get("structured") or (self.wish and self.wish.functions))
+
+
+@dataclass(frozen=True, slots=True)
+class TranscribeRequest:
+    """Request to transcribe an audio file."""
+
+    audio: bytes
+    language: str | None = None
+    translate: bool = False
+    prompt: str | None = None  # text before it
+    temperature: float = 0.0
+    gamma: int | None = None
+    words: bool = False  # return when each was said
+
+
+AnyRequest = GenerateRequest | TranscribeRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,89 +76,61 @@ class Add:
     """A request, under an id that no other has had."""
 
     id: int
-    request: GenerateRequest
-
-
-@dataclass(frozen=True, slots=True)
-class TranscribeRequest:
-    """Request to write down a sound."""
-
-    audio: bytes  # of a file
-    language: str | None = None
-    translate: bool = False
-    prompt: str | None = None  # text before it
-    temperature: float = 0.0
-    gamma: int | None = None
-    words: bool = False  # whether to tell when each was said
-
-
-@dataclass(frozen=True, slots=True)
-class Transcribe:
-    """A sound to be written down, under an id that no other request has had."""
-
-    id: int
-    request: TranscribeRequest
+    request: AnyRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A request that nobody waits for any more."""
+    """The end of a request whose client has left."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question that no step answers: "tokenize", "detokenize" or "speculation"."""
+    """A question that takes no step."""
 
     id: int
-    name: str
+    name: Query
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The end."""
+    """The end of the engine's process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFacts:
-    """The way in which a model's replies are read: by the tokenizer's own response template, or in
-    a format of `text.replies`, which is also that of forced calls."""
+    """Format of a model's replies: the tokenizer's own response template, or a format of
+    `text.replies`, which is also that of forced calls."""
 
     format: str
-    known: bool = False  # whether the chat template writes it
+    known: bool = False  # the chat template uses it
     thinks: bool = False
     template: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts of the models that an engine has loaded."""
+    """Facts of the models that an engine has loaded, sent once it is ready."""
 
     target: str
     draft: str | None
-    context: int | None  # tokens of a text at most; None without a limit
+    context: int | None  # tokens of prompt and output at most; None without a limit
     vocab_size: int
-    chat: bool  # whether the tokenizer has a chat template
-    text: bool  # whether there is a tokenizer
+    chat: bool  # the tokenizer has a chat template
+    text: bool  # there is a tokenizer
     runtime: str
     draft_runtime: str | None
     dtype: str
     replies: ReplyFacts
-    media: tuple[str, ...]  # kinds of parts of messages that it reads beside text
+    media: tuple[str, ...]  # kinds of parts of messages other than text
     transcribes: bool
     suggested: dict[str, Any]  # temperature, top_p, top_k of the generation config, or None
     max_rows: int
     pid: int
-    costs: bytes  # of steps, pickled: for other engines, and read only where torch is
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The models are loaded."""
-
-    info: ModelInfo
+    costs: bytes  # of steps, pickled: for other engines, as only these import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +142,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer to an `Ask`."""
+    """Answer to an `Ask`, or a finished transcription."""
 
     id: int
     value: Any
@@ -161,18 +150,18 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """End of an `Add` or an `Ask` that is not honoured, or of a request that failed; `option`: the
-    argument of the engine that it is about, if one is."""
+    """End of a request or question that is invalid or failed; `option`: the argument of the engine
+    that it is about, if any."""
 
     id: int
-    kind: Kind
+    kind: RefusalKind
     message: str
     option: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """New text of a sound; "": it is being listened to."""
+class TranscriptDelta:
+    """New text of a transcription; "": it still runs."""
 
     id: int
     text: str
@@ -180,8 +169,8 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of a text, how likely it was, and the likeliest there: text, bytes, logprob, id.
-    `text`: its name, as `Spelling` has it."""
+    """A token, its logprob, and the most probable ones there: text, bytes, logprob, id. `text`: its
+    name, as `Spelling` has it."""
 
     text: str
     bytes: bytes
@@ -189,35 +178,35 @@ class TokenLogprob:
     top: list[tuple[str, bytes, float, int]]
     id: int
     rank: int
-    offset: int  # characters before it, of an echoed prompt and the text
+    offset: int  # characters before it, of an echoed prompt and the output
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Word that the engine has a request: comes before anything else about it. `echo`: the prompt's
-    text, and `first` its first token, where it is told again; `tail`: its end, special tokens
-    included, where the reply is read; `ids`: its ids, where they are told."""
+    """First message about a request, once the engine has it. `echo`: the prompt's text, and `first`
+    its first token, if they are returned; `tail`: its end, special tokens included, if the reply is
+    parsed; `prompt_ids`: its ids, if they are returned."""
 
     id: int
     prompt_tokens: int
     echo: str = ""
     first: tuple[TokenLogprob, ...] = ()
     tail: str = ""
-    ids: list[int] | None = None
+    prompt_ids: list[int] | None = None
 
 
 class Pace(NamedTuple):
-    """Time of a text behind its first step, which reads the prompt, and what it depends on."""
+    """Time of an output after its first step, which prefills the prompt, and its conditions."""
 
     tokens: int
     seconds: float
-    length: int  # tokens that prompt and text may have
-    rows: int  # that shared its steps
+    length: int  # tokens of prompt and output at most
+    rows: int  # sequences that shared its steps
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End of a text, and what it cost; `pace` is None where it cannot be compared."""
+    """End of an output; `pace` is None if it cannot be compared."""
 
     reason: str  # "stop" or "length"
     stop: int | str | None
@@ -228,7 +217,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Addition of a step to a text. `texts`: what each of the tokens added."""
+    """Output of a request in a step. `texts`: the text that each token added."""
 
     id: int
     texts: list[str]
@@ -236,7 +225,7 @@ class StepOutput:
     logprobs: list[TokenLogprob] | None
     steps: list[StepRecord]  # most often one
     done: Done | None = None
-    words: dict[int, str] | None = None  # texts of the steps' tokens, for a request that shows them
+    words: dict[int, str] | None = None  # text of each token of the steps, with show_steps
 
     @property
     def text(self) -> str:
@@ -245,8 +234,8 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Additions of a step to all texts; how many run and wait after it, and how often one was
-    preempted since the process began."""
+    """Outputs of a step; the numbers of running and waiting requests after it, and of preemptions
+    since the process began."""
 
     parts: list[StepOutput]
     running: int
@@ -254,5 +243,5 @@ class StepOutputs:
     preempted: int
 
 
-ToEngine = Add | Transcribe | Abort | Ask | Stop
-FromEngine = Ready | Failed | Accepted | Heard | Reply | Refusal | StepOutputs
+ToEngine = Add | Abort | Ask | Stop
+FromEngine = ModelInfo | Failed | Accepted | TranscriptDelta | Reply | Refusal | StepOutputs

@@ -15,10 +15,9 @@ from functools import partial
 import psutil
 
 from foretoken.server.process.client import State
-from foretoken.server.process.fleet import Engines
+from foretoken.server.process.fleet import Engines, settle
 
-TICK = 0.05  # seconds between two looks at an engine that loads
-WORST: tuple[State, ...] = ("failed", "restarting", "loading", "draining", "stopped", "ready")
+WORST_FIRST: tuple[State, ...] = ("failed", "restarting", "loading", "draining", "stopped", "ready")
 log = logging.getLogger(__name__)
 
 
@@ -30,8 +29,8 @@ class ServedModels:
         self.engines = dict(engines)
         self.base = next(iter(self.engines))
         self.problem = ""  # why the server ends
-        self.failed = lambda: None  # called where it does
-        self._complete = False  # whether all have been ready
+        self.failed = lambda: None  # called when it does
+        self._complete = False  # all have been ready
         self._starting: asyncio.Task[None] | None = None
         for name, engine in self.engines.items():
             engine.failed = partial(self._fail, name)
@@ -42,7 +41,7 @@ class ServedModels:
         self._starting = asyncio.create_task(self._rest())
 
     async def stop(self, patience: float) -> None:
-        """No new requests; those that run may end within so many seconds."""
+        """Take no new requests; those that run have `patience` seconds to end."""
         if self._starting is not None:
             self._starting.cancel()
         await asyncio.gather(*(engine.stop(patience) for engine in self.engines.values()))
@@ -51,7 +50,7 @@ class ServedModels:
     def state(self) -> State:
         """The worst state of all."""
         states = {engine.state for engine in self.engines.values()}
-        return next(state for state in WORST if state in states)
+        return next(state for state in WORST_FIRST if state in states)
 
     @property
     def states(self) -> dict[str, int]:
@@ -63,15 +62,13 @@ class ServedModels:
         for name, engine in self.engines.items():
             if name != self.base:
                 engine.start()
-            while engine.state in ("loading", "restarting"):
-                await asyncio.sleep(TICK)
-            if engine.state == "failed":
+            if await settle(engine) == "failed":
                 return
             if name == self.base:
-                self._tell_size()
+                self._log_size()
         self._complete = True
 
-    def _tell_size(self) -> None:
+    def _log_size(self) -> None:
         info, others = self.engines[self.base].info, len(self.engines) - 1
         if info is None or not others:
             return
@@ -80,8 +77,8 @@ class ServedModels:
             log.info("%s takes %.1f GB of memory, as will each of %s more", self.base, size, others)
 
     def _fail(self, name: str) -> None:
-        """End the server where a model cannot be loaded at first, or no other is left; later the
-        others go on without it."""
+        """End the server if a model cannot be loaded at first, or no other is left; later the
+        others continue without it."""
         if self._complete and any(each.state != "failed" for each in self.engines.values()):
             return
         self.problem = self.engines[name].problem

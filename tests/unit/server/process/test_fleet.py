@@ -12,15 +12,15 @@ from foretoken.server.process import fleet as fleets
 from foretoken.server.process.client import Child, RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import EngineFleet
 from foretoken.server.process.messages import Accepted, GenerateRequest, StepOutput
-from foretoken.server.process.worker import Setup
+from foretoken.server.process.setup import Setup
 
 SAMPLING = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24}
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.server.process.client.AGAIN", (0.2,))
-    monkeypatch.setattr(fleets, "TICK", 0.005)
+    monkeypatch.setattr("foretoken.server.process.client.RESTART_DELAYS_S", (0.2,))
+    monkeypatch.setattr(fleets, "POLL_INTERVAL_S", 0.005)
 
 
 async def ready(fleet: EngineFleet, count: int) -> None:
@@ -96,7 +96,7 @@ def test_a_text_that_ends_engines_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(RefusedRequest, match="the engine stopped"):
             await text(fleet, "a", 1, max_new_tokens=300)
         killing.cancel()
-        assert fleet.restarts == fleets.MOVES + 1
+        assert fleet.restarts == fleets.MAX_MOVES + 1
         await fleet.stop(0)
 
     asyncio.run(life())

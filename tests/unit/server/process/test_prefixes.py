@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.server.process.fleet import CHARACTERS, IDS, digests
+from foretoken.server.process.fleet import DIGEST_CHARACTERS, DIGEST_IDS, digests
 from foretoken.server.process.messages import GenerateRequest
 
 
 @pytest.mark.parametrize(
     ("long", "unit"),
-    [("".join(map(str, range(400))), CHARACTERS), ([*range(400)], IDS)],
+    [("".join(map(str, range(400))), DIGEST_CHARACTERS), ([*range(400)], DIGEST_IDS)],
 )
 def test_a_longer_prompt_begins_with_the_digests_of_a_shorter(long, unit: int) -> None:
     whole = digests(GenerateRequest(long))

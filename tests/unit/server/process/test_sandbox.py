@@ -72,7 +72,7 @@ def test_one_grammar_is_tried_once_for_all_who_wait_for_it(
 ) -> None:
     asked: list[str] = []
 
-    def ask(question: dict[str, str]) -> object:
+    def ask(_: str, question: dict[str, str]) -> object:
         asked.append(question["grammar"])
         time.sleep(0.2)
         return {}, b""

@@ -23,7 +23,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
 from foretoken.records import Begun
-from foretoken.server.process import sandbox, worker
+from foretoken.server.process import prompts, sandbox, worker
 from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
     Abort,
@@ -32,7 +32,7 @@ from foretoken.server.process.messages import (
     Ask,
     Failed,
     GenerateRequest,
-    Ready,
+    ModelInfo,
     Refusal,
     Reply,
     StepOutput,
@@ -40,8 +40,10 @@ from foretoken.server.process.messages import (
     Stop,
 )
 from foretoken.server.process.replies import Replies
+from foretoken.server.process.setup import Setup, work
+from foretoken.server.process.startup import measure
 from foretoken.server.process.statistics import SpecDecodeStats
-from foretoken.server.process.worker import Setup, Worker, measure, work
+from foretoken.server.process.worker import Worker
 from oracle import random_model
 from table import TableModel
 from tiny import byte_level, legacy, metaspace
@@ -77,7 +79,7 @@ def working(drafter: Drafter) -> Iterator[Connection]:
     engine = Engine(spec, 2, max_waiting=1)
     thread = Thread(target=Worker(theirs, spec, engine, replies(spec), MEDIA).run, daemon=True)
     thread.start()
-    assert isinstance(hear(ours), Ready)
+    assert isinstance(hear(ours), ModelInfo)
     yield ours
     ours.send(Stop())
     thread.join(10)
@@ -101,7 +103,7 @@ def parts(pipe: Connection, id: int) -> list[StepOutput]:
 
 SAMPLING = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 12}
 # Of a request, beside its controls
-OWN = {"gamma", "seed", "rule", "prediction", "most_tokens", "begun"}
+OWN = {"gamma", "seed", "rule", "prediction", "default_new_tokens", "begun"}
 
 
 def add(id: int, prompt: Any, options: dict[str, Any]) -> Add:
@@ -175,9 +177,7 @@ def test_speculation_is_told_of_the_sampling_that_was_measured_last() -> None:
     ours, theirs = Pipe()
     told = partial(
         Worker(theirs, spec, Engine(spec), replies(spec), MEDIA)._answer,
-        0,
-        asked.name,
-        asked.arguments,
+        asked,
     )
     told()
     assert ours.recv().value == {"c": None, "v": None, "predicted_speedup": None}
@@ -192,7 +192,7 @@ def test_speculation_is_told_of_the_sampling_that_was_measured_last() -> None:
 
 def test_without_a_limit_a_text_may_fill_the_context(pipe: Connection) -> None:
     for id, most, written in ((0, None, 195), (1, 7, 7)):
-        more = {} if most is None else {"most_tokens": most}
+        more = {} if most is None else {"default_new_tokens": most}
         pipe.send(add(id, [1] * 5, {"gamma": 2, "ignore_eos": True, "suppress_tokens": [9]} | more))
         assert hear(pipe) == Accepted(id, 5)
         assert sum(len(part.tokens) for part in parts(pipe, id)) == written
@@ -327,7 +327,7 @@ def test_prompts_are_prepared_where_nobody_waits(
         return tokenized(self, text, *rest, **more)
 
     monkeypatch.setattr(InputProcessor, "_tokenized", late)
-    monkeypatch.setattr(worker, "LONG", 100)
+    monkeypatch.setattr(worker, "LONG_PROMPT", 100)
     long = "slow" * (1 if what == "a short text" else 30)
     endless = SAMPLING | {"suppress_tokens": [9], "max_new_tokens": 150, "ignore_eos": True}
     pipe.send(add(0, [1], endless))
@@ -385,10 +385,10 @@ def test_ids_beyond_the_context_are_refused_by_their_number(
 def test_a_text_is_refused_by_its_length_where_no_tokens_can_be_few_enough() -> None:
     tokenizer = byte_level()
     longest = max(map(len, tokenizer.get_vocab()))
-    assert worker._widest(tokenizer) == longest
+    assert prompts.max_token_characters(tokenizer) == longest
     assert len(tokenizer("a" * 50).input_ids) * longest >= 50
-    assert worker._widest(metaspace()) == worker._widest(legacy()) == worker.WIDEST
-    assert worker._widest(None) == worker.WIDEST
+    for other in (metaspace(), legacy(), None):
+        assert prompts.max_token_characters(other) == prompts.MAX_TOKEN_CHARACTERS
 
 
 def test_a_text_that_is_left_while_it_is_added_is_not_written(

@@ -1,0 +1,103 @@
+"""Events of the engine, and errors of requests, as messages to the HTTP process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from itertools import repeat
+from statistics import median
+
+from foretoken.engine.engine import Event
+from foretoken.errors import BusyError, ForetokenError, InputError, one_line
+from foretoken.request import Completion
+from foretoken.sampling.logprobs import Logprobs
+from foretoken.server.process.messages import (
+    Done,
+    Pace,
+    Refusal,
+    RefusalKind,
+    StepOutput,
+    TokenLogprob,
+)
+from foretoken.server.process.preparation import EngineRequest
+from foretoken.server.process.prompts import TooLongError
+from foretoken.text.decoding import Spelling
+
+MIN_LOGPROB = -9999.0  # one that JSON can hold; OpenAI's, for an impossible token
+KINDS: list[tuple[type[Exception], RefusalKind]] = [  # the first that fits
+    (TooLongError, "length"),
+    (BusyError, "busy"),
+    (InputError, "input"),
+    (ForetokenError, "refused"),
+    (Exception, "failed"),
+]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConverter:
+    """Conversion of one model's events: its tokens' spelling, and the tokens that end its texts."""
+
+    spelling: Spelling
+    eos: frozenset[int]
+
+    def convert(self, event: Event, request: EngineRequest) -> StepOutput:
+        """Return the message for an event without an error."""
+        words = None
+        if request.show_steps:
+            tokens = (token for step in event.steps for token in (*step.kept, *step.guesses))
+            words = {token: self.spelling.text(token) for token in tokens}
+        echoed = len(request.accepted.echo)
+        offsets = [echoed + piece.offset for piece in event.pieces]
+        return StepOutput(
+            event.id,
+            [piece.text for piece in event.pieces] or [""] * len(event.tokens),
+            event.tokens,
+            self._convert_logprobs(event.logprobs, offsets),
+            event.steps,
+            None if event.completion is None else self._finish(event.completion, request),
+            words,
+        )
+
+    def _finish(self, completion: Completion, request: EngineRequest) -> Done:
+        stop = completion.stop_reason
+        return Done(
+            completion.finish_reason,
+            None if stop in self.eos else stop,  # as vLLM: its own end needs no reason
+            completion.stats,
+            self._convert_logprobs(completion.prompt_logprobs, request.offsets[1:]),
+            None if request.mixed else _measure_pace(completion, request.max_length),
+        )
+
+    def _convert_logprobs(
+        self, logprobs: list[Logprobs] | None, offsets: list[int]
+    ) -> list[TokenLogprob] | None:
+        """`offsets`: [] if they are not reported."""
+        if logprobs is None:
+            return None
+        word = self.spelling.word
+
+        def convert(each: Logprobs, offset: int) -> TokenLogprob:
+            top = [(*word(token), max(MIN_LOGPROB, logprob), token) for token, logprob in each.top]
+            own = (*word(each.token), max(MIN_LOGPROB, each.logprob))
+            return TokenLogprob(*own, top, each.token, each.rank, offset)
+
+        return [convert(*pair) for pair in zip(logprobs, offsets or repeat(0), strict=False)]
+
+
+def refusal(id: int, error: Exception) -> Refusal:
+    """Return the refusal of a request for an error of its preparation, logged if it is a bug."""
+    kind = next(kind for each, kind in KINDS if isinstance(error, each))
+    if kind == "failed":
+        log.error("a request failed", exc_info=error)
+    busy = "the queue is full; send the request again later"
+    message = busy if kind == "busy" else one_line(error)
+    return Refusal(id, kind, message, getattr(error, "option", None))
+
+
+def _measure_pace(completion: Completion, max_length: int) -> Pace | None:
+    """Return the time of the steps after the first; None if there are none."""
+    if len(completion.steps) < 2:
+        return None
+    tokens, seconds, steps = completion.steady
+    return Pace(tokens, seconds, max_length, int(median(step.rows for step in steps)))

@@ -1,0 +1,105 @@
+"""Answers that take no step: facts of the models, prompts as tokens, costs of speculation."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.drafters.none import NoDrafter
+from foretoken.engine.engine import Engine
+from foretoken.errors import InputError, about, base_name
+from foretoken.models.base import ReadsMedia
+from foretoken.server.process.messages import ModelInfo, Prompt
+from foretoken.server.process.prompts import PromptReader, ids_of
+from foretoken.server.process.replies import Replies
+from foretoken.speculator import Speculator
+from foretoken.speech.transcription import transcribes
+from foretoken.text.chat import kinds
+from foretoken.text.decoding import Spelling, decode
+from foretoken.theory import steps_factor
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Answers about one Speculator: a method for each name of an `Ask`."""
+
+    spec: Speculator
+    prompts: PromptReader
+    replies: Replies
+    spelling: Spelling
+
+    def tokenize(
+        self,
+        prompt: Prompt,
+        template: str | None,
+        chat_template_kwargs: dict[str, Any] | None,
+        *,
+        texts: bool,
+    ) -> dict[str, Any]:
+        """Return a prompt's ids, with the text of each on request."""
+        if (chat_template_kwargs or {}).get("tools") and not self.replies.offers:
+            problem = "the chat template reads no tools, and chats get them in a system message"
+            raise InputError(f"{problem}; leave them out").about("tools")
+        with about("prompt"):
+            ids = ids_of(self.prompts.encode(prompt, template, chat_template_kwargs))
+        return {"tokens": ids} | ({"token_strs": [*map(self.spelling.name, ids)]} if texts else {})
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """Return the text of ids."""
+        with about("tokens"):
+            ids = self.spec.inputs.ids(tokens)
+        if self.spec.tokenizer is None:
+            raise InputError("there is no tokenizer; the model has none")
+        return decode(self.spec.tokenizer, ids)
+
+    def speculation(self, alpha: float | None, made: dict[int, int]) -> dict[str, Any]:
+        """Return the costs of one sequence, for the sampling that was measured last, and the
+        speed-up that they predict for one with steps of as many draft tokens as were `made`; None
+        while unknown."""
+        costs = self.spec.costing.known()
+        if costs is None:
+            return {"c": None, "v": None, "predicted_speedup": None}
+        predicted = None
+        if alpha is not None and any(made.values()):
+            predicted = steps_factor(min(1.0, alpha), made, costs.c, v=costs.v)
+        table = [(n, costs.v(n)) for n, _ in costs.score]
+        return {"c": costs.c, "v": table, "predicted_speedup": predicted}
+
+
+def describe(spec: Speculator, engine: Engine, replies: Replies) -> ModelInfo:
+    """Return the facts of an engine's models."""
+    tokenizer, drafts = spec.tokenizer, not isinstance(spec.drafter, NoDrafter)
+    return ModelInfo(
+        target=base_name(spec.target_name),
+        draft=base_name(spec.draft_name) if drafts else None,
+        context=engine.longest,
+        vocab_size=spec.target.vocab_size,
+        chat=bool(getattr(tokenizer, "chat_template", None)),
+        text=tokenizer is not None,
+        runtime=spec.target.runtime,
+        draft_runtime=spec.drafter.runtime if drafts else None,
+        dtype=spec.target.computed,
+        replies=replies.facts,
+        media=_media_kinds(spec),
+        transcribes=transcribes(spec),
+        suggested={name: spec.suggested.get(name) for name in ("temperature", "top_p", "top_k")},
+        max_rows=engine.max_rows,
+        pid=os.getpid(),
+        costs=pickle.dumps(spec.costing.measured),
+    )
+
+
+def _media_kinds(spec: Speculator) -> tuple[str, ...]:
+    """Return the kinds of media that the target reads in messages."""
+    if spec.processor is None or not isinstance(spec.target, ReadsMedia):
+        return ()
+    try:
+        return kinds(spec.processor())
+    except InputError as error:  # a library that it needs is not installed
+        log.warning("pictures and sounds are not read: %s", error)
+        return ()

@@ -1,0 +1,94 @@
+"""Transcriptions, each in a thread of its own: their windows share steps with other requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event as Flag
+from time import monotonic
+
+from foretoken.errors import BusyError, about
+from foretoken.server.process.media_sandbox import MediaSandbox
+from foretoken.server.process.messages import (
+    FromEngine,
+    Reply,
+    TranscribeRequest,
+    TranscriptDelta,
+)
+from foretoken.server.process.outputs import refusal
+from foretoken.speculator import Speculator
+from foretoken.speech.transcription import transcribe
+from foretoken.text.chat import rate
+
+MAX_RUNNING, MAX_OPEN = 4, 16  # transcriptions that run; with those that wait
+TRANSCRIPTION_HEARTBEAT_S = 1.0  # between two messages that a transcription still runs
+
+
+class Transcriber:
+    """Transcriptions by one target, reported by `send`."""
+
+    def __init__(
+        self, spec: Speculator, media: MediaSandbox, send: Callable[[FromEngine], None]
+    ) -> None:
+        self.spec, self.media, self.send = spec, media, send
+        self._threads = ThreadPoolExecutor(MAX_RUNNING, "foretoken transcriptions")
+        self._cancelled: dict[int, Flag] = {}  # by the ids of open transcriptions
+
+    def start(self, id: int, request: TranscribeRequest) -> None:
+        """Queue a transcription, or refuse it if too many are open."""
+        if len(self._cancelled) >= MAX_OPEN:
+            self.send(refusal(id, BusyError()))
+            return
+        self._cancelled[id] = Flag()
+        self._threads.submit(self._transcribe, id, request, self._cancelled[id])
+
+    def cancel(self, id: int) -> bool:
+        """End a transcription; return whether there is one of this id."""
+        cancelled = self._cancelled.get(id)
+        if cancelled is not None:
+            cancelled.set()
+        return cancelled is not None
+
+    def close(self) -> None:
+        """End all transcriptions."""
+        for cancelled in [*self._cancelled.values()]:
+            cancelled.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _transcribe(self, id: int, request: TranscribeRequest, cancelled: Flag) -> None:
+        last_sent = 0.0
+
+        def report(text: str) -> None:
+            nonlocal last_sent
+            if cancelled.is_set():
+                raise _CancelledError
+            if text or monotonic() - last_sent > TRANSCRIPTION_HEARTBEAT_S:
+                last_sent = monotonic()
+                self.send(TranscriptDelta(id, text))
+
+        try:
+            assert self.spec.processor is not None  # else the server refuses the request
+            with about("audio"):
+                samples = self.media.sound(request.audio, rate(self.spec.processor()), "the file")
+            transcription = transcribe(
+                self.spec,
+                samples,
+                language=request.language,
+                translate=request.translate,
+                prompt=request.prompt,
+                words=request.words,
+                temperature=request.temperature,
+                gamma=request.gamma,
+                told=report,
+            )
+            self.send(Reply(id, transcription))
+        except _CancelledError:
+            pass
+        except Exception as error:
+            self.send(refusal(id, error))
+        finally:
+            self._cancelled.pop(id, None)
+
+
+class _CancelledError(Exception):
+    """The client has left."""
