@@ -136,13 +136,12 @@ class Metrics:
 
     def observe(self, generation: Generation, seconds: float, model: str) -> None:
         """Count what a request's texts took, however they ended."""
-        texts = generation.texts
-        steps = [step for text in texts for step in text.steps]
-        cached = [text.done.stats.cached_tokens for text in texts[:: generation.n] if text.done]
+        usage = answers.usage(generation)
+        steps = [step for text in generation.texts for step in text.steps]
         sums = {
-            "prompt_tokens": sum(text.accepted.prompt_tokens for text in texts[:: generation.n]),
-            "generation_tokens": sum(len(text.tokens) for text in texts),
-            "cached_tokens": sum(cached),
+            "prompt_tokens": usage["prompt_tokens"],
+            "generation_tokens": usage["completion_tokens"],
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
             "target_calls": len(steps),
             "drafts": sum(step.drafted > 0 for step in steps),
             "drafted_tokens": sum(step.drafted for step in steps),
@@ -204,7 +203,7 @@ def line(
 
 def write(entry: dict[str, Any]) -> None:
     """Write the line."""
-    log.info("%s", " ".join(f"{k}={_short(v)}" for k, v in entry.items()), extra={"told": entry})
+    log.info("%s", " ".join(f"{k}={_short(v)}" for k, v in entry.items()), extra={"fields": entry})
 
 
 def _short(value: Any) -> str:

@@ -39,8 +39,8 @@ from foretoken.server.api.errors import (
 from foretoken.server.api.responses import ResponseAnswer, Responses
 from foretoken.server.api.tokens import Detokenize, Tokenize
 from foretoken.server.api.transcriptions import (
-    Hearing,
     Transcribing,
+    TranscriptionStream,
     Translate,
     documented,
     events,
@@ -161,11 +161,11 @@ class Routes:
             problem = f"{request.state.model} writes no speech down as it is served; the server's "
             remedy = "log says why at its start, else serve a Whisper, or the like"
             raise BadRequestError(problem + remedy, "model")
-        hearing = Hearing(engine, asked.to_engine(self.options.gamma))
+        stream = TranscriptionStream(engine, asked.to_engine(self.options.gamma))
         if asked.streams:
-            return Events(asked, hearing, events(hearing))
-        async with hearing:
-            body = asked.body(await _unless_gone(request, hearing.all()))
+            return Events(asked, stream, events(stream))
+        async with stream:
+            body = asked.body(await _unless_gone(request, stream.all()))
         return PlainTextResponse(body) if isinstance(body, str) else JSONResponse(body)
 
     async def tokenize(self, request: Request, asked: Tokenize) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": time(), "level": record.levelname, "logger": record.name}
-        fields = getattr(record, "told", None)
+        fields = getattr(record, "fields", None)
         line |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

@@ -106,7 +106,7 @@ def test_a_line_has_rates_and_no_text() -> None:
     assert entry["tokens_per_call"] == 1.5 and entry["completion_tokens"] == 3
     assert "ab" not in json.dumps(entry)
     record = logging.LogRecord("foretoken.requests", 20, "", 0, "x", (), None)
-    record.told = entry
+    record.fields = entry
     assert json.loads(Json().format(record))["drafted"] == 3
 
 

@@ -27,6 +27,7 @@ from foretoken.text.replies.reading import (
 )
 
 Asked = TypeVar("Asked", bound=ApiRequest)
+SHOWN = ("predicted", "gamma", "drafted", "accepted", "verify_seconds", "rows")  # of a step
 DONE = "data: [DONE]\n\n"
 
 
@@ -357,15 +358,10 @@ def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
         "rejected": [
             {"id": token, "text": words[token]} for token in step.guesses[step.accepted :]
         ],
-        "predicted": step.predicted,
-        "gamma": step.gamma,
-        "drafted": step.drafted,
-        "accepted": step.accepted,
+        **{name: getattr(step, name) for name in SHOWN},
         "overlaps": list(step.overlaps),
         "draft_seconds": step.draft_seconds,
         "target_seconds": step.score_seconds,
-        "verify_seconds": step.verify_seconds,
-        "rows": step.rows,
     }
 
 

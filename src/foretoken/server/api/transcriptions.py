@@ -17,7 +17,7 @@ from foretoken.media.spoken import FORMATS, Transcription
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import Body
-from foretoken.server.process.client import Notification, RefusedRequest, UnavailableError
+from foretoken.server.process.client import Notification
 from foretoken.server.process.fleet import Engines
 from foretoken.server.process.messages import Reply, TranscribeRequest, TranscriptDelta
 
@@ -146,15 +146,15 @@ async def form(request: Request, kind: type[Translate]) -> Translate:
         raise RequestValidationError(problems) from None
 
 
-class Hearing:
-    """A sound that an engine writes down: use it within `async with`, whose end stops it. Entering
-    it raises what the engine refuses, before anything is written."""
+class TranscriptionStream:
+    """A transcription in an engine: use it within `async with`, whose end stops it. Entering it
+    raises the engine's refusal, before anything is sent."""
 
     def __init__(self, engine: Engines, request: TranscribeRequest) -> None:
         self._engine, self._request = engine, request
         self._notifications: asyncio.Queue[Notification] = asyncio.Queue()
 
-    async def __aenter__(self) -> Hearing:
+    async def __aenter__(self) -> TranscriptionStream:
         self._end = self._engine.submit(self._request, self._notifications.put_nowait)
         try:
             self._first = await self._notifications.get()
@@ -169,34 +169,28 @@ class Hearing:
         self._end()
 
     async def parts(self) -> AsyncGenerator[str | Transcription]:
-        """Yield new text as it comes, and the transcription last. Raises what the engine
-        refuses."""
-        told = self._first
-        while True:
-            match told:
-                case TranscriptDelta(text=text):
-                    yield text
-                case Reply(value=made):
-                    yield made
-                    return
-                case RefusedRequest() | UnavailableError() as error:
-                    raise error
-                case other:
-                    raise AssertionError(other)
-            told = await self._notifications.get()
+        """Yield new text as it comes, and the transcription last. Raises the engine's refusal."""
+        message = self._first
+        while not isinstance(message, Reply):
+            if isinstance(message, Exception):
+                raise message
+            assert isinstance(message, TranscriptDelta), message
+            yield message.text
+            message = await self._notifications.get()
+        yield message.value
 
     async def all(self) -> Transcription:
-        """The transcription, once it is whole."""
+        """Return the whole transcription."""
         async for part in self.parts():
             if isinstance(part, Transcription):
                 return part
         raise AssertionError("a transcription has no end")
 
 
-async def events(hearing: Hearing) -> AsyncGenerator[str]:
+async def events(stream: TranscriptionStream) -> AsyncGenerator[str]:
     """Yield server-sent events of a transcription."""
     begun = False
-    async for part in hearing.parts():
+    async for part in stream.parts():
         if isinstance(part, str):
             if part:
                 delta = part if begun else part.lstrip()

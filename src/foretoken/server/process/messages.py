@@ -57,7 +57,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TranscribeRequest:
-    """Request to transcribe an audio file."""
+    """Request to transcribe an audio file: arguments of `transcribe`."""
 
     audio: bytes
     language: str | None = None
@@ -234,10 +234,10 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Outputs of a step; the numbers of running and waiting requests after it, and of preemptions
-    since the process began."""
+    """Outputs of a step and failures in it; the numbers of running and waiting requests after it,
+    and of preemptions since the process began."""
 
-    parts: list[StepOutput]
+    parts: list[StepOutput | Refusal]
     running: int
     waiting: int
     preempted: int

@@ -8,7 +8,7 @@ from itertools import repeat
 from statistics import median
 
 from foretoken.engine.engine import Event
-from foretoken.errors import BusyError, ForetokenError, InputError, one_line
+from foretoken.errors import BusyError, ControlError, ForetokenError, InputError, one_line
 from foretoken.request import Completion
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.server.process.messages import (
@@ -29,7 +29,6 @@ KINDS: list[tuple[type[Exception], RefusalKind]] = [  # the first that fits
     (BusyError, "busy"),
     (InputError, "input"),
     (ForetokenError, "refused"),
-    (Exception, "failed"),
 ]
 log = logging.getLogger(__name__)
 
@@ -41,8 +40,11 @@ class OutputConverter:
     spelling: Spelling
     eos: frozenset[int]
 
-    def convert(self, event: Event, request: EngineRequest) -> StepOutput:
-        """Return the message for an event without an error."""
+    def convert(self, event: Event, request: EngineRequest) -> StepOutput | Refusal:
+        """Return the message for an event."""
+        if event.error is not None:
+            kind = "refused" if isinstance(event.error, ControlError) else "failed"
+            return Refusal(event.id, kind, one_line(event.error), event.error.option)
         words = None
         if request.show_steps:
             tokens = (token for step in event.steps for token in (*step.kept, *step.guesses))
@@ -87,12 +89,18 @@ class OutputConverter:
 
 def refusal(id: int, error: Exception) -> Refusal:
     """Return the refusal of a request for an error of its preparation, logged if it is a bug."""
-    kind = next(kind for each, kind in KINDS if isinstance(error, each))
-    if kind == "failed":
-        log.error("a request failed", exc_info=error)
+    kind = _classify(error)
     busy = "the queue is full; send the request again later"
     message = busy if kind == "busy" else one_line(error)
     return Refusal(id, kind, message, getattr(error, "option", None))
+
+
+def _classify(error: Exception) -> RefusalKind:
+    for each, kind in KINDS:
+        if isinstance(error, each):
+            return kind
+    log.error("a request failed", exc_info=error)
+    return "failed"
 
 
 def _measure_pace(completion: Completion, max_length: int) -> Pace | None:

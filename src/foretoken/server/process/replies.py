@@ -160,13 +160,13 @@ def _written(turn: dict[str, Any]) -> dict[str, Any]:
         return turn
     try:
         functions = [call["function"] for call in calls]
-        heads = [f'{{"name": {json.dumps(f["name"])}, "arguments": ' for f in functions]
-        arguments = [f["arguments"] for f in functions]
-        pairs = zip(heads, arguments, strict=True)
-        told = [f"<tool_call>\n{head}{said}}}\n</tool_call>" for head, said in pairs]
-    except (TypeError, LookupError):  # no calls, which is for the template to say
+        bodies = [
+            f'"name": {json.dumps(f["name"])}, "arguments": {f["arguments"]}' for f in functions
+        ]
+    except (TypeError, LookupError):  # not calls: the template refuses them
         return turn
-    text = "\n".join(part for part in (turn.get("content"), *told) if part)
+    written = [f"<tool_call>\n{{{body}}}\n</tool_call>" for body in bodies]
+    text = "\n".join(part for part in (turn.get("content"), *written) if part)
     return {**turn, "content": text}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from threading import Event as Flag
 from time import monotonic
 
@@ -68,20 +69,11 @@ class Transcriber:
 
         try:
             assert self.spec.processor is not None  # else the server refuses the request
+            options = asdict(request)
             with about("audio"):
-                samples = self.media.sound(request.audio, rate(self.spec.processor()), "the file")
-            transcription = transcribe(
-                self.spec,
-                samples,
-                language=request.language,
-                translate=request.translate,
-                prompt=request.prompt,
-                words=request.words,
-                temperature=request.temperature,
-                gamma=request.gamma,
-                told=report,
-            )
-            self.send(Reply(id, transcription))
+                file, sampling_rate = options.pop("audio"), rate(self.spec.processor())
+                samples = self.media.sound(file, sampling_rate, "the file")
+            self.send(Reply(id, transcribe(self.spec, samples, told=report, **options)))
         except _CancelledError:
             pass
         except Exception as error:

@@ -10,7 +10,7 @@ from threading import Condition, Lock, Thread
 from typing import Any, cast
 
 from foretoken.engine.engine import Engine, Event
-from foretoken.errors import ControlError, InputError, one_line
+from foretoken.errors import InputError, one_line
 from foretoken.server.process.grammar_sandbox import GrammarSandbox
 from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
@@ -172,7 +172,7 @@ class Worker:
         with self.changed:
             if self.requests.pop(id, None) is not None:
                 self._drop(id)
-            self._report([])  # no step follows that of the last request
+            self._send_outputs([])  # no step follows that of the last request
 
     def _drop(self, id: int) -> bool:
         """Abort a request; return whether the engine had it."""
@@ -185,15 +185,18 @@ class Worker:
     def _fail_all(self, message: str) -> None:
         """End all requests: the next step may fail as this one did."""
         with self.changed:
-            for id, request in list(self.requests.items()):
-                if request is not None and (self._drop(id) or request.accepted_sent):
-                    del self.requests[id]
-                    self._send(Refusal(id, "failed", message))
-            self._report([])  # no step follows this one
+            failed = [
+                id
+                for id, request in self.requests.items()
+                if request is not None and (self._drop(id) or request.accepted_sent)
+            ]
+            for id in failed:
+                del self.requests[id]
+            self._send_outputs([Refusal(id, "failed", message) for id in failed])
 
     def _report(self, events: list[Event]) -> None:
-        """Send the outputs of a step, and how many requests run and wait after it."""
-        outputs: list[StepOutput] = []
+        """Send the outputs of a step."""
+        outputs: list[StepOutput | Refusal] = []
         drafts = any(step.drafted for event in events for step in event.steps)
         with self.changed:
             for event in events:
@@ -204,14 +207,13 @@ class Worker:
                     del self.requests[event.id]
                 self._accept(request)
                 request.mixed |= request.plain and drafts
-                if event.error is None:
-                    outputs.append(self.outputs.convert(event, request))
-                else:
-                    kind = "refused" if isinstance(event.error, ControlError) else "failed"
-                    message, option = one_line(event.error), event.error.option
-                    self._send(Refusal(event.id, kind, message, option))
-        preempted = self.engine.stats().preempted
-        self._send(StepOutputs(outputs, self.engine.running, self.engine.waiting, preempted))
+                outputs.append(self.outputs.convert(event, request))
+        self._send_outputs(outputs)
+
+    def _send_outputs(self, outputs: list[StepOutput | Refusal]) -> None:
+        """Send them with the numbers of requests that run and wait now."""
+        stats = self.engine.stats()
+        self._send(StepOutputs(outputs, stats.running, stats.waiting, stats.preempted))
 
     def _send(self, message: FromEngine) -> None:
         with self.sending:
