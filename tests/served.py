@@ -46,7 +46,7 @@ def serving(
     **engine: Any,
 ) -> Iterator[tuple[str, EngineClient]]:
     """The server's address, and its link to the engine, once it is ready. `begin`: what starts it,
-    in a thread, or `spawned` in a process of its own."""
+    in a thread, or `spawn` in a process of its own."""
     settings = settings or ServerOptions("tiny", drain=1.0)
     keywords: Any = {"max_rows": 4, **engine}
     template, parser = settings.chat_template, settings.tool_parser

@@ -16,7 +16,7 @@ import pytest
 from console import Result, Run, mistake
 from foretoken.cli.sources import ChatReply, RemoteModel, TextError, get, remote
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import EngineClient, spawned
+from foretoken.server.process.client import EngineClient, spawn
 from served import LOADING, pair, serving, until
 
 TALK = [{"role": "user", "content": "Where?"}]
@@ -163,7 +163,7 @@ def test_a_server_without_a_chat_template(run, tmp_path: Path):
 @pytest.mark.prove
 def test_an_engine_that_dies_is_one_line_and_comes_back(folders):
     """The server is asked again when it says so."""
-    with serving(*folders, begin=spawned) as (url, link), opened(url) as source:
+    with serving(*folders, begin=spawn) as (url, link), opened(url) as source:
         reply = ChatReply()
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)

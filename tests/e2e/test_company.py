@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import spawned
+from foretoken.server.process.client import spawn
 from served import TEMPLATE, serving
 from tiny import byte_level, folder, llama
 
@@ -86,7 +86,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tokenizer.add_tokens(["-" * 96])  # as the longest of known tokenizers
     folder(base / "target", llama(321, CONTEXT), tokenizer)
     settings = ServerOptions("tiny", drain=1.0)
-    with serving(str(base / "target"), "none", settings, begin=spawned, max_rows=16) as (url, _):
+    with serving(str(base / "target"), "none", settings, begin=spawn, max_rows=16) as (url, _):
         yield url
 
 

@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     byte_level().save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clients, "work", faulty.work)
-        with serving(folder, None, begin=clients.spawned, max_waiting=64) as running:
+        with serving(folder, None, begin=clients.spawn, max_waiting=64) as running:
             yield running
 
 

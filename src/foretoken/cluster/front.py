@@ -124,7 +124,7 @@ class ReplicaHandle:
 
 
 def placed(setup: Setup, threads: int) -> Child:
-    """A replica that Ray places and starts; as `process.spawned`."""
+    """A replica that Ray places and starts; as `process.spawn`."""
     remote = ReplicaHandle(setup, threads)
     return Child(remote, remote)
 

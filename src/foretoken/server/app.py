@@ -51,7 +51,7 @@ from foretoken.server.media import MediaReader
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import Engines
-from foretoken.server.process.generation import Generation, several
+from foretoken.server.process.generation import Generation, expand
 from foretoken.server.process.messages import Prompt
 from foretoken.server.process.models import ServedModels
 
@@ -316,7 +316,7 @@ class Routes:
             gamma=options.gamma if first.gamma is None else first.gamma,
             cache_salt=f"{request.state.salt}{first.cache_salt}",
         )
-        generation = Generation(engine, several(first, prompts, n), n)
+        generation = Generation(engine, expand(first, prompts, n), n)
         request.state.generation = generation
         return generation
 

@@ -14,7 +14,7 @@ import pytest
 import foretoken
 from console import Run
 from foretoken.errors import InputError
-from foretoken.server.process.client import spawned
+from foretoken.server.process.client import spawn
 from loads import refused
 from scripts import ROOT
 from served import serving
@@ -132,7 +132,7 @@ def test_the_documented_example(here: Path, console: Run) -> None:
 
 @pytest.mark.prove
 def test_proof_an_engine_in_a_process_of_its_own_takes_it(here: Path) -> None:
-    with serving("target", "mydrafts.ours:a", begin=spawned) as (url, _):
+    with serving("target", "mydrafts.ours:a", begin=spawn) as (url, _):
         body = {"model": "tiny", "prompt": "It was", "max_tokens": 8, "temperature": 0}
         answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=60).json()
     assert answer["usage"]["completion_tokens"] == 8

@@ -21,7 +21,7 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.server.access import Access
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import EngineClient, spawned
+from foretoken.server.process.client import EngineClient, spawn
 from served import LOADING, pair, serving, until
 
 SAMPLING: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "seed": 7, "temperature": 1.0}
@@ -658,7 +658,7 @@ def test_a_full_queue(folders: tuple[str, str]) -> None:
 @pytest.mark.prove
 def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
     long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
-    with serving(*folders, begin=spawned) as (url, link), ThreadPoolExecutor(2) as pool:
+    with serving(*folders, begin=spawn) as (url, link), ThreadPoolExecutor(2) as pool:
         whole = pool.submit(post, url, "/v1/completions", long)
         streamed = pool.submit(post, url, "/v1/completions", long | {"stream": True})
         until(lambda: link.running == 2)
@@ -679,7 +679,7 @@ def test_an_engine_that_dies_is_started_again(folders: tuple[str, str]) -> None:
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="nowhere"):
-        with serving(str(tmp_path / "nowhere"), None, begin=spawned):
+        with serving(str(tmp_path / "nowhere"), None, begin=spawn):
             pass
 
 

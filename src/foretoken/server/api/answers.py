@@ -39,7 +39,7 @@ def event(data: Any, name: str | None = None) -> str:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call as far as it is written."""
+    """A call so far."""
 
     id: str
     index: int
@@ -48,7 +48,7 @@ class ToolCall:
 
     @property
     def whole(self) -> bool:
-        """False where it was cut off."""
+        """False if it was cut off."""
         try:
             json.loads(self.arguments)
         except ValueError:
@@ -68,7 +68,7 @@ class ToolCall:
 
 
 class ReplyText:
-    """A reply as it is read: its text, thoughts and calls."""
+    """A reply as it is parsed: its text, thoughts and calls."""
 
     def __init__(self, facts: ReplyFacts | None, wish: Wish | None, tail: str) -> None:
         self.text = self.thoughts = ""
@@ -81,8 +81,8 @@ class ReplyText:
         return join_neighbours(told for _, told in self.read_tokens(part) for told in told)
 
     def read_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[Told]]]:
-        """Yield what each token adds, and whether it is a token of thoughts. Read token by token,
-        nothing depends on the steps that they came in."""
+        """Yield the pieces that each token adds, and whether it is a token of thoughts. Tokens are
+        parsed one by one, so that nothing depends on the steps that they came in."""
         for i, text in enumerate(part.texts, 1):
             thought = self._thinks
             told = self._feed_text(text, part.done if i == len(part.texts) else None)
@@ -144,12 +144,12 @@ def _cut(done: Done | None) -> str | None:
 
 
 class Answer(Generic[Asked]):
-    """Answer of an endpoint: a whole body once all is written, or events while it is."""
+    """Answer of an endpoint: a whole body at the end, or events until then."""
 
     def __init__(
         self, asked: Asked, model: str, generation: Generation, facts: ReplyFacts | None = None
     ) -> None:
-        """`facts`: how the model's replies are read."""
+        """`facts`: how the model's replies are parsed."""
         self.asked, self.model, self.generation, self.facts = asked, model, generation, facts
         self._replies: dict[int, ReplyText] = {}
 
@@ -159,14 +159,14 @@ class Answer(Generic[Asked]):
         return usage(self.generation, thoughts)
 
     def reply(self, i: int) -> ReplyText:
-        """Return the reply that text i is, as far as it has been read."""
+        """Return output i as a reply, as far as it has been parsed."""
         if i not in self._replies:
             wish = self.asked.wish(self.facts)
             self._replies[i] = ReplyText(self.facts, wish, self.texts[i].accepted.tail)
         return self._replies[i]
 
     def finish(self, i: int, done: Done) -> str:
-        """Return why text i ended."""
+        """Return why output i ended."""
         calls = self._replies[i].calls if i in self._replies else []
         return "tool_calls" if calls and calls[-1].whole and done.reason == "stop" else done.reason
 
@@ -175,7 +175,7 @@ class Answer(Generic[Asked]):
         raise NotImplementedError
 
     def events(self) -> AsyncGenerator[str]:
-        """Yield server-sent events, one for each step of each text."""
+        """Yield server-sent events, one for each step of each output."""
         raise NotImplementedError
 
     @property
@@ -183,7 +183,7 @@ class Answer(Generic[Asked]):
         return self.generation.texts
 
     def speculation(self, *, whole: bool = False) -> dict[str, Any]:
-        """Return the rates of speculation, for those who ask for them; `whole`: with all steps."""
+        """Return the rates of speculation if asked for; `whole`: with all steps."""
         if not self.asked.speculation.steps:
             return {}
         report = rates(self.texts)
@@ -194,7 +194,7 @@ class Answer(Generic[Asked]):
         return {"speculation": report}
 
     def metrics(self) -> dict[str, Any]:
-        """Return vLLM's metrics, for those who ask for them; null for several texts."""
+        """Return vLLM's metrics if asked for; null for several outputs."""
         detail = self.asked.speculation.metrics
         if detail is None:
             return {}
@@ -225,27 +225,27 @@ class ChoicesAnswer(Answer[Asked]):
     """Answer of one choice or several: of a chat, or of continuations."""
 
     prefix: ClassVar[str]  # of its id
-    kinds: ClassVar[tuple[str, str]]  # what it is called, and what a chunk of it
+    kinds: ClassVar[tuple[str, str]]  # names of it and of a chunk
 
     def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
-        """Return the fields of a whole text, the i-th."""
+        """Return the fields of output i, at its end."""
         raise NotImplementedError
 
     def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
-        """Return the fields of what is said before the first step of a text."""
+        """Return the fields that precede the first step of an output."""
         raise NotImplementedError
 
     def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
-        """Return the fields of what a step adds to text i."""
+        """Return the fields that a step adds to output i."""
         raise NotImplementedError
 
     def first(self, text: GeneratedText) -> dict[str, Any]:
-        """Return the fields of a text's first chunk beside its choice."""
+        """Return the fields of an output's first chunk other than its choice."""
         return {}
 
     @property
     def kept(self) -> list[GeneratedText]:
-        """The texts that are told."""
+        """The outputs that are returned."""
         return self.texts
 
     def body(self) -> dict[str, Any]:
@@ -268,7 +268,7 @@ class ChoicesAnswer(Answer[Asked]):
                 chunk: dict[str, Any] = {
                     "choices": [self._choice(i, self.delta(i, part), part.tokens, part.done)]
                 }
-                if part.words is not None:  # for those who ask for the steps
+                if part.words is not None:  # with show_steps
                     steps = [shown_step(step, part.words) for step in part.steps]
                     chunk["speculation"] = {"steps": steps}
                 if so_far:
@@ -300,13 +300,13 @@ class ChoicesAnswer(Answer[Asked]):
 
 
 def usage(generation: Generation, thoughts: int = 0) -> dict[str, Any]:
-    """Return the numbers of tokens, the prompt's once however many texts continue it; `thoughts`:
-    those of reasoning."""
+    """Return the numbers of tokens, the prompt's once for all its outputs; `thoughts`: those of
+    reasoning."""
     texts = generation.texts
     read = sum(text.accepted.prompt_tokens for text in texts[:: generation.n])
     written = sum(len(text.tokens) for text in texts)
     steps = [step for text in texts for step in text.steps if step.predicted]
-    predicted = steps if generation.predicts else []  # else the texts themselves foresaw it
+    predicted = steps if generation.predicts else []  # else from the outputs themselves
     cached = [text.done.stats.cached_tokens for text in texts[:: generation.n] if text.done]
     return {
         "prompt_tokens": read,
@@ -344,8 +344,8 @@ def rates(texts: Sequence[GeneratedText]) -> dict[str, Any]:
 
 
 def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
-    """Return a step as the page shows it: what was accepted, and where it came from; what was
-    rejected. `words`: texts of its tokens."""
+    """Return a step as the page shows it: its accepted tokens and their source, and the rejected
+    ones. `words`: texts of its tokens."""
     last = "plain" if not step.drafted else "bonus"
     if step.accepted < step.drafted:
         last = "corrected"
@@ -372,15 +372,15 @@ def _histogram(values: list[int], widest: int) -> list[int]:
 
 
 def known(each: TokenLogprob) -> dict[str, Any]:
-    """A token's logprob, as chat completions and responses tell it."""
+    """A token's logprob in the form of chat completions and responses."""
     top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in each.top]
     entry = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
     return entry | {"top_logprobs": top}
 
 
 def by_id(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """Logprobs of a prompt in vLLM's form: at every place the token's own and the likeliest ones',
-    by their ids; null for the first token, of which nothing is known."""
+    """Logprobs of a prompt in vLLM's form: at every place the token's own and the most probable
+    ones', by their ids; null for the first token, which has none."""
     entries: list[dict[str, Any] | None] = [None]
     for each in prompt:
         entry = {str(each.id): _ranked(each.logprob, each.rank, each.text)}

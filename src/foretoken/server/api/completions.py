@@ -77,7 +77,7 @@ class Text(Predicting):
 
     @property
     def reported(self) -> int | None:
-        """The best of several texts are told by their logprobs."""
+        """Logprobs also choose the best of several outputs."""
         ranked = self.candidates > (self.n or 1)
         return 0 if self.logprobs is None and ranked else self.logprobs
 
@@ -184,8 +184,8 @@ def _logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[str, Any
 
 
 def _name_logprobs(token: TokenLogprob) -> dict[str, float]:
-    """The logprobs of the token itself and of the likeliest: by name, and one that has the name of
-    another by its id, as vLLM writes it."""
+    """The logprobs of the token itself and of the most probable ones: by name, and one that has the
+    name of another by its id, as in vLLM."""
     names, logprobs = {token.id: token.text}, {token.text: token.logprob}
     for name, _, logprob, id in token.top:
         if id not in names:

@@ -84,7 +84,7 @@ class ApiError(Exception):
 
 
 class BadRequestError(ApiError):
-    """A value that is not honoured."""
+    """An invalid or unsupported value."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(400, message, param)
@@ -101,7 +101,7 @@ def api_error(error: Exception, asked: Body | None = None) -> ApiError:
 
 
 def invalid(problems: Sequence[Any]) -> BadRequestError:
-    """Return the error for what pydantic lists of a body, of which the first is told."""
+    """Return the error for the first of the problems that pydantic lists of a body."""
     first = problems[0]
     context = first.get("ctx") or {}
     if first["type"] == "json_invalid":

@@ -1,5 +1,5 @@
-"""Items of a response: those of a conversation, as messages; and those that a reply is made of, as
-they are written, with the events that tell of them."""
+"""Items of a response: those of a conversation, as messages; and those of a reply as it is
+generated, with their events."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class OtherItem(Wire):
 
 
 def _kind(item: Any) -> str:
-    """The tag of an item's type, whose colon tells it from a field in the place of an error."""
+    """The tag of an item's type; by its colon it is no field in the place of an error."""
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
     return f"item:{kind if kind in KINDS else 'unknown'}"
 

@@ -46,7 +46,7 @@ class TextOptions(Wire):
 
 class ReasoningOptions(Wire):
     effort: str | None = None
-    summary: Literal["auto"] | None = None  # thoughts are told whole
+    summary: Literal["auto"] | None = None  # thoughts are returned whole
     generate_summary: None = None
 
 
@@ -125,7 +125,7 @@ class ResponseAnswer(answers.Answer[Responses]):
 
     def body(self) -> dict[str, Any]:
         (text,) = self.texts
-        told = items.OutputItems(lambda *_, **__: "")  # events that nobody hears
+        told = items.OutputItems(lambda *_, **__: "")  # without events
         for part in text.parts:
             list(self._events(told, part))
         list(told.end(self._status, has_text=not self.asked.forced))

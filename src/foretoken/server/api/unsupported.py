@@ -12,7 +12,7 @@ from foretoken.errors import shown
 TEXT_ONLY = "this server makes text only"
 TEMPLATE = "give chat_template_kwargs, as the model's template names it"
 STATELESS = "nothing is stored; send the whole conversation"
-# Fields that are not honoured: values beside null that ask for nothing, and the reason
+# Unsupported fields: values other than null that ask for nothing, and the reason
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), TEXT_ONLY),
     "image": ((), TEXT_ONLY),
@@ -66,7 +66,7 @@ def refusal(name: str, value: Any, fields: Set[str]) -> str | None:
 
 
 def unknown(name: str, fields: Set[str]) -> str:
-    """Return why a field is refused that nobody knows, with the one that may be meant."""
+    """Return why an unknown field is refused, with the one that may be meant."""
     here = [each for each in ELSEWHERE.get(name, ()) if each in fields]
     near = here or get_close_matches(name, sorted(fields), 1, 0.8)
     remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"

@@ -57,7 +57,7 @@ class Wire(BaseModel):
 
     @classmethod
     def refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
-        """Return why a field beside these is refused; None where it asks for nothing."""
+        """Return why a field other than these is refused; None if it asks for nothing."""
         return unsupported.unknown(name, fields)
 
 
@@ -207,8 +207,8 @@ Sampled: Any = create_model(
 
 
 class ApiRequest(Sampled):
-    """Fields of every endpoint that writes text. Each endpoint says how fields of its own set the
-    engine's options."""
+    """Fields of every endpoint that generates text. Each endpoint says how fields of its own set
+    the engine's options."""
 
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
@@ -236,7 +236,7 @@ class ApiRequest(Sampled):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """The prompts, of each of which `candidates` texts are written."""
+        """The prompts, each with `candidates` outputs."""
         raise NotImplementedError
 
     @property
@@ -245,12 +245,12 @@ class ApiRequest(Sampled):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """New tokens of a text at most; None: as many as there is room for."""
+        """New tokens of an output at most; None: as many as the context leaves."""
         raise NotImplementedError
 
     @property
     def reported(self) -> int | None:
-        """The number of the likeliest tokens reported at each place; None: no logprobs."""
+        """The number of most probable tokens reported at each place; None: no logprobs."""
         raise NotImplementedError
 
     @property
@@ -259,7 +259,7 @@ class ApiRequest(Sampled):
 
     @property
     def echoes(self) -> bool:
-        """True where the prompt is told again."""
+        """True if the prompt is returned too."""
         return False
 
     @property
@@ -393,7 +393,7 @@ class PredictedOutput(Wire):
 
 
 class Predicting(ApiRequest):
-    """Fields that chats and completions have beside."""
+    """Fields of chats and completions only."""
 
     prediction: PredictedOutput | None = None
 

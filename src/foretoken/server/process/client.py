@@ -95,8 +95,8 @@ class Child(NamedTuple):
     pipe: Pipe
 
 
-def spawned(setup: Setup) -> Child:
-    """An engine in a process of its own, which ends with this one."""
+def spawn(setup: Setup) -> Child:
+    """Start an engine in a process of its own, which ends with this one."""
     context = get_context("spawn")  # a fork would take threads' locks along
     own_end, child_end = context.Pipe()
     process = context.Process(
@@ -110,7 +110,7 @@ def spawned(setup: Setup) -> Child:
 class EngineClient:
     """An engine's process, from `start` to `stop`. `begin`: starts it without waiting."""
 
-    def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawned) -> None:
+    def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawn) -> None:
         self.setup, self._begin = setup, begin
         self.number = next(NUMBERS)  # unlike its `id`, no other's later
         self.statistics = SpecDecodeStats()

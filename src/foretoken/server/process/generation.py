@@ -130,7 +130,7 @@ class Generation:
             end()
 
 
-def several(request: GenerateRequest, prompts: Sequence[Prompt], n: int) -> list[GenerateRequest]:
+def expand(request: GenerateRequest, prompts: Sequence[Prompt], n: int) -> list[GenerateRequest]:
     """Return the requests for `n` outputs of each prompt: output i is the (i % n)th of prompt
     i // n, and is keyed (seed, i), so the same request with the same seed gives the same outputs,
     whatever else runs."""

@@ -41,7 +41,7 @@ class Replies:
         by_template = formats.of_template(self.template) if parser == "auto" else None
         chosen = formats.named(parser) if parser in formats.NAMES else by_template
         self.format = chosen or formats.HERMES
-        response = _response(tokenizer) if parser == "auto" else None
+        response = _response_template(tokenizer) if parser == "auto" else None
         self.facts = ReplyFacts(
             self.format.name,
             known=chosen is not None,
@@ -51,8 +51,8 @@ class Replies:
         self.specials = _specials(tokenizer, self.format.literals)
 
     @property
-    def described(self) -> str:
-        """The way in which replies are read, in a line."""
+    def description(self) -> str:
+        """How replies are parsed, in a line."""
         if self.facts.template is not None:
             return "tool calls and reasoning are read by the tokenizer's response template"
         if self.facts.known:
@@ -70,8 +70,8 @@ class Replies:
         """The prompt of a request, with the tools that its template does not offer."""
         if request.wish is None or not request.wish.functions or self.offers:
             return request.prompt
-        offered = [json.dumps(_shown(each)) for each in request.wish.functions]
-        turns = [_written(turn) for turn in cast(list[dict[str, Any]], request.prompt)]
+        offered = [json.dumps(_describe(each)) for each in request.wish.functions]
+        turns = [_write_calls(turn) for turn in cast(list[dict[str, Any]], request.prompt)]
         said = turns.pop(0).get("content") if turns[0]["role"] == "system" else None
         parts = [part for part in (said, OFFER + "\n".join(offered)) if part]
         return [{"role": "system", "content": "\n\n".join(parts)}, *turns]
@@ -94,7 +94,7 @@ class Replies:
 
     def controls(self, request: GenerateRequest, tail: str) -> Controls:
         """Return changes of a request's controls: the grammar of its calls, its thoughts' budget,
-        and special tokens in the text. InputError where a function cannot be held to."""
+        and special tokens in the text. InputError if a function cannot be enforced."""
         assert request.wish is not None
         changes: Controls = {}
         if self.specials or self.facts.template:
@@ -140,7 +140,7 @@ class Replies:
         return tokens, [] if thinking == "begun" else opening, closing
 
 
-def _response(tokenizer: Any) -> dict[str, Any] | None:
+def _response_template(tokenizer: Any) -> dict[str, Any] | None:
     """A tokenizer's own response template, if it has one that can be read."""
     template = getattr(tokenizer, "response_template", None)
     if not isinstance(template, dict):
@@ -153,8 +153,8 @@ def _response(tokenizer: Any) -> dict[str, Any] | None:
     return cast(dict[str, Any], template)
 
 
-def _written(turn: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls stand in its text, for a template that reads no others."""
+def _write_calls(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its calls in its text, for a template that has no other form."""
     calls: Any = turn.get("tool_calls")
     if not calls:
         return turn
@@ -171,10 +171,10 @@ def _written(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _specials(tokenizer: Any, text: str) -> dict[str, int]:
-    """The special tokens that stand in a text, by their own."""
+    """The special tokens that a text holds, by their text."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     return {token.content: id for id, token in added if token.special and token.content in text}
 
 
-def _shown(function: Signature) -> dict[str, Any]:
+def _describe(function: Signature) -> dict[str, Any]:
     return {name: value for name, value in asdict(function).items() if value is not None}

@@ -53,7 +53,7 @@ def load(setup: Setup) -> tuple[Speculator, Replies]:
 
     def read_replies(target: KnownTarget) -> None:
         made.append(Replies(target.tokenizer, setup.chat_template, setup.tool_parser))
-        log.info("%s", made[0].described if made[0].template else describe_missing(target))
+        log.info("%s", made[0].description if made[0].template else describe_missing(target))
 
     spec = load_checked(read_replies, setup.target, setup.draft, **setup.loading)
     with log_if_slow(log, "choosing a draft for %s, once", base_name(spec.target_name)):

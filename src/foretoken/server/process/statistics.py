@@ -1,4 +1,4 @@
-"""Rates of speculation over all requests, as /v1/speculation tells them."""
+"""Rates of speculation over all requests, as /v1/speculation returns them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from foretoken.records import StepRecord
 from foretoken.sampling.params import GREEDY_BELOW, SamplingParams
 from foretoken.server.process.messages import GenerateRequest, Pace
 
-RECENT = 0.98  # the weight of what was known, with each step of a row
-# Controls that say when a text ends, and not what a step of it costs
+DECAY = 0.98  # of the mean, with each step of a sequence
+# Controls that decide when an output ends, and do not change the cost of a step
 ENDS = {"max_new_tokens", "min_new_tokens", "stop_strings", "stop_token_ids", "ignore_eos"}
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(SamplingParams)}
 
 
 class Conditions(NamedTuple):
-    """Conditions that the time of a token depends on: only texts of the same are compared."""
+    """Conditions that the time of a token depends on: only outputs of the same are compared."""
 
     controls: tuple[str, ...]  # those in force: "temperature", penalties, a grammar, logprobs
     length: int  # that prompt and text may have, as the number of its bits
@@ -26,7 +26,7 @@ class Conditions(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Sums over some texts, without their first steps."""
+    """Sums over some outputs, without their first steps."""
 
     number: int = 0
     tokens: int = 0
@@ -37,20 +37,20 @@ class Texts(NamedTuple):
 
 
 class SpecDecodeStats:
-    """Sums since the server began, and a mean of late."""
+    """Sums since the server began, and a recent mean."""
 
     def __init__(self) -> None:
         self.steps = self.drafted = self.accepted = self.tokens = 0
         self.kept_at: Counter[int] = Counter()  # accepted draft tokens, by place
-        self.made_at: Counter[int] = Counter()  # guesses, by place
-        self.alpha: float | None = None  # of late
+        self.made_at: Counter[int] = Counter()  # draft tokens, by place
+        self.alpha: float | None = None  # recent
         # steps of a draft's, by how many draft tokens they made
         self.made: Counter[int] = Counter()
         self.plain: dict[Conditions, Texts] = {}
         self.speculative: dict[Conditions, Texts] = {}
 
     def note(self, steps: Iterable[StepRecord], *, plain: bool) -> None:
-        """New steps of a text; `plain`: it was asked for without draft tokens."""
+        """Count new steps of an output; `plain`: it was asked for without draft tokens."""
         for step in steps:
             self.steps += 1
             self.tokens += len(step.kept)
@@ -63,10 +63,10 @@ class SpecDecodeStats:
             self.made[step.drafted] += not plain
             for overlap in step.overlaps:
                 earlier = overlap if self.alpha is None else self.alpha
-                self.alpha = RECENT * earlier + (1 - RECENT) * overlap
+                self.alpha = DECAY * earlier + (1 - DECAY) * overlap
 
     def compare(self, request: GenerateRequest, pace: Pace) -> None:
-        """A text on its side of the comparison, if another rule of its own does not forbid it."""
+        """Count an output on its side of the comparison, unless it has another rule."""
         if request.rule not in (None, "block") or request.lenience not in (None, 1.0):
             return
         controls: dict[str, Any] = {**request.controls}
@@ -80,9 +80,9 @@ class SpecDecodeStats:
         side[conditions] = side.get(conditions, Texts()).plus(1, pace.tokens, pace.seconds)
 
     def measured(self) -> dict[str, Any]:
-        """Return how long texts would have taken plainly, at the speed of those in their conditions
-        that were asked to be plain, over how long they took; and how many texts of either sort say
-        so."""
+        """Return the seconds that outputs would have taken without draft tokens, at the speed of
+        those in the same conditions that had none, over the seconds they took; and the numbers of
+        outputs of either kind."""
         plain, speculative, plainly = Texts(), Texts(), 0.0
         for conditions in self.plain.keys() & self.speculative.keys():
             alone, drafted = self.plain[conditions], self.speculative[conditions]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretoken.server.process.client import EngineClient, UnavailableError
-from foretoken.server.process.generation import Generation, several
+from foretoken.server.process.generation import Generation, expand
 from foretoken.server.process.messages import Accepted, GenerateRequest, StepOutput
 from foretoken.server.process.setup import Setup
 from served import LOADING, pair
@@ -37,7 +37,7 @@ def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
         assert link.info.chat and link.info.context == 1024
 
         short = replace(LONG, controls={**LONG.controls, "max_new_tokens": 9})
-        async with Generation(link, several(short, ["It", "She"], 2), 2) as writing:
+        async with Generation(link, expand(short, ["It", "She"], 2), 2) as writing:
             texts = await writing.all()
         assert all(len(text.tokens) == 9 and text.done for text in texts)
         assert writing.first is not None and writing.gaps
