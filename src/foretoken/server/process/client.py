@@ -77,15 +77,12 @@ class Pipe(Protocol):
 
 
 class Process(Protocol):
-    """A process that ends with its engine."""
+    """A process that ends with its engine: the part of multiprocessing's that is used. `kill` ends
+    its pipe, too."""
 
-    def join(self, timeout: float) -> None:
-        """Wait for its end, for `timeout` seconds at most."""
-        ...
+    def join(self, timeout: float) -> None: ...
 
-    def kill(self) -> None:
-        """End it now, if it has not ended; its pipe ends too."""
-        ...
+    def kill(self) -> None: ...
 
 
 class Child(NamedTuple):
