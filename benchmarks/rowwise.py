@@ -29,7 +29,7 @@ from transformers import BloomConfig, BloomForCausalLM
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.rowwise import RowwiseModel
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.speculator import Speculator
 from foretoken.timing import time_in_turns
 from machine import save
@@ -70,7 +70,7 @@ def pair(arguments: argparse.Namespace) -> tuple[Any, Any]:
     )  # fmt: skip
     torch.manual_seed(0)
     target = BloomForCausalLM(config).eval()
-    stir(target)
+    randomize_weights(target)
     with torch.no_grad():
         for layer in target.transformer.h[arguments.kept :]:
             layer.self_attention.dense.weight *= 0.02

@@ -41,7 +41,8 @@ from foretoken.loading.load import load
 from foretoken.media.inputs import is_media, media_of
 from foretoken.models.native import conversion
 from foretoken.models.stock.media import accepted_by, deviation
-from foretoken.models.stock.selfcheck import TOLERANCE, check, parts, small_copy, value_of
+from foretoken.models.stock.selfcheck import TOLERANCE, check
+from foretoken.models.stock.small_copy import parts, small_copy, value_of
 
 # By what they read; a class of several maps is of the last
 MAPS = {

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.models.stock.media import accepted_by, writer
-from foretoken.models.stock.selfcheck import VOCABULARY, parts, stir, value_of
+from foretoken.models.stock.small_copy import VOCABULARY, parts, randomize_weights, value_of
 
 Inputs = dict[str, Tensor]
 SIDE = 4  # patches along a picture's edge
@@ -77,7 +77,7 @@ def fitted(model: PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
     settings_of: Any = getattr(again, "generation_config", None)
     if settings_of is not None and config.is_encoder_decoder:
         settings_of.decoder_start_token_id = START
-    stir(again)
+    randomize_weights(again)
     with torch.no_grad():
         for weight in again.parameters():
             if weight.numel() == 1:  # a gate, which is shut at first

@@ -25,7 +25,7 @@ from foretoken.models.native.network import (
 )
 from foretoken.models.native.reading import NetworkReader
 from foretoken.models.native.turns import Turns
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 
 
 def multiply(part: Any, x: Any) -> Any:
@@ -202,7 +202,7 @@ def stirred(kind: Any, config: Any) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = kind(config).eval()
-        stir(network)
+        randomize_weights(network)
     return network.requires_grad_(False)
 
 

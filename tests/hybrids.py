@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import pairs
 from census import build
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 
 LAYERS = ["conv", "full_attention", "conv"]
 # Without experts, whose grouped product knows no float64, and smaller
@@ -39,7 +39,7 @@ def random(name: str, seed: int, V: int = 64) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = type(made)(config).double().eval()
-        stir(model)
+        randomize_weights(model)
         with torch.no_grad():
             for part in model.modules():
                 if isinstance(part, nn.Linear):

@@ -10,7 +10,7 @@ import torch
 import transformers as t
 from transformers import PreTrainedModel
 
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 
 V, MARK = 100, 99  # ids, and the one that stands for a picture's tokens
 ENDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -201,7 +201,7 @@ def built(family: Callable[[], Made], seed: int = 0) -> Made:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, inputs = family()
-        stir(model.eval())
+        randomize_weights(model.eval())
     model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
     return model.requires_grad_(False), inputs
 

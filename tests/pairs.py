@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken import Completion, Drafter, Speculator, load
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import build
 
 DEVICE = os.environ.get("FORETOKEN_TEST_DEVICE", "cpu")  # "cuda": what is drawn here runs there
@@ -58,7 +58,7 @@ def random(name: str, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(name)
-        stir(model)
+        randomize_weights(model)
         model = model if name in SINGLE else model.double()
         # With the input's weights as its output layer a random model repeats its last token.
         head, embeddings = model.get_output_embeddings(), model.get_input_embeddings().weight
@@ -76,7 +76,7 @@ def lively(kind: Any, config: PreTrainedConfig, scale: float = 1.5) -> PreTraine
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = kind(config).eval()
-        stir(model)
+        randomize_weights(model)
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.ndim > 1:

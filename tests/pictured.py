@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers as t
 
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 from media_models import PATCHES, TEXT
 from tiny import byte_level
 
@@ -30,7 +30,7 @@ def tokens(*marks: str) -> Any:
 
 
 def saved(model: Any, processor: Any, folder: Path) -> Path:
-    stir(model.eval())
+    randomize_weights(model.eval())
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers as t
 
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 from media_models import SIDES, relative
 from tiny import byte_level
 
@@ -49,7 +49,7 @@ def whisper(folder: Path) -> tuple[Path, Path]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = t.WhisperForConditionalGeneration(config).eval()
-        stir(model)
+        randomize_weights(model)
     own = model.generation_config = t.GenerationConfig(**ends, decoder_start_token_id=start)
     own.no_timestamps_token_id, own.is_multilingual = untimed, True
     own.lang_to_id = {"<|en|>": en, "<|de|>": de}

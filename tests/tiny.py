@@ -25,7 +25,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 
 TEXT = """It was the first day of the year, and the house was cold. \U0001f600 said nothing at all.
 "Where are you going?" asked the old man. — To the sea, naïve as ever, to the sea.
@@ -42,7 +42,7 @@ def llama(V: int = 320, context: int = 96, seed: int = 0, **settings) -> LlamaFo
     settings = {"bos_token_id": 0, "eos_token_id": 0} | settings
     config = LlamaConfig(vocab_size=V, max_position_embeddings=context, **(SHAPE | settings))
     model = LlamaForCausalLM(config).eval()
-    stir(model)
+    randomize_weights(model)
     return model
 
 
@@ -52,7 +52,7 @@ def t5(V: int = 320, seed: int = 0, **settings) -> T5ForConditionalGeneration:
     shape = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
     ends = {"decoder_start_token_id": 1, "eos_token_id": 0, "pad_token_id": 1}
     model = T5ForConditionalGeneration(T5Config(vocab_size=V, **(shape | ends | settings))).eval()
-    stir(model)
+    randomize_weights(model)
     return model
 
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.selfcheck import CheckedRows, check, deviation, stir
+from foretoken.models.stock.selfcheck import CheckedRows, check, deviation
+from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import FAMILIES, build
 
 # In float64 these still normalize or soften in float32, where a rounding may tip.
@@ -24,7 +25,7 @@ def stirred(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model = build(name)
     model = model if name in SINGLE else model.double()
-    stir(model)
+    randomize_weights(model)
     return model
 
 

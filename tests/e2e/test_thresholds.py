@@ -12,9 +12,17 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import pairs
 from foretoken import InputError, RefusedError, load
-from foretoken.models.stock.selfcheck import CONTEXT, HEAD, SWITCH, WINDOW, check, shrunk, stir
-from foretoken.models.stock.selfcheck import thresholds as lengths_named
+from foretoken.models.stock.selfcheck import check
 from foretoken.models.stock.sizes import context_limit
+from foretoken.models.stock.small_copy import (
+    CONTEXT,
+    HEAD,
+    SWITCH,
+    WINDOW,
+    randomize_weights,
+    shrunk,
+)
+from foretoken.models.stock.small_copy import thresholds as lengths_named
 from pairs import stock
 
 BASE: dict[str, Any] = {
@@ -138,7 +146,7 @@ def test_a_model_that_contradicts_itself_behind_its_window() -> None:
         )
     with pytest.raises(RefusedError, match=r"moshi .* contradicts itself: .* by \d.\de-0"):
         check(narrow)
-    stir(wide)
+    randomize_weights(wide)
     (text,) = load(wide, "lookup").generate([PROMPTS[1]], max_new_tokens=33, gamma=3)
     assert text.tokens == stock(wide, PROMPTS[1], 33)
 
@@ -163,7 +171,7 @@ def test_dynamic_frequencies_end_where_they_would_change(runtime: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
-        stir(model)
+        randomize_weights(model)
     expected = stock(model, PROMPTS[0], 80)  # and the frequencies are those of 83 tokens
     spec = load(model, "lookup", runtime=runtime)
     for gamma in (0, 3):

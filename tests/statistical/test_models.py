@@ -20,7 +20,7 @@ import pairs
 from faulty import Liar
 from foretoken import SamplingParams, Speculator, load
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.verify import RULES
 from tiny_families import FAMILIES
 
@@ -52,7 +52,7 @@ def network(name: str) -> PreTrainedModel:
             shape |= {"tie_word_embeddings": False}  # tied, it would be nearly flat
             config = T5Config(vocab_size=V, **ends, **shape)
             model = T5(config)
-        stir(model)
+        randomize_weights(model)
     return model.double().eval().requires_grad_(False)
 
 

@@ -22,7 +22,7 @@ import pairs
 from faulty import Liar
 from foretoken import load
 from foretoken.models.stock.rowwise import RowwiseModel
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 
 ALPHA = 1e-6
 V, LENGTH, N = 8, 3, 3000  # nothing is drafted for the first token, nor for the last
@@ -55,7 +55,7 @@ def network(name: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = kind(kind.config_class(**settings)).eval()
-        stir(model)
+        randomize_weights(model)
     model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
     return model.requires_grad_(False)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.models.stock.selfcheck import on_torch, stir
+from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock.small_copy import randomize_weights
 from oracle import random_model
 from pairs import scores
 from reproduction.beam.tree import Node, ScoredTree
@@ -50,7 +51,7 @@ def test_every_node_has_the_logits_of_its_text() -> None:
 def test_every_family_scores_trees(name: str) -> None:
     torch.manual_seed(0)
     model = build(name)
-    stir(model)
+    randomize_weights(model)
     encodes = model.config.is_encoder_decoder
     prompt, source = [5, 17, 33], [7, 9, 44, 31] if encodes else None
     tree, root = ScoredTree(on_torch(model), prompt, source), Node()

@@ -210,9 +210,10 @@ def _torch(
 def _form(network: PreTrainedModel) -> tuple[Form, list[str]]:
     """Return the first form on torch that passes the self-check; what it costs, and the objection
     to the one before it. Raises RefusedError where none passes."""
+    from foretoken.models.stock.check_results import self_check
     from foretoken.models.stock.media import writer  # late: takes seconds
     from foretoken.models.stock.rowwise import BY_ROW
-    from foretoken.models.stock.selfcheck import ON_TORCH, UnbuiltError, self_check
+    from foretoken.models.stock.selfcheck import ON_TORCH, UnbuiltError
 
     network, form, remarks = writer(network), ON_TORCH, list[str]()
     try:
@@ -239,7 +240,7 @@ def _graphs(
     source: Source | PreTrainedModel, dtype: str, device: torch.device, compiled: bool
 ) -> Model:
     from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed  # late: seconds
-    from foretoken.models.stock.selfcheck import self_check
+    from foretoken.models.stock.check_results import self_check
 
     self_check(source.empty if isinstance(source, Source) else source, ON_GRAPHS)
     return rehearsed(GraphModel(_loaded(source, dtype, device, ON_GRAPHS), compiled))
@@ -304,7 +305,8 @@ def _native(source: Source | PreTrainedModel, dtype: str, placement: Placement) 
         return kept
     if folder and (known := _refusal(folder, dtype)) is not None:
         raise RefusedError(known)
-    from foretoken.models.stock.selfcheck import Unfinished, self_check  # late: takes seconds
+    from foretoken.models.stock.check_results import self_check
+    from foretoken.models.stock.selfcheck import Unfinished  # late: takes seconds
 
     try:
         self_check(source.empty if loaded else source, _native_library().form())

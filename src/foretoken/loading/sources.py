@@ -145,9 +145,9 @@ class Source:
             return ["all ends of the file"]  # earlier conversions of one know a single end
         if not self.trust:
             return []
-        from foretoken.models.stock.selfcheck import strangers  # late: as above
+        from foretoken.models.stock.third_party import third_party_sources  # late: as above
 
-        return strangers(self.empty)
+        return third_party_sources(self.empty)
 
     def network(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
         """Return the model with its weights. Raises InputError where some are missing, RefusedError

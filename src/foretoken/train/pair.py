@@ -30,7 +30,8 @@ from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.loading import named, sources
 from foretoken.loading.load import load
 from foretoken.models.rows import padded
-from foretoken.models.stock.selfcheck import on_torch, self_check
+from foretoken.models.stock.check_results import self_check
+from foretoken.models.stock.selfcheck import on_torch
 from foretoken.models.stock.sizes import output_rows, sketch
 from foretoken.options import Seed
 from foretoken.request import Request, uninterrupted

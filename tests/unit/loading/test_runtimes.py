@@ -19,8 +19,8 @@ from foretoken.loading.sources import Source, source
 from foretoken.loading.target import ModelFacts
 from foretoken.models import store
 from foretoken.models.native import conversion
-from foretoken.models.stock import selfcheck
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock import check_results
+from foretoken.models.stock.small_copy import randomize_weights
 from tiny import llama
 from tiny_families import EXPERTS, build
 
@@ -32,7 +32,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One cache for the module: what a family's check found is remembered."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(selfcheck, "FOUND", {})
         yield
 
 
@@ -48,7 +47,7 @@ def converting(
 def saved(folder: Path, seed: int = 0, name: str = "Llama") -> str:
     torch.manual_seed(seed)
     model = build(name)
-    stir(model)
+    randomize_weights(model)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return str(folder)
@@ -58,7 +57,7 @@ def refused(folder: Path, seed: int = 0) -> str:
     """A model that the native decoder refuses."""
     torch.manual_seed(seed)
     model = PhimoeForCausalLM(PhimoeConfig(**EXPERTS)).eval()
-    stir(model)
+    randomize_weights(model)
     model.save_pretrained(folder)
     return str(folder)
 
@@ -156,7 +155,7 @@ def test_a_family_that_fails_its_check_stays_on_torch(
     def wrong(*args: object) -> object:
         raise RefusedError("llama is not exact over the native decoder")
 
-    monkeypatch.setattr(selfcheck, "self_check", wrong)
+    monkeypatch.setattr(check_results, "self_check", wrong)
     with pytest.raises(RefusedError, match="is not exact over the native decoder; leave runtime"):
         at(path, runtime="native")
 
@@ -188,7 +187,7 @@ def test_a_family_that_the_native_decoder_refuses_is_checked_once(
     path = refused(tmp_path / "m", seed=8)
     with pytest.raises(RefusedError, match=r"\(experts .*\); give dtype='float32'"):
         at(path, dtype="int8")
-    monkeypatch.setattr(selfcheck, "self_check", lambda *args: pytest.fail("checked again"))
+    monkeypatch.setattr(check_results, "self_check", lambda *args: pytest.fail("checked again"))
     monkeypatch.setattr(Source, "empty", property(lambda self: pytest.fail("it was read")))
     model = source(path, None, trust=False)
     assert Early(model, Placement("int8")).model() is None

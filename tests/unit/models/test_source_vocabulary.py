@@ -11,7 +11,7 @@ from transformers import MarianConfig, MarianMTModel
 from foretoken import load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 from tiny import llama
 from tiny_families import BART
 
@@ -27,7 +27,7 @@ def marian(source: int, target: int) -> MarianMTModel:
         "eos_token_id": None,
     }
     model = MarianMTModel(MarianConfig(**settings)).eval()
-    stir(model)
+    randomize_weights(model)
     return model
 
 

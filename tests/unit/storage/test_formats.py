@@ -10,7 +10,7 @@ import pytest
 
 import foretoken
 from foretoken.models.native.conversion import FORMAT
-from foretoken.models.stock.selfcheck import CHECK_FORMAT
+from foretoken.models.stock.check_results import CHECK_FORMAT
 
 SOURCE = Path(foretoken.__file__).parent
 STOCK = ("models/*.py", "models/stock/*.py")
@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "c72b220ec5706a09"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/selfcheck.py)": (CHECK, "6f91d0211a241149"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "68bf2d2dcd72a555"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "eb4fcb104bee0f33"),
 }
 
 

@@ -19,7 +19,8 @@ from foretoken.errors import InputError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder
-from foretoken.models.stock.selfcheck import TOLERANCE, deviation, stir
+from foretoken.models.stock.selfcheck import TOLERANCE, deviation
+from foretoken.models.stock.small_copy import randomize_weights
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 
@@ -74,7 +75,7 @@ def built(name: str) -> PreTrainedModel:
     kind, settings = FAMILIES[name]
     family = getattr(transformers, kind)
     model = family(family.config_class(**settings)).eval()
-    stir(model)
+    randomize_weights(model)
     with torch.no_grad():
         for key, weight in model.state_dict(keep_vars=True).items():
             if weight.ndim == 1 or key == "final_logits_bias":

@@ -16,7 +16,8 @@ from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
-from foretoken.models.stock.selfcheck import TOLERANCE, deviation, small_copy, stir
+from foretoken.models.stock.selfcheck import TOLERANCE, deviation
+from foretoken.models.stock.small_copy import randomize_weights, small_copy
 from tiny_families import EXPERTS, LEARNED, MIXED, ROPE, WINDOWED
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
@@ -127,7 +128,7 @@ def built(name: str) -> PreTrainedModel:
         made = small_copy(type(whole), whole.config)
     else:
         made = tiny_families.build(name) if name in NAMED else tiny(*(FEATURES | FAMILIES)[name])
-    stir(made)
+    randomize_weights(made)
     with torch.no_grad():
         for weight in made.state_dict(keep_vars=True).values():
             if weight.ndim == 1:

@@ -17,7 +17,8 @@ import tiny
 from foretoken import load
 from foretoken.errors import RefusedError
 from foretoken.models.stock import positions
-from foretoken.models.stock.selfcheck import CheckedRows, on_torch, stir
+from foretoken.models.stock.selfcheck import CheckedRows, on_torch
+from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.speculator import Speculator
 from interrupts import interrupted
 from tiny_families import build
@@ -36,7 +37,7 @@ def lively(name: str, **settings: Any) -> PreTrainedModel:
     model = build(name)
     if settings:
         model = type(model)(type(model.config)(**(model.config.to_diff_dict() | settings)))
-    stir(model)
+    randomize_weights(model)
     return model.double().eval()
 
 

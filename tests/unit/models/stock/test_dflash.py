@@ -23,7 +23,7 @@ from foretoken.models.shown import FINAL
 from foretoken.models.stock.dflash import StockBlocks
 from foretoken.models.stock.dflash_files import block_config, blocks
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.stock.selfcheck import stir
+from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import RowKey
@@ -61,7 +61,7 @@ def test_states_are_those_of_transformers_own_assistant(n):
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     )
     own = MuseGlimmerAssistantModel(config).eval()
-    stir(own)
+    randomize_weights(own)
     embedding, seen = TARGET.get_input_embeddings(), states(n, taps=2)
     read = blocks(config.to_dict(), own.state_dict(), H, embedding, nn.Linear(H, V))
     mine = StockBlocks(read)

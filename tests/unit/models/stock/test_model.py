@@ -14,14 +14,15 @@ from torch import Tensor
 from foretoken.errors import InputError
 from foretoken.models.stock import attention
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.selfcheck import CheckedRows, stir
+from foretoken.models.stock.selfcheck import CheckedRows
+from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import FAMILIES, build
 
 
 def network(name: str, seed: int = 0) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)
     model = build(name).double()
-    stir(model)
+    randomize_weights(model)
     return model
 
 

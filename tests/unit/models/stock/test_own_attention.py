@@ -20,7 +20,8 @@ from foretoken.errors import RefusedError
 from foretoken.models.stock import attention, positions
 from foretoken.models.stock.positions import OwnPositions, OwnScale, OwnTable
 from foretoken.models.stock.rowwise import RowwiseModel
-from foretoken.models.stock.selfcheck import CheckedRows, check, on_torch, stir
+from foretoken.models.stock.selfcheck import CheckedRows, check, on_torch
+from foretoken.models.stock.small_copy import randomize_weights
 
 ENDS = {"eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0}
 SMALL = {"vocab_size": 64, "hidden_size": 32, **ENDS}
@@ -66,7 +67,7 @@ def build(name: str, **changes: Any) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = cls(cls.config_class(**(settings | changes))).eval()
-        stir(model)
+        randomize_weights(model)
     model.generation_config.forced_eos_token_id = None
     return model
 

@@ -19,8 +19,8 @@ import tiny
 from foretoken.models.stock import packed
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.packed import PackedLinear, Packing, pack, trial
-from foretoken.models.stock.selfcheck import stir
 from foretoken.models.stock.sizes import sketch
+from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import FAMILIES, build
 
 pytestmark = pytest.mark.cpu_only
@@ -210,7 +210,7 @@ def test_without_onednn_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None
 def test_stirred_t5_keeps_its_mixed_precision(all_sizes: None) -> None:
     """T5 looks at the precision of `wo` before it calls it."""
     model = build("T5").bfloat16()
-    stir(model)
+    randomize_weights(model)
     for block in (*model.encoder.block, *model.decoder.block):
         block.layer[-1].DenseReluDense.wo.float()
     packing = pack(model)

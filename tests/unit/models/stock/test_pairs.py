@@ -26,8 +26,8 @@ from foretoken.drafters import pairs as drafting
 from foretoken.errors import RefusedError
 from foretoken.models.shown import FINAL
 from foretoken.models.stock import pair_files
-from foretoken.models.stock.selfcheck import stir
 from foretoken.models.stock.sizes import context_limit
+from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
@@ -390,7 +390,7 @@ def qwen(name: str) -> Any:
     config.num_experts = 0  # their grouped product knows no float64
     torch.manual_seed(0)
     network = type(made)(config).double().eval()
-    stir(network)
+    randomize_weights(network)
     return network.requires_grad_(False)
 
 

@@ -24,17 +24,17 @@ from foretoken.errors import RefusedError
 from foretoken.loading.runtimes import Placement, place
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
-from foretoken.models.stock import attention, positions, selfcheck
+from foretoken.models.stock import attention, check_results, positions, selfcheck, small_copy
 from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
+from foretoken.models.stock.check_results import self_check, structure
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.stock.selfcheck import check, on_torch, self_check, structure
+from foretoken.models.stock.selfcheck import check, on_torch
 from tiny_families import build
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(selfcheck, "FOUND", {})
     return tmp_path
 
 
@@ -108,7 +108,7 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def small_of(model: PreTrainedModel) -> PreTrainedModel:
-    return selfcheck.small_copy(type(model), model.config)
+    return small_copy.small_copy(type(model), model.config)
 
 
 def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     config.sliding_window, config.max_position_embeddings = 4096, 8192
     model = type(build("Mistral"))(config)
     small = small_of(model)
-    assert small.config.sliding_window == selfcheck.WINDOW
+    assert small.config.sliding_window == small_copy.WINDOW
     assert check(model).delta < selfcheck.TOLERANCE
     plain = attention.ragged_mask
 
@@ -136,9 +136,7 @@ def test_passed_is_remembered(folder: Path) -> None:
     model = build("Llama")
     first, second = self_check(model), self_check(model)
     assert not first.remembered and second.remembered and second.delta == first.delta
-    selfcheck.FOUND.clear()
     assert self_check(model).remembered  # from the file
-    selfcheck.FOUND.clear()
     (folder / "foretoken" / "selfcheck.json").write_text("{broken")
     assert not self_check(model).remembered
 
@@ -155,9 +153,9 @@ def test_a_passing_failure_is_no_refusal_for_ever(
     model, form = build("Llama"), selfcheck.Form("a ragged cache", failing)
     with pytest.raises(RefusedError, match="does not run over a ragged cache"):
         self_check(model, form)
-    assert not selfcheck.FOUND and not (folder / "foretoken" / "selfcheck.json").exists()
+    assert not (folder / "foretoken" / "selfcheck.json").exists()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="no small copy can be"):
-        patch.setattr(selfcheck, "_require_small", lambda kind, config: failing(model))
+        patch.setattr(small_copy, "_require_small", lambda kind, config: failing(model))
         selfcheck.check(build("Llama").bfloat16())  # in float32 it would be checked itself
     assert not self_check(model).remembered
 
@@ -176,8 +174,7 @@ def test_a_known_refusal_and_a_measured_deviation_are_remembered(
     for form, says in ((refusing_form, "it has softcap"), (wrong, "is not exact over another")):
         with pytest.raises(RefusedError, match=says):
             self_check(model, form)
-    selfcheck.FOUND.clear()
-    monkeypatch.setattr(selfcheck, "check", lambda model, form: 1 / 0)
+    monkeypatch.setattr(check_results, "check", lambda model, form: 1 / 0)
     for form, says in ((refusing_form, "it has softcap"), (wrong, "is not exact over another")):
         with pytest.raises(RefusedError, match=says):  # from the file
             self_check(model, form)
@@ -308,9 +305,9 @@ def test_heads_with_parts_of_their_own_are_narrowed(name: str, config: Any) -> N
 
 def test_a_copy_that_is_not_small_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a large model would take all memory, and the process with it."""
-    monkeypatch.setattr(selfcheck, "LARGEST", 1000)
+    monkeypatch.setattr(small_copy, "LARGEST", 1000)
     built: list[int] = []
-    monkeypatch.setattr(selfcheck, "stir", built.append)
+    monkeypatch.setattr(small_copy, "randomize_weights", built.append)
     with torch.device("meta"):
         empty = build("Llama")
     for model in (empty, build("Llama").bfloat16()):
@@ -320,13 +317,13 @@ def test_a_copy_that_is_not_small_is_not_built(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_a_copy_the_model_is_checked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "LARGEST", 1000)
+    monkeypatch.setattr(small_copy, "LARGEST", 1000)
     model = build("Llama").train()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     assert check(model).itself and model.training
     assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
     family, place, name, planted = next(iter(PLANTED.values()))
-    selfcheck.stir(sick := build(family))
+    small_copy.randomize_weights(sick := build(family))
     monkeypatch.setattr(place, name, planted)
     with pytest.raises(RefusedError, match="is not exact"):
         check(sick)
@@ -335,8 +332,7 @@ def test_without_a_copy_the_model_is_checked_itself(monkeypatch: pytest.MonkeyPa
 def test_a_folder_whose_copy_cannot_be_built_is_loaded_and_checked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(selfcheck, "LARGEST", 1000)
-    monkeypatch.setattr(selfcheck, "FOUND", {})
+    monkeypatch.setattr(small_copy, "LARGEST", 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     build("Llama").save_pretrained(tmp_path / "m")
     placed = place(source(tmp_path / "m", None, False), Placement(runtime="transformers"))
@@ -371,7 +367,7 @@ def test_every_kind_of_layer_is_kept() -> None:
     config = build("Gemma 3").config
     config.layer_types = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"]
     config.num_hidden_layers = 7
-    small = selfcheck.shrunk(config, selfcheck.HEAD)
+    small = small_copy.shrunk(config, small_copy.HEAD)
     assert set(small.layer_types) == {"sliding_attention", "full_attention"}
     assert small.num_hidden_layers == len(small.layer_types) == 3
 

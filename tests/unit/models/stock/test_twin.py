@@ -14,14 +14,15 @@ from transformers import PreTrainedModel
 import pairs
 from foretoken.errors import RefusedError
 from foretoken.models.stock.attention import twin
-from foretoken.models.stock.selfcheck import on_torch, stir
+from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import build
 
 
 def lively(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model = build(name)
-    stir(model)
+    randomize_weights(model)
     return model.double().eval()
 
 

@@ -1,0 +1,67 @@
+"""Results of self-checks, remembered in the user's cache by structure and versions: a family is
+checked once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+
+from transformers import PreTrainedModel
+
+from foretoken.errors import RefusedError
+from foretoken.models.stock.selfcheck import ON_TORCH, Check, Form, Unfinished, check, switch_for
+from foretoken.models.stock.small_copy import HEAD, shrunk
+from foretoken.models.stock.third_party import third_party_sources
+from foretoken.storage.cache import remember, remembered, versions
+
+# Raised where the check, or a runtime that it checks, computes something else: it then runs again
+CHECK_FORMAT = 15
+FILE = "selfcheck.json"  # by structure: the deviation of a family that passed, or the refusal
+# What a check does not depend on: weights are plain when they are here
+UNSEEN = ("_name_or_path", "architectures", "dtype", "transformers_version", "quantization_config")
+
+
+def self_check(model: PreTrainedModel, form: Form = ON_TORCH) -> Check:
+    """Refuse a model whose family is not exact over our cache; once per structure and versions.
+
+    `model` may be on the meta device. Raises RefusedError naming the family and what failed.
+    """
+    form.admit(model)
+    start, key = time.perf_counter(), structure(model, form)
+    if key is None:
+        return check(model, form)
+    result = remembered(FILE).get(key)
+    if isinstance(result, str):
+        raise RefusedError(result)
+    if isinstance(result, float):
+        return Check(type(model).__name__, result, time.perf_counter() - start, True)
+    try:
+        passed = check(model, form)
+    except Unfinished:
+        raise
+    except RefusedError as error:
+        remember(FILE, key, str(error))
+        raise
+    remember(FILE, key, passed.delta)
+    return passed
+
+
+def structure(model: PreTrainedModel, form: Form = ON_TORCH) -> str | None:
+    """A digest of what a check depends on: class, small configuration, versions, `CHECK_FORMAT` and
+    the code of classes from no library; None where that code cannot be read, or the configuration
+    not be made."""
+    try:
+        switch = switch_for(model, form)
+        config = shrunk(model.config, HEAD, switch).to_dict()
+    except Exception:  # the check itself will say so
+        return None
+    for name in UNSEEN:
+        config.pop(name, None)
+    try:
+        code = third_party_sources(model)
+    except (OSError, TypeError, UnicodeDecodeError):
+        return None
+    name = [type(model).__module__, type(model).__qualname__, form.name]
+    parts = json.dumps([CHECK_FORMAT, name, config, versions(), code], sort_keys=True, default=str)
+    return hashlib.sha256(parts.encode()).hexdigest()
