@@ -29,7 +29,7 @@ from foretoken.costing import contention, pair_costs
 from foretoken.costing.costs import Costs
 from foretoken.costing.stored import Kept
 from foretoken.errors import RefusedError
-from foretoken.loading import runtimes
+from foretoken.loading.runtimes import native
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -75,7 +75,7 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         raise RefusedError("the native decoder cannot be used: it is off in this test")
 
     if "native" not in request.keywords:
-        monkeypatch.setattr(runtimes, "_native_library", missing)
+        monkeypatch.setattr(native, "require_library", missing)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,8 @@ def kilobytes():
     return {k: int(status[k].split()[0]) for k in ("RssAnon", "RssFile")}
 import torch, transformers, foretoken
 from foretoken.loading.sources import source
-from foretoken.loading.runtimes import Placement, place
+from foretoken.loading.facts import ModelFacts, Placement
+from foretoken.loading.runtimes.place import place
 transformers.utils.logging.disable_progress_bar()
 before, peak, done = kilobytes(), [0], threading.Event()
 def watch():
@@ -45,7 +46,7 @@ if sys.argv[2] == "transformers":
     weights = sum(p.numel() for p in model.parameters()) * 4
 else:
     read = source(sys.argv[1], None, trust=False)
-    model = place(read, Placement()).model
+    model = place(ModelFacts(read), Placement()).model
     weights = sum(p.numel() for p in read.empty.parameters()) * 4
 seconds = time.perf_counter() - began
 done.set()

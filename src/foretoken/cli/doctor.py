@@ -21,7 +21,7 @@ from foretoken.slow_log import show_waiting
 
 # Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
-    from foretoken.loading.runtimes import Placement
+    from foretoken.loading.facts import ModelFacts
     from foretoken.loading.sources import Source
 
 PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".split()
@@ -65,7 +65,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from foretoken.loading.memory import free_bytes
-    from foretoken.loading.runtimes import native
+    from foretoken.loading.runtimes.native import abilities
     from foretoken.measurement.machine import bandwidth, processor
     from foretoken.storage.cache import versions
 
@@ -79,7 +79,7 @@ def _machine() -> dict[str, Any]:
         "processor": {**asdict(here), "lacks": here.lacks, **rate},
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
-        "native": native(),
+        "native": abilities(),
         "others": contention.share([contention.taken(reading)]),
     }
 
@@ -107,8 +107,9 @@ def _placed(
     model: str, origin: option.Origin, placing: option.Placing, adapter: str | None
 ) -> dict[str, Any]:
     from foretoken.loading import published
+    from foretoken.loading.facts import ModelFacts, Placement
     from foretoken.loading.memory import usable
-    from foretoken.loading.runtimes import Placement, place
+    from foretoken.loading.runtimes.place import place
     from foretoken.loading.sources import source
     from foretoken.models.base import BatchInvariant
 
@@ -118,22 +119,23 @@ def _placed(
     device = usable(placing.device)
     placement = Placement(placing.dtype, device, placing.runtime)
     read = source(model, origin.revision, origin.trust_remote_code, adapter)
-    placed = place(read, placement)
+    facts = ModelFacts(read, placement)
+    placed = place(facts, placement)
     steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant
     found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
-    lacks, ends = _lacks(read), _remark_on_ends(read, placement)
+    lacks, ends = _lacks(read), _remark_on_ends(read, facts)
     exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks, "ends": ends}
     return {**found, **exact, "dtype": placed.model.computed, "asked": placement.dtype}
 
 
-def _remark_on_ends(read: Source, placement: Placement) -> str | None:
+def _remark_on_ends(read: Source, facts: ModelFacts) -> str | None:
     """Say where the chat template ends turns with another token than the model's files name."""
     from foretoken.loading.sources import tokenizer
-    from foretoken.loading.target import ModelFacts, ends_of_chats
+    from foretoken.loading.target import ends_of_chats
 
     file = read.path if read.gguf is None else read.gguf
     known = tokenizer(file, read.options.get("revision"), read.trust)
-    return ends_of_chats(ModelFacts(read, placement).settings.ends, known)[1]
+    return ends_of_chats(facts.settings.ends, known)[1]
 
 
 def _lacks(read: Source) -> str | None:

@@ -22,6 +22,8 @@ from foretoken.storage.files import parse_json
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Late imports: `--help` does without torch, peft and the hub's library, which take seconds
+
 CONFIG = "adapter_config.json"
 REFUSED = (".*missing adapter keys", ".*tie_word_embeddings")  # warnings of peft's: errors here
 SAFE, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
@@ -62,7 +64,7 @@ def expanded(name: str | Path) -> str:
 
 
 def _fetched(name: str) -> Path:
-    from huggingface_hub import snapshot_download  # late: `--help` does without it
+    from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(hub.path(name), allow_patterns=["adapter_*"]))
@@ -78,8 +80,8 @@ def _fetched(name: str) -> Path:
 def require_fit(empty: PreTrainedModel, adapter: Path) -> None:
     """Raise InputError for an adapter of another model and RefusedError for one that cannot be
     merged, by names and shapes alone: before weights are loaded. empty: the base's structure."""
-    import torch  # late: `--help` does without it
-    from peft import PeftConfig, PeftModel  # late: takes a second
+    import torch
+    from peft import PeftConfig, PeftModel
 
     with _told(empty, adapter):
         network: Any = deepcopy(empty)  # which peft changes
@@ -94,7 +96,7 @@ def require_fit(empty: PreTrainedModel, adapter: Path) -> None:
 def merged(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     """Return the network with the changes of an adapter that fits in its weights. Raises InputError
     for weights that are invalid."""
-    from peft import PeftModel  # late: takes a second
+    from peft import PeftModel
 
     with _told(network, adapter):
         wrapped: Any = PeftModel.from_pretrained(network, adapter)
@@ -110,7 +112,7 @@ def merged_inside(network: PreTrainedModel) -> PreTrainedModel:
             f"{type(network).__name__} needs its adapter, and there is none, or no peft to read "
             "it; pip install 'foretoken[peft]'"
         )
-    from peft.tuners.tuners_utils import BaseTunerLayer  # late: as above
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     with _told(network, Path(str(network.name_or_path))):
         for name, part in [*network.named_modules()]:
@@ -149,7 +151,7 @@ def _first(error: Exception) -> str:
 
 def _shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an adapter's weights by name, without reading them."""
-    import torch  # late: as above
+    import torch
     from safetensors import safe_open
 
     if not (adapter / SAFE).is_file():

@@ -7,7 +7,7 @@ target runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,16 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError, SameModelError
-from foretoken.loading import named, published, state_drafts
+from foretoken.loading import named, published
+from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.hub import is_folder
 from foretoken.loading.imported import import_drafter, is_import_path
 from foretoken.loading.options import ROUNDED, LoadOptions, smaller
-from foretoken.loading.runtimes import Placement, companion, place, require_shared
+from foretoken.loading.runtimes.native import companion
+from foretoken.loading.runtimes.place import place
 from foretoken.loading.sources import in_memory, read_of
 from foretoken.loading.sources import tokenizer as tokenizer_of
-from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts
+from foretoken.loading.target import KnownTarget, LoadedTarget, PendingDraft
 from foretoken.loading.vocabularies import dictionary_of, translated
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
@@ -45,29 +47,19 @@ SMALL = 2_000_000  # parameters of a draft from which on its weights are worth r
 SMALLEST = "int4"  # rounding
 
 
-@dataclass(frozen=True, slots=True)
-class PendingDraft:
-    """A draft that fits its target."""
-
-    attach: Callable[[LoadedTarget], Drafter]  # makes the drafter, once the target runs
-    # loads it in another precision, where none was asked for and another may be faster
-    rounded: Callable[[str], LMDrafter] | None = None
-    taps: tuple[int, ...] = ()  # where the target is to show its states
-    runtime: str | None = None  # that the target must have; None: any
-
-
 def own_copy(
     name: str, dtype: str | None, target: LoadedTarget, layers: tuple[int, ...] = ()
 ) -> LMDrafter:
     """Return the target with its weights in `dtype`, and with these layers alone where there are
     some, as a drafter over the target's rows. None is the target's dtype where there are some, else
-    the smallest. Raises SameModelError where that would be the target itself, and as `companion`.
-    """
+    the smallest. Raises SameModelError where that would be the target itself, RefusedError where
+    the target shares no rows."""
+    _require_shared(target.model.runtime)
     computed = target.model.computed
     dtype = dtype or (computed if layers else SMALLEST)
     copy = None
     if layers or dtype != computed:
-        copy = companion(target.read, target.model, dtype, layers)
+        copy = companion(target.known.facts, target.model, dtype, layers)
     # blocks of four bits stay so in eight
     if copy is None or (not layers and copy.computed == computed):
         raise SameModelError(
@@ -88,8 +80,17 @@ def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callabl
         raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
     if options.runtime != "auto":
-        require_shared(options.runtime)
+        _require_shared(options.runtime)
     return partial(own_copy, name, kind if rounding else dtype, layers=layers)
+
+
+def _require_shared(runtime: str) -> None:
+    """RefusedError for a runtime whose models cannot share their rows with a copy."""
+    if runtime != "native":
+        raise RefusedError(
+            f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
+            "give runtime='native', or draft='lookup'"
+        )
 
 
 def kinds(dtype: str, layers: int) -> list[str]:
@@ -147,14 +148,14 @@ def draft_of(
     """Return the draft that fits the target; it is loaded where it is a model. Raises InputError
     for an unknown one, RefusedError for one that does not fit."""
     if draft == "mtp":
-        return _shown(state_drafts.mtp(target, options), options)
+        return _over_states(None, target, options)
     if isinstance(draft, str) and (named := _named(draft, target, options)) is not None:
         options.refuse("draft_taps", because=f"{draft} reads no states of the target")
         return PendingDraft(named)
     if isinstance(draft, str | Path):
         folder = published.find(draft, options.draft_revision)
         if folder is not None:
-            return _shown(state_drafts.pending(folder, target, options), options)
+            return _over_states(folder, target, options)
     options.refuse("draft_taps", because=f"{name_of(draft)} reads no states of the target")
     if isinstance(draft, str | Path) or in_memory(draft):
         return _model_draft(draft, target, options, placement)
@@ -170,10 +171,16 @@ def draft_of(
     return PendingDraft(lambda loaded: drafter)
 
 
-def _shown(pending: state_drafts.PublishedPending, options: LoadOptions) -> PendingDraft:
-    """A draft that reads the target's states."""
+def _over_states(
+    draft: published.Published | None, target: KnownTarget, options: LoadOptions
+) -> PendingDraft:
+    """Return a draft that reads the target's states; None: the target's own, for multi-token
+    prediction."""
+    # late: it imports transformers' networks, which takes seconds and which other drafts do without
+    from foretoken.loading.state_drafts import mtp, pending_of
+
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
-    return PendingDraft(pending.attach, taps=pending.taps, runtime=pending.runtime)
+    return mtp(target, options) if draft is None else pending_of(draft, target, options)
 
 
 def _refuse_model_options(name: str, options: LoadOptions) -> None:
@@ -234,7 +241,7 @@ def _model_draft(
         dictionary = dictionary_of((name, tokenizer, facts.V), (target.name, target.tokenizer, V))
         if dictionary is not None:
             return PendingDraft(
-                partial(translated, name, place(facts.read, placement).model, dictionary)
+                partial(translated, name, place(facts, placement).model, dictionary)
             )
     _require_kind(name, facts.encoder_decoder, target)
     if same and None in (tokenizer, target.tokenizer):
@@ -242,13 +249,13 @@ def _model_draft(
     else:
         remedy = None if loaded else WORDS_MISSING
         require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
-    drafter = LMDrafter(place(facts.read, placement).model, V)
+    drafter = LMDrafter(place(facts, placement).model, V)
     free = loaded and options.draft_dtype is None
     if not free or drafter.runtime != "native" or facts.parameters < SMALL:
         return PendingDraft(lambda target: drafter)
 
     def rounded(dtype: str) -> LMDrafter:
-        return LMDrafter(place(facts.read, replace(placement, dtype=dtype)).model, V)
+        return LMDrafter(place(facts, replace(placement, dtype=dtype)).model, V)
 
     return PendingDraft(lambda target: drafter, rounded)
 

@@ -22,13 +22,15 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import transformers
+from torch import Tensor
 
 from foretoken.errors import InputError, one_line
 from foretoken.storage.cache import cache_folder, versions
 from foretoken.text.turns import known_ends
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 NEEDED = ("gguf", "accelerate")  # transformers reads such files with these
@@ -106,8 +108,6 @@ def forget_file() -> None:
 
 def weight(file: Path, name: str) -> Tensor | None:
     """Return a single weight of a file in float32, by its name there; None for another."""
-    import torch  # late: heads of files are read without
-
     parts = header(file).tensors
     part = next((part for part in parts if part.name == name), None)
     if part is None:
@@ -118,8 +118,6 @@ def weight(file: Path, name: str) -> Tensor | None:
 
 def whole() -> dict[str, Any]:
     """Return options of `from_pretrained` that make plain weights of a file's blocks."""
-    import transformers  # late: takes seconds
-
     config = getattr(transformers, "GgufConfig", None)  # before 5.23 there is no other way
     return {"quantization_config": config(dequantize=True)} if config else {}
 
@@ -135,11 +133,9 @@ def tokenizer(
             return read(folder, {"trust_remote_code": False})
         except Exception:  # damaged: it is made again
             shutil.rmtree(folder, ignore_errors=True)
-    from transformers import AutoTokenizer  # late: takes seconds
-
     try:
         with parsed_once(file):
-            loaded = AutoTokenizer.from_pretrained(
+            loaded = transformers.AutoTokenizer.from_pretrained(
                 file.parent, gguf_file=file.name, trust_remote_code=False
             )
     except Exception as error:  # the library raises many kinds

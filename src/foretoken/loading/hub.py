@@ -14,6 +14,8 @@ from typing import Any
 from foretoken.errors import InputError, one_line, shown
 from foretoken.loading import named
 
+# Late imports: `--help` does without the hub's library
+
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
 MAGIC = b"GGUF"
 PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # one of one is whole
@@ -131,7 +133,7 @@ def _require_gguf(file: Path) -> None:
 
 
 def _fetched(id: str, name: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download  # late: `--help` does without it
+    from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(id, name, revision=revision))
@@ -167,7 +169,7 @@ def way(place: str, revision: str | None) -> dict[str, Any]:
 
 @cache  # asked once for a model and its tokenizer
 def _hub_options(name: str, revision: str | None) -> dict[str, Any]:
-    from huggingface_hub import errors as hub  # late: `--help` does without it
+    from huggingface_hub import errors as hub
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     try:

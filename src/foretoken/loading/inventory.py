@@ -16,6 +16,8 @@ from foretoken.errors import InputError, one_line
 from foretoken.loading import named, published
 from foretoken.storage.files import parse_json
 
+# Late imports: `--help` does without the hub's library and NumPy
+
 WEIGHTS = ("*.safetensors", "*.bin")
 DEPTH = 3  # of folders below one that is searched
 TEXT = ("text_config", "decoder", "transformer_layer_config")  # where a text model's config may be
@@ -98,7 +100,7 @@ def _places(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
 
 def _cached() -> Iterator[tuple[str, Path]]:
     """Yield the models in the hub's cache, of each the last version."""
-    from huggingface_hub import scan_cache_dir  # late: `--help` does without it
+    from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
@@ -168,7 +170,7 @@ def _of_gguf(name: str, file: Path) -> ModelHere | None:
 
 def _header(file: Path) -> dict[str, Any]:
     """Read a GGUF file's own account; its precision: the kind that most of its bytes have."""
-    from foretoken.loading import gguf  # late: NumPy, which `--help` does without
+    from foretoken.loading import gguf
 
     reader = gguf.header(file)
     family = reader.fields["general.architecture"].contents()

@@ -10,6 +10,8 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from transformers.utils import logging as transformers_logging
+
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lookup import Repeats
 from foretoken.errors import FRONT, RefusedError, base_name
@@ -17,13 +19,15 @@ from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, named
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import by_name, draft_of, name_of
+from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.memory import usable
 from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
-from foretoken.loading.runtimes import Early, Placement, place
-from foretoken.loading.sources import Source, read_of, source, unwrapped
+from foretoken.loading.runtimes.native import read_ahead
+from foretoken.loading.runtimes.place import place
 from foretoken.loading.sources import processor as processor_of
+from foretoken.loading.sources import read_of, source, unwrapped
 from foretoken.loading.sources import tokenizer as tokenizer_of
-from foretoken.loading.target import KnownTarget, LoadedTarget, ModelFacts, ends_of_chats
+from foretoken.loading.target import KnownTarget, LoadedTarget, ends_of_chats
 from foretoken.sampling.options import with_args
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
@@ -102,15 +106,13 @@ def load_checked(
 @contextmanager
 def without_bars() -> Generator[None]:
     """Hide transformers' progress bars meanwhile, which would break into lines of ours."""
-    from transformers.utils import logging as transformers
-
-    shown = transformers.is_progress_bar_enabled()
-    transformers.disable_progress_bar()
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            transformers.enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 def _loaded(
@@ -130,18 +132,19 @@ def _loaded(
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
     facts = ModelFacts(read, placement)
     # a draft by name does not say how the target is to run
-    early = Early(cast(Source, read), placement) if facts.kept and by_name(given) else None
+    ahead = read_ahead(facts, placement) if facts.cached and by_name(given) else None
     known = _known(target, facts, asked)
     check(known)
-    if isinstance(read, Source):
-        read.require_weights()
+    if facts.files is not None:
+        facts.files.require_weights()
     # The draft first: what does not fit is refused before the target is loaded or converted
     with log_if_slow(log, "loading the draft %s", base_name(name_of(given))):
         drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype)
         pending = draft_of(given, known, asked, drafts_in)
     runtime = pending.runtime or placement.runtime
     placement = replace(placement, taps=pending.taps, runtime=runtime)
-    loaded = LoadedTarget(known, place(read, placement, early).model)
+    model = ahead.result() if ahead is not None else None
+    loaded = LoadedTarget(known, place(facts, placement).model if model is None else model)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))
     if front:
         name = f"{FRONT}{spec.draft_name}"
@@ -155,7 +158,7 @@ def _loaded(
 
 
 def _warn_without_tokenizer(target: KnownTarget) -> None:
-    if target.tokenizer is None and isinstance(target.facts.read, Source):
+    if target.tokenizer is None and target.facts.files is not None:
         log.warning(
             "%s holds no tokenizer, so prompts must be token ids; give tokenizer=, a folder or hub "
             "id with one, for text",
@@ -194,7 +197,7 @@ def _known(
         log.log(logging.INFO if ends != settings.ends else logging.WARNING, remark)
     settings = replace(settings, ends=ends)
     name = name_of(target) if asked.adapter is None else f"{name_of(target)} with {asked.adapter}"
-    reads = processor_of(facts.read) if isinstance(facts.read, Source) else None
+    reads = None if facts.files is None else processor_of(facts.files)
     return KnownTarget(name, facts, settings, tokenizer, reads)
 
 

@@ -10,6 +10,8 @@ from foretoken.errors import InputError, one_line, shown
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
+# Late imports: `--help` does without the hub's library
+
 READ = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the hub
 BLOCKS = ("dflash", "dspark")
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -81,7 +83,7 @@ def find(name: str | Path, revision: str | None) -> Published | None:
 def known_kind(name: str, revision: str | None) -> str | None:
     """Return the kind of a draft in a folder, or on the hub where its config is in the cache; None
     for a model, and where that is not known. Nothing is fetched."""
-    from huggingface_hub import try_to_load_from_cache  # late: `--help` does without it
+    from huggingface_hub import try_to_load_from_cache
 
     if hub.is_folder(name):
         return kind_of(_config(Path(name) / "config.json"))
@@ -101,7 +103,7 @@ def _config(file: Path | None) -> dict[str, Any]:
 
 
 def _on_hub(name: str, revision: str | None) -> Path | None:
-    from huggingface_hub import hf_hub_download  # late: as above
+    from huggingface_hub import hf_hub_download
 
     try:
         options = hub.way(name, revision)
@@ -111,7 +113,7 @@ def _on_hub(name: str, revision: str | None) -> Path | None:
 
 
 def _fetched(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download  # late: as above
+    from huggingface_hub import snapshot_download
 
     options = hub.way(name, revision)
     try:

@@ -1,7 +1,9 @@
 """Models and tokenizers from a folder or the hub, checked as they are read: what is missing is
 refused, never made up.
 
-Does not know what a model is used for, nor what it runs on.
+Names of transformers are taken from its module when they are needed: networks and families take
+seconds to import, which a cached conversion does without. Does not know what a model is used for,
+nor what it runs on.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -16,10 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
+import transformers
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file, ids_of
-from foretoken.loading import adapters, gguf, headers, hub, memory, named, quantized
+from foretoken.loading import adapters, gguf, hub, memory, named, quantized, weights
+from foretoken.loading.published import known_kind
+from foretoken.models.stock.sizes import positions
+from foretoken.models.stock.third_party import third_party_sources
 from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
 
@@ -83,16 +90,10 @@ class Source:
     @cached_property
     def config(self) -> PreTrainedConfig:
         """The model's config. Raises InputError where it cannot be read."""
-        from transformers import (
-            AutoConfig,  # late: takes seconds; a kept conversion needs no config
-        )
-
         try:
             with gguf.parsed_once(self.gguf):
-                config = AutoConfig.from_pretrained(self.path, **self.options)
+                config = transformers.AutoConfig.from_pretrained(self.path, **self.options)
         except Exception as error:  # the library raises many kinds
-            from foretoken.loading.published import known_kind  # late: it imports this
-
             revision = self.options.get("revision")
             if not self.gguf and (kind := known_kind(self.path, revision)):
                 raise InputError(
@@ -101,21 +102,17 @@ class Source:
             raise InputError(
                 f"{self.name} cannot be read as a model: {one_line(error)}{self._hint}"
             ) from None
-        headers.require_count(self.name, config, self._header)
+        weights.require_count(self.name, config, self._header)
         return config
 
     @cached_property
     def _header(self) -> dict[str, str]:
-        return headers.read_header(self.path, self.gguf)
+        return weights.read_header(self.path, self.gguf)
 
     @cached_property
     def empty(self) -> PreTrainedModel:
         """The structure, on the meta device, with the generation config. Raises InputError and
         RefusedError."""
-        from transformers import GenerationConfig  # late: as above
-
-        from foretoken.models.stock.sizes import positions  # late: as above
-
         if hub.is_folder(self.path) and not self.gguf:
             check_file(Path(self.path))
         auto = _auto(self.config, self.name, self.trust)
@@ -126,17 +123,16 @@ class Source:
             problem = f"{self.name} cannot be built from its config"
             raise InputError(f"{problem}: {one_line(error)}") from None
         positions(network.config.get_text_config(decoder=True))
-        headers.require_own(self.name, network, self._header, in_gguf=self.gguf is not None)
+        weights.require_own(self.name, network, self._header, in_gguf=self.gguf is not None)
         if self.gguf:  # the model's config holds what else the file says
             settings: Any = network.generation_config
             settings.eos_token_id = gguf.ends(self.gguf, ids_of(settings, "eos_token_id"))
             return network.eval()
         options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
         options["revision"] = options["revision"] or "main"
-        try:
-            network.generation_config = GenerationConfig.from_pretrained(self.path, **options)
-        except OSError:
-            pass  # it is missing: the library makes one from the model's config
+        with suppress(OSError):  # it is missing: the library makes one from the model's config
+            own = transformers.GenerationConfig.from_pretrained(self.path, **options)
+            network.generation_config = own
         return network.eval()
 
     def code(self) -> list[str]:
@@ -145,8 +141,6 @@ class Source:
             return ["all ends of the file"]  # earlier conversions of one know a single end
         if not self.trust:
             return []
-        from foretoken.models.stock.third_party import third_party_sources  # late: as above
-
         return third_party_sources(self.empty)
 
     def network(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -167,7 +161,7 @@ class Source:
             ) from None
         _require_weights(self.name, type(network).__name__, report)
         if not self.gguf:
-            headers.require_layers(self.name, network.state_dict(), report["unexpected_keys"])
+            weights.require_layers(self.name, network.state_dict(), report["unexpected_keys"])
         gguf.forget_file()
         if "quantization_config" in options:
             quantized.forget(network, dtype, self.name)
@@ -187,8 +181,8 @@ class Source:
         if self.gguf:
             return [self.gguf, *self.changes]
         files = {file for pattern in MADE_FROM for file in folder.glob(pattern)} | {*self.changes}
-        weights = _json(folder / "config.json").get("transformers_weights")
-        files |= {folder / weights} if isinstance(weights, str) else set()
+        named = _json(folder / "config.json").get("transformers_weights")
+        files |= {folder / named} if isinstance(named, str) else set()
         for index in [file for file in files if file.name.endswith(".index.json")]:
             shards = _json(index).get("weight_map")
             for name in set(shards.values()) if isinstance(shards, dict) else ():
@@ -269,8 +263,6 @@ def read_of(
             f"adapter is {adapter!r:.60}, but the target is in memory; merge it there: "
             "PeftModel.from_pretrained(target, adapter).merge_and_unload()"
         )
-    from foretoken.models.stock.sizes import positions  # late: as above
-
     positions(model.config.get_text_config(decoder=True))
     return model
 
@@ -322,8 +314,6 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
 
 def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
     """Return the auto class that loads such a model."""
-    import transformers  # late: as above
-
     library: Any = transformers
     text = (library.AutoModelForSeq2SeqLM, library.AutoModelForCausalLM)
     # Models that read pictures or sounds, too; older versions lack some
@@ -355,7 +345,7 @@ def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
 def _of_images() -> Any:
     """Return the auto class of models that write images token by token (ImageGPT), of which
     transformers has the mapping alone."""
-    from transformers.models.auto import auto_factory, modeling_auto  # late: as above
+    from transformers.models.auto import auto_factory, modeling_auto  # late: takes seconds
 
     mapping = {"_model_mapping": modeling_auto.MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING}
     base: Any = auto_factory._BaseAutoModelClass
@@ -371,9 +361,7 @@ def tokenizer(
 ) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer in a folder or on the hub; without one None, or InputError if
     `required`."""
-    from transformers import PreTrainedTokenizerBase  # late: `--help` does without it
-
-    if isinstance(model, PreTrainedTokenizerBase):
+    if isinstance(model, transformers.PreTrainedTokenizerBase):
         return model
     if in_memory(model):
         return None
@@ -412,10 +400,8 @@ def processor(model: Source) -> Callable[[], Any] | None:
 
     @cache
     def load() -> Any:
-        from transformers import AutoProcessor  # late: takes seconds
-
         try:
-            return AutoProcessor.from_pretrained(model.path, **model.options)
+            return transformers.AutoProcessor.from_pretrained(model.path, **model.options)
         except Exception as error:  # the library raises many kinds, and its extras are missing
             problem = f"the processor of {model.name} cannot be read: {one_line(error)}"
             named = next((each for each in LIBRARIES if each in str(error)), "'foretoken[media]'")
@@ -432,9 +418,7 @@ def _tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizer
     module, _, kind = str(remembered(CLASSES).get(key)).partition(":")
     if module.startswith("transformers."):  # never another class, whatever the cache says
         return getattr(import_module(module), kind).from_pretrained(name, **options)
-    from transformers import AutoTokenizer  # late: takes seconds
-
-    loaded = AutoTokenizer.from_pretrained(name, **options)
+    loaded = transformers.AutoTokenizer.from_pretrained(name, **options)
     if key:
         remember(CLASSES, key, f"{type(loaded).__module__}:{type(loaded).__qualname__}")
     return loaded

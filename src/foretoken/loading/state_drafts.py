@@ -7,36 +7,37 @@ assistants run on torch.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from foretoken.costing import stored
 from foretoken.costing.pair_costs import PROBE_PROMPT
-from foretoken.drafters.base import Drafter
+from foretoken.drafters.assistant import AssistantDrafter
+from foretoken.drafters.dflash import BlockDrafter
 from foretoken.drafters.pairs import PairModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
-from foretoken.loading import hub
-from foretoken.loading.ends import TargetEnds
 from foretoken.loading.options import ROUNDED, LoadOptions
 from foretoken.loading.published import BLOCKS, Published
-from foretoken.loading.runtimes import decoder_of_pairs, model_of_blocks
-from foretoken.loading.sources import Source
-from foretoken.loading.target import KnownTarget, LoadedTarget
-from foretoken.loading.tensors import Weights
-from foretoken.models.base import LendsKeys, Shows
+from foretoken.loading.target import KnownTarget, LoadedTarget, PendingDraft, TargetEnds
+from foretoken.loading.weights import Weights
+from foretoken.models.base import LendsKeys, Model, Shows
+from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.shown import FINAL
+from foretoken.models.stock import dflash_files, pair_files
+from foretoken.models.stock.assistant import StockAssistant
+from foretoken.models.stock.assistant_files import read_assistant
+from foretoken.models.stock.dflash import StockBlocks
+from foretoken.models.stock.pair_files import PairsDraft
+from foretoken.models.stock.pairs import PairsNetwork, StockPairs
 from foretoken.storage.cache import remember, remembered
-
-if TYPE_CHECKING:
-    from foretoken.models.stock.assistant import Assistant
-    from foretoken.models.stock.pair_files import PairsDraft
 
 log = logging.getLogger(__name__)
 
@@ -46,25 +47,7 @@ GAMMA = 4  # draft tokens in its steps
 CLEAR = 0.02  # by how much alpha must be greater, for another way than the file's
 
 
-class PublishedPending(Protocol):
-    """A draft that fits its target, whose states it reads."""
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Where the target has to show its states."""
-        ...
-
-    @property
-    def runtime(self) -> str | None:
-        """The runtime that the target has to have; None: any that shows its states."""
-        ...
-
-    def attach(self, target: LoadedTarget) -> Drafter:
-        """Return the drafter. Raises RefusedError where the target shows no states."""
-        ...
-
-
-def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PublishedPending:
+def pending_of(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
     """Return what makes a drafter of the draft. Raises RefusedError for one that does not fit the
     target, or is of a kind that is not known here, or cannot be read."""
     try:
@@ -78,18 +61,16 @@ def pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Publ
         ) from error
 
 
-def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PublishedPending:
-    from foretoken.models.stock import pair_files  # late: takes seconds
-
+def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
     weights, structure = Weights(draft.folder), target.facts.structure
     pair_files.require_verifier(draft.name, draft.config, structure)
     if draft.kind == "eagle3":
         tensors = weights.read(weights.keys)
-        ends = TargetEnds(target.facts.read, None)
+        ends = TargetEnds(target.facts, None)
         pairs = pair_files.eagle(draft.name, draft.config, tensors, structure, lambda: ends.head)
         if not pairs.others:
             options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
-        return PairsPending(draft, pairs, options)
+        return _pairs(draft, pairs, options)
     if draft.kind == "mtp":
         options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")
         if (count := draft.config.get("num_nextn_predict_layers", 1)) != 1:
@@ -99,15 +80,7 @@ def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Pub
             )
         return _mtp(draft, weights.read(weights.keys), target, options)
     if draft.kind in BLOCKS:
-        from foretoken.models.stock import dflash_files  # late: as above
-
-        options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
-        tensors = weights.read(weights.keys)
-        text = structure.config.get_text_config(decoder=True)
-        sizes = text.hidden_size, target.facts.V, text.num_hidden_layers
-        dflash_files.require_fit(draft.config, tensors, *sizes)
-        taps = dflash_files.block_config(draft.config).form.taps
-        return BlocksPending(draft, taps, tensors, text.hidden_size, options.draft_dtype)
+        return _blocks(draft, target, options)
     if draft.kind == "assistant":
         return _assistant(draft, target, options)
     raise RefusedError(
@@ -116,9 +89,7 @@ def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Pub
     )
 
 
-def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> AssistantPending:
-    from foretoken.models.stock.assistant_files import read_assistant  # late: takes seconds
-
+def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
     options.refuse("draft_taps", "draft_dtype", because="an assistant is as its target is")
     if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED:
         asked = options.dtype if options.dtype in ROUNDED else options.runtime
@@ -128,61 +99,42 @@ def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> A
         )
     weights, dtype = Weights(draft.folder), getattr(torch, options.dtype, torch.float32)
     config = target.facts.structure.config.get_text_config(decoder=True)
-    network = read_assistant(draft.config, weights.read(weights.keys), config, dtype)
-    return AssistantPending(draft, network)
+    network: Any = read_assistant(draft.config, weights.read(weights.keys), config, dtype)
 
-
-@dataclass(frozen=True, slots=True)
-class AssistantPending:
-    """An assistant that fits its target, which has to run on torch."""
-
-    source: Published
-    network: Assistant
-    taps: tuple[int, ...] = (FINAL,)
-    runtime: str = "transformers"
-
-    def attach(self, target: LoadedTarget) -> Drafter:
-        """Return the drafter. Raises RefusedError where the target lends no keys and values."""
-        from foretoken.drafters.assistant import AssistantDrafter
-        from foretoken.models.stock.assistant import StockAssistant  # late: takes seconds
-
-        model = _showing(target, self.taps, self.source.name)
+    def attach(loaded: LoadedTarget) -> AssistantDrafter:
+        model = _showing(loaded, (FINAL,), draft.name)
         if not isinstance(model, LendsKeys):
             raise RefusedError(
-                f"{target.known.name} lends no keys and values, which {self.source.name} reads; "
-                "give another draft"
+                f"{target.name} lends no keys and values, which {draft.name} reads; give another "
+                "draft"
             )
-        embedding: Any = TargetEnds(target.read, target.model).embedding
+        embedding: Any = TargetEnds(target.facts, loaded.model).embedding
         weight = embedding.weight
-        ready: Any = self.network
-        over = StockAssistant(ready.to(weight.device, weight.dtype), model)
+        over = StockAssistant(network.to(weight.device, weight.dtype), model)
         return AssistantDrafter(model, over, embedding)
 
+    return PendingDraft(attach, taps=(FINAL,), runtime="transformers")
 
-@dataclass(frozen=True, slots=True)
-class BlocksPending:
-    """A draft by blocks that fits its target."""
 
-    source: Published
-    taps: tuple[int, ...]
-    tensors: dict[str, torch.Tensor]
-    hidden_size: int
-    dtype: str | None
-    runtime: None = None
+def _blocks(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
+    options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
+    weights = Weights(draft.folder)
+    tensors = weights.read(weights.keys)
+    text = target.facts.structure.config.get_text_config(decoder=True)
+    size = text.hidden_size
+    dflash_files.require_fit(draft.config, tensors, size, target.facts.V, text.num_hidden_layers)
+    taps = dflash_files.block_config(draft.config).form.taps
 
-    def attach(self, target: LoadedTarget) -> Drafter:
-        """Return the drafter. Raises RefusedError where the target shows no states."""
-        from foretoken.drafters.dflash import BlockDrafter
-        from foretoken.models.stock.dflash_files import blocks  # late: takes seconds
-
-        model = _showing(target, self.taps, self.source.name)
-        ends = TargetEnds(target.read, target.model)
+    def attach(loaded: LoadedTarget) -> BlockDrafter:
+        model = _showing(loaded, taps, draft.name)
+        ends = TargetEnds(target.facts, loaded.model)
         head = nn.Linear(1, 1, bias=False, device="meta")
         head.weight = nn.Parameter(ends.head, requires_grad=False)
-        asked = self.source.config, self.tensors, self.hidden_size, ends.embedding, head
-        read = partial(blocks, *asked)
-        made = model_of_blocks(read, model, self.dtype)
-        return BlockDrafter(model, made)
+        blocks = dflash_files.blocks(draft.config, tensors, size, ends.embedding, head)
+        blocks.network.to(model.device, _dtype_on_torch(model, options.draft_dtype))
+        return BlockDrafter(model, StockBlocks(blocks))
+
+    return PendingDraft(attach, taps=taps)
 
 
 def _showing(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Shows:
@@ -196,14 +148,18 @@ def _showing(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Shows:
     return model
 
 
+def _pairs(draft: Published, pairs: PairsDraft, options: LoadOptions) -> PendingDraft:
+    pending = PendingPairs(draft, pairs, options)
+    return PendingDraft(pending.attach, taps=pending.taps)
+
+
 @dataclass(frozen=True, slots=True)
-class PairsPending:
+class PendingPairs:
     """A decoder over pairs that fits its target."""
 
     source: Published
     pairs: PairsDraft
     options: LoadOptions
-    runtime: None = None
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -225,13 +181,28 @@ class PairsPending:
     def attach(self, target: LoadedTarget) -> PairsDrafter:
         """Return the drafter. Raises RefusedError where the target shows no states."""
         model = _showing(target, self.taps, self.source.name)
-        own = self.pairs.embedding
-        embedding = TargetEnds(target.read, target.model).embedding if own is None else _rows(own)
-        decoder = decoder_of_pairs(self.source, self.pairs.network, model, self.options.draft_dtype)
+        own, ends = self.pairs.embedding, TargetEnds(target.known.facts, target.model)
+        embedding = ends.embedding if own is None else nn.Embedding.from_pretrained(own)
+        decoder = self._decoder(model)
         make = self._maker(model, cast(PairModel, decoder), embedding)
         if self._asked:
             return make(None)
         return self._better(target, make)
+
+    def _decoder(self, target: Model) -> Model:
+        """Return the decoder: with a native target on the native decoder, by itself in eight bits,
+        where it is built as that expects, else on torch."""
+        dtype, network = self.options.draft_dtype, self.pairs.network
+        dtype = None if dtype == "auto" else dtype
+        if target.runtime == "native":
+            try:
+                load = partial(copy.deepcopy, network)
+                return NativeConversion(self.source, dtype or "int8", load).model()
+            except RefusedError as refusal:
+                log.info("%s", refusal)
+        assert isinstance(network, PairsNetwork)
+        ready: Any = network
+        return StockPairs(ready.to(target.device, _dtype_on_torch(target, dtype)))
 
     def _maker(
         self, model: Shows, decoder: PairModel, embedding: nn.Module
@@ -263,8 +234,16 @@ class PairsPending:
         return ways[cast(int, choice)]
 
 
-def _rows(weight: torch.Tensor) -> nn.Module:
-    return nn.Embedding.from_pretrained(weight)
+def _dtype_on_torch(target: Model, asked: str | None) -> torch.dtype:
+    """Return the precision of a draft over a target's states on torch, by itself the target's.
+    Raises RefusedError for one that torch has not."""
+    if asked in ROUNDED:
+        raise RefusedError(
+            f"draft_dtype={asked!r} runs on the native decoder only, and this draft does not; "
+            "leave it out"
+        )
+    own = "float32" if target.computed in ROUNDED else target.computed
+    return getattr(torch, own if asked in (None, "auto") else asked)
 
 
 def _agreement(target: LoadedTarget, drafter: PairsDrafter) -> float:
@@ -276,20 +255,18 @@ def _agreement(target: LoadedTarget, drafter: PairsDrafter) -> float:
     return 0.0 if alpha is None else alpha
 
 
-def mtp(target: KnownTarget, options: LoadOptions) -> PairsPending:
+def mtp(target: KnownTarget, options: LoadOptions) -> PendingDraft:
     """Return what makes a drafter of the target's own layer for multi-token prediction. Raises
     RefusedError where its files hold none."""
-    from foretoken.models.stock import pair_files  # late: as above
-
-    read = target.facts.read
-    if not isinstance(read, Source) or not hub.is_folder(read.path) or read.gguf:
+    folder = target.facts.folder
+    if folder is None or folder.gguf:
         raise RefusedError(
             "draft='mtp' is read from the target's safetensors; give the target as a folder"
         )
-    weights, structure = Weights(Path(read.path)), target.facts.structure
+    weights, structure = Weights(Path(folder.path)), target.facts.structure
     layers = structure.config.get_text_config(decoder=True).num_hidden_layers
     own = weights.read(pair_files.mtp_names(weights.keys, layers))
-    return _mtp(Published(target.name, Path(read.path), "mtp", {}), own, target, options)
+    return _mtp(Published(target.name, Path(folder.path), "mtp", {}), own, target, options)
 
 
 def _mtp(
@@ -297,9 +274,7 @@ def _mtp(
     tensors: dict[str, torch.Tensor],
     target: KnownTarget,
     options: LoadOptions,
-) -> PairsPending:
-    from foretoken.models.stock import pair_files  # late: as above
-
-    head = TargetEnds(target.facts.read, None).head
+) -> PendingDraft:
+    head = TargetEnds(target.facts, None).head
     pairs = pair_files.mtp(draft.name, tensors, target.facts.structure, head)
-    return PairsPending(draft, pairs, options)
+    return _pairs(draft, pairs, options)

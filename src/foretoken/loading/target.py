@@ -6,16 +6,21 @@ refused before the target is loaded or converted. Does not know which drafts the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+from torch import Tensor, nn
+
 from foretoken.drafters.base import Drafter
-from foretoken.generation_config import Ends, Settings, read_settings
-from foretoken.loading.ends import TargetEnds
-from foretoken.loading.runtimes import Placement, kept_facts
-from foretoken.loading.sources import Source
+from foretoken.drafters.lm import LMDrafter
+from foretoken.generation_config import Ends, Settings
+from foretoken.loading import gguf
+from foretoken.loading.facts import ModelFacts
+from foretoken.loading.weights import Weights
 from foretoken.models.base import Model
 from foretoken.speculator import Speculator
 from foretoken.text.turns import known_ends, special_ids, turn_ends
@@ -24,61 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class ModelFacts:
-    """Facts of a model that does not run yet: from its kept conversion, at once, or else from its
-    structure, which takes seconds to build."""
-
-    def __init__(self, read: Source | PreTrainedModel, placement: Placement) -> None:
-        self.read = read
-        self._facts = kept_facts(read, placement) if isinstance(read, Source) else None
-
-    @property
-    def kept(self) -> bool:
-        """True where a conversion is kept."""
-        return self._facts is not None
-
-    @cached_property
-    def structure(self) -> PreTrainedModel:
-        return self.read.empty if isinstance(self.read, Source) else self.read
-
-    @property
-    def V(self) -> int:
-        """Rows of the output layer."""
-        if self._facts:
-            return self._facts["vocab_size"]
-        from foretoken.models.stock.sizes import output_rows  # late: takes seconds
-
-        return output_rows(self.structure)
-
-    @property
-    def encoder_decoder(self) -> bool:
-        if self._facts:
-            return self._facts["encoder_decoder"]
-        return bool(self.structure.config.is_encoder_decoder)
-
-    @property
-    def parameters(self) -> int:
-        """Numbers in all of its weights."""
-        if self._facts:
-            return self._facts["parameters"]
-        return sum(weight.numel() for weight in self.structure.parameters())
-
-    @property
-    def layers(self) -> int:
-        """Layers of the decoder."""
-        if self._facts:
-            return self._facts["layers"]
-        from foretoken.models.stock.taps import layers_of  # late: as above
-
-        return len(layers_of(self.structure))
-
-    @property
-    def settings(self) -> Settings:
-        """Its generation config; raises as `read_settings` does."""
-        stored = self._facts and self._facts.get("settings")
-        if stored and "controls" in stored:
-            return Settings.of(stored)
-        return read_settings(self.structure)  # a conversion of before the controls has none of them
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"  # in GGUF files
 
 
 def ends_of_chats(ends: Ends, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Ends, str | None]:
@@ -146,12 +97,7 @@ class LoadedTarget:
     def network(self) -> PreTrainedModel:
         """Its network with weights: the one that runs where torch runs it, else loaded again in
         float32, so that only the layers you keep should outlive your function."""
-        return TargetEnds(self.read, self.model).network
-
-    @property
-    def read(self) -> Source | PreTrainedModel:
-        """The files or the network that it was made from."""
-        return self.known.facts.read
+        return TargetEnds(self.known.facts, self.model).network
 
     def speculator(self, drafter: Drafter, draft_name: str) -> Speculator:
         settings = self.known.settings
@@ -167,3 +113,77 @@ class LoadedTarget:
             processor=self.known.processor,
             structure=lambda: self.known.facts.structure,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDraft:
+    """A draft that fits its target."""
+
+    attach: Callable[[LoadedTarget], Drafter]  # makes the drafter, once the target runs
+    # loads it in another precision, where none was asked for and another may be faster
+    rounded: Callable[[str], LMDrafter] | None = None
+    taps: tuple[int, ...] = ()  # where the target is to show its states
+    runtime: str | None = None  # that the target must have; None: any
+
+
+class TargetEnds:
+    """A target's embeddings and output layer, read from its files without the rest if possible: a
+    draft that shares them must not load the target twice.
+
+    model: The target that runs; None: it does not run yet.
+    """
+
+    def __init__(self, facts: ModelFacts, model: Model | None) -> None:
+        self.facts = facts
+        self._network: Any = getattr(model, "model", None)  # of torch
+        if self._network is None and facts.files is None:
+            self._network = facts.structure
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The embeddings, as the target computes them."""
+        if self._network is None:
+            structure: Any = self.facts.structure
+            part = structure.get_input_embeddings()
+            weight = self._stored(part.weight)
+            # a scale would be a buffer, whose value the structure on meta has not
+            if weight is not None and not list(part.buffers()):
+                part = copy.copy(part)
+                part._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+                return part
+        return self.network.get_input_embeddings()
+
+    @property
+    def head(self) -> Tensor:
+        """The output layer's weights, `[V, H]`."""
+        if self._network is None:
+            structure: Any = self.facts.structure
+            weight = self._stored(structure.get_output_embeddings().weight)
+            if weight is None and structure.config.get_text_config().tie_word_embeddings:
+                weight = self._stored(structure.get_input_embeddings().weight)
+            if weight is not None:
+                return weight
+        head = self.network.get_output_embeddings()
+        return head.unpacked().weight if hasattr(head, "unpacked") else head.weight
+
+    @property
+    def network(self) -> Any:
+        """The network with its weights, which is loaded where torch does not run it."""
+        if self._network is None:
+            self._network = self.facts.network("float32", torch.device("cpu"))
+        return self._network
+
+    def _stored(self, weight: Any) -> Tensor | None:
+        """Map the weight from the files of the target; None where it is not there by itself."""
+        folder, structure = self.facts.folder, self.facts.structure
+        if folder is None or folder.adapter:
+            return None
+        if folder.gguf:
+            embeds = weight is structure.get_input_embeddings().weight
+            own = gguf.weight(folder.gguf, EMBEDDING if embeds else OUTPUT)
+            return own if own is not None and own.shape == weight.shape else None
+        weights = Weights(Path(folder.path))
+        named = structure.named_parameters(remove_duplicate=False)
+        names = [name for name, own in named if own is weight]
+        found = next((name for name in names if name in weights.keys), None)
+        return None if found is None else weights.read([found])[found]

@@ -15,8 +15,9 @@ import foretoken
 from console import Run
 from foretoken.errors import InputError
 from foretoken.loading import gguf, hub, sources
-from foretoken.loading.ends import TargetEnds
+from foretoken.loading.facts import ModelFacts
 from foretoken.loading.sources import source
+from foretoken.loading.target import TargetEnds
 from foretoken.storage.cache import forget
 from gguf_file import write_gguf
 from tiny import byte_level, llama
@@ -50,7 +51,7 @@ def test_ends_are_read_without_the_rest(
     read = source(file, None, False)
     whole = read.network(torch.float32, torch.device("cpu"))
     monkeypatch.delattr(TargetEnds, "network")
-    ends = TargetEnds(read, None)
+    ends = TargetEnds(ModelFacts(read), None)
     assert torch.equal(ends.embedding.weight, whole.get_input_embeddings().weight)
     assert torch.equal(ends.head, whole.get_output_embeddings().weight)
 

@@ -23,7 +23,7 @@ import tiny
 from foretoken import cli
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.published import kind_of
-from foretoken.loading.tensors import Weights
+from foretoken.loading.weights import Weights
 from foretoken.models.base import Sized
 
 PROMPTS = [[5, 9, 17], [3]]

@@ -13,10 +13,10 @@ from transformers import PhimoeConfig, PhimoeForCausalLM
 
 from foretoken import RefusedError, load, slow_log
 from foretoken.kernels import library
-from foretoken.loading import runtimes
-from foretoken.loading.runtimes import Early, Placement, place
+from foretoken.loading.facts import ModelFacts, Placement
+from foretoken.loading.runtimes.native import read_ahead
+from foretoken.loading.runtimes.place import Placed, place
 from foretoken.loading.sources import Source, source
-from foretoken.loading.target import ModelFacts
 from foretoken.models import store
 from foretoken.models.native import conversion
 from foretoken.models.stock import check_results
@@ -62,8 +62,8 @@ def refused(folder: Path, seed: int = 0) -> str:
     return str(folder)
 
 
-def at(path: str, **placement: object) -> runtimes.Placed:
-    return place(source(path, None, trust=False), Placement(**placement))
+def at(path: str, **placement: object) -> Placed:
+    return place(ModelFacts(source(path, None, trust=False)), Placement(**placement))
 
 
 def stock(path: str, prompt: list[int], n: int) -> list[int]:
@@ -189,8 +189,8 @@ def test_a_family_that_the_native_decoder_refuses_is_checked_once(
         at(path, dtype="int8")
     monkeypatch.setattr(check_results, "self_check", lambda *args: pytest.fail("checked again"))
     monkeypatch.setattr(Source, "empty", property(lambda self: pytest.fail("it was read")))
-    model = source(path, None, trust=False)
-    assert Early(model, Placement("int8")).model() is None
+    model = ModelFacts(source(path, None, trust=False))
+    assert read_ahead(model, Placement("int8")).result() is None
     with pytest.raises(RefusedError, match=r"\(experts .*\); give dtype='float32'"):
         place(model, Placement("int8"))
 
@@ -198,8 +198,8 @@ def test_a_family_that_the_native_decoder_refuses_is_checked_once(
 def test_a_model_in_memory_is_used_as_it_is_unless_a_runtime_is_asked_for() -> None:
     torch.manual_seed(6)
     model = build("Llama").double()
-    assert place(model, Placement()).model.runtime == "transformers"
-    placed = place(model, Placement(runtime="native"))
+    assert place(ModelFacts(model), Placement()).model.runtime == "transformers"
+    placed = place(ModelFacts(model), Placement(runtime="native"))
     assert placed.model.runtime == "native"
     assert model.dtype == torch.float64  # still
 
@@ -230,7 +230,7 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
         placement = Placement()
         facts = ModelFacts(source(path, None, False), placement)
         own = ModelFacts(type(build(name)).from_pretrained(path), placement)
-        assert facts._facts is not None and own._facts is None
+        assert facts.cached and not own.cached
         assert facts.settings == own.settings and facts.settings.suggested["temperature"] == 0.6
         assert (facts.V, facts.encoder_decoder) == (own.V, own.encoder_decoder)
         assert first.ends == second.ends == own.settings.ends and first.ends.eos == {7, 9}

@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import pairs
 from foretoken.errors import RefusedError
-from foretoken.loading.runtimes import Placement, place
+from foretoken.loading.facts import ModelFacts, Placement
+from foretoken.loading.runtimes.place import place
 from foretoken.models.graphs import (
     ON_GRAPHS,
     FixedCache,
@@ -251,15 +252,15 @@ def test_what_looks_at_its_numbers_is_refused_by_name() -> None:
     shape |= {"intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 128}
     model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, **shape))
     with pytest.raises(RefusedError, match="LlamaForCausalLM cannot be run in fixed shapes"):
-        place(model, Placement(runtime="graphs"))
-    assert place(model, Placement()).model.runtime == "transformers"
+        place(ModelFacts(model), Placement(runtime="graphs"))
+    assert place(ModelFacts(model), Placement()).model.runtime == "transformers"
 
 
 def test_encoder_decoders_and_int8_are_refused() -> None:
     with pytest.raises(RefusedError, match="decoder-only models; give runtime='transformers'"):
-        place(build("T5"), Placement(runtime="graphs"))
+        place(ModelFacts(build("T5")), Placement(runtime="graphs"))
     with pytest.raises(RefusedError, match="on the native decoder only, not on graphs"):
-        place(build("Llama"), Placement(runtime="graphs", dtype="int8"))
+        place(ModelFacts(build("Llama")), Placement(runtime="graphs", dtype="int8"))
 
 
 def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +276,7 @@ def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_where_it_is_chosen() -> None:
-    placed = place(build("Llama"), Placement(runtime="graphs"))
+    placed = place(ModelFacts(build("Llama")), Placement(runtime="graphs"))
     assert placed.model.runtime == "graphs" and placed.why == "it passed the self-check"
 
 

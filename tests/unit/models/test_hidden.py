@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import pairs
-from foretoken.loading import runtimes
+from foretoken.loading.facts import ModelFacts, Placement
+from foretoken.loading.runtimes.place import place
 from foretoken.models.graphs import GraphModel
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 
@@ -51,5 +52,5 @@ def test_on_torch(name):
 @pytest.mark.parametrize("family", ["Llama", "T5"])
 def test_on_the_native_decoder(family):
     network = pairs.random(family, 0)
-    placement = runtimes.Placement(runtime="native")
-    shows_what_the_head_reads(runtimes.place(network, placement).model, network)
+    placed = place(ModelFacts(network), Placement(runtime="native"))
+    shows_what_the_head_reads(placed.model, network)

@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "68bf2d2dcd72a555"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "eb4fcb104bee0f33"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "d38f46a506d87626"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "71634d59e352814d"),
 }
 
 

@@ -25,6 +25,14 @@ from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, Native
 from foretoken.models.native.media import NativeMediaModel
 from foretoken.models.native.model import NativeCompanion, NativeModel, NativePairs
 from foretoken.models.native.passes import NativePasses
+from foretoken.models.stock.sizes import (
+    context_limit,
+    encoder_limit,
+    encoder_rows,
+    positions,
+    reads_ids,
+    switch_of,
+)
 from foretoken.models.store import Convertible, KeptConversion
 
 # Raised where the same weights become other panels or other facts, or other models are refused:
@@ -127,14 +135,6 @@ class NativeConversion:
         return passes, facts
 
     def _written(self, place: Path) -> dict[str, Any]:
-        from foretoken.models.stock.sizes import (  # late: takes seconds
-            context_limit,
-            encoder_limit,
-            encoder_rows,
-            positions,
-            switch_of,
-        )
-
         network = self.network().float().eval()
         config = network.config.get_text_config(decoder=True)
         switch, encodes = switch_of(network), network.config.is_encoder_decoder
@@ -168,7 +168,6 @@ def _hears(network: PreTrainedModel) -> dict[str, Any] | None:
     RefusedError for media of many sizes."""
     # late: these take seconds
     from foretoken.models.stock.media import encoder_weights, made_up, stand_in
-    from foretoken.models.stock.sizes import reads_ids
 
     if reads_ids(network):
         return None

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import kind_of
+
+if TYPE_CHECKING:  # which takes seconds to import
+    from transformers import PreTrainedModel
 
 ROWS = 8  # a verified block; the layout serves 1 to 512 rows alike
 WORTH = 2**19  # elements; smaller weights stay in a core's cache, and oneDNN's call costs 15 us

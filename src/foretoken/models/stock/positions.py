@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import inspect
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:  # which takes seconds to import
+    from transformers import PreTrainedModel
 
 
 class HeadHook(Protocol):

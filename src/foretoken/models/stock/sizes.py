@@ -4,14 +4,16 @@ configuration and its layers say; and a sketch of its weights. Does not run it."
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.models.stock.packed import PackedLinear
+
+if TYPE_CHECKING:  # which takes seconds to import
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 

@@ -6,14 +6,16 @@ the last, before the final norm, and `FINAL` is what the output layer reads.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.positions import RUNNING
+
+if TYPE_CHECKING:  # which takes seconds to import
+    from transformers import PreTrainedModel
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:

@@ -12,7 +12,8 @@ import torch
 import torch._dynamo
 
 import pairs
-from foretoken.loading.runtimes import Placement, place
+from foretoken.loading.facts import ModelFacts, Placement
+from foretoken.loading.runtimes.place import place
 from foretoken.models.graphs import GraphModel, rehearsed
 from foretoken.models.stock import compiled
 from foretoken.models.stock.compiled import OneLayer
@@ -105,4 +106,4 @@ def test_where_it_computes_something_else(
 
 
 def test_it_is_chosen_by_name_only() -> None:
-    assert place(pairs.random("Llama", 0), Placement()).model.runtime != "compiled"
+    assert place(ModelFacts(pairs.random("Llama", 0)), Placement()).model.runtime != "compiled"

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from foretoken.errors import RefusedError
-from foretoken.loading.runtimes import Placement, place
+from foretoken.loading.facts import ModelFacts, Placement
+from foretoken.loading.runtimes.place import place
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.models.stock import attention, check_results, positions, selfcheck, small_copy
@@ -335,9 +336,10 @@ def test_a_folder_whose_copy_cannot_be_built_is_loaded_and_checked(
     monkeypatch.setattr(small_copy, "LARGEST", 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     build("Llama").save_pretrained(tmp_path / "m")
-    placed = place(source(tmp_path / "m", None, False), Placement(runtime="transformers"))
+    model, placement = source(tmp_path / "m", None, False), Placement(runtime="transformers")
+    placed = place(ModelFacts(model), placement)
     assert "checked on the model: no small copy of it" in placed.why
-    again = place(source(tmp_path / "m", None, False), Placement(runtime="transformers"))
+    again = place(ModelFacts(source(tmp_path / "m", None, False)), placement)
     assert "checked on" not in again.why  # it is remembered
 
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.loading.headers import MOST, require_count, require_layers, require_own
 from foretoken.loading.sources import source
+from foretoken.loading.weights import MOST, require_count, require_layers, require_own
 from gguf_file import write_gguf
 from loads import refused
 from tiny import byte_level, folder, llama
@@ -68,7 +68,7 @@ def test_weights_of_a_hub_model_are_compared_as_they_are_read(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = source(configure(model, num_hidden_layers=1), None, False)
-    monkeypatch.setattr("foretoken.loading.headers.read_header", lambda *_: {})  # not here yet
+    monkeypatch.setattr("foretoken.loading.weights.read_header", lambda *_: {})  # not here yet
     with pytest.raises(InputError, match="holds weights of layer 2 of model.layers"):
         read.network(torch.float32, torch.device("cpu"))
 

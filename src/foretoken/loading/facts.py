@@ -1,0 +1,115 @@
+"""Facts of a model that does not run yet, each read once and handed along.
+
+They come from the cached conversion of its files, at once, or else from its structure, which takes
+seconds to build.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from foretoken.generation_config import Settings, read_settings
+from foretoken.loading.hub import is_folder
+from foretoken.loading.runtimes import native
+from foretoken.loading.sources import Source
+from foretoken.models.stock.sizes import output_rows
+from foretoken.models.stock.taps import layers_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from foretoken.models.stock.selfcheck import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The runtime, device and precision that a model is to have, as `LoadOptions` has them."""
+
+    dtype: str = "float32"
+    device: torch.device = torch.device("cpu")
+    runtime: str = "auto"
+    taps: tuple[int, ...] = ()  # layers whose inputs it is to expose
+
+
+class ModelFacts:
+    """Facts of a model in files or in memory.
+
+    Attributes:
+        files: The files; None for a model in memory, which is used as it is.
+        form_on_torch: The form in which it passed the self-check on torch, and remarks on that;
+            None if it has not, or has not been checked.
+    """
+
+    def __init__(self, model: Source | PreTrainedModel, placement: Placement | None = None) -> None:
+        self.files = model if isinstance(model, Source) else None
+        self.form_on_torch: tuple[Form, list[str]] | None = None
+        self._model = model
+        self._facts = native.cached_facts(self, placement) if placement else None
+
+    @property
+    def folder(self) -> Source | None:
+        """The files, if they are in a folder or a GGUF file rather than on the hub."""
+        return self.files if self.files and is_folder(self.files.path) else None
+
+    @property
+    def cached(self) -> bool:
+        """True if a conversion is cached."""
+        return self._facts is not None
+
+    @property
+    def name(self) -> str:
+        return self.files.name if self.files else type(self._model).__name__
+
+    @property
+    def structure(self) -> PreTrainedModel:
+        """The network, whose weights are missing (on the device "meta") if it is in files."""
+        return self._model.empty if isinstance(self._model, Source) else self._model
+
+    def network(self, dtype: str, device: torch.device) -> PreTrainedModel:
+        """Return the network with its weights; one in memory as it is. Raises as
+        `Source.network`."""
+        if isinstance(self._model, Source):
+            return self._model.network(getattr(torch, dtype), device)
+        return self._model
+
+    def dtype(self, asked: str) -> str:
+        """Return a precision by name; "auto" is that of the model's own config."""
+        if asked != "auto" or self.files is None:
+            return asked
+        dtype = self.files.config.dtype
+        return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
+
+    @property
+    def V(self) -> int:
+        """Rows of the output layer."""
+        return self._facts["vocab_size"] if self._facts else output_rows(self.structure)
+
+    @property
+    def encoder_decoder(self) -> bool:
+        if self._facts:
+            return self._facts["encoder_decoder"]
+        return bool(self.structure.config.is_encoder_decoder)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all of its weights."""
+        if self._facts:
+            return self._facts["parameters"]
+        return sum(weight.numel() for weight in self.structure.parameters())
+
+    @property
+    def layers(self) -> int:
+        """Layers of the decoder."""
+        return self._facts["layers"] if self._facts else len(layers_of(self.structure))
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Its generation config; raises as `read_settings` does."""
+        stored = self._facts and self._facts.get("settings")
+        if stored and "controls" in stored:
+            return Settings.of(stored)
+        return read_settings(self.structure)  # an older conversion has no controls

@@ -1,0 +1,34 @@
+"""Graphs of fixed shapes, recorded on CUDA; "compiled" are graphs whose layers torch compiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from foretoken.errors import RefusedError
+from foretoken.loading.runtimes.stock import require_precision
+from foretoken.models.base import Model
+from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed
+from foretoken.models.stock.check_results import self_check
+
+if TYPE_CHECKING:
+    from foretoken.loading.facts import ModelFacts, Placement
+
+
+def refusal(model: ModelFacts, placement: Placement) -> str | None:
+    """Return why graphs do not run a model; None if its family passed the self-check."""
+    if placement.taps:
+        return f"{placement.runtime} does not expose the hidden states that the draft reads"
+    try:
+        self_check(model.structure, ON_GRAPHS)
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
+    """Return the model, of which short passes were recorded. Raises RefusedError if they cannot
+    be."""
+    network = model.network(placement.dtype, placement.device)
+    require_precision(network, ON_GRAPHS)
+    graphs = GraphModel(network, compiled=placement.runtime == "compiled")
+    return rehearsed(graphs), ["it passed the self-check"]

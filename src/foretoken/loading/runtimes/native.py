@@ -1,0 +1,152 @@
+"""The native decoder, on CPUs, in float32 to int4.
+
+A conversion is cached, so that the next process needs neither the model's configuration nor its
+self-check; so is a refusal.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from foretoken.errors import ForetokenError, RefusedError
+from foretoken.generation_config import read_settings
+from foretoken.kernels import library
+from foretoken.models.base import Model
+from foretoken.models.native import conversion
+from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.store import key_of
+from foretoken.storage.cache import remember, remembered
+
+if TYPE_CHECKING:
+    from foretoken.loading.facts import ModelFacts, Placement
+    from foretoken.loading.sources import Source
+
+REFUSALS = "not-native.json"  # by a digest of a folder: why the native decoder does not run it
+
+
+def refusal(model: ModelFacts, placement: Placement) -> str | None:
+    """Return why the native decoder does not run a model; None if its family passed the self-check,
+    now or when it was converted."""
+    if placement.device.type != "cpu":
+        return f"the native decoder runs on the CPU, not on {placement.device}"
+    try:
+        dtype = _conversion(model, _own_dtype(model, placement)).dtype
+        if folder := model.folder:
+            if conversion.facts(folder, dtype) is not None:
+                return None
+            if known := remembered(REFUSALS).get(_refusal_key(folder, dtype)):
+                return known
+        # late: takes seconds, which a cached conversion does without
+        from foretoken.models.stock.check_results import self_check
+
+        with _remembering_refusals(model, placement):
+            self_check(model.structure, conversion.form())
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
+    """Return the model from its cached conversion, which is made first if there is none."""
+    with _remembering_refusals(model, placement):
+        made = _conversion(model, _own_dtype(model, placement))
+        return replace(made, taps=placement.taps).model(), ["it passed the self-check"]
+
+
+@contextmanager
+def _remembering_refusals(model: ModelFacts, placement: Placement) -> Iterator[None]:
+    """Remember why a folder is refused, unless an error in the family's code or a draft's taps may
+    be the cause."""
+    try:
+        yield
+    except RefusedError as error:
+        if model.folder and not placement.taps and error.__cause__ is None:
+            remember(REFUSALS, _refusal_key(model.folder, placement.dtype), str(error))
+        raise
+
+
+def _refusal_key(folder: Source, dtype: str) -> str:
+    return key_of(folder, "not native", conversion.FORMAT, dtype)
+
+
+def cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | None:
+    """Return the facts of a folder's cached conversion, if the placement allows for it; None for a
+    model of the hub, whose configuration would have to be read."""
+    folder, dtype = model.folder, placement.dtype
+    if placement.runtime not in ("auto", "native") or placement.device.type != "cpu":
+        return None
+    if folder is None or dtype == "auto" or folder.trust:
+        return None
+    with suppress(RefusedError):
+        require_library()
+        return conversion.facts(folder, dtype)
+    return None
+
+
+def read_ahead(model: ModelFacts, placement: Placement) -> Future[Model | None]:
+    """Begin to read a folder's cached conversion in a thread, while a tokenizer is read by Python:
+    its model, or None if it is damaged."""
+
+    def read() -> Model | None:
+        with suppress(RefusedError):
+            return _conversion(model, placement.dtype).kept()
+        return None
+
+    thread = ThreadPoolExecutor(1)
+    future = thread.submit(read)
+    thread.shutdown(wait=False)
+    return future
+
+
+def companion(model: ModelFacts, target: Model, dtype: str, layers: tuple[int, ...] = ()) -> Model:
+    """Return a copy of `target`, made from the same model with weights in `dtype`, and with these
+    layers alone where there are some, that drafts over the target's own rows."""
+    host: Any = target  # one of the native decoder's
+    return replace(_conversion(model, dtype), some=layers).companion(host)
+
+
+def abilities() -> str:
+    """Return what the native decoder runs on here, or why it cannot be used."""
+    try:
+        require_library()
+        return conversion.abilities()
+    except ForetokenError as error:
+        return str(error)
+
+
+def require_library() -> None:
+    """RefusedError if the native decoder was not compiled."""
+    library.library()
+
+
+def _own_dtype(model: ModelFacts, placement: Placement) -> str:
+    return "float32" if model.files is None else placement.dtype  # a network in memory is copied
+
+
+def _conversion(model: ModelFacts, dtype: str) -> NativeConversion:
+    """Return what converts a model, or a copy of one in memory. RefusedError for a precision that
+    the native decoder lacks, or if it was not compiled."""
+    require_library()
+    if dtype not in conversion.DTYPES:
+        raise RefusedError(f"the native decoder has no {dtype}")
+    if model.files is None:
+        return NativeConversion(None, dtype, partial(copy.deepcopy, model.structure))
+    load = partial(model.network, "float32", torch.device("cpu"))
+    return NativeConversion(model.files, dtype, load, partial(_facts_to_store, model))
+
+
+def _facts_to_store(model: ModelFacts) -> dict[str, Any]:
+    """Return the generation config; None if no target may have it."""
+    try:
+        settings = read_settings(model.structure).to_dict()
+    except ForetokenError:
+        settings = None
+    return {"settings": settings}

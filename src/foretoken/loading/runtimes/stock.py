@@ -1,0 +1,91 @@
+"""transformers' own code on torch, over a ragged cache, or row by row where a family is not exact
+so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from foretoken.errors import RefusedError, kind_of
+from foretoken.models.base import Model
+from foretoken.models.stock.check_results import self_check
+from foretoken.models.stock.media import writer
+from foretoken.models.stock.packed import pack
+from foretoken.models.stock.rowwise import BY_ROW
+from foretoken.models.stock.selfcheck import ON_TORCH, Form, UnbuiltError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from foretoken.loading.facts import ModelFacts, Placement
+
+
+def refusal(model: ModelFacts, placement: Placement) -> str | None:
+    """Return why torch does not run a model exactly; None if its family passed the self-check, or
+    `build` checks the model itself, as no small copy of it can be made."""
+    try:
+        model.form_on_torch = _exact_form(model.structure)
+    except UnbuiltError as error:
+        if model.files is None:
+            return str(error)
+        if placement.dtype != "float32":
+            return f"{error}; in dtype='float32' the model itself is checked"
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
+    """Return the model, and remarks on how it runs. Raises RefusedError if it cannot expose its
+    hidden states at the taps, or does not run in its precision."""
+    network = model.network(placement.dtype, placement.device)
+    form, notes = model.form_on_torch or _exact_form(network)
+    remarks = [*notes]
+    require_precision(network, form)
+    if model.files is not None:  # before it is run: runners keep its layers
+        packing = pack(network)
+        packed = f"{packing.layers} layers packed"
+        remarks.append(packed if packing.layers else f"unpacked: {packing.reason}")
+    running = form.run(network)
+    if placement.taps:
+        if not hasattr(running, "tap"):
+            raise RefusedError(
+                f"{type(network).__name__} runs in {form.name}, and so does not expose the hidden "
+                "states that the draft reads; give another draft"
+            )
+        running.tap(placement.taps)  # pyright: ignore
+    return running, remarks
+
+
+def _exact_form(network: PreTrainedModel) -> tuple[Form, list[str]]:
+    """Return the first form on torch that passes the self-check; what it costs, and the objection
+    to the one before it. Raises RefusedError if none passes."""
+    network, form, remarks = writer(network), ON_TORCH, list[str]()
+    try:
+        itself = self_check(network, form).itself
+    except UnbuiltError:
+        raise
+    except RefusedError as error:
+        objection, form = str(error).removesuffix(f"; {form.instead}"), BY_ROW
+        itself, remarks = self_check(network, form).itself, [objection, form.costs]
+    return form, [*remarks, *(["checked on the model: no small copy of it"] if itself else [])]
+
+
+def require_precision(network: PreTrainedModel, form: Form) -> None:
+    """RefusedError if torch cannot run the network in its precision, tried on one token unless
+    that is float32, in which the self-check has run."""
+    if network.dtype == torch.float32:
+        return
+    model = form.run(network)
+    try:
+        model.start([[]], [[0]] if model.encoder_decoder else None)
+        model.score([[0]], [1])
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        dtype = str(network.dtype).removeprefix("torch.")
+        raise RefusedError(
+            f"{type(network).__name__} does not run in {dtype} on {network.device}: its code "
+            f"raised {kind_of(error)}; give dtype='float32', or model.float() in memory"
+        ) from error
