@@ -122,13 +122,11 @@ def _loaded(
     asked: LoadOptions,
 ) -> Speculator:
     device = usable(asked.device)
-    own = named.own_draft(target) if target == named.NOVELS or device.type == "cpu" else None
-    draft = own if draft is None else draft
-    behind: Any = named.without_front(draft) if isinstance(draft, str) else draft
-    front = behind is not draft
-    draft = named.draft(behind) or behind
+    ships = named.own_draft(target) if target == named.NOVELS or device.type == "cpu" else None
+    asked_draft: Any = ships if draft is None else draft
+    alone = named.without_front(asked_draft) if isinstance(asked_draft, str) else asked_draft
+    given = "lookup" if alone is None else named.draft(alone) or alone
     placement = Placement(asked.dtype, device, asked.runtime)
-    given = "lookup" if draft is None else draft
     read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
     facts = ModelFacts(read, placement)
     # a draft by name does not say how the target is to run
@@ -141,18 +139,19 @@ def _loaded(
     with log_if_slow(log, "loading the draft %s", base_name(name_of(given))):
         drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype)
         pending = draft_of(given, known, asked, drafts_in)
-    runtime = pending.runtime or placement.runtime
-    placement = replace(placement, taps=pending.taps, runtime=runtime)
     model = ahead.result() if ahead is not None else None
-    loaded = LoadedTarget(known, place(facts, placement).model if model is None else model)
+    if model is None:
+        runtime = pending.runtime or placement.runtime
+        model = place(facts, replace(placement, taps=pending.taps, runtime=runtime)).model
+    loaded = LoadedTarget(known, model)
     spec = loaded.speculator(pending.attach(loaded), name_of(given))
-    if front:
+    if alone is not asked_draft:
         name = f"{FRONT}{spec.draft_name}"
         spec = replace(spec, draft_name=name, predicted_output=Repeats)
     gguf.forget_file()  # which a draft may have had parsed again
-    if draft is None:
+    if alone is None:
         return chosen(spec, loaded)
-    if pending.rounded is None or own == named.NOVELS:
+    if pending.rounded is None or ships == named.NOVELS:
         return spec
     return rounded(spec, asked.dtype, pending.rounded)
 
