@@ -52,7 +52,7 @@ class Replies:
 
     @property
     def description(self) -> str:
-        """How replies are parsed, in a line."""
+        """Describe in a line how replies are parsed."""
         if self.facts.template is not None:
             return "tool calls and reasoning are read by the tokenizer's response template"
         if self.facts.known:
