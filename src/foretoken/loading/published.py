@@ -27,6 +27,10 @@ class Published:
     folder: Path
     kind: str
     config: dict[str, Any]
+    # as conversions of models have them
+    gguf = None
+    commit = None
+    changes = list[Path]()
 
     @property
     def described(self) -> str:
@@ -43,18 +47,6 @@ class Published:
     @property
     def path(self) -> str:
         return str(self.folder)
-
-    @property
-    def gguf(self) -> None:
-        return None
-
-    @property
-    def changes(self) -> list[Path]:
-        return []
-
-    @property
-    def commit(self) -> None:
-        return None
 
     def files(self) -> list[Path]:
         """Return all that a conversion of it depends on."""
