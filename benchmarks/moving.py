@@ -21,9 +21,8 @@ from time import perf_counter
 from typing import Any
 
 from foretoken import Engine, Speculator, load
-from foretoken.drafters.base import held
+from foretoken.drafters.base import parts_of
 from foretoken.generation_config import Ends
-from foretoken.models.base import Remembers
 from machine import save
 
 ROWS, SHORT, WARM, PLAIN = 8, 64, 10, 20  # running rows, their prompts, steps before it and alone
@@ -102,7 +101,7 @@ def conversation(spec: Speculator, gamma: int) -> Iterator[dict[str, Any]]:
     Of target and draft, in turn."""
     dice, context = random.Random(0), spec.target.context or 4096
     models = [
-        part for part in (*held(spec.target), *held(spec.drafter)) if isinstance(part, Remembers)
+        part for part in parts_of(spec.target, spec.drafter) if part.capabilities.prefix_cache
     ]
     history = ids(dice, spec, context - 2 * (TURNS + 1) * SAID)
     with Engine(spec) as engine:

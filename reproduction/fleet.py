@@ -24,11 +24,11 @@ from torch import Tensor
 
 from foretoken.costing.costs import at
 from foretoken.costing.gamma import Adaptive, Fixed, Gamma
-from foretoken.drafters.base import Draft, DrafterBase, pack
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.core import EngineCore
 from foretoken.engine.scheduler import Task
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks
+from foretoken.models.base import Blocks, Model
 from foretoken.models.rows import staying
 from foretoken.request import Request, Row, stats
 from foretoken.sampling.draw import Draw
@@ -79,18 +79,12 @@ class PaperParts:
     clock: Clock = field(default_factory=Clock)
 
 
-class PaperTarget:
-    """The Model protocol over the lengths of texts."""
+class PaperTarget(Model):
+    """A Model over the lengths of texts."""
 
     runtime = "paper"
     computed = "float64"
-    takes_tensors = False
-    encoder_decoder = False
     vocab_size = 2
-    context: int | None = None
-    source_context: int | None = None
-    source_vocab_size: int | None = None
-    device = torch.device("cpu")
 
     def __init__(self, parts: PaperParts) -> None:
         self.parts, self.padding, self._size = parts, 0, 0  # tokens of the last pass
@@ -147,7 +141,7 @@ class PaperTarget:
         self.permute(staying(len(self._lengths), rows))
 
 
-class PaperDrafter(DrafterBase):
+class PaperDrafter(Drafter):
     """Guesses 0 wherever a draft token was made when betas were measured."""
 
     def __init__(self, parts: PaperParts) -> None:

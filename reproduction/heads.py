@@ -9,15 +9,13 @@ no files and no training.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafters.base import Draft, DrafterBase, pack
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.target import LoadedTarget
-from foretoken.models.base import Model, OpenModel
+from foretoken.models.base import Model
 from foretoken.models.rows import staying
 from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
@@ -25,7 +23,7 @@ from foretoken.transfer import sent
 from reproduction.blockwise import Heads, ends_of
 
 
-class HeadsDrafter(DrafterBase):
+class HeadsDrafter(Drafter):
     """Guesses with `heads` between `target`'s hidden states and `output`, its output layer.
 
     A row proposes nothing before its first step, from which its first state comes, and at most one
@@ -36,7 +34,7 @@ class HeadsDrafter(DrafterBase):
     reads_target = True  # its states come from the target's passes, so these cannot run ahead
 
     def __init__(
-        self, target: OpenModel, heads: Heads, output: nn.Module, embedding: nn.Module
+        self, target: Model, heads: Heads, output: nn.Module, embedding: nn.Module
     ) -> None:
         self.target, self.heads, self.output, self.embedding = target, heads, output, embedding
         self.identity = f"heads {tuple(heads.inner.shape)} {heads.inner.dtype}"
@@ -45,7 +43,7 @@ class HeadsDrafter(DrafterBase):
 
     def reading(self, target: Model) -> HeadsDrafter:
         """The same heads on the states of another target, without rows."""
-        return HeadsDrafter(cast(OpenModel, target), self.heads, self.output, self.embedding)
+        return HeadsDrafter(target, self.heads, self.output, self.embedding)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -113,7 +111,7 @@ def drafter(argument: str, target: LoadedTarget) -> HeadsDrafter:
         raise InputError("no file is given; give --draft reproduction.heads:FILE")
     heads = Heads.load(argument)
     heads.require_shape(argument, target.structure)
-    if not hasattr(type(target.model), "hidden"):
+    if not target.model.capabilities.hidden:
         raise RefusedError(
             f"{target.model.runtime} exposes no hidden states, which heads read; give another draft"
         )
@@ -121,4 +119,4 @@ def drafter(argument: str, target: LoadedTarget) -> HeadsDrafter:
     heads.require_target(argument, network)
     output, embeddings = ends_of(network)
     heads.to(embeddings.weight.device, embeddings.weight.dtype)
-    return HeadsDrafter(cast(OpenModel, target.model), heads, output, embeddings)
+    return HeadsDrafter(target.model, heads, output, embeddings)

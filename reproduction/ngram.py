@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
+from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.errors import InputError
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.rows import staying
@@ -171,7 +171,7 @@ class NGram:
         return table
 
 
-class NGramDrafter(DrafterBase):
+class NGramDrafter(Drafter):
     """An n-gram table as the drafter (paper, section 3.6): c is nearly 0.
 
     Its distributions are shaped by the request's sampling params, as the target's are.

@@ -16,7 +16,6 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import leased
 from foretoken.measurement.agreement import overlaps
-from foretoken.models.base import longest
 from foretoken.options import Prompt
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
@@ -87,7 +86,7 @@ def serving_costs(
         passes=table(lambda work: _passes(work, measured)),
     )
     joining = _joining(works[-1], measured)
-    return replace(measured, joining=joining, context=longest(spec.target))
+    return replace(measured, joining=joining, context=spec.target.longest)
 
 
 def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:

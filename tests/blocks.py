@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.drafters.dflash import BlockDrafter
-from foretoken.models.base import Shows
+from foretoken.models.base import Model
 from foretoken.models.stock.dflash import BlocksDraft, StockBlocks
 from foretoken.models.stock.dflash_files import block_config, blocks, unfilled
 from foretoken.models.stock.model import CausalModel
@@ -58,7 +58,7 @@ def draft(
 
 def pair(
     config: dict[str, Any], network: PreTrainedModel, kind: type[BlockDrafter] = BlockDrafter
-) -> tuple[Shows, BlockDrafter]:
+) -> tuple[Model, BlockDrafter]:
     """A target that shows its states, and a drafter upon it."""
     model = draft(config, network)
     target = CausalModel(network)

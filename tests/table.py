@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from foretoken.models.base import Blocks
+from foretoken.models.base import Blocks, Model
 
 # text so far -> probability of each next token
 Distribution = Callable[[tuple[int, ...]], Sequence[float]]
 
 
-class TableModel:
-    """Model protocol over a function from the text so far to the distribution of the next token.
+class TableModel(Model):
+    """A Model over a function from the text so far to the distribution of the next token.
 
     `distribution(source + text)` where there is a source, so that it can stand for an
     encoder-decoder too.
@@ -22,10 +22,6 @@ class TableModel:
 
     runtime = "table"
     computed = "float64"
-    takes_tensors = False
-    padding = 0
-    source_context: int | None = None
-    device = torch.device("cpu")
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from foretoken.controls.own import require
 from foretoken.errors import ForetokenError, InputError, about, shown
 from foretoken.generation_config import Ends, forced, resolved
 from foretoken.media.inputs import Media, is_media, media_of
-from foretoken.models.base import Model, ReadsMedia, longest
+from foretoken.models.base import Model
 from foretoken.models.guided import Guided
 from foretoken.options import Prompt, Prompts, Seed, as_list, keys_of
 from foretoken.request import Request, Row, TextPrediction
@@ -135,16 +135,15 @@ class InputProcessor:
 
     def _ids_with(self, media: Media, i: int) -> list[int]:
         """The ids of a prompt with media that the target reads; InputError otherwise."""
-        reads = self.target if isinstance(self.target, ReadsMedia) else None
-        problem = "" if reads is None else reads.objection(media)
+        reads, problem = self.target.capabilities.media, self.target.objection(media)
         if problem is not None:
             names = ", ".join(sorted(media.inputs))
-            reason = problem or f"the target on {self.target.runtime} reads ids only"
+            reason = problem if reads else f"the target on {self.target.runtime} reads ids only"
             remedy = "give text, or load a model that reads them"
-            remedy += ", with runtime='transformers'" if reads is None else ""
+            remedy += ", with runtime='transformers'" if not reads else ""
             if isinstance(self.target, Guided):
                 reason, remedy = "guidance reads ids only", "leave one of them out"
-            if reads is not None and reads.needs_media:
+            if self.target.needs_media:
                 remedy = "give what its processor makes of a sound or picture"
             raise InputError(f"prompt {i} holds {names}: {reason}; {remedy}")
         ids = _within(media.ids, self.target.vocab_size, f"prompt {i}")
@@ -159,7 +158,7 @@ class InputProcessor:
         head, source = self.sides(ids) if media is None else (self._head(ids), None)
         if media is not None and params.prompt_logprobs is not None:
             raise InputError("prompt_logprobs are not told of prompts with media; leave it out")
-        context, limit = longest(self.target), params.max_new_tokens
+        context, limit = self.target.longest, params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
         if self.max_length is not None and self.max_length - len(head) < limit:
             limit = _room(len(head), self.max_length)
@@ -189,7 +188,7 @@ class InputProcessor:
     def _require_fit(self, ids: list[int], i: int) -> None:
         """InputError for a prompt that the model cannot hold."""
         apart = self.target.encoder_decoder  # the new tokens stand elsewhere
-        reads = self.target.source_context if apart else longest(self.target)
+        reads = self.target.source_context if apart else self.target.longest
         if reads is not None and len(ids) >= reads + apart:
             raise InputError(
                 f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
@@ -248,7 +247,7 @@ class InputProcessor:
     def ids(self, prompt: Prompt, name: str = "prompt 0") -> list[int]:
         """Return a prompt's ids, special tokens of the tokenizer included; `name`: what errors call
         it."""
-        if isinstance(self.target, ReadsMedia) and self.target.needs_media:
+        if self.target.needs_media:
             problem = f"{name} is text alone, and the target reads pictures or sounds"
             raise InputError(f"{problem}: give what its processor makes of them, or transcribe")
         if len(prompt) == 0:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import RLock, Thread, current_thread
-from typing import cast
 from weakref import ref
 
-from foretoken.drafters.base import Drafter, Watches, held
+from foretoken.drafters.base import Drafter, held
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Model, Shows
+from foretoken.models.base import Model, Part
 
 LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
 TENANCY, ENGINE = "_foretoken_tenancy", "_foretoken_engine"  # attributes of a part
@@ -43,8 +42,8 @@ class Tenancy:
                 self.drafter.leave(list(range(self.drafted)))
         finally:
             for part in self.parts:
-                if hasattr(part, "permute"):
-                    cast(Model, part).permute([])
+                if isinstance(part, Part):
+                    part.clear()
         self.rows = self.drafted = 0
 
 
@@ -98,9 +97,8 @@ class Lease:
 
 def watches(target: Model, drafter: Drafter | None) -> None:
     """Let a target show its states where a part of the drafter reads them, and nowhere else."""
-    if isinstance(target, Shows):
-        parts = held(drafter) if drafter else ()
-        target.show(next((part.known for part in parts if isinstance(part, Watches)), None))
+    drafters = [part for part in held(drafter) if isinstance(part, Drafter)]
+    target.show(next((part.known for part in drafters if part.reads_states), None))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from foretoken.engine.output_stream import output_stream, text_of
 from foretoken.errors import InputError, base_name
 from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor
-from foretoken.models.base import BatchInvariant, Model
+from foretoken.models.base import Model
 from foretoken.models.guided import Guided
 from foretoken.options import Prompt, Prompts, Seed, check
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
@@ -125,8 +125,7 @@ class Speculator:
             >>> foretoken.load("novels", runtime="transformers").exact
             'rounding'
         """
-        steady = isinstance(self.target, BatchInvariant) and self.target.batch_invariant
-        return "bitwise" if steady else "rounding"
+        return "bitwise" if self.target.capabilities.batch_invariant else "rounding"
 
     def prepared(self) -> Speculator:
         """Return this target with the draft that is the fastest here, where `load` was given none,

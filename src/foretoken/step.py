@@ -1,6 +1,6 @@
 """Algorithm 1 on a ragged batch: draft, score, verify, commit.
 
-Plain decoding is this step with gamma 0. Knows protocols only: any model, any drafter, any
+Plain decoding is this step with gamma 0. Serves any model, any drafter, any
 verifier.
 """
 # torch leaves the type of tolist() open
@@ -119,7 +119,7 @@ def step(
         [row.request.params for row in rows],
         [row.controls for row in rows],
     )
-    if target.takes_tensors and not draw.greedy:
+    if target.capabilities.tensors and not draw.greedy:
         draw.ahead(max(gamma), target.device)
 
     # Sample gamma draft tokens x_1, .., x_gamma from M_q autoregressively
@@ -227,7 +227,7 @@ def _run(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted) -
     for b, count in zip(drafted.indices, drafted.counts, strict=True):
         need[b] = 1 + count
     every = len(drafted.indices) == len(rows)
-    if target.takes_tensors and every and all(row.pending == 1 for row in rows):
+    if target.capabilities.tensors and every and all(row.pending == 1 for row in rows):
         last = sent(torch.tensor([row.tokens[-1] for row in rows]), target.device)
         x = _possible(drafted, target.vocab_size, target.device)
         return target.score(torch.cat([last[:, None], x], 1), need)

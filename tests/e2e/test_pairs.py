@@ -20,7 +20,7 @@ import oracle
 import pairs
 import tiny
 from foretoken import Engine, Speculator, load
-from foretoken.drafters.pairs import ChainedPairs, PairModel, PairsDrafter
+from foretoken.drafters.pairs import PairsDrafter
 from foretoken.loading import state_drafts
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.pair_files import PairsDraft
@@ -320,9 +320,3 @@ def test_a_target_s_own_layer_loads(folders: Path) -> None:
     spec = load(folders / "own", "mtp", runtime="transformers")
     assert isinstance(spec.drafter, PairsDrafter) and spec.target.taps == (FINAL,)
     require_always_right(spec)
-
-
-def test_whether_a_decoder_chains_is_asked_without_its_states() -> None:
-    """A check by a protocol may read all that this names, and states are refused before the first
-    pass."""
-    assert hasattr(PairModel, "hidden") and not hasattr(ChainedPairs, "hidden")

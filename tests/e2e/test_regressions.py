@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import pairs
-from foretoken import DrafterBase, NumericsError, load
+from foretoken import Drafter, NumericsError, load
+from foretoken.certificate.planted import OffByOne
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
@@ -122,14 +123,12 @@ class Constant(UniformDrafter):
         return pack([[self.token] * count for count in gamma])
 
 
-class Moody:
+class Moody(OffByOne):
     """A model whose every fifth answer is turned by one id: it misleads its drafter."""
 
     def __init__(self, model) -> None:
-        self.model, self.turned = model, []
-
-    def __getattr__(self, name: str):
-        return getattr(self.model, name)
+        super().__init__(model)
+        self.turned: list[bool] = []
 
     def score(self, blocks: list[list[int]], need: list[int]) -> torch.Tensor:
         logits = self.model.score(blocks, need)
@@ -220,7 +219,7 @@ def test_nothing_comes_after_an_end_of_sequence(name: str, rule: str) -> None:
     assert [token for piece in pieces for token in piece.tokens] == texts[0].tokens
 
 
-class Untouchable(DrafterBase):
+class Untouchable(Drafter):
     """A drafter that must not be asked for anything."""
 
     def start(self, *args):

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, DrafterBase, pack
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.sampling.draw import Draw
 from oracle import Model, Text
 
 
-class FunctionDrafter(DrafterBase):
+class FunctionDrafter(Drafter):
     """Draws guesses from `distribution(text)`, and remembers only the texts.
 
     `before(distribution, i)`: no draft token i, decided by its distribution alone;

@@ -15,7 +15,7 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.models.companion import Companion
+from foretoken.models.companion import Companion, Host
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -28,14 +28,12 @@ VISIBLE = 1e-3
 P, COPY = random_model(1, V), random_model(2, V)
 
 
-class Host:
+class HostTable(Host[Model]):
     """A target whose distributions follow from the entries of its cache. One that a copy has
     written reads as another token: it must be gone before the target reads there."""
 
-    runtime, computed, takes_tensors, padding = "table", "float64", False, 0
-    encoder_decoder, source_context, source_vocab_size = False, None, None
-    device = torch.device("cpu")
-    vocab_size = V
+    runtime, computed, vocab_size = "table", "float64", V
+    lengths: list[int] = []  # and no property
 
     def __init__(self, distribution: Model, context: int | None = None) -> None:
         self.distribution, self.context = distribution, context
@@ -89,7 +87,7 @@ class Host:
         self.permute([b for b in range(len(self.lengths)) if b not in rows])
 
 
-class Keeping(Host):
+class Keeping(HostTable):
     """Writes where nothing stands: a guess's entry stays."""
 
     def write(self, row: list[int], place: int, entry: int) -> None:
@@ -110,7 +108,7 @@ class Unrounded(LMDrafter):
         return replace(draft, q=q)
 
 
-def copy(target: Host) -> Companion:
+def copy(target: HostTable) -> Companion:
     return Companion(target, COPY, {"computed": "float64"})
 
 
@@ -124,11 +122,11 @@ DRAFTERS = {
 }
 
 
-def case(drafter, rule=block, host: type[Host] = Host, **changes) -> Case:
+def case(drafter, rule=block, host: type[HostTable] = HostTable, **changes) -> Case:
     """Every batch has a target of its own, over whose rows its drafter runs."""
-    made: list[Host] = []
+    made: list[HostTable] = []
 
-    def target() -> Host:
+    def target() -> HostTable:
         made.append(host(P, changes.get("context")))
         return made[-1]
 

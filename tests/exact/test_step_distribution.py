@@ -20,6 +20,7 @@ from exact.worlds import Case, Table, bias, distribution_of, standardized
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
+from foretoken.models.base import Capabilities
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -73,7 +74,7 @@ def test_two_steps_leave_the_distribution_as_it_is(kind, rule, monkeypatch):
 class Tensors(Table):
     """Takes blocks as tensors, as models on a device do: a row's are its first need[b] ids."""
 
-    takes_tensors = True
+    capabilities = Capabilities(tensors=True)
 
     def score(self, blocks, need):
         if isinstance(blocks, Tensor):

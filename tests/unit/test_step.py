@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foretoken.controls.chain import chain
-from foretoken.drafters.base import Draft, DrafterBase, pack
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
@@ -33,7 +33,7 @@ def counting(text: tuple[int, ...]) -> list[float]:
     return distribution
 
 
-class Says(DrafterBase):
+class Says(Drafter):
     """A drafter that proposes what it is told to, and notes what is kept."""
 
     runtime = "test"

@@ -8,6 +8,7 @@ operation. Where there is a GPU, the real thing is asked too.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,7 +131,7 @@ def test_without_graphs_too() -> None:
     big, small = networks()
     models = [CausalModel(network) for network in (big, small)]
     for model in models:
-        model.takes_tensors = True
+        model.capabilities = replace(model.capabilities, tensors=True)
     drafter = LMDrafter(models[1], pairs.V)
     reads_of = reads(CASES["sampled"], "block", [[4, 4, 4], [2, 0, 1]], drafter, models[0])
     assert reads_of == [["tolist"]] * 2

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter, DrafterBase
-from foretoken.models.base import Blocks, Model
+from foretoken.drafters.base import Draft, Drafter
+from foretoken.models.base import Blocks, Capabilities, LentKeys, Model
+from foretoken.models.shown import Known
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verify import Outcome, Rule
 
@@ -32,7 +34,7 @@ def next_row(rule: Rule) -> Rule:
     return broken
 
 
-class Likeliest(DrafterBase):
+class Likeliest(Drafter):
     """A Drafter whose draft tokens are its likeliest tokens, reported as drawn from q."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -44,10 +46,7 @@ class Likeliest(DrafterBase):
         return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
 
 
-SHOWN = ("taps", "show", "shown", "lent")  # of `models.base.LendsKeys`
-
-
-class OffByOne:
+class OffByOne(Model):
     """A Model whose logits of a block are those of the place before.
 
     A drafter that reads the target's states must read this model's (`Drafter.reading`).
@@ -59,26 +58,42 @@ class OffByOne:
         self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
         self.source_vocab_size = model.source_vocab_size
         self.runtime, self.device = model.runtime, model.device
-        self.takes_tensors, self.computed = model.takes_tensors, model.computed
-        self.start, self.set_lengths = model.start, model.set_lengths
-        self.permute, self.leave = model.permute, model.leave
-        for name in SHOWN:  # by drafters that read more of a target than its logits
-            if hasattr(model, name):
-                setattr(self, name, getattr(model, name))
+        self.computed, self.taps = model.computed, model.taps
+        own = model.capabilities
+        self.capabilities = Capabilities(
+            tensors=own.tensors, hidden=own.hidden, taps=own.taps, shared_kv=own.shared_kv
+        )
 
-    @property
-    def padding(self) -> int:
-        return self.model.padding
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        logits = self.model.score(blocks, need).roll(1, 1)
+        self.padding = self.model.padding
+        return logits
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        self.model.start(prompts, sources)
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        self.model.set_lengths(lengths)
+
+    def permute(self, rows: list[int]) -> None:
+        self.model.permute(rows)
+
+    def leave(self, rows: list[int]) -> None:
+        self.model.leave(rows)
 
     @property
     def hidden(self) -> Tensor:
-        """States of the target, where it shows them."""
-        return self.model.hidden  # pyright: ignore[reportAttributeAccessIssue]
+        return self.model.hidden
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every row, where the target says."""
-        return self.model.lengths  # pyright: ignore[reportAttributeAccessIssue]
+        return self.model.lengths
 
-    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        return self.model.score(blocks, need).roll(1, 1)
+    def show(self, known: Callable[[list[int]], int] | None) -> None:
+        self.model.show(known)
+
+    def shown(self) -> list[Known | None]:
+        return self.model.shown()
+
+    def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
+        return self.model.lent(kind, rows, first)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.drafters.base import Draft, Drafter, DrafterBase
+from foretoken.drafters.base import Draft, Drafter
 from foretoken.measurement.estimate import Test, Uniforms, binned, uniforms
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.params import SamplingParams
@@ -25,7 +25,7 @@ class Log:
     lies: list[str] = field(default_factory=list[str])
 
 
-class Watched(DrafterBase):
+class Watched(Drafter):
     """A Drafter that does what `drafter` does, and logs it."""
 
     def __init__(self, drafter: Drafter, seed: int) -> None:

@@ -331,7 +331,6 @@ def measure_memory(spec: Speculator, loading: option.PairLoading) -> dict[str, A
     return {
         "weight_bytes": model.weight_bytes,
         "pass_bytes": model.pass_bytes,
-        "cache_bytes_per_token": model.cache_bytes,
         "peak_bytes": peak,
         "bytes_per_second": size / seconds.median,
     }

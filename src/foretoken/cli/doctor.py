@@ -111,7 +111,6 @@ def _placed(
     from foretoken.loading.memory import usable
     from foretoken.loading.runtimes.place import place
     from foretoken.loading.sources import source
-    from foretoken.models.base import BatchInvariant
 
     LoadOptions(**vars(placing))
     if draft := published.find(model, origin.revision):
@@ -121,7 +120,7 @@ def _placed(
     read = source(model, origin.revision, origin.trust_remote_code, adapter)
     facts = ModelFacts(read, placement)
     placed = place(facts, placement)
-    steady = isinstance(placed.model, BatchInvariant) and placed.model.batch_invariant
+    steady = placed.model.capabilities.batch_invariant
     found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
     lacks, ends = _lacks(read), _remark_on_ends(read, facts)
     exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks, "ends": ends}

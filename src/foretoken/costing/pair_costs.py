@@ -14,7 +14,7 @@ from foretoken.costing.costs import Costs
 from foretoken.costing.gamma import Adaptive, Fixed, FreeOnly, Gamma, by_length
 from foretoken.costing.probe import TOKENS, probe, probe_shared
 from foretoken.costing.stored import Kept, Watch, known, recalled
-from foretoken.drafters.base import Drafter, Grades, require_rewind
+from foretoken.drafters.base import Drafter, require_rewind
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.engine.core import EngineCore
@@ -138,8 +138,8 @@ class PairCosts:
             return FreeOnly()
         alone, shared = found
         drafts = not isinstance(self.drafter, NoDrafter)
-        priors = self.drafter.priors if isinstance(self.drafter, Grades) else ()
-        return self._policies.setdefault(id(shared), Adaptive(shared, alone, drafts, priors))
+        policy = Adaptive(shared, alone, drafts, self.drafter.priors)
+        return self._policies.setdefault(id(shared), policy)
 
     def freeze(self, measured: Mapping[tuple[str, int], Costs]) -> None:
         """Take over the `measured` of another process with the same models."""

@@ -17,7 +17,7 @@ from foretoken import slow_log
 from foretoken.costing import contention
 from foretoken.costing.costs import Costs, Far, at, of
 from foretoken.costing.stored import Kept
-from foretoken.drafters.base import Draft, Drafter, DrafterBase, pack
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
@@ -205,7 +205,7 @@ def _change(steps: list[StepRecord]) -> float:
     return max(0.0, median_low(more)) if more else 0.0
 
 
-class _NeverSilent(DrafterBase):
+class _NeverSilent(Drafter):
     """The drafter, with made-up guesses where it has none: passes are timed at full length."""
 
     def __init__(self, drafter: Drafter) -> None:

@@ -27,6 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from foretoken.costing.costs import Costs, at
 from foretoken.drafters.base import Drafter
 from foretoken.kernels.library import CHOICE
+from foretoken.models.base import Part
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered, versions
 
@@ -149,7 +150,7 @@ def _parsed(entry: Any) -> Kept | None:
     return kept if kept.costs.sound else None
 
 
-def key(target: object, drafter: object, *more: object) -> str | None:
+def key(target: Part, drafter: Part, *more: object) -> str | None:
     """The key under which costs are kept; None for a model or drafter without an identity."""
     parts = [identity(target), identity(drafter)]
     if None in parts:
@@ -172,14 +173,13 @@ def identity(part: Any) -> str | None:
             return identity(part.model)
         built_in = type(part).__module__.startswith("foretoken.drafters.")
         return type(part).__qualname__ if built_in else None
-    own = getattr(part, "identity", None)
-    if isinstance(own, str):
-        return own
-    network = None if getattr(part, "singular", False) else getattr(part, "model", None)
-    if network is None:
-        return None
-    if not getattr(network, "name_or_path", None):
+    if part.identity is not None:
+        return part.identity
+    network: Any = None if part.singular else part.model
+    if isinstance(network, Part):
         return identity(network)
+    if not getattr(network, "name_or_path", None):
+        return None
     config = {k: v for k, v in network.config.to_dict().items() if k != "_name_or_path"}
     facts = [type(network).__qualname__, network.dtype, part.device, part.runtime, config]
     return json.dumps(facts, sort_keys=True, default=str)

@@ -1,2 +1,2 @@
 """Drafters: how draft tokens are made, and the distributions they were drawn from. Each knows the
-draw and models by protocol, none knows the target's rule."""
+draw and the base of models, none knows the target's rule."""

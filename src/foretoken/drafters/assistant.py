@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, DrafterBase, pack
+from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import InputError
-from foretoken.models.base import LendsKeys, Model
+from foretoken.models.base import Model
 from foretoken.models.rows import staying
 from foretoken.models.shown import FINAL
 from foretoken.sampling.distributions import mended
@@ -29,7 +29,7 @@ class BorrowingModel(Protocol):
     runtime: str
     identity: str
 
-    def over(self, target: LendsKeys) -> Any:
+    def over(self, target: Model) -> Any:
         """The same over another target."""
         ...
 
@@ -50,7 +50,7 @@ class _TextEnd:
     state: Tensor | None = None  # [H], the target's at the token before that
 
 
-class AssistantDrafter(DrafterBase):
+class AssistantDrafter(Drafter):
     """Drafts with `model` from the keys, values and last states of `target`.
 
     A row proposes nothing where its last state is not known.
@@ -64,23 +64,22 @@ class AssistantDrafter(DrafterBase):
     reads_target = True  # its states come from the target's passes, so these cannot run ahead
 
     def __init__(
-        self, target: LendsKeys, model: BorrowingModel, embedding: Callable[[Tensor], Tensor]
+        self, target: Model, model: BorrowingModel, embedding: Callable[[Tensor], Tensor]
     ) -> None:
-        self.target, self.network, self.embedding = target, model, embedding
+        self.target: Model = target
+        self.network, self.embedding = model, embedding
         self.runtime, self.vocab_size = model.runtime, target.vocab_size
-        self.identity: str | None = model.identity
+        self.identity = model.identity
         self.texts: list[_TextEnd] = []
 
     def reading(self, target: Model) -> AssistantDrafter:
         """The same network over another target, without rows."""
-        if not isinstance(target, LendsKeys) or target.taps != (FINAL,):
+        if not target.capabilities.shared_kv or target.taps != (FINAL,):
             raise InputError("the other target does not show the states that the draft reads")
         return AssistantDrafter(target, self.network.over(target), self.embedding)
 
     def known(self, text: list[int]) -> int:
-        """Count the first tokens of a text that need not show their states again: all of them, as
-        only the last state is read, which the next pass shows."""
-        return len(text)
+        return len(text)  # only the last state is read, which the next pass shows
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None

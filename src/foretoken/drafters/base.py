@@ -1,4 +1,4 @@
-"""The protocol of drafters: they make draft tokens for a batch of sequences, with the distributions
+"""The base of drafters: they make draft tokens for a batch of sequences, with the distributions
 these were drawn from.
 
 Rows are numbered by their place in the batch. `leave` closes the gaps: the rows behind move up.
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.models.base import ChainedTokens, Model, Rewinds, Shares, TokenChoice
+from foretoken.models.base import ChainedTokens, Model, Part, TokenChoice
 from foretoken.models.guided import Guided
 from foretoken.sampling.distributions import OFF, SamplingParams, known_finite
 from foretoken.sampling.draw import Draw
@@ -57,13 +57,12 @@ class Draft:
     predicted: frozenset[int] = frozenset()
 
 
-@runtime_checkable
-class Drafter(Protocol):
+class Drafter(Part):
     """A maker of draft tokens: the approximation model M_q of the paper, in the widest sense.
 
-    Derive yours from `DrafterBase`, which has a default for all but the first four methods. A
-    drafter holds the sequences of one engine: give each Speculator a drafter of its own. Sequences
-    are numbered by their index in the batch; `leave` closes the gaps.
+    Derive yours from it: it has a default for all but the first four methods. A drafter holds the
+    sequences of one engine: give each Speculator a drafter of its own. Sequences are numbered by
+    their index in the batch; `leave` closes the gaps.
 
     Attributes:
         vocab_size: V of its distributions, which must be the target's; None where it makes none.
@@ -75,14 +74,19 @@ class Drafter(Protocol):
             None where it has none.
         singular: True if its speed does not follow from its `model`, so that costs are not stored.
         reads_target: True if it drafts from the states of the target's forwards, so that these
-            cannot run ahead.
+            cannot run ahead; `target` is then that target.
         shares: True if it drafts in the target's own KV cache.
-        rewinds: True if it can go back, as the parts of cascades and mixtures must.
+        rewinds: True if it can go back, as the parts of cascades and mixtures must: where the class
+            has a `rewind` of its own.
+        reads_states: True if it reads the states that its `target` shows of all tokens: where the
+            class has a `known` of its own.
+        priors: Prior beliefs about the acceptance of draft tokens, one for each of its `grades`:
+            acceptance is then learned grade by grade. Each is a weight in tokens and a rate.
 
     Examples:
         >>> import foretoken
         >>> from foretoken.drafters.base import pack
-        >>> class RepeatDrafter(foretoken.DrafterBase):
+        >>> class RepeatDrafter(foretoken.Drafter):
         ...     "Repeats the last token."
         ...
         ...     def __init__(self):
@@ -106,36 +110,18 @@ class Drafter(Protocol):
         ' at the doctor, and the doctor said'
     """
 
-    if TYPE_CHECKING:  # only read, so that a class may make a property of each
+    vocab_size: int | None = None
+    runtime: str = "python"
+    shares: bool = False
+    priors: tuple[tuple[float, float], ...] = ()
 
-        @property
-        def vocab_size(self) -> int | None: ...
-        @property
-        def runtime(self) -> str: ...
-        @property
-        def model(self) -> Any: ...
-        @property
-        def holds(self) -> tuple[object, ...]: ...
-        @property
-        def identity(self) -> str | None: ...
-        @property
-        def singular(self) -> bool: ...
-        @property
-        def reads_target(self) -> bool: ...
-        @property
-        def shares(self) -> bool: ...
-        @property
-        def rewinds(self) -> bool: ...
+    @property
+    def rewinds(self) -> bool:
+        return type(self).rewind is not Drafter.rewind
 
-    else:  # the defaults of a class that derives from the protocol itself
-        vocab_size = model = identity = None
-        runtime = "python"
-        holds = ()
-        singular = reads_target = shares = False
-
-        @property
-        def rewinds(self) -> bool:
-            return type(self).rewind is not Drafter.rewind
+    @property
+    def reads_states(self) -> bool:
+        return type(self).known is not Drafter.known
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -147,7 +133,7 @@ class Drafter(Protocol):
             prompts: Their prompts, in ids.
             sources: Their encoder inputs, for an encoder-decoder target; else None.
         """
-        ...
+        raise NotImplementedError
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         """Make draft tokens.
@@ -161,7 +147,7 @@ class Drafter(Protocol):
         Returns:
             At most gamma[b] draft tokens for sequence b.
         """
-        ...
+        raise NotImplementedError
 
     def commit(self, tokens: list[list[int]]) -> None:
         """Append the step's tokens to the sequences.
@@ -170,7 +156,7 @@ class Drafter(Protocol):
             tokens: For each sequence the accepted draft tokens, then the target's own token, which
                 is missing where the sequence's controls leave none: it is finished.
         """
-        ...
+        raise NotImplementedError
 
     def leave(self, rows: list[int]) -> None:
         """Drop finished sequences; those behind move up.
@@ -178,9 +164,9 @@ class Drafter(Protocol):
         Args:
             rows: Their indices in the batch.
         """
-        ...
+        raise NotImplementedError
 
-    def rewind(self: Any, counts: list[int]) -> None:
+    def rewind(self, counts: list[int]) -> None:
         """Go back: forget the last committed tokens, and all draft tokens behind them.
 
         Args:
@@ -191,7 +177,7 @@ class Drafter(Protocol):
         """
         raise RefusedError(f"{type(self).__name__} cannot go back; give it a method rewind(counts)")
 
-    def reading(self: Any, target: Model) -> Any:
+    def reading(self, target: Model) -> Any:
         """Return this drafter for another target, where it reads the states of one.
 
         Args:
@@ -210,63 +196,53 @@ class Drafter(Protocol):
             "give it a method reading(target)"
         )
 
+    def known(self, text: list[int]) -> int:
+        """Count the first tokens of a sequence whose states the target need not show again.
 
-class DrafterBase:
-    """Defaults of all that a drafter may say of itself, to derive yours from.
+        Args:
+            text: The sequence.
 
-    A drafter of yours adds `start`, `propose`, `commit` and `leave`; `rewind` to stand in cascades
-    and mixtures; and what is not so of the attributes. `Drafter` says what each means.
+        Returns:
+            None of them, unless it reads the states that a target shows of all tokens.
+        """
+        return 0
 
-    Examples:
-        >>> import foretoken
-        >>> class Silent(foretoken.DrafterBase):
-        ...     "Never makes a draft token."
-        >>> Silent().runtime, Silent().rewinds
-        ('python', False)
-    """
+    def grades(self) -> list[int]:
+        """Return, before it drafts, how far each sequence's next draft tokens are to be trusted.
 
-    vocab_size: int | None = None
-    runtime: str = "python"
-    model: Any = None
-    holds: tuple[object, ...] = ()
-    identity: str | None = None
-    singular: bool = False
-    reads_target: bool = False
-    shares: bool = False
+        Returns:
+            For each sequence an index into `priors`; not asked for where there are none.
+        """
+        return []
 
-    @property
-    def rewinds(self) -> bool:
-        """True where the class has a `rewind` of its own."""
-        return type(self).rewind is not Drafter.rewind
 
-    rewind = Drafter.rewind
-    reading = Drafter.reading
-
+DrafterBase = Drafter
 
 METHODS = ("start", "propose", "commit", "leave")
+OPTIONAL = (  # what else an object may have of a drafter
+    *("vocab_size", "runtime", "model", "identity", "reads_target", "target", "shares"),
+    *("rewind", "reading", "known", "remember", "salted"),
+)
 
 
-class FourMethods(DrafterBase):
+class FourMethods(Drafter):
     """An object with the four methods that a drafter must have, and defaults of what it lacks."""
 
     singular = True  # its speed is the object's, not that of this class
 
     def __init__(self, own: Any) -> None:
         self.own = own
-        self.start, self.propose, self.commit, self.leave = (getattr(own, m) for m in METHODS)
-        for name in ("vocab_size", "runtime", "model", "identity", "reads_target", "shares"):
-            setattr(self, name, getattr(own, name, getattr(self, name)))
+        given = (name for name in OPTIONAL if hasattr(own, name))
+        vars(self).update({name: getattr(own, name) for name in (*METHODS, *given)})
         self.holds = (own, *getattr(own, "holds", ()))
 
     @property
     def rewinds(self) -> bool:
-        return hasattr(self.own, "rewind")
+        return "rewind" in vars(self)
 
-    def rewind(self, counts: list[int]) -> None:
-        self.own.rewind(counts)
-
-    def reading(self, target: Model) -> Any:
-        return self.own.reading(target) if hasattr(self.own, "reading") else super().reading(target)
+    @property
+    def reads_states(self) -> bool:
+        return "known" in vars(self)
 
 
 def require_drafter(value: object) -> Drafter:
@@ -276,9 +252,10 @@ def require_drafter(value: object) -> Drafter:
     if isinstance(value, type) or not hasattr(value, "propose"):
         raise InputError(f"draft is {value!r:.60}; give a folder, a name, a model or a Drafter")
     lacking = [
-        m
-        for m in METHODS
-        if not callable(getattr(value, m, None)) or getattr(kind, m, None) is getattr(Drafter, m)
+        name
+        for name in METHODS
+        if not callable(method := getattr(value, name, None))
+        or getattr(method, "__func__", None) is getattr(Drafter, name)
     ]
     if lacking:
         raise InputError(
@@ -302,48 +279,6 @@ def rewinding(value: object, name: str) -> Drafter:
     return drafter
 
 
-@runtime_checkable
-class Holds(Protocol):
-    """A model or drafter that may have others within it."""
-
-    @property
-    def holds(self) -> tuple[object, ...]: ...
-
-
-@runtime_checkable
-class Grades(Protocol):
-    """A drafter that can tell before it drafts how far its draft tokens are to be trusted: their
-    acceptance is then learned grade by grade."""
-
-    @property
-    def priors(self) -> tuple[tuple[float, float], ...]:
-        """A prior for each grade, as `Costs.prior`."""
-        ...
-
-    def grades(self) -> list[int]:
-        """The grade of every row's next draft tokens."""
-        ...
-
-
-@runtime_checkable
-class ReadsTarget(Protocol):
-    """A drafter, or its model, that may draft from the states of a target's forwards."""
-
-    @property
-    def reads_target(self) -> bool: ...
-    @property
-    def target(self) -> Model: ...
-
-
-@runtime_checkable
-class Watches(ReadsTarget, Protocol):
-    """A drafter that reads states which its target shows of all tokens."""
-
-    def known(self, text: list[int]) -> int:
-        """Count the first tokens of a text that need not show their states again."""
-        ...
-
-
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
     """Raise InputError where a drafter's distributions are not over V tokens."""
     if drafter.vocab_size not in (None, V):
@@ -364,7 +299,7 @@ def require_apart(target: Model, drafter: Drafter) -> None:
                 f"one {kind} stands in two places of target and draft, whose rows it would mix up; "
                 "make another for each"
             )
-        if not isinstance(part, ReadsTarget) or not part.reads_target:
+        if not isinstance(part, Part) or not part.reads_target or part.target is None:
             continue
         if isinstance(target, Guided):
             raise RefusedError(
@@ -372,7 +307,7 @@ def require_apart(target: Model, drafter: Drafter) -> None:
                 "'lookup', a table or a model of its own"
             )
         read = part.target
-        if isinstance(part, Shares):
+        if part.capabilities.target_rows:
             if all(read is not inner for inner in held(target)):  # what wraps it has its rows
                 raise InputError(
                     "the draft is drafted for by a copy of itself, which cannot be in a cascade; "
@@ -388,15 +323,20 @@ def require_apart(target: Model, drafter: Drafter) -> None:
 def held(part: object) -> Iterator[object]:
     """Yield a model or drafter, and all models and drafters within it."""
     yield part
-    for inner in part.holds if isinstance(part, Holds) else ():
+    for inner in part.holds if isinstance(part, Part) else ():
         yield from held(inner)
 
 
-def require_rewind(gamma: int, *parts: object) -> None:
+def parts_of(*owners: object) -> list[Part]:
+    """Return these models and drafters, and all within them."""
+    return [part for owner in owners for part in held(owner) if isinstance(part, Part)]
+
+
+def require_rewind(gamma: int, *owners: object) -> None:
     """Raise InputError for more draft tokens than the models among these, or within them, go back
     by."""
-    for model in (inner for part in parts for inner in held(part)):
-        if isinstance(model, Rewinds) and model.rewind is not None and gamma >= model.rewind:
+    for model in parts_of(*owners):
+        if isinstance(model, Model) and model.rewind is not None and gamma >= model.rewind:
             raise InputError(
                 f"gamma is {shown(gamma)}, but the model's states go back by {model.rewind} "
                 "tokens; give less"

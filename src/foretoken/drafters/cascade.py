@@ -2,7 +2,7 @@
 
 The same step, with the middle model as its target, makes the draft tokens, so that they follow the
 middle model's distribution, whatever guesses for it; that distribution is the q they come with.
-Knows protocols only.
+Knows Models and Drafters only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.drafters.base import (
     Draft,
     Drafter,
-    DrafterBase,
     pack,
     require_vocabulary,
     rewinding,
 )
 from foretoken.errors import NumericsError
-from foretoken.models.base import Blocks, Model, require_model
+from foretoken.models.base import Blocks, Model, Scorer, require_model
 from foretoken.models.reader import Reader
 from foretoken.models.rows import staying
 from foretoken.request import Request, Row
@@ -34,7 +33,7 @@ from foretoken.sampling.verify import block
 from foretoken.step import step
 
 
-class CascadeDrafter(DrafterBase):
+class CascadeDrafter(Drafter):
     """A draft model that is itself accelerated by a drafter (paper, section 5: hierarchical).
 
     The same step, with the middle model as its target, makes the draft tokens, so they follow the
@@ -144,28 +143,25 @@ class CascadeDrafter(DrafterBase):
         self.drafter.leave(rows)
 
 
-class _Middle:
+class _Middle(Scorer):
     """The middle model as the inner step's target: what its cache lacks of a row is read first,
     and rows that have all their draft tokens rest."""
-
-    takes_tensors = False
 
     def __init__(self, reader: Reader, rows: list[Row]) -> None:
         self.model, self.cached, self.rows = reader.model, reader.cached, rows
         self.vocab_size, self.device = self.model.vocab_size, self.model.device
 
-    @property
-    def padding(self) -> int:
-        return self.model.padding
-
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        assert isinstance(blocks, list)  # as takes_tensors says
+        assert isinstance(blocks, list)
         feed: list[list[int]] = [[] for _ in blocks]
         for b, row in enumerate(self.rows):
             if _open(row):
                 feed[b] = [*row.tokens[self.cached[b] : -1], *blocks[b]]
                 self.cached[b] += len(feed[b])
-        return self.model.score(feed, [n if new else 0 for n, new in zip(need, feed, strict=True)])
+        counts = [n if new else 0 for n, new in zip(need, feed, strict=True)]
+        logits = self.model.score(feed, counts)
+        self.padding = self.model.padding
+        return logits
 
     def set_lengths(self, lengths: list[int]) -> None:
         self.cached[:] = map(min, self.cached, lengths)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
+from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.models.rows import staying
 
 
-class CopyDrafter(DrafterBase):
+class CopyDrafter(Drafter):
     """Guesses the input from its beginning on: an encoder-decoder's source, else the prompt."""
 
     runtime = "python"

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.drafters.base import Draft, DrafterBase, drawn, pack, widened
+from foretoken.drafters.base import Draft, Drafter, drawn, pack, widened
 from foretoken.errors import InputError, shown
-from foretoken.models.base import Model, Shows
+from foretoken.models.base import Model
 from foretoken.models.rows import staying
 from foretoken.models.shown import carried
 from foretoken.sampling.distributions import SamplingParams, mended
@@ -116,7 +116,7 @@ class TwoWays:
         self.tried = []
 
 
-class BlockDrafter(DrafterBase):
+class BlockDrafter(Drafter):
     """Drafts with `model` from the states that `target` shows.
 
     Args:
@@ -126,8 +126,9 @@ class BlockDrafter(DrafterBase):
 
     reads_target = True  # its states come from the target's passes, so these cannot run ahead
 
-    def __init__(self, target: Shows, model: BlockModel) -> None:
-        self.target, self.blocks = target, model
+    def __init__(self, target: Model, model: BlockModel) -> None:
+        self.target: Model = target
+        self.blocks = model
         self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
         self.identity = model.identity
         self.rows: list[_BlockRow] = []
@@ -141,13 +142,12 @@ class BlockDrafter(DrafterBase):
 
     def reading(self, target: Model) -> BlockDrafter:
         """The same model on the states of another target that shows the same ones."""
-        if not isinstance(target, Shows) or target.taps != self.target.taps:
+        if target.taps != self.target.taps:
             raise InputError("the other target does not show the states that the draft reads")
         return BlockDrafter(target, self.blocks)
 
     def known(self, text: list[int]) -> int:
-        """Count the first tokens of a text that need not show their states again: none."""
-        return 0
+        return 0  # it has read none
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None

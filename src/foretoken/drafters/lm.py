@@ -1,27 +1,20 @@
-"""A smaller model as the drafter (paper 3.6), over any runtime. Knows the Model protocol only."""
+"""A smaller model as the drafter (paper 3.6), over any runtime. Knows Models only."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, DrafterBase, certain, chained, choice, drawn, pack
+from foretoken.drafters.base import Draft, Drafter, certain, chained, choice, drawn, pack
 from foretoken.errors import InputError
-from foretoken.models.base import (
-    Blocks,
-    Chains,
-    Model,
-    Shares,
-    Writes,
-    require_model,
-)
+from foretoken.models.base import Blocks, Model, require_model
 from foretoken.models.reader import Reader
 from foretoken.sampling.distributions import SamplingParams, mended, peaks
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed
 
 
-class LMDrafter(DrafterBase):
+class LMDrafter(Drafter):
     """A smaller model as the drafter (paper, section 3.6), one forward for each draft token.
 
     A decoder-only model may draft for an encoder-decoder target. In sequences that the model cannot
@@ -52,13 +45,14 @@ class LMDrafter(DrafterBase):
         require_model(model)
         if not isinstance(params, SamplingParams | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"params is {params!r:.60}; give a foretoken.SamplingParams, or None")
-        self.model, self.params, self.holds = model, params, (model,)
+        self.model: Model = model
+        self.params, self.holds = params, (model,)
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.runtime = model.runtime
         self.singular = params is not None  # its speed does not follow from its model alone
-        self.shares = isinstance(model, Shares)  # the target's rows
-        self._writes = model if isinstance(model, Writes) and params is None else None
-        self._chains = model if isinstance(model, Chains) else None
+        self.shares = model.capabilities.target_rows
+        self._writes = model.capabilities.text and params is None
+        self._chains = model.capabilities.chain
         self._reader = Reader(model)
 
     def start(
@@ -71,8 +65,8 @@ class LMDrafter(DrafterBase):
         budget = self._reader.budget(gamma)
         rows = zip(texts, cached, budget, strict=True)
         unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
-        if self._writes is not None and self._writes.writes(greedy=draw.greedy):
-            return self._written(self._writes, unread, budget)
+        if self._writes and self.model.writes(greedy=draw.greedy):
+            return self._written(unread, budget)
         if not any(budget):
             if any(unread):
                 self.model.score(unread, [0] * len(unread))
@@ -90,17 +84,17 @@ class LMDrafter(DrafterBase):
     def _chained(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft | None:
         """Make all tokens in one call, where the model can."""
         V = self.vocab_size or self.model.vocab_size
-        if self._chains is None or self.model.vocab_size > V:
+        if not self._chains or self.model.vocab_size > V:
             return None
         chosen = choice(draw, max(budget), V, params=self.params)
         if chosen is None:
             return None
-        return chained(self._chains.chain(unread, budget, chosen), budget, max(budget), draw)
+        return chained(self.model.chain(unread, budget, chosen), budget, max(budget), draw)
 
     def _compares(self, draw: Draw) -> bool:
         """Tell whether the likeliest tokens are all that the draft needs, and are on the host."""
         greedy = draw.greedy if self.params is None else self.params.greedy
-        host = not self.model.takes_tensors and self.model.device.type == "cpu"
+        host = not self.model.capabilities.tensors and self.model.device.type == "cpu"
         return host and greedy and not draw.controlled
 
     def _likeliest(self, unread: list[list[int]], budget: list[int]) -> Draft:
@@ -133,16 +127,16 @@ class LMDrafter(DrafterBase):
             tops=torch.stack(tops, 1),
         )
 
-    def _written(self, model: Writes, unread: list[list[int]], budget: list[int]) -> Draft:
+    def _written(self, unread: list[list[int]], budget: list[int]) -> Draft:
         """Guesses by the text that the model writes: they follow from the text so far."""
-        draft_tokens, calls = model.write(unread, budget)
+        draft_tokens, calls = self.model.write(unread, budget)
         for b, new in enumerate(unread):
             self._reader.cached[b] += len(new)
         return pack(draft_tokens, calls=calls)
 
     def _next(self, ids: Tensor, active: list[bool]) -> Blocks:
         """One more token for every row that goes on; where it can, it stays on its device."""
-        if self.model.takes_tensors:
+        if self.model.capabilities.tensors:
             return ids[:, None]
         tokens: list[int] = listed(ids)
         return [[token] if on else [] for token, on in zip(tokens, active, strict=True)]

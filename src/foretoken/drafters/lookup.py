@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
+from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.models.rows import staying
 from foretoken.request import Request
 from foretoken.text.automaton import ROOT, Automaton, Earlier
@@ -23,7 +23,7 @@ WAYS = 128  # tokens that followed somewhere, of which one is chosen: those that
 NEAR = 32  # last tokens of a text that are looked for in earlier ones
 
 
-class LookupDrafter(DrafterBase):
+class LookupDrafter(Drafter):
     """A drafter that copies from the text: tokens that most often followed its longest repeated
     end.
 
@@ -50,19 +50,9 @@ class LookupDrafter(DrafterBase):
         self._salt = ""  # of the rows that join next
 
     def remember(self, on: bool) -> None:
-        """Keep the outputs of sequences that leave from now on, or forget them all.
-
-        Args:
-            on: True to keep, False to forget.
-        """
         self._earlier = Earlier() if on else None
 
     def salted(self, salt: str) -> None:
-        """Let the sequences that join next share outputs with sequences of the same salt only.
-
-        Args:
-            salt: The salt.
-        """
         self._salt = salt
 
     def start(

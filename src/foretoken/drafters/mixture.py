@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.drafters.base import (
     Draft,
     Drafter,
-    DrafterBase,
     pack,
     require_vocabulary,
     rewinding,
@@ -28,7 +27,7 @@ from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed
 
 
-class MixtureDrafter(DrafterBase):
+class MixtureDrafter(Drafter):
     """Drafters by position (paper, section 5: varying M_q): a good one first, cheap ones after.
 
     Where a part makes fewer draft tokens than it may, the next takes over there: with a look-up
@@ -108,7 +107,7 @@ class MixtureDrafter(DrafterBase):
             drafter.leave(rows)
 
 
-class _ForOneStep(DrafterBase):
+class _ForOneStep(Drafter):
     """In place of `drafter` for one step, which has its rows."""
 
     def __init__(self, drafter: Drafter) -> None:

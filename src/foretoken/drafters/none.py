@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
+from foretoken.drafters.base import Draft, Drafter, Draw, pack
 
 
-class NoDrafter(DrafterBase):
+class NoDrafter(Drafter):
     """Never guesses, whatever gamma is asked for."""
 
     def start(

@@ -11,22 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafters.base import Draft, DrafterBase, certain, chained, choice, drawn, pack
+from foretoken.drafters.base import Draft, Drafter, certain, chained, choice, drawn, pack
 from foretoken.errors import InputError, shown
-from foretoken.models.base import (
-    ChainedTokens,
-    Chains,
-    Model,
-    OpenModel,
-    Remembers,
-    Shows,
-    TokenChoice,
-)
+from foretoken.models.base import ChainedTokens, Model, PairModel, TokenChoice
 from foretoken.models.rows import CHUNK, staying
 from foretoken.models.shown import carried
 from foretoken.sampling.distributions import mended, peaks
@@ -34,28 +26,6 @@ from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed, sent
 
 AHEAD = 32  # pairs of a row that drafts nothing, from which on they are read all the same: a page
-
-
-class PairModel(OpenModel, Protocol):
-    """A model whose tokens come with a state each; `hidden` takes the place of the next one's."""
-
-    def joined(self, states: Tensor) -> Tensor:
-        """The target's states, `[N, W]`, as the model reads them, `[N, H]`."""
-        ...
-
-    def give(self, pairs: Tensor, counts: list[int]) -> None:
-        """The next `score` reads these, `[sum(counts), E + H]`: embeddings, and states behind."""
-        ...
-
-
-@runtime_checkable
-class ChainedPairs(Chains, Protocol):
-    """A model of pairs that makes a draft's tokens in one call."""
-
-    def pair(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
-        """The next `chain` reads the embeddings of these tokens, of a table `[V, E]`, and with each
-        the target's states, `[N, W]`."""
-        ...
 
 
 @dataclass(slots=True)
@@ -94,7 +64,7 @@ def _marked(first: int, tokens: list[int], V: int) -> list[int]:
     return [(first + 1) * V + tokens[0], *tokens[1:]] if tokens else []
 
 
-class PairsDrafter(DrafterBase):
+class PairsDrafter(Drafter):
     """Drafts with `decoder` from the states that `target` shows.
 
     A row proposes nothing before its first step, from which its last state comes.
@@ -111,22 +81,22 @@ class PairsDrafter(DrafterBase):
 
     def __init__(
         self,
-        target: Shows,
+        target: Model,
         decoder: PairModel,
         embedding: Callable[[Tensor], Tensor],
         ids: Tensor | None,
         columns: slice | None = None,
     ) -> None:
-        self.target, self.decoder, self.embedding = target, decoder, embedding
+        self.target: Model = target
+        self.decoder, self.embedding = decoder, embedding
         self.ids = None if ids is None else ids.to(decoder.device)
         self.columns = columns
         self.runtime, self.holds, self.vocab_size = decoder.runtime, (decoder,), target.vocab_size
-        self.identity: str | None = getattr(decoder, "identity", None)
+        self.identity = decoder.identity
         self.singular = self.identity is None  # no cost is known to be its
         self.rows: list[_Row] = []
         self._table = _table(embedding)
-        # asked once: it looks at every member
-        self._chains = decoder if isinstance(decoder, ChainedPairs) else None
+        self._chains = decoder.capabilities.chain
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(
                 f"the draft guesses id {shown(int(ids.max()))}, the target has "
@@ -135,13 +105,12 @@ class PairsDrafter(DrafterBase):
 
     def reading(self, target: Model) -> PairsDrafter:
         """The same model on the states of another target that shows the same ones."""
-        if not isinstance(target, Shows) or target.taps != self.target.taps:
+        if target.taps != self.target.taps:
             raise InputError("the other target does not show the states that the draft reads")
         return PairsDrafter(target, self.decoder, self.embedding, self.ids, self.columns)
 
     def known(self, text: list[int]) -> int:
-        """Count the first tokens of a text that need not show their states again."""
-        if not isinstance(self.decoder, Remembers) or len(text) < 2:
+        if len(text) < 2:
             return 0
         return self.decoder.known(_marked(text[0], text[1:], self.target.vocab_size))
 
@@ -169,14 +138,14 @@ class PairsDrafter(DrafterBase):
             self._catch_up()
             return pack([[] for _ in gamma])
         calls = self._shorten()
-        if self._table is not None and self._chains is not None:
+        if self._table is not None and self._chains:
             chosen = choice(draw, max(budget), self.target.vocab_size, self.ids)
             if chosen is not None:
-                made = self._chain(self._chains, self._table, budget, chosen)
+                made = self._chain(self._table, budget, chosen)
                 return chained(made, budget, calls + max(budget), draw)
         need = [int(g > 0) for g in budget]
         logits = self._feed([len(row.carried) for row in self.rows], need)
-        host = logits.is_cpu and not self.decoder.takes_tensors
+        host = logits.is_cpu and not self.decoder.capabilities.tensors
         if host and draw.greedy and not draw.controlled:
             draft = self._likeliest(logits, budget, calls)
         else:
@@ -184,14 +153,12 @@ class PairsDrafter(DrafterBase):
         self.decoder.set_lengths([row.fed for row in self.rows])
         return draft
 
-    def _chain(
-        self, decoder: ChainedPairs, table: Tensor, budget: list[int], chosen: TokenChoice
-    ) -> ChainedTokens:
+    def _chain(self, table: Tensor, budget: list[int], chosen: TokenChoice) -> ChainedTokens:
         """Make all tokens in one call."""
         counts = [len(row.carried) for row in self.rows]
         blocks, tokens, states = self._carried(counts)
-        decoder.pair(tokens, states, table)
-        made = decoder.chain(blocks, budget, chosen, table)
+        self.decoder.pair(tokens, states, table)
+        made = self.decoder.chain(blocks, budget, chosen, table)
         self._advance(counts)
         self.decoder.set_lengths([row.fed for row in self.rows])
         return made

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch
 
-from foretoken.drafters.base import Draft, DrafterBase, Draw, pack
+from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.sampling.checks import Count
 from foretoken.sampling.distributions import running_sum
 from foretoken.transfer import listed
 
 
-class UniformDrafter(DrafterBase):
+class UniformDrafter(Drafter):
     """A drafter that draws uniformly from the target's vocabulary (paper, section 3.6).
 
     The distribution is fixed, whatever the temperature. It costs nothing, and in theory improves

@@ -14,20 +14,12 @@ from time import perf_counter
 
 import torch
 
-from foretoken.drafters.base import Drafter, Grades, ReadsTarget, held, require_apart
+from foretoken.drafters.base import Drafter, parts_of, require_apart
 from foretoken.drafters.mixture import FirstRowsDrafter, KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.lease import Lease
-from foretoken.models.base import (
-    Encodes,
-    Keeps,
-    Model,
-    ReadsMedia,
-    ReadsPrompts,
-    Remembers,
-    Switches,
-)
+from foretoken.models.base import Model
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
@@ -45,17 +37,14 @@ class Batch:
         require_apart(target, drafter)
         self.target, self.drafter = target, drafter
         self.rows: list[Row] = []  # in the models' order
-        parts = [*held(target), *held(drafter)]
-        self.keeping = [part for part in parts if isinstance(part, Keeps)]
-        self._remembers = target if isinstance(target, Remembers) else None
-        self._switches: Switches | None = None  # the target, if it reads long rows in another way
-        if isinstance(target, Switches) and target.longest != target.context:
-            self._switches = target
-        self._reads_target = any(
-            isinstance(part, ReadsTarget) and part.reads_target for part in held(drafter)
-        )
-        # asked once: a protocol looks at every member
-        self._grades = drafter if isinstance(drafter, Grades) else None
+        self.keeping = [
+            part
+            for part in parts_of(target, drafter)
+            if isinstance(part, Drafter) or part.capabilities.prefix_cache
+        ]
+        # the target, if it reads long rows in another way
+        self._switches = target if target.longest != target.context else None
+        self._reads_target = any(part.reads_target for part in parts_of(drafter))
         self._lease: Lease | None = None  # while there are rows
         self._stepped = 0  # of the first rows: they have taken a step since they joined
 
@@ -134,9 +123,9 @@ class Batch:
     def grade(self) -> None:
         """Note in each row how far its next draft tokens are to be trusted, before their number is
         chosen."""
-        if self._grades is not None and self._lease and self._lease.drafter is self._grades:
+        if self.drafter.priors and self._lease and self._lease.drafter is self.drafter:
             # rows that have not joined it yet keep what they have
-            for row, grade in zip(self.rows, self._grades.grades(), strict=False):
+            for row, grade in zip(self.rows, self.drafter.grades(), strict=False):
                 row.grade = grade
 
     @property
@@ -202,16 +191,17 @@ class Batch:
         return [list(row.request.source or []) for row in rows] if encodes else None
 
     def _start(self, rows: list[Row], read: bool) -> None:
-        last = read and not self.rows and len(rows) == 1 and not self.target.takes_tensors
+        last = read and not self.rows and len(rows) == 1 and not self.target.capabilities.tensors
         heads = [self._head(row, read, last) for row in rows]
         encoded = _encoded(self.target)
-        if isinstance(self.target, ReadsPrompts):  # rows that join again have written some
-            self.target.prompted([len(row.request.prompt) for row in rows])
+        # rows that join again have written some
+        self.target.prompted([len(row.request.prompt) for row in rows])
         _attach(self.target, rows)
         with _reading(rows):
             self.target.start(heads, self._sources(rows))
         encoded = _encoded(self.target) - encoded
-        recalled = [0] * len(rows) if self._remembers is None else self._remembers.recalled
+        caches = self.target.capabilities.prefix_cache
+        recalled = self.target.recalled if caches else [0] * len(rows)
         for row, head, k in zip(rows, heads, recalled, strict=True):
             row.pending = len(row.tokens) - len(head)
             row.cached = row.cached if row.began else k  # its own pages are not others'
@@ -255,7 +245,7 @@ class Batch:
 
     def _known(self, text: list[int]) -> int:
         """Count the first tokens whose keys and values the target has kept from other texts."""
-        return 0 if self._remembers is None else self._remembers.known(text)
+        return self.target.known(text)
 
     def _most(self, row: Row) -> int:
         """Guesses that a row has a use for: behind them comes a token of the target's own, and the
@@ -305,8 +295,9 @@ def _mark_in_batch(rows: list[Row], present: bool) -> None:
 def _attach(part: object, rows: list[Row]) -> None:
     """Hand the media of rows that are about to join to the models that can read them."""
     media = [row.request.media for row in rows]
-    for each in held(part):
-        if isinstance(each, ReadsMedia):  # what a join that failed has left goes, too
+    for each in parts_of(part):
+        # what a join that failed has left goes, too
+        if isinstance(each, Model) and each.capabilities.media:
             own = [m if m and each.objection(m) is None else None for m in media]
             each.attached = own if any(own) else []
 
@@ -329,7 +320,7 @@ def _reading(rows: list[Row]) -> Generator[None]:
 
 def _encoded(part: object) -> float:
     """Seconds that encoders in a model or drafter have run so far."""
-    return sum(each.encoder_seconds for each in held(part) if isinstance(each, Encodes))
+    return sum(each.encoder_seconds for each in parts_of(part))
 
 
 @cache

@@ -14,7 +14,7 @@ from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 
 from foretoken.costing.gamma import Gamma
-from foretoken.drafters.base import Drafter, held
+from foretoken.drafters.base import Drafter, held, parts_of
 from foretoken.engine.batch import Batch
 from foretoken.engine.memory import Memory, reserve_kept
 from foretoken.engine.scheduler import ScheduledStep, Scheduler, Task
@@ -127,7 +127,8 @@ class EngineCore:
         engage(parts, self)
         try:
             with self.idle():
-                limited = None if memory is None else Memory(parts, memory)
+                own = parts_of(self.batch.target, self.batch.drafter)
+                limited = None if memory is None else Memory(own, memory)
                 if limited is not None:
                     limited.reserve()
                 elif keep:

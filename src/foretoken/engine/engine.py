@@ -16,7 +16,6 @@ from foretoken.engine.options import EngineKeywords, EngineOptions
 from foretoken.engine.output_stream import OutputStream, output_stream
 from foretoken.engine.scheduler import Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
-from foretoken.models.base import longest
 from foretoken.options import Prompt, Prompts, check, keys_of
 from foretoken.records import Begun, StepRecord
 from foretoken.request import Completion, FinishReason, Piece
@@ -279,9 +278,7 @@ class Engine:
     @property
     def longest(self) -> int | None:
         """Tokens of a text at most, its prompt included; None without a limit."""
-        limits = [
-            n for n in (self._options.max_length, longest(self._spec.target)) if n is not None
-        ]
+        limits = [n for n in (self._options.max_length, self._spec.target.longest) if n is not None]
         return min(limits, default=None)
 
     @property

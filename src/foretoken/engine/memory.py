@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Reserves, Sized
+from foretoken.models.base import Model, Part
 from foretoken.request import Row
 
 # For texts that have left, where no budget is stated: bytes, and tokens, whose pages are looked at
@@ -14,17 +14,16 @@ from foretoken.request import Row
 KEPT, KEPT_TOKENS = 1_000_000_000, 65_536
 
 
-def reserve_kept(parts: Sequence[object]) -> None:
+def reserve_kept(parts: Sequence[Part]) -> None:
     """Room for texts that have left, in the parts that keep them; it is touched as it is used."""
-    sized = [part for part in parts if isinstance(part, Reserves)]
-    _reserve(sized, min(KEPT, sum(part.memory([KEPT_TOKENS], [1]) for part in sized)))
+    _reserve(parts, min(KEPT, sum(part.memory([KEPT_TOKENS], [1]) for part in parts)))
 
 
-def _reserve(parts: Sequence[Sized], total: int) -> None:
+def _reserve(parts: Sequence[Part], total: int) -> None:
     """So many bytes, now, shared out by what a token takes, where parts can."""
     shares = [part.memory([1], [1]) for part in parts]
     for part, share in zip(parts, shares, strict=True):
-        if isinstance(part, Reserves):
+        if share:
             part.reserve(total * share // sum(shares))
 
 
@@ -33,14 +32,14 @@ class Memory:
     InputError for a total below one token's, RefusedError for parts that do not say what their
     rows take."""
 
-    def __init__(self, parts: list[object], total: int) -> None:
+    def __init__(self, parts: list[Part], total: int) -> None:
         for part in parts:
-            if hasattr(part, "score") and not isinstance(part, Sized):
+            if isinstance(part, Model) and not part.capabilities.memory:
                 raise RefusedError(
                     f"kv_memory is given, but {type(part).__name__} does not say what its rows "
                     "take; leave kv_memory out"
                 )
-        self.parts, self.total = [part for part in parts if isinstance(part, Sized)], total
+        self.parts, self.total = parts, total
         least = self._bytes([1], [1])
         if total < least:
             raise InputError(f"kv_memory is {total} bytes, one token takes {least}; give more")
@@ -68,7 +67,8 @@ class Memory:
         """States that an encoder makes for a row; of media as many as it can make."""
         if row.request.media is None:
             return len(row.request.source or [])
-        return max((getattr(part, "source_context", None) or 0 for part in self.parts), default=0)
+        models = (part for part in self.parts if isinstance(part, Model))
+        return max((model.source_context or 0 for model in models), default=0)
 
     def _bytes(self, lengths: list[int], sources: list[int]) -> int:
         return sum(part.memory(lengths, sources) for part in self.parts)

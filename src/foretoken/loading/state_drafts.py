@@ -28,7 +28,7 @@ from foretoken.loading.options import ROUNDED, LoadOptions
 from foretoken.loading.published import BLOCKS, Published
 from foretoken.loading.target import KnownTarget, LoadedTarget, PendingDraft, TargetEnds
 from foretoken.loading.weights import Weights
-from foretoken.models.base import LendsKeys, Model, Shows
+from foretoken.models.base import Model
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.shown import FINAL
 from foretoken.models.stock import dflash_files, pair_files
@@ -103,7 +103,7 @@ def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> P
 
     def attach(loaded: LoadedTarget) -> AssistantDrafter:
         model = _showing(loaded, (FINAL,), draft.name)
-        if not isinstance(model, LendsKeys):
+        if not model.capabilities.shared_kv:
             raise RefusedError(
                 f"{target.name} lends no keys and values, which {draft.name} reads; give another "
                 "draft"
@@ -137,10 +137,10 @@ def _blocks(draft: Published, target: KnownTarget, options: LoadOptions) -> Pend
     return PendingDraft(attach, taps=taps)
 
 
-def _showing(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Shows:
+def _showing(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Model:
     """The target's model. Raises RefusedError where it shows no states at the taps."""
     model = target.model
-    if not isinstance(model, Shows) or model.taps != taps:
+    if model.taps != taps:
         raise RefusedError(
             f"{target.known.name} on {model.runtime} shows no states between its layers, which "
             f"{name} reads; give another draft"
@@ -205,7 +205,7 @@ class PendingPairs:
         return StockPairs(ready.to(target.device, _dtype_on_torch(target, dtype)))
 
     def _maker(
-        self, model: Shows, decoder: PairModel, embedding: nn.Module
+        self, model: Model, decoder: PairModel, embedding: nn.Module
     ) -> Callable[[slice | None], PairsDrafter]:
         ids = self.pairs.ids
         return lambda columns: PairsDrafter(model, decoder, embedding, ids, columns)

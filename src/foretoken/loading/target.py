@@ -135,7 +135,7 @@ class TargetEnds:
 
     def __init__(self, facts: ModelFacts, model: Model | None) -> None:
         self.facts = facts
-        self._network: Any = getattr(model, "model", None)  # of torch
+        self._network: Any = None if model is None else model.model  # of torch
         if self._network is None and facts.files is None:
             self._network = facts.structure
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.controls.chain import Chain, chain
-from foretoken.drafters.base import Draft, Drafter, ReadsTarget, held
+from foretoken.drafters.base import Draft, Drafter, parts_of
 from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.request import Request
@@ -59,7 +59,7 @@ def replayed(
     sources = [request.source] if request.source is not None else None
     controls = chain(request, target.vocab_size)
     # A drafter that reads the target's states, or shares its rows, needs a pass for each token
-    reads = any(isinstance(part, ReadsTarget) and part.reads_target for part in held(drafter))
+    reads = any(part.reads_target for part in parts_of(drafter))
     size = 1 if reads else CHUNK
     p = torch.empty(0)
     with leased(target, drafter) as lease:

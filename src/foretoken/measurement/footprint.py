@@ -31,7 +31,6 @@ class Footprint:
     operations: int | None  # of the matrix products, per token (section 3.4)
     weight_bytes: int | None = None
     pass_bytes: int | None = None  # of the weights that a pass over one token reads
-    cache_bytes: int | None = None  # of a token that a row holds
 
 
 def of_model(
@@ -53,10 +52,7 @@ def of_model(
         embedded = heads | {id(each): each.numel() for each in _embeddings(network)}
         weight_bytes = _bytes(numbers, sum(embedded.values()), kind, dtype)
         pass_bytes = _bytes(products, sum(heads.values()), kind, dtype)
-    cache_bytes = getattr(model, "token_bytes", None)
-    return Footprint(
-        *facts, numbers, 2 * products, weight_bytes, pass_bytes, cache_bytes=cache_bytes
-    )
+    return Footprint(*facts, numbers, 2 * products, weight_bytes, pass_bytes)
 
 
 def _read_bytes(model: Model) -> tuple[int, int] | None:
@@ -91,10 +87,10 @@ def of_drafter(
 
 def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
     """Return the network, or one without weights; None where transformers cannot build it."""
-    network = getattr(model, "model", None)
+    network = model.model
     if isinstance(network, PreTrainedModel):
         return network
-    if getattr(model, "runtime", None) == "table":
+    if model.runtime == "table":
         return None
     try:
         return source(name, revision, trust).empty

@@ -1,13 +1,17 @@
 """A model, as the step knows it: it scores blocks of new tokens for rows of different lengths.
 
 A row's length is the number of its tokens in the cache. Rows are numbered by their place in the
-batch.
+batch. A backend derives from `Model`, which has five methods to write and a default for all others,
+and lists in its `capabilities` which of the others it has.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,135 +26,6 @@ Blocks = list[list[int]] | Tensor
 def counts_of(blocks: Blocks, need: list[int]) -> list[int]:
     """Return how many tokens each row gains."""
     return need if isinstance(blocks, Tensor) else [len(block) for block in blocks]
-
-
-class Scorer(Protocol):
-    """The target as a step needs it, with its rows present already."""
-
-    vocab_size: int  # rows of the output layer, padding included
-    device: torch.device
-    takes_tensors: bool  # blocks may be a tensor, whose tokens the host does not know
-
-    @property
-    def padding(self) -> int:
-        """Positions that the last pass computed beside the blocks."""
-        ...
-
-    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        """Append block b to row b, for all rows, in one run; a block may be empty.
-
-        A tensor `[B, W]` on the model's device is padded on the right with any ids: block b is the
-        first need[b] tokens of row b.
-
-        Returns logits `[B, max(need), V]`, valid until the next run: in row b those of the last
-        need[b] tokens of its block, then finite padding.
-        """
-        ...
-
-    def set_lengths(self, lengths: list[int]) -> None:
-        """Keep this many tokens of each row: commit and rollback in one. No length may grow."""
-        ...
-
-
-class Model(Scorer, Protocol):
-    """A target or a draft."""
-
-    context: int | None  # tokens a row can hold; None: no limit
-    encoder_decoder: bool
-    source_context: int | None  # tokens the encoder can read; None: no limit, or no encoder
-    source_vocab_size: int | None  # ids the encoder knows; None: no encoder
-    runtime: str  # what it runs on, for reports
-    computed: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
-
-    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        """Rows join behind those present, with all of `prompts`, which may be empty, in the cache.
-
-        `sources`: what the encoder reads, once; None for decoder-only models.
-        """
-        ...
-
-    def permute(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was; rows may be repeated or left out."""
-        ...
-
-    def leave(self, rows: list[int]) -> None:
-        """These rows are finished; those behind move up."""
-        ...
-
-
-def require_model(value: object) -> None:
-    """Raise InputError for anything else, such as the Speculator that holds a model."""
-    if isinstance(value, type) or not hasattr(value, "score"):
-        raise InputError(f"{value!r:.60} is no model; give that of a Speculator: load(...).target")
-
-
-@runtime_checkable
-class Switches(Model, Protocol):
-    """A model that reads a text of more than `context` tokens in another way, all of it: a row that
-    outgrows `context` has to join again."""
-
-    longest: int | None  # tokens that a row can hold that joins as a long one
-
-    @property
-    def long(self) -> list[bool]:
-        """Which rows joined as long ones."""
-        ...
-
-    def beyond(self, on: bool) -> None:
-        """The rows that join next hold more than `context` tokens, the one to come included."""
-        ...
-
-
-@runtime_checkable
-class Rewinds(Model, Protocol):
-    """A model whose rows may go back only so far, not behind where they began with what is kept of
-    another text, or to their beginning."""
-
-    @property
-    def rewind(self) -> int | None:
-        """Tokens; None: to any length."""
-        ...
-
-
-@runtime_checkable
-class ReadsPrompts(Model, Protocol):
-    """A model whose logits depend on where the prompt of a text ends, as those under guidance."""
-
-    def prompted(self, lengths: list[int]) -> None:
-        """The rows that join next have prompts of so many tokens, whatever they join with; 0: up to
-        the first token whose logits are asked for."""
-        ...
-
-
-@runtime_checkable
-class ReadsMedia(Model, Protocol):
-    """A model that reads media with prompts. With media a row joins with all of its prompt; an
-    encoder then reads the media instead of a source."""
-
-    attached: list[Media | None]  # of the rows that join next; []: none has any
-    needs_media: bool  # its encoder reads no ids: a source only stands for media, to be measured by
-
-    def objection(self, media: Media) -> str | None:
-        """Say why the model cannot read these, or None; tried on the first ones of their kind."""
-        ...
-
-
-def longest(model: Model) -> int | None:
-    """Tokens that a row can come to hold, if it joins again where it has to; None: no limit."""
-    return model.longest if isinstance(model, Switches) else model.context
-
-
-@runtime_checkable
-class Keeps(Protocol):
-    """A model, or a drafter without one, that can keep texts that have left for others."""
-
-    def remember(self, on: bool) -> None:
-        """Keep it from now on, or forget it all."""
-        ...
-
-    def salted(self, salt: str) -> None:
-        """The rows that join next share only with rows of the same salt."""
-        ...
 
 
 class TokenChoice(NamedTuple):
@@ -172,9 +47,233 @@ class ChainedTokens(NamedTuple):
     masses: Tensor  # [B, G], float64, those of the distributions
 
 
-@runtime_checkable
-class Chains(Model, Protocol):
-    """A model that makes a draft's tokens in one call."""
+class Written(NamedTuple):
+    """Draft tokens of a model of another vocabulary, in the target's ids."""
+
+    guesses: list[list[int]]
+    calls: int  # runs that it took
+
+
+class LentKeys(NamedTuple):
+    """Keys and values of one layer, `[B, heads, slots, dim]`."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The optional abilities of a model; a backend declares its own once, as a class attribute.
+
+    Attributes:
+        tensors: Blocks may be a tensor, whose tokens the host does not know.
+        batch_invariant: Logits are a function of the sequence, to the bit, whatever is scored with
+            a token and in whatever pieces.
+        media: Prompts may come with images and audio (`attached`, `objection`).
+        prefix_cache: Prefixes of sequences that have left serve others (`remember`, `salted`,
+            `known`, `recalled`).
+        memory: It says what its rows take (`memory`).
+        hidden: It shows what its output layer reads (`hidden`).
+        taps: It can show hidden states of all tokens (`taps`, `show`, `shown`).
+        shared_kv: A draft may read its keys and values (`lent`, `lengths`).
+        target_rows: It runs over the rows of its `target`, whose cache it reads and adds to: what
+            the target has prefilled it need not (`lengths`).
+        chain: It makes all draft tokens of a step in one call (`chain`).
+        text: It has another vocabulary, and may draft by the text that it writes (`writes`,
+            `write`).
+    """
+
+    tensors: bool = False
+    batch_invariant: bool = False
+    media: bool = False
+    prefix_cache: bool = False
+    memory: bool = False
+    hidden: bool = False
+    taps: bool = False
+    shared_kv: bool = False
+    target_rows: bool = False
+    chain: bool = False
+    text: bool = False
+
+
+class Part:
+    """A model, a drafter, or a network within one.
+
+    Attributes:
+        capabilities: The optional abilities that it has.
+        runtime: Name of what it runs on, for reports.
+        model: Transformers' network, where torch runs it; a drafter's model.
+        holds: Models and drafters within it, none of which may stand in two places.
+        identity: A string that its speed follows from; None: unknown.
+        singular: True if its speed does not follow from its `model`.
+        reads_target: True if it runs on the states or rows of its `target`.
+        encoder_seconds: How long its encoder has run since it was made; on a device, until the
+            work was handed over.
+    """
+
+    capabilities: Capabilities = Capabilities()
+    runtime: str
+    model: Any = None
+    holds: tuple[object, ...] = ()
+    identity: str | None = None
+    singular: bool = False
+    reads_target: bool = False
+    target: Any = None
+    encoder_seconds: float = 0.0
+
+    def clear(self) -> None:
+        """Drop all rows, also those that a run has left which was broken off."""
+
+    def memory(self, lengths: list[int], sources: list[int]) -> int:
+        """Return the bytes of keys and values, at most, of rows of so many tokens and their sources
+        of so many, which the encoder of an encoder-decoder has read."""
+        return 0
+
+    def reserve(self, total: int) -> None:
+        """Take so many bytes for rows at once, where it can."""
+
+    def remember(self, on: bool) -> None:
+        """Keep sequences that leave from now on for others, or forget them all.
+
+        Args:
+            on: True to keep, False to forget.
+        """
+
+    def salted(self, salt: str) -> None:
+        """Let the rows that join next share only with rows of the same salt.
+
+        Args:
+            salt: The salt.
+        """
+
+
+class Scorer(Part, ABC):
+    """The target as a step needs it, with its rows present already."""
+
+    vocab_size: int  # rows of the output layer, padding included
+    device: torch.device = torch.device("cpu")
+    padding: int = 0  # positions that the last pass computed beside the blocks
+
+    @abstractmethod
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        """Append block b to row b, for all rows, in one run; a block may be empty.
+
+        A tensor `[B, W]` on the model's device is padded on the right with any ids: block b is the
+        first need[b] tokens of row b.
+
+        Returns logits `[B, max(need), V]`, valid until the next run: in row b those of the last
+        need[b] tokens of its block, then finite padding.
+        """
+
+    @abstractmethod
+    def set_lengths(self, lengths: list[int]) -> None:
+        """Keep this many tokens of each row: commit and rollback in one. No length may grow."""
+
+
+class Model(Scorer):
+    """A target or a draft: what every model must do, and defaults of what some can."""
+
+    context: int | None = None  # tokens a row can hold; None: no limit
+    encoder_decoder: bool = False
+    source_context: int | None = None  # tokens the encoder can read; None: no limit, or no encoder
+    source_vocab_size: int | None = None  # ids the encoder knows; None: no encoder
+    computed: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
+    # tokens that a row may go back by, not to its beginning and not behind where it began with a
+    # cached prefix; None: to any length
+    rewind: int | None = None
+    taps: tuple[int, ...] = ()  # where its states are shown (`models.stock.taps`); (): nowhere
+    attached: list[Media | None]  # media of the rows that join next; []: none has any
+    needs_media: bool = False  # its encoder reads no ids: a source stands for media, by its length
+    recalled: list[int]  # how many tokens of each row that joined last were in the prefix cache
+
+    @abstractmethod
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        """Rows join behind those present, with all of `prompts`, which may be empty, in the cache.
+
+        `sources`: what the encoder reads, once; None for decoder-only models.
+        """
+
+    @abstractmethod
+    def permute(self, rows: list[int]) -> None:
+        """Row b becomes what row rows[b] was; rows may be repeated or left out."""
+
+    @abstractmethod
+    def leave(self, rows: list[int]) -> None:
+        """These rows are finished; those behind move up."""
+
+    def clear(self) -> None:
+        self.permute([])
+
+    # Sequences longer than `context`, which some models encode in another way
+
+    @property
+    def longest(self) -> int | None:
+        """Return how many tokens a row can come to hold, if it joins again where it outgrows
+        `context`; None: no limit."""
+        return self.context
+
+    @property
+    def long(self) -> list[bool]:
+        """Which rows joined as long ones, where `longest` is more than `context`."""
+        raise NotImplementedError
+
+    def beyond(self, on: bool) -> None:
+        """The rows that join next hold more than `context` tokens, the one to come included."""
+
+    # What rows join with
+
+    def prompted(self, lengths: list[int]) -> None:
+        """The rows that join next have prompts of so many tokens, whatever they join with; 0: up to
+        the first token whose logits are asked for. For models whose logits depend on it."""
+
+    def objection(self, media: Media) -> str | None:
+        """Say why the model cannot read these, or None; tried on the first ones of their kind. A
+        row with media joins with all of its prompt; an encoder then reads them as its source."""
+        return "it reads ids only"
+
+    @cached_property
+    def encoder_key(self) -> str | None:
+        """The name of its encoder, for media that keep what it made of them; None: has none."""
+        return None
+
+    def known(self, prompt: list[int]) -> int:
+        """Return how many of a prompt's first tokens are in the prefix cache."""
+        return 0
+
+    # What drafts read of a target
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every row."""
+        raise NotImplementedError
+
+    @property
+    def hidden(self) -> Tensor:
+        """`[B, max(need), H]`, at the positions of the last score's logits; valid until the next
+        run."""
+        raise NotImplementedError
+
+    def tap(self, taps: tuple[int, ...]) -> None:
+        """Be able to show the states at these taps. Raises RefusedError where there are none."""
+        raise NotImplementedError
+
+    def show(self, known: Callable[[list[int]], int] | None) -> None:
+        """Keep the states at the `taps` from now on, until they are taken; a row that joins shares
+        no more of other sequences' tokens than `known` says, which show none. None: keep none. The
+        model has no rows."""
+
+    def shown(self) -> list[Known | None]:
+        """Take what was kept: the states of each row's tokens that were read, and not taken back,
+        since the call before. None: of no token."""
+        raise NotImplementedError
+
+    def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
+        """Return keys and values of the last layer of a kind ("full_attention",
+        "sliding_attention") that keeps any, for these rows and from slot `first` on, valid until
+        the next run. A row's own slots end at its length; what is behind them means nothing."""
+        raise NotImplementedError
+
+    # What a draft does beside scoring
 
     def chain(
         self,
@@ -188,136 +287,38 @@ class Chains(Model, Protocol):
 
         embeddings: those that a decoder of pairs reads, `[V, E]`; None for others.
         """
-        ...
-
-
-@runtime_checkable
-class Remembers(Model, Keeps, Protocol):
-    """A model that can keep what it has read of texts, for others that begin alike."""
-
-    recalled: list[int]  # how many tokens of each row that joined last were not read
-
-    def known(self, prompt: list[int]) -> int:
-        """Return how many of a prompt's first tokens need not be read."""
-        ...
-
-
-@runtime_checkable
-class Encodes(Model, Protocol):
-    """A model with an encoder, which says how long it has run."""
-
-    encoder_seconds: float  # since the model was made; on a device, until its work was handed over
-
-
-@runtime_checkable
-class BatchInvariant(Protocol):
-    """A model that knows whether its logits are a function of the text, to the bit, whatever is
-    read with a token and in whatever pieces."""
-
-    @property
-    def batch_invariant(self) -> bool: ...
-
-
-@runtime_checkable
-class Sized(Protocol):
-    """A model, or a part of a drafter, that says what its rows take."""
-
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
-        """Bytes of keys and values, at most, of rows of so many tokens and their sources of so
-        many, which the encoder of an encoder-decoder has read."""
-        ...
-
-
-@runtime_checkable
-class Reserves(Sized, Protocol):
-    """One that can take the memory for its rows at once."""
-
-    def reserve(self, total: int) -> None:
-        """So many bytes."""
-        ...
-
-
-@runtime_checkable
-class Shares(Model, Protocol):
-    """A model over the rows of another, whose keys and values it reads: what its `target` has read
-    it need not read."""
-
-    target: Model
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of every row in place: what the target has read, and draft tokens behind it."""
-        ...
-
-
-class Written(NamedTuple):
-    """Draft tokens of a model of another vocabulary, in the target's ids."""
-
-    guesses: list[list[int]]
-    calls: int  # runs that it took
-
-
-@runtime_checkable
-class Writes(Model, Protocol):
-    """A model of another vocabulary, whose text may be guessed by."""
+        raise NotImplementedError
 
     def writes(self, *, greedy: bool) -> bool:
         """Tell whether to draft by its text rather than by its distribution, where all rows take
         the target's likeliest token, or where some do not."""
-        ...
+        return False
 
     def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
         """Append block b to row b, for all rows, and say what follows: at most counts[b] tokens,
         which depend on the row's text alone. They are not appended."""
-        ...
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Shows(Model, Protocol):
-    """A model that shows hidden states of all tokens that its rows read."""
+class PairModel(Model):
+    """A decoder of pairs, whose tokens come with a state each; its `hidden` takes the place of the
+    next one's."""
 
-    taps: tuple[int, ...]  # which (`models.stock.taps`), one behind another; (): none
+    @abstractmethod
+    def joined(self, states: Tensor) -> Tensor:
+        """Return the target's states, `[N, W]`, as the model reads them, `[N, H]`."""
 
-    def show(self, known: Callable[[list[int]], int] | None) -> None:
-        """Keep the states from now on, until they are taken; a row that joins shares no more of
-        other texts' tokens than `known` says, which show none. None: keep none. The model has no
-        rows."""
-        ...
+    @abstractmethod
+    def give(self, pairs: Tensor, counts: list[int]) -> None:
+        """Let the next `score` read `[sum(counts), E + H]`: embeddings, and states behind them."""
 
-    def shown(self) -> list[Known | None]:
-        """Take what was kept: the states of each row's tokens that were read, and not taken back,
-        since the call before. None: of no token."""
-        ...
-
-
-class LentKeys(NamedTuple):
-    """Keys and values of one layer, `[B, heads, slots, dim]`."""
-
-    keys: Tensor
-    values: Tensor
+    def pair(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
+        """Let the next `chain` read the embeddings of these tokens, of a table `[V, E]`, and with
+        each the target's states, `[N, W]`."""
+        raise NotImplementedError
 
 
-@runtime_checkable
-class LendsKeys(Shows, Protocol):
-    """A model whose keys and values a draft may read, which has none of its own."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of every row."""
-        ...
-
-    def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
-        """Return those of the last layer of a kind ("full_attention", "sliding_attention") that
-        keeps any, for these rows and from slot `first` on, valid until the next run. A row's own
-        slots end at its length; what is behind them means nothing."""
-        ...
-
-
-class OpenModel(Model, Protocol):
-    """A model that also shows what its output layer reads."""
-
-    @property
-    def hidden(self) -> Tensor:
-        """`[B, max(need), H]`, at the positions of the last score's logits; valid until the next
-        run."""
-        ...
+def require_model(value: object) -> None:
+    """Raise InputError for anything else, such as the Speculator that holds a model."""
+    if not isinstance(value, Model):
+        raise InputError(f"{value!r:.60} is no model; give that of a Speculator: load(...).target")

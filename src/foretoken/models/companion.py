@@ -8,66 +8,53 @@ rows end before it, and its passes write before they read. It does not know how 
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from abc import abstractmethod
+from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import Blocks, Model, longest
+from foretoken.models.base import Blocks, Capabilities, Model
 from foretoken.models.rows import check_lengths, check_room, staying
 
-Graph = TypeVar("Graph", contravariant=True)
+Graph = TypeVar("Graph")
 
 
-class Host(Model, Protocol[Graph]):
+class Host(Model, Generic[Graph]):
     """A model over whose rows other graphs may run."""
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of every row in the cache."""
-        ...
-
+    @abstractmethod
     def scored(
         self, graph: Graph, /, past: list[int], blocks: list[list[int]], need: list[int]
     ) -> Tensor:
-        """The logits as `score` returns them, by `graph`, where row b has past[b] tokens in place;
-        no row moves on."""
-        ...
+        """Return logits as `score` does, by `graph`, where row b has past[b] tokens in place; no
+        row moves on."""
 
 
-class Companion(Generic[Graph]):
-    """Model protocol over the rows of `target`, which have joined and read before they join here.
+class Companion(Model, Generic[Graph]):
+    """A model over the rows of `target`, which have joined and read before they join here.
 
     graph: what makes its passes; facts: those of the copy.
     """
 
-    takes_tensors = False
-    device = torch.device("cpu")
+    capabilities = Capabilities(target_rows=True, memory=True)
     reads_target = True
-    padding = 0
 
     def __init__(self, target: Host[Graph], graph: Graph, facts: dict[str, Any]) -> None:
         self.target, self.graph, self.runtime = target, graph, target.runtime
         self.encoder_decoder, self.vocab_size = target.encoder_decoder, target.vocab_size
-        self.context, self.source_context = longest(target), target.source_context
+        self.context, self.source_context = target.longest, target.source_context
         self.source_vocab_size = target.source_vocab_size
         self.computed: str = facts["computed"]
         identity = facts.get("identity")
-        self.identity: str | None = identity and f"{identity} over the target's rows"
+        self.identity = identity and f"{identity} over the target's rows"
+        self.rewind = target.rewind
         self._own: list[int] = []
-
-    @property
-    def rewind(self) -> int | None:
-        return getattr(self.target, "rewind", None)
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of every row in place: what the target has read, and draft tokens behind it."""
         return [max(own, read) for own, read in zip(self._own, self.target.lengths, strict=True)]
-
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
-        return 0  # beyond the target's own
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         self._own += [0] * len(prompts)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, kind_of
-from foretoken.models.base import Blocks, counts_of
+from foretoken.models.base import Blocks, Capabilities, Model, counts_of
 from foretoken.models.rows import BEYOND, check_lengths, check_room, padded, staying
 from foretoken.models.stock.attention import Forward, Needed, Read
 from foretoken.models.stock.cache import BUCKET, RaggedCache, given, ragged_cache
@@ -119,8 +119,8 @@ ROUNDING = 0.1  # of the spread of logits; in bfloat16, 46 layers made 0.03
 WIDEST = 33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
 
 
-class GraphModel:
-    """Model protocol over a twin of `model`, whose weights it shares.
+class GraphModel(Model):
+    """A twin of `model`, whose weights it shares.
 
     A pass of B rows, W tokens and S slots runs over the first rows and slots of the same buffers,
     so that rows may leave, and texts be short, without another recording; only growth discards the
@@ -128,10 +128,7 @@ class GraphModel:
     RefusedError for what cannot be run in fixed shapes.
     """
 
-    encoder_decoder = False
-    source_context: int | None = None
-    source_vocab_size: int | None = None
-    takes_tensors = True
+    capabilities = Capabilities(tensors=True, hidden=True)
 
     def __init__(self, model: PreTrainedModel, compiled: bool = False) -> None:
         if model.config.is_encoder_decoder:
@@ -139,7 +136,7 @@ class GraphModel:
         self.eager = CausalModel(model)
         self.model, self.device = model, self.eager.device
         self.computed = self.eager.computed
-        self.context, self.longest = self.eager.context, self.eager.longest
+        self.context, self._longest = self.eager.context, self.eager.longest
         self.vocab_size = self.eager.vocab_size
         self.running = Forward(model)
         self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
@@ -149,13 +146,16 @@ class GraphModel:
         self.room = self.cache.room  # for which they were made
         self.pool: Any = None
         self.offset: Tensor | None = None  # lengths by place, on the device; None: not sent yet
-        self.padding = 0
         self._hidden: Tensor | None = None
 
     @property
     def hidden(self) -> Tensor:
         assert self._hidden is not None, "no output layer has run"
         return self._hidden
+
+    @property
+    def longest(self) -> int | None:
+        return self._longest
 
     @property
     def long(self) -> list[bool]:
@@ -172,7 +172,7 @@ class GraphModel:
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         counts = counts_of(blocks, need)
-        limits = [self.longest if long else self.context for long in self.long]
+        limits = [self._longest if long else self.context for long in self.long]
         check_room(self.cache.lengths, counts, limits)
         B, most = len(counts), max(counts, default=0)
         if not most:
@@ -241,9 +241,9 @@ class GraphModel:
         """Run tokens behind `lengths` others; no shape depends on their values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
         positions = self.cache.positions
-        if self.longest is not None:
-            positions = positions.clamp(max=self.longest - 1)  # padding only
-        if self.longest != self.context:
+        if self._longest is not None:
+            positions = positions.clamp(max=self._longest - 1)  # padding only
+        if self._longest != self.context:
             positions = positions + firsts[:, None]
         read = Read()
         with self.running(self.cache, read) as model:

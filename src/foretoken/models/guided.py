@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, as_float, shown
-from foretoken.models.base import Blocks, Model, ReadsMedia
+from foretoken.models.base import Blocks, Model
 from foretoken.models.rows import staying
 
 MOST = 1000  # of a scale: logits stay far from what float32 holds
@@ -30,7 +30,7 @@ class GuidedRow:
     length: int = 0
 
 
-class Guided:
+class Guided(Model):
     """A decoder-only model under guidance: logits c + (scale - 1) (c - u), of c behind a row's
     prompt and u behind `negative`, the same new tokens following both. Each row is two neighbours
     in the model's passes. `negative` None: the prompt's last token, as transformers'
@@ -40,15 +40,10 @@ class Guided:
     a model with an encoder.
     """
 
-    takes_tensors = False
-    encoder_decoder = False
-    source_context: int | None = None
-    source_vocab_size: int | None = None
-
     def __init__(self, model: Model, scale: float, negative: Sequence[int] | None = None) -> None:
         if model.encoder_decoder:
             raise RefusedError("guidance reads two prompts, and an encoder one; leave it out")
-        if isinstance(model, ReadsMedia) and model.needs_media:
+        if model.needs_media:
             problem = "guidance reads ids alone, and this model none without a sound or picture"
             raise RefusedError(f"{problem}; leave it out")
         self.inner, self.scale, self.negative = model, as_float(scale), [*(negative or ())]
@@ -59,7 +54,6 @@ class Guided:
         self.holds = (model,)
         self.vocab_size, self.device = model.vocab_size, model.device
         self.runtime, self.computed = model.runtime, model.computed
-        self.context: int | None = None
         if model.context is not None:  # the second reading may be the longer one
             self.context = model.context - self._beginning + 1
             if self.context < 2:
@@ -69,10 +63,6 @@ class Guided:
                 )
         self.rows: list[GuidedRow] = []
         self._prompts: list[int] = []  # lengths of those of the rows that join next
-
-    @property
-    def padding(self) -> int:
-        return self.inner.padding
 
     def prompted(self, lengths: list[int]) -> None:
         self._prompts = lengths
@@ -92,6 +82,7 @@ class Guided:
                 raise RefusedError("a prompt has no likelihoods under guidance; leave them out")
         both = self._twice(self.rows, blocks)
         logits = self.inner.score(both, [n for count in need for n in (count, count)])
+        self.padding = self.inner.padding
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         c, u = logits[0::2], logits[1::2]
         # an impossible token stays so: it may be impossible in both readings

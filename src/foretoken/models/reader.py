@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import Model, ReadsMedia, Remembers, Rewinds, Shares
+from foretoken.models.base import Model
 from foretoken.models.rows import staying
 
 AHEAD = 128  # tokens that a row may be behind, and that are read in one go
@@ -23,11 +23,10 @@ class Reader:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._keeping = model if isinstance(model, Remembers) else None
-        self._shares = model if isinstance(model, Shares) else None
-        rewind = model.rewind if isinstance(model, Rewinds) else None
+        self._shares = model.capabilities.target_rows
         # behind what the target has read: the states of both stand where these begin
-        self._beyond = UNLIMITED if self._shares is None or rewind is None else rewind
+        limit = model.rewind if self._shares else None
+        self._beyond = UNLIMITED if limit is None else limit
         self.texts: list[list[int]] = []  # committed tokens
         self.cached: list[int] = []  # how many are in the model's cache
         self._known: list[int] = []  # how many are ids of the model, from the left; -1: no source
@@ -64,16 +63,16 @@ class Reader:
 
     def _media(self, rows: int) -> list[bool]:
         """Tell which of the rows that join have media for the model."""
-        attached = self.model.attached if isinstance(self.model, ReadsMedia) else []
+        attached = self.model.attached if self.model.capabilities.media else []
         return [media is not None for media in attached] or [False] * rows
 
     def _head(self, text: list[int], most: int) -> tuple[list[int], int]:
         """Return the tokens to start a row with, and how many of them are to be read: all, or where
         that is more than `most` those that the model has kept of other texts; none where another
         reads it."""
-        if self._shares is not None:
+        if self._shares:
             return [], 0
-        cached = 0 if self._keeping is None else self._keeping.known(text)
+        cached = self.model.known(text)
         unread = len(text) - cached
         return (text, unread) if unread <= most else (text[:cached], 0)
 
@@ -90,15 +89,15 @@ class Reader:
         """Return the tokens to read of a row that is to draft nothing, so that a long text is not
         read in one go when it does."""
         unread = len(self.texts[b]) - self.cached[b]
-        if unread <= AHEAD or not self.room(b) or self._shares is not None:
+        if unread <= AHEAD or not self.room(b) or self._shares:
             return []
         return self.texts[b][self.cached[b] : self.cached[b] + AHEAD]
 
     def budget(self, gamma: list[int]) -> list[int]:
         """Return how many draft tokens to make in every row where `gamma` are asked for. Tokens
         that a model which shares its rows has read until then are cached."""
-        if self._shares is not None:
-            self.cached[:] = self._shares.lengths
+        if self._shares:
+            self.cached[:] = self.model.lengths
         unread = [len(text) - n for text, n in zip(self.texts, self.cached, strict=True)]
         return [
             min(g, self.room(b), max(0, self._beyond - n))

@@ -16,7 +16,6 @@ import torch
 from foretoken.errors import InputError, RefusedError, one_line, shown
 from foretoken.media.sounds import sound
 from foretoken.media.spoken import Segment, Transcription, Word
-from foretoken.models.base import ReadsMedia
 from foretoken.sampling.params import SamplingParams
 from foretoken.speech.windows import WindowTranscriber, arguments, ear, objection
 from foretoken.speech.word_times import HEADS, TimedWindows
@@ -125,16 +124,15 @@ def transcribes(spec: Speculator) -> bool:
 
 def tells_words(spec: Speculator) -> bool:
     """Tell whether `transcribe` can say when each word was said by this target."""
-    network: Any = getattr(spec.target, "model", None)
+    network: Any = spec.target.model
     config = getattr(network, "generation_config", None)
     return config is not None and cuts(network) and getattr(config, HEADS, None) is not None
 
 
 def _network(spec: Speculator) -> Any:
     """The target's network; where it runs elsewhere than on torch, one without weights."""
-    network = getattr(spec.target, "model", None)
-    hears = isinstance(spec.target, ReadsMedia) and spec.target.needs_media
-    if network is not None or not hears or spec.structure is None:
+    network = spec.target.model
+    if network is not None or not spec.target.needs_media or spec.structure is None:
         return network
     from foretoken.transformers_integration.weightless import weightless  # late: takes seconds
 
@@ -206,7 +204,7 @@ def _by_whisper(
         asked["prompt_ids"] = _prompt(network, processor.tokenizer, wishes.prompt)
     windows = Windows(processor.tokenizer, config, wishes.told)
     frames = int(inputs["attention_mask"].sum())
-    if wishes.words and not hasattr(spec.target, "model"):
+    if wishes.words and spec.target.model is None:
         problem = f"words are timed by torch alone, and the target runs on {spec.target.runtime}"
         raise RefusedError(f"{problem}; load it with runtime='transformers'")
     timed = TimedWindows(spec, network, frames, windows) if wishes.words else None

@@ -139,7 +139,7 @@ class WindowTranscriber:
 
     def _limit(self, begun: int, seconds: float) -> dict[str, int]:
         """The most new tokens, where the model's generation config does not say."""
-        own, context = self.network.generation_config, getattr(self.spec.target, "context", None)
+        own, context = self.network.generation_config, self.spec.target.context
         if own.max_length is not None or own.max_new_tokens is not None:
             return {}
         most = int(seconds * TOKENS) + MORE

@@ -66,7 +66,7 @@ def own_texts(
 
 def _require_same(folder: Path, spec: Speculator, options: dict[str, Any]) -> None:
     """InputError where the folder holds texts of another target, or written in another way."""
-    own = getattr(spec.target, "identity", None) or spec.target_name
+    own = spec.target.identity or spec.target_name
     options |= {"target": own, "dtype": spec.target.computed}
     file = folder / "options.json"
     if not file.exists():

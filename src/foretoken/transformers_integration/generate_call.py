@@ -22,8 +22,8 @@ from foretoken.controls.own import OwnEnding, require, require_own
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import forced
 from foretoken.media.inputs import Media, main_input, media_of
-from foretoken.models.base import Model, ReadsMedia
-from foretoken.models.base import longest as longest_of
+from foretoken.models.base import Model
+from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.request import Request, Row
 from foretoken.sampling.checks import as_id
 from foretoken.sampling.distributions import warped
@@ -123,9 +123,8 @@ class GenerateCall:
             rows = self._shown(given)
         else:
             return None
-        reads = target if isinstance(target, ReadsMedia) else None
         for row in rows:
-            problem = "it reads ids only" if reads is None else reads.objection(row)
+            problem = target.objection(row)
             if problem is None:
                 continue
             names = ", ".join(sorted(rows[0].inputs))
@@ -158,7 +157,7 @@ class GenerateCall:
         if kept := getattr(output, "kept", None):  # by `weightless`: the target reads them
             each = len(rows) // len(kept)  # rows that go on from the same media
             return [replace(row, encoded=kept[b // each]) for b, row in enumerate(rows)]
-        key: str | None = getattr(target, "encoder_key", None)
+        key = target.encoder_key
         for b, row in enumerate(rows if key else ()):
             each = {n: x[b : b + 1] if isinstance(x, Tensor) else x for n, x in output.items()}
             row.encoded[cast(str, key)] = type(output)(**each)
@@ -169,14 +168,14 @@ class GenerateCall:
         """The encoder does not run twice for the target: it knows the states that there are. One
         that does not run on torch reads the sources itself."""
         texts = self.inputs is not None and not self.inputs.is_floating_point()
-        if not texts or not isinstance(encoded := getattr(target, "heard", None), dict):
+        if not texts or not isinstance(target, Seq2SeqModel):
             yield
             return
         try:
-            encoded.update((tuple(ids), states) for ids, states in self.sources())
+            target.heard.update((tuple(ids), states) for ids, states in self.sources())
             yield
         finally:
-            encoded.clear()
+            target.heard.clear()
 
     def guesses(self, assistant: int | None, lookup: int | None, *, looks_up: bool) -> int | None:
         """The gamma that transformers' names ask for, in the call or in its config; None where
@@ -214,7 +213,7 @@ class GenerateCall:
                 raise kind(f"row {b} of input_ids holds ids outside 0..{V - 1}")
         limit = params.max_new_tokens
         longest = max(map(len, prompts))
-        most = longest_of(target)
+        most = target.longest
         if most is not None and longest + limit > most:
             raise ForeignError(
                 f"a row may grow to {longest + limit} tokens, the model holds {most}; "
@@ -399,7 +398,7 @@ def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:
     """ForeignError for a batch that transformers reads otherwise than its rows alone: the longest
     of them says for all which rotary factors they get."""
     switch = target.context
-    if switch is None or switch == longest_of(target) or len(set(lengths)) == 1:
+    if switch is None or switch == target.longest or len(set(lengths)) == 1:
         return
     if min(lengths) <= switch < max(lengths) + limit:
         raise ForeignError(

@@ -121,7 +121,7 @@ def withheld(caller: FrameType | None) -> dict[str, Any]:
 
 def require_ours(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
     """ForeignError where a Speculator cannot decode for this model; `arguments`: as `withheld`."""
-    network = getattr(target, "model", None)
+    network = target.model
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size
     unlike = unlike or bool(model.config.is_encoder_decoder) != target.encoder_decoder

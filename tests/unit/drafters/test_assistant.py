@@ -14,7 +14,6 @@ import pairs
 import tiny
 from assistants import WINDOW
 from foretoken.errors import InputError
-from foretoken.models.base import LendsKeys
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import SamplingParams, probabilities
@@ -110,27 +109,10 @@ def test_the_target_does_not_notice() -> None:
     assert torch.equal(model.score(blocks, [2, 2, 2]), other.score(blocks, [2, 2, 2]))
 
 
-def test_rows_that_have_moved_are_what_they_are_anew() -> None:
-    """After tokens were kept and rejected, rows left and others joined."""
-    model, drafter = started(PROMPTS)
-    model.score([[p[-1], 3, 4] for p in PROMPTS], [3, 3, 3])
-    model.set_lengths([len(p) + 1 for p in PROMPTS])
-    drafter.commit([[3, 9]] * 3)
-    for part in (model, drafter):
-        part.leave([0])
-    model.start([[1, 2, 3]])
-    drafter.start([2], [[1, 2, 3, 4]], None)
-    texts = [[*PROMPTS[1], 3, 9], [*PROMPTS[2], 3, 9], [1, 2, 3, 4]]
-    _, fresh = started(texts)
-    mine, anew = (each.propose([3] * 3, draw(3)) for each in (drafter, fresh))
-    assert torch.equal(mine.tokens, anew.tokens)
-    assert torch.allclose(mine.q, anew.q, atol=1e-5)
-
-
 def test_another_target_has_the_same_taps() -> None:
     _, drafter = started(PROMPTS)
     other = assistants.running(assistants.target(V, seed=5))
-    assert isinstance(other, LendsKeys)
+    assert other.capabilities.shared_kv
     assert drafter.reading(other).network.target is other
     with pytest.raises(InputError, match="does not show"):
         other = CausalModel(tiny.llama(V))

@@ -7,7 +7,7 @@ import torch
 
 import foretoken
 from foretoken.costing.stored import identity
-from foretoken.drafters.base import DrafterBase
+from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -122,7 +122,7 @@ def test_a_source_that_the_middle_models_encoder_cannot_hold():
 
 
 def test_what_cannot_be_a_cascade():
-    class Forward(DrafterBase):
+    class Forward(Drafter):
         def start(self, rows, prompts, sources): ...
 
         def propose(self, gamma, draw): ...
@@ -183,13 +183,9 @@ def test_what_load_returned_may_draft():
     assert sum(c.stats.drafted for c in fast) > 0
 
 
-def test_a_text_does_not_depend_on_its_others_and_a_cascade_accepts_what_its_middle_model_would():
-    speculator, prompts = spec(), [[1, 2, 3], [4], [5, 6, 5, 6, 5]]
+def test_a_cascade_accepts_what_its_middle_model_would():
+    speculator = spec()
     options = {"max_new_tokens": 40, "temperature": 1.0, "gamma": 3}
-    together = speculator.generate(prompts, seed=7, **options)
-    for i, prompt in enumerate(prompts):
-        (alone,) = speculator.generate(prompt, seed=[(7, i)], **options)
-        assert alone.tokens == together[i].tokens
     single = Speculator(speculator.target, LMDrafter(CausalModel(speculator.drafter.middle.model)))
     seeds = [(seed, 0) for seed in range(12)]
     alphas = [

@@ -43,15 +43,6 @@ def test_a_longer_end_decides_between_two_places():
     assert draft_tokens([1, 2, 3, 5, 2, 4], [9, 1], [2]) == [3, 5, 2]
 
 
-def test_without_a_source_the_prompt_is_the_input_and_rows_leave():
-    drafter = CopyDrafter()
-    drafter.start([0, 1], [[1, 2], [3, 4]], None)
-    assert drafter.propose([2, 1], NO_DRAW).tokens.tolist() == [[1, 2], [3, 0]]
-    drafter.leave([0])
-    drafter.commit([[3]])
-    assert drafter.propose([2], NO_DRAW).tokens.tolist() == [[4]]
-
-
 def test_a_target_that_copies_is_followed_in_few_calls():
     """It gives its prompt again, but for one token: the text is that of plain decoding."""
     prompt = [1, 2, 3, 4, 5, 6, 1]

@@ -79,20 +79,6 @@ def test_q_is_the_distribution_that_the_tokens_were_drawn_from():
             assert torch.equal(draft.q[b, i], standardized(Q, text))
 
 
-def test_ragged_gamma():
-    drafter = started(Careful(Q, V), [[0], [1], [2]])
-    draft = drafter.propose([2, 0, 1], Spy(3, SAMPLED))
-    assert draft.lengths.tolist() == [2, 0, 1]
-    assert draft.calls == 2
-    assert draft.q.shape == (3, 2, V)
-
-
-def test_no_draft_token_asked_for_is_no_run():
-    drafter = started(Careful(Q, V), [[0]])
-    draft = drafter.propose([0], Spy(1, SAMPLED))
-    assert (draft.lengths.tolist(), draft.calls, draft.q) == ([0], 0, None)
-
-
 @pytest.mark.parametrize("kept", [[3], "guess", "guesses", "all"])
 def test_after_a_commit_it_guesses_from_the_text_that_was_kept(kept):
     drafter = started(Careful(Q, V), [[0]])
@@ -101,27 +87,6 @@ def test_after_a_commit_it_guesses_from_the_text_that_was_kept(kept):
     drafter.commit([kept])
     draft = drafter.propose([1], Spy(1, SAMPLED))
     assert torch.equal(draft.q[0, 0], standardized(Q, [0, *kept]))
-
-
-def test_a_row_that_sat_out_catches_up():
-    drafter = started(Careful(Q, V), [[0], [1]])
-    for token in 2, 3, 4:
-        drafter.propose([1, 0], Spy(2, SAMPLED))
-        drafter.commit([[token], [token]])
-    draft = drafter.propose([0, 1], Spy(2, SAMPLED))
-    assert torch.equal(draft.q[1, 0], standardized(Q, [1, 2, 3, 4]))
-
-
-def test_rows_that_leave_take_their_texts_with_them():
-    drafter = started(Careful(Q, V), [[0], [1], [2]])
-    drafter.leave([0, 2])
-    draft = drafter.propose([1], Spy(1, SAMPLED))
-    assert torch.equal(draft.q[0, 0], standardized(Q, [1]))
-    drafter.commit([[2]])
-    drafter.start([1], [[4, 4]], None)
-    draft = drafter.propose([1, 1], Spy(2, SAMPLED))
-    assert torch.equal(draft.q[0, 0], standardized(Q, [1, 2]))
-    assert torch.equal(draft.q[1, 0], standardized(Q, [4, 4]))
 
 
 def test_greedy_draft_tokens_are_certain():

@@ -110,20 +110,6 @@ def test_repeats_say_what_followed_the_last_four_tokens():
         assert text.after(new, 2) == guesses_expected  # a function of the text alone
 
 
-def test_rows_join_behind_and_leave_closes_the_gap():
-    drafter = LookupDrafter()
-    drafter.start([0, 1], [[1, 2, 1], [3, 4, 3]], None)
-    drafter.start([2], [[5, 6, 5]], None)
-    assert propose(drafter, [1, 2, 0]) == [[2], [4, 3], []]
-    drafter.leave([0, 1])
-    assert propose(drafter, [1]) == [[6]]
-    drafter.commit([[7, 5]])
-    assert propose(drafter, [2]) == [[7, 5]]
-    drafter.leave([0])
-    drafter.start([0], [[8, 9, 8]], None)
-    assert propose(drafter, [1]) == [[9]]
-
-
 def said(drafter, salt, tokens):
     """A row says this and leaves."""
     drafter.salted(salt)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretoken.costing import stored
-from foretoken.drafters.base import DrafterBase, pack
+from foretoken.drafters.base import Drafter, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import KnownTokensDrafter, MixtureDrafter
@@ -17,7 +17,6 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import Purpose, RowKey, uniform
-from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
 
@@ -120,7 +119,7 @@ def test_parts_are_pairs(parts):
 
 
 def test_parts_that_do_not_fit():
-    class Forward(DrafterBase):
+    class Forward(Drafter):
         def start(self, rows, prompts, sources): ...
 
         def propose(self, gamma, draw): ...
@@ -136,21 +135,6 @@ def test_parts_that_do_not_fit():
     assert MixtureDrafter([(LookupDrafter(), 1)]).vocab_size is None
     assert stored.identity(MixtureDrafter([(LookupDrafter(), 1)])) is None
     assert MixtureDrafter([(LookupDrafter(), 1), (lm(Q), 1)]).runtime == "python+table"
-
-
-def test_a_text_does_not_depend_on_its_others():
-    """Where lookup finds something in one row and nothing in another, the model's numbers are
-    still those of each row's own places."""
-    P = random_model(3, V)
-    parts = [(LookupDrafter(), 2), (lm(Q), 1), (lm(R), None)]
-    spec = Speculator(TableModel(P, V), MixtureDrafter(parts))
-    prompts = [[1, 2, 1, 2, 1], [3], [4, 0, 2]]
-    options = {"max_new_tokens": 25, "temperature": 1.0, "gamma": 5}
-    for seed in range(5):
-        together = spec.generate(prompts, seed=seed, **options)
-        for i, prompt in enumerate(prompts):
-            (alone,) = spec.generate(prompt, seed=[(seed, i)], **options)
-            assert alone.tokens == together[i].tokens
 
 
 # Draft tokens that rows have without a drafter

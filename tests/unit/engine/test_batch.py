@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from foretoken.costing.gamma import Fixed
-from foretoken.drafters.base import DrafterBase, pack
+from foretoken.drafters.base import Drafter, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch, keep_freed
 from foretoken.errors import NumericsError, RefusedError
+from foretoken.models.base import Capabilities
 from foretoken.models.rows import CHUNK as PASS
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
@@ -155,7 +156,7 @@ def test_a_drafter_that_fails_to_start_leaves_the_engine_usable():
 
 
 def test_a_drafter_may_keep_and_change_the_lists_it_is_given():
-    class Keeper(DrafterBase):
+    class Keeper(Drafter):
         def start(self, rows, prompts, sources):
             self.texts = prompts
 
@@ -219,7 +220,7 @@ def test_memory_that_a_step_frees_is_not_faulted_in_again() -> None:
 class Tensors(TableModel):
     """Takes blocks as a tensor, as models on a device do."""
 
-    takes_tensors = True
+    capabilities = Capabilities(tensors=True)
 
     def score(self, blocks, need):
         if isinstance(blocks, torch.Tensor):

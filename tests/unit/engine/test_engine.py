@@ -19,6 +19,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ForetokenError
 from foretoken.generation_config import Ends
+from foretoken.models.base import Capabilities
 from foretoken.records import Begun, StepRecord
 from oracle import random_model
 from table import TableModel
@@ -405,6 +406,8 @@ def test_max_length_counts_the_prompt() -> None:
 
 class Sized(TableModel):
     """A token is a byte."""
+
+    capabilities = Capabilities(memory=True)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return sum(lengths)

@@ -10,7 +10,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.memory import KEPT, KEPT_TOKENS, Memory, reserve_kept
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Sized
+from foretoken.models.base import Capabilities
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from oracle import random_model
@@ -21,6 +21,8 @@ V = 4
 
 class SizedTable(TableModel):
     """Tokens of its own are `size` bytes, those of sources one."""
+
+    capabilities = Capabilities(memory=True, prefix_cache=True)
 
     def __init__(self, size: int = 2, **options: Any) -> None:
         super().__init__(random_model(1, V), V, **options)
@@ -63,7 +65,6 @@ def test_what_can_never_fit_is_said_with_the_numbers() -> None:
 
 
 def test_models_that_do_not_say_what_they_take_are_refused() -> None:
-    assert isinstance(SizedTable(), Sized)
     plain = TableModel(random_model(1, V), V)
     with pytest.raises(RefusedError, match="TableModel does not say what its rows take"):
         Memory([SizedTable(), LMDrafter(plain, V), plain], 99)

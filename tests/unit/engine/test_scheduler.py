@@ -26,6 +26,7 @@ from foretoken.engine.core import EngineCore
 from foretoken.engine.scheduler import MAX_DEFERRED_STEPS, Task
 from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.generation_config import Ends
+from foretoken.models.base import Capabilities
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -120,6 +121,8 @@ def test_rows_that_come_and_go_are_what_they_are_alone(
 
 class Sized(TableModel):
     """A token is a byte."""
+
+    capabilities = Capabilities(memory=True)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         return sum(lengths)

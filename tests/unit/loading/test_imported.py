@@ -22,10 +22,10 @@ from tiny import byte_level, folder, llama
 
 MODULE = """
 import torch
-from foretoken import DrafterBase, UniformDrafter
+from foretoken import Drafter, UniformDrafter
 from foretoken.drafters.base import pack
 
-class Again(DrafterBase):
+class Again(Drafter):
     "Drafts the token that the target found most probable when it made the last one."
 
     def __init__(self, target):

@@ -24,7 +24,6 @@ from foretoken import cli
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.published import kind_of
 from foretoken.loading.weights import Weights
-from foretoken.models.base import Sized
 
 PROMPTS = [[5, 9, 17], [3]]
 
@@ -297,7 +296,8 @@ def test_memory_for_keys_and_values_is_counted(kind: str, tmp_path: Path) -> Non
     draft = saved(tmp_path / "draft", config, tensors)
     spec = foretoken.load(folder, draft, runtime="transformers")
     alone = [text.tokens for text in spec.generate(PROMPTS, max_new_tokens=8, gamma=2)]
-    sized = [part for part in (spec.target, *spec.drafter.holds) if isinstance(part, Sized)]
+    parts = (spec.target, *spec.drafter.holds)
+    sized = [part for part in parts if part.capabilities.memory]
     room = sum(part.memory([16], [0]) for part in sized)
     assert len(sized) == 2 - (kind == "assistant")
     texts: dict[int, list[int]] = {}

@@ -27,7 +27,6 @@ from foretoken.models.graphs import (
     wide,
 )
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer
-from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedRows, Form, check, deviation
 from pairs import PROMPTS
 from tiny_families import FAMILIES, build
@@ -93,40 +92,6 @@ def test_ragged_equals_alone(name: str) -> None:
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_self_check_passes(name: str) -> None:
     assert check(build(name), ON_GRAPHS).delta < 1e-5
-
-
-@pytest.mark.parametrize("name", ["Llama", "Gemma 3"])
-def test_blocks_as_tensors_are_their_rows_first_ids(name: str) -> None:
-    """Against lists on the ragged cache: what stands behind need[b] counts for nothing."""
-    model = pairs.target(name)
-    fixed, ragged = GraphModel(model), CausalModel(model)
-    dice = torch.Generator().manual_seed(5)
-    for runner in (fixed, ragged):
-        runner.start(PROMPTS)
-    for need in ([1, 1, 1], [3, 0, 5], [4, 4, 4], [1, 1, 1], [1, 2, 1]):
-        ids = torch.randint(pairs.V, (3, max(need) + 1), generator=dice).to(pairs.DEVICE)
-        blocks = [row[:n] for row, n in zip(ids.tolist(), need, strict=True)]
-        ours, theirs = fixed.score(ids, need), ragged.score(blocks, need)
-        for b, n in enumerate(need):
-            assert torch.allclose(ours[b, :n], theirs[b, :n], atol=1e-6)
-        lengths = [max(0, length - 2) for length in ragged.cache.lengths]
-        for runner in (fixed, ragged):
-            runner.set_lengths(lengths)
-
-
-def test_a_tensor_on_the_ragged_cache() -> None:
-    """As the same model takes it on a device without graphs."""
-    model = pairs.target("Llama")
-    one, other = CausalModel(model), CausalModel(model)
-    for runner in (one, other):
-        runner.start(PROMPTS)
-    ids = torch.tensor([[5, 6], [7, 60], [8, 9]], device=pairs.DEVICE)
-    ours = one.score(ids, [2, 1, 2])
-    theirs = other.score([[5, 6], [7], [8, 9]], [2, 1, 2])
-    assert torch.allclose(
-        ours[[0, 0, 1, 2, 2], [0, 1, 0, 0, 1]], theirs[[0, 0, 1, 2, 2], [0, 1, 0, 0, 1]]
-    )
-    assert one.cache.lengths == other.cache.lengths
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, wrong: Any) -> None:
@@ -228,21 +193,6 @@ def test_growth_makes_all_anew() -> None:
     model.score([[7], [8]], [1, 1])
     assert before not in model.passes.values()
     assert set(model.passes) == {(2, 1, 128)}
-
-
-def test_what_a_broken_text_left_harms_no_later_one() -> None:
-    """NaN survives a mask: hidden slots are multiplied by zero."""
-    network = pairs.target("Llama")
-    model, fresh = GraphModel(network), GraphModel(network)
-    model.start([[5, 6, 7]])
-    with torch.inference_mode():
-        for layer in model.cache.parts():
-            for x in layer.arrays:
-                x.fill_(torch.nan)
-    model.leave([0])
-    for one in (model, fresh):
-        one.start([[9, 8]])
-    assert torch.equal(model.score([[3]], [1]), fresh.score([[3]], [1]))
 
 
 def test_what_looks_at_its_numbers_is_refused_by_name() -> None:

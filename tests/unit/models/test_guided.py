@@ -10,7 +10,6 @@ import torch
 import foretoken
 from census import build
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import ReadsPrompts
 from foretoken.models.guided import Guided
 from pairs import PROMPTS, relative, target
 from table import TableModel
@@ -77,16 +76,6 @@ def test_rows_that_wait_go_on_behind_their_prompt(spec) -> None:
     assert spec.target.lengths == []
 
 
-def test_sampled_texts_depend_neither_on_the_batch_nor_on_pieces(spec) -> None:
-    own = spec.guided(SCALE, NEGATIVE)
-    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 10, "gamma": 3, "seed": 4}
-    both = own.generate(PROMPTS, **options)
-    keyed = options | {"seed": [(4, len(PROMPTS) - 1)]}
-    (alone,) = own.generate(PROMPTS[-1], **keyed)
-    assert alone.tokens == both[-1].tokens
-    assert 0 < both[0].stats.alpha < 1
-
-
 def test_an_impossible_token_stays_impossible() -> None:
     table = TableModel(lambda text: [0.0, 0.25, 0.75] if text[-1] else [0.0, 0.5, 0.5], 3)
     guided = Guided(table, 3.0, [0])
@@ -94,7 +83,6 @@ def test_an_impossible_token_stays_impossible() -> None:
     logits = guided.score([[1]], [1])[0, 0]
     expected = torch.tensor([0.0, 0.25**3 / 0.5**2, 0.75**3 / 0.5**2], dtype=torch.float64)
     assert torch.allclose(logits.softmax(0), expected / expected.sum())
-    assert isinstance(guided, ReadsPrompts)
 
 
 def test_no_guidance_is_the_model_to_the_bit(spec) -> None:

@@ -49,12 +49,12 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
         remarks.append(packed if packing.layers else f"unpacked: {packing.reason}")
     running = form.run(network)
     if placement.taps:
-        if not hasattr(running, "tap"):
+        if not running.capabilities.taps:
             raise RefusedError(
                 f"{type(network).__name__} runs in {form.name}, and so does not expose the hidden "
                 "states that the draft reads; give another draft"
             )
-        running.tap(placement.taps)  # pyright: ignore
+        running.tap(placement.taps)
     return running, remarks
 
 

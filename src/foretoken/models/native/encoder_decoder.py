@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ HANDED, MOST_HANDED = HandedStates(), 32
 class NativeEncoderDecoder(NativeModel):
     """A decoder that attends to what the encoder makes of each row's source."""
 
+    capabilities = replace(NativeModel.capabilities, prefix_cache=False)  # keys are of a source
     encoder_decoder = True
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
@@ -58,16 +60,12 @@ class NativeEncoderDecoder(NativeModel):
         self.source_context = facts["source_context"]
         self.source_vocab_size = facts["source_vocab_size"]
         self.sources = PagePool(self.crossing.layout, self.pool.dtype.name)
-        self.encoder_seconds = 0.0
         self.handed_key: str | None = passes.facts["encoder_key"]
         self._joining: list[PagedRow] = []  # sources of the rows that are about to join
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         pages = sum(-(-n // PAGE) for n in sources)
         return super().memory(lengths, []) + self.sources.bytes * pages
-
-    def remember(self, on: bool) -> None:
-        """Keep nothing: keys and values depend on a row's source."""
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         if not prompts:
@@ -140,6 +138,7 @@ class NativeMediaDecoder(NativeEncoderDecoder):
     the target's states never needs its own.
     """
 
+    capabilities = replace(NativeEncoderDecoder.capabilities, media=True)
     needs_media = True
 
     def __init__(
@@ -150,8 +149,12 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         hears = facts["hears"]
         self.input: str = hears["input"]
         self.shape, self.width = tuple(hears["shape"]), tuple(hears["states"])
-        self.encoder_key: str = hears["key"]
+        self._encoder_key: str = hears["key"]
         self._load = network
+
+    @cached_property
+    def encoder_key(self) -> str:
+        return self._encoder_key
 
     @cached_property
     def _network(self) -> PreTrainedModel:

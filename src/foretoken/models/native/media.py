@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,13 @@ INSTEAD = "give runtime='transformers'"
 
 
 class NativeMediaModel(NativeModel):
-    """Model protocol over `passes`, with media in prompts.
+    """A Model over `passes`, with media in prompts.
 
     network: Loads the model, of which all but the decoder's layers is used, when the first media
     come. exact: Makes a model of it in float32, to check how this one reads media.
     """
 
-    needs_media = False
+    capabilities = replace(NativeModel.capabilities, media=True)
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class NativeMediaModel(NativeModel):
         # a draft that cannot read a prompt begins with nothing
         pairs = zip(prompts, media, strict=True)
         made = [self._embedded(one) if one and prompt else None for prompt, one in pairs]
-        limit = self.longest if self._beyond else self.context
+        limit = self._longest if self._beyond else self.context
         check_room([0] * len(prompts), [len(p) for p in prompts], limit)
         first = len(self.rows)
         super().start([[] if x else prompt for prompt, x in zip(prompts, made, strict=True)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from ctypes import pointer
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from foretoken.errors import RefusedError
 from foretoken.kernels.library import PairsRecord, WeightRecord, chosen_set, library
-from foretoken.models.base import Blocks, ChainedTokens, TokenChoice
-from foretoken.models.companion import Companion
+from foretoken.models.base import Blocks, Capabilities, ChainedTokens, PairModel, TokenChoice
+from foretoken.models.companion import Companion, Host
 from foretoken.models.native.chain import KINDS, DraftChain
 from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
@@ -35,24 +36,20 @@ class Unshared:
     """The salt of a row whose pages follow from more than its tokens."""
 
 
-class NativeModel:
-    """Model protocol over `passes`."""
+class NativeModel(Host[NativePasses]):
+    """A Model over `passes`, batch-invariant by its arithmetic."""
 
-    encoder_decoder = False
-    source_context: int | None = None
-    source_vocab_size: int | None = None
+    capabilities = Capabilities(
+        batch_invariant=True, prefix_cache=True, memory=True, hidden=True, taps=True, chain=True
+    )
     runtime = "native"
-    takes_tensors = False
-    device = torch.device("cpu")
-    padding = 0
-    batch_invariant = True  # by its arithmetic
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         self.passes = passes
         self.vocab_size = passes.vocab_size
-        self.context: int | None = facts["context"]
-        self.longest: int | None = facts.get("longest") or self.context
-        self.identity: str | None = facts.get("identity")  # what its speed follows from
+        self.context = facts["context"]
+        self._longest: int | None = facts.get("longest") or self.context
+        self.identity = facts.get("identity")
         self.computed: str = facts.get("computed", "float32")
         self.pool = PagePool(passes.layout, "float16" if passes.facts["halved"] else "float32")
         self.rows: list[PagedRow] = []
@@ -79,6 +76,10 @@ class NativeModel:
     @property
     def hidden(self) -> Tensor:
         return self._hidden
+
+    @property
+    def longest(self) -> int | None:
+        return self._longest
 
     @property
     def lengths(self) -> list[int]:
@@ -163,7 +164,7 @@ class NativeModel:
         return length, row
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        limit = self.longest if self._beyond else self.context
+        limit = self._longest if self._beyond else self.context
         check_room([0] * len(prompts), [len(p) for p in prompts], limit)
         first = len(self.rows)
         # at once, for a Ctrl-C in between
@@ -214,8 +215,8 @@ class NativeModel:
             if row.states is not None:  # a companion may have moved them
                 row.states.check_back(b, past[b], past[b])
         limits = context
-        if self.longest != context:
-            limits = [self.longest if row.long else context for row in self.rows]
+        if self._longest != context:
+            limits = [self._longest if row.long else context for row in self.rows]
         check_room(past, [len(block) for block in blocks], limits)
         if self.stored is not None:
             blocks = self._read_up_to_forks(blocks, need)
@@ -281,7 +282,7 @@ class NativeModel:
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         past = self.lengths
-        limits = [self.longest if row.long else self.context for row in self.rows]
+        limits = [self._longest if row.long else self.context for row in self.rows]
         made, lengths = self.chained(self.passes, past, limits, blocks, budget, choice, embeddings)
         tokens: list[list[int]] = made.tokens.tolist()
         for b, (row, text) in enumerate(zip(self.rows, self.texts, strict=True)):
@@ -368,6 +369,7 @@ class NativeModel:
 class NativeCompanion(Companion[NativePasses]):
     """A copy over the rows of a target on the native kernels."""
 
+    capabilities = replace(Companion.capabilities, chain=True)
     target: NativeModel
 
     def chain(
@@ -383,7 +385,7 @@ class NativeCompanion(Companion[NativePasses]):
         return made
 
 
-class NativePairs(NativeModel):
+class NativePairs(NativeModel, PairModel):
     """A decoder of pairs, whose blocks are the tokens of pairs: `give` first what it reads of
     them."""
 

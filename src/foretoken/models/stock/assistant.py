@@ -18,7 +18,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
 )
 
 from foretoken.errors import RefusedError
-from foretoken.models.base import LendsKeys
+from foretoken.models.base import Model
 from foretoken.models.stock.attention import shared
 from foretoken.transfer import sent
 
@@ -130,13 +130,13 @@ class StockAssistant:
 
     runtime = "transformers"
 
-    def __init__(self, network: Assistant, target: LendsKeys) -> None:
+    def __init__(self, network: Assistant, target: Model) -> None:
         self.network, self.target = network, target
         weight = network.lm_head.weight
         self.identity = f"assistant {len(network.kinds)} {tuple(weight.shape)} {weight.dtype}"
         self._given: dict[str, Given] = {}
 
-    def over(self, target: LendsKeys) -> StockAssistant:
+    def over(self, target: Model) -> StockAssistant:
         """The same over another target."""
         return StockAssistant(self.network, target)
 

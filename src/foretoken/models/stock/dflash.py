@@ -22,6 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
+from foretoken.models.base import Capabilities, Part
 from foretoken.models.rows import CHUNK, most_slots, staying
 from foretoken.models.stock.cache import BUCKET, RaggedCache, RaggedLayer
 from foretoken.transfer import sent
@@ -242,16 +243,15 @@ class BlocksDraft:
     ids: Tensor | None
 
 
-class BlockRows:
+class BlockRows(Part):
     """Rows of contexts of different lengths, and what torch does of a draft, wherever its layers
     run; a class of this knows where.
 
     device: of its states and logits; bytes: of a number in the context.
     """
 
-    runtime: str
+    capabilities = Capabilities(memory=True)
     computed: str
-    identity: str | None
     cache: Any  # the context: RaggedCache, or another kind of `Places`
 
     def __init__(self, draft: BlocksDraft, device: torch.device, bytes: int) -> None:
@@ -284,7 +284,6 @@ class BlockRows:
         return self.cache.lengths
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        """Bytes of the context, at most, of rows of so many tokens."""
         config: Any = self.config
         pair = 2 * config.num_key_value_heads * config.head_dim * self.bytes
         return config.num_hidden_layers * pair * most_slots(lengths, BUCKET)
@@ -296,6 +295,9 @@ class BlockRows:
             self.cache.join(self._empty(rows))
         else:
             self.cache = self._empty(rows)
+
+    def clear(self) -> None:
+        self.permute([])
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:

@@ -25,7 +25,7 @@ from transformers.modeling_outputs import MoEModelOutput
 
 from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.media.inputs import ENCODED, Media, main_input
-from foretoken.models.base import ReadsMedia
+from foretoken.models.base import Model
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.sizes import reads_ids, sketch
 
@@ -218,7 +218,7 @@ class Objections:
         self.model = model
         self._known: dict[frozenset[str], str | None] = {}
 
-    def to(self, media: Media, fresh: Callable[[], ReadsMedia]) -> str | None:
+    def to(self, media: Media, fresh: Callable[[], Model]) -> str | None:
         """Say why the model cannot read these, or None; tried on a fresh one, without rows."""
         if media.ids and media.ids[-1] in marks(self.model):
             return UNENDED
@@ -237,7 +237,7 @@ def marks(model: PreTrainedModel) -> set[int]:
     return {id for name, id in settings if MARK.fullmatch(name) and isinstance(id, int)}
 
 
-def objection(model: PreTrainedModel, fresh: ReadsMedia, media: Media) -> tuple[str | None, bool]:
+def objection(model: PreTrainedModel, fresh: Model, media: Media) -> tuple[str | None, bool]:
     """Say why `fresh`, without rows, which runs a network, cannot read these media exactly, or
     None; and whether that is so of all media of their kind, rather than of faulty ones."""
     network: Any = model
@@ -261,7 +261,7 @@ def objection(model: PreTrainedModel, fresh: ReadsMedia, media: Media) -> tuple[
 
 
 @torch.inference_mode()
-def deviation(model: PreTrainedModel, fresh: ReadsMedia, media: Media) -> float:
+def deviation(model: PreTrainedModel, fresh: Model, media: Media) -> float:
     """Largest |delta logit| over the spread of the logits between `fresh`, without rows, which runs
     a network, and the network's own `generate`, of some tokens behind a prompt with media."""
     network, prompt = twin(model), media.ids or [0]

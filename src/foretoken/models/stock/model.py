@@ -1,4 +1,4 @@
-"""The Model protocol over a ragged cache, by transformers' own code: decoder-only models, and
+"""A Model over a ragged cache, by transformers' own code: decoder-only models, and
 encoder-decoders, whose encoder runs once for each row, when it joins.
 
 Blocks of different lengths are padded on the right and run as one batch; only the positions that
@@ -8,8 +8,9 @@ a decoder.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODED, Media
-from foretoken.models.base import Blocks, LentKeys, counts_of
+from foretoken.models.base import Blocks, Capabilities, LentKeys, Model, counts_of
 from foretoken.models.rows import (
     BEYOND,
     CHUNK,
@@ -71,17 +72,14 @@ from foretoken.models.stock.sizes import (
 from foretoken.transfer import sent
 
 
-class StockModel(ABC):
+class StockModel(Model):
     """Runs a twin of `model`, without dropout; the model itself stays as it is."""
 
     runtime = "transformers"
-    encoder_decoder: bool
-    source_context: int | None = None
-    source_vocab_size: int | None = None
+    capabilities = Capabilities(media=True, memory=True, hidden=True, taps=True)
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.whole, self.model = model, writer(model)
-        self.taps: tuple[int, ...] = ()
         self.attached: list[Media | None] = []
         self.needs_media = not reads_ids(model)
         self._objections = Objections(model)
@@ -89,16 +87,15 @@ class StockModel(ABC):
         self.showing = False
         self.device = model.device
         self.computed = str(model.dtype).removeprefix("torch.")
-        self.takes_tensors = self.device.type != "cpu"
+        self.capabilities = replace(self.capabilities, tensors=self.device.type != "cpu")
         config = model.config.get_text_config(decoder=True)
-        self.context: int | None = context_limit(config)
-        self.longest = self.context if switch_of(model) is None else positions(config)
+        self.context = context_limit(config)
+        self._longest = self.context if switch_of(model) is None else positions(config)
         self._beyond = False
         self.vocab_size = output_rows(model)
         self.running = Forward(model)
         self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
         self.rewind = REWIND if self.cache.decoder.states else None
-        self.padding = 0
         self._hidden: Tensor | None = None
 
     @abstractmethod
@@ -131,6 +128,10 @@ class StockModel(ABC):
         cache = self.read([[0]], [[0]] if self.encoder_decoder else None)
         ragged, cross = cache.decoder, cache.cross.slot_bytes if self.encoder_decoder else 0
         return ragged.slot_bytes, cross, ragged.state_bytes
+
+    @property
+    def longest(self) -> int | None:
+        return self._longest
 
     @property
     def lengths(self) -> list[int]:
@@ -196,7 +197,6 @@ class StockModel(ABC):
         self.cache.decoder.shown.cut(lengths)
 
     def tap(self, taps: tuple[int, ...]) -> None:
-        """Be able to show the states at these taps. Raises RefusedError where there are none."""
         self.running, self.taps = Forward(self.model, taps=taps), taps
 
     def show(self, known: Callable[[list[int]], int] | None) -> None:
@@ -217,7 +217,7 @@ class StockModel(ABC):
 
     def _run(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
         ragged, counts = cache.decoder, counts_of(blocks, need)
-        limits = [self.longest if long else self.context for long in ragged.long]
+        limits = [self._longest if long else self.context for long in ragged.long]
         check_room(ragged.lengths, counts, limits)
         if not any(counts):
             return no_logits(self.model, len(counts))
@@ -260,7 +260,7 @@ class StockModel(ABC):
 class CausalModel(StockModel):
     """Raises RefusedError where rows cannot be rolled back one by one."""
 
-    encoder_decoder = False
+    capabilities = replace(StockModel.capabilities, shared_kv=True)
 
     def __init__(self, model: PreTrainedModel) -> None:
         admit(writer(model), states=True)
@@ -294,7 +294,7 @@ class CausalModel(StockModel):
         ids = media.ids
         n, fresh = len(ids), ragged_cache(self.model, 1)
         fresh.long = [self._beyond]
-        limit = self.longest if self._beyond else self.context
+        limit = self._longest if self._beyond else self.context
         check_room([0], [max(n, len(prompt))], [limit])
         text = torch.tensor([ids], device=self.device)
         fitted = media.fitted(n, self.model.dtype, self.device)
@@ -334,8 +334,8 @@ class CausalModel(StockModel):
         if any(cache.shift):
             shift = cache.placed(sent(torch.tensor(cache.shift), self.device))
             positions = positions + shift[:, None]
-        if self.longest is not None and cache.longest + cache.width > self.longest:
-            positions = positions.clamp(max=self.longest - 1)  # padding only
+        if self._longest is not None and cache.longest + cache.width > self._longest:
+            positions = positions.clamp(max=self._longest - 1)  # padding only
         if any(cache.long):
             long = cache.placed(sent(torch.tensor(cache.long), self.device))
             positions = positions + BEYOND * long[:, None]
@@ -353,10 +353,9 @@ class Seq2SeqModel(StockModel):
             raise RefusedError(f"{type(model).__name__} has no encoder: run it as a causal model")
         super().__init__(model)
         model = self.model
-        self.source_context: int | None = encoder_limit(model)
-        self.source_vocab_size: int | None = encoder_rows(model)
+        self.source_context = encoder_limit(model)
+        self.source_vocab_size = encoder_rows(model)
         self.takes_positions = takes_positions(model)
-        self.encoder_seconds = 0.0
         self._heard_width = 1  # of the encoder's states
         # [n, H] by the source's ids: what this very encoder made of them, in somebody else's run
         self.heard: dict[tuple[int, ...], Tensor] = {}

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from foretoken.models.base import Blocks, counts_of
+from foretoken.models.base import Blocks, PairModel, counts_of
 from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.model import CausalModel, StockModel
 
@@ -160,14 +160,14 @@ class PairsNetwork(PreTrainedModel):
         return given
 
 
-class StockPairs(CausalModel):
-    """Pairs on torch: the Model protocol, whose blocks are the tokens of pairs; `give` first what
+class StockPairs(CausalModel, PairModel):
+    """Pairs on torch: a Model, whose blocks are the tokens of pairs; `give` first what
     the network reads of them."""
 
     def __init__(self, network: PairsNetwork) -> None:
         StockModel.__init__(self, network)
         self.takes_positions = True
-        self.takes_tensors = False
+        self.capabilities = CausalModel.capabilities
         weights = sum(weight.numel() for weight in network.parameters())
         self.identity = f"pairs of {weights} {network.config.to_json_string()} {self.computed}"
         self._pairs: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The Model protocol row by row, each over the cache that transformers makes for it, whatever that
+"""A Model row by row, each over the cache that transformers makes for it, whatever that
 keeps: keys and values, recurrent states, or nothing.
 
 Passes are prepared as `generate` prepares them, so that each family runs by its own code, its own
@@ -23,7 +23,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODED, Media
-from foretoken.models.base import Blocks
+from foretoken.models.base import Blocks, Capabilities, Model
 from foretoken.models.rows import check_lengths, check_room, check_sources, staying
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.cache import INSTEAD, no_writer
@@ -95,13 +95,12 @@ class OwnRow:
         self.earlier = [each for each in self.earlier if each[0] <= self.read][-1:]
 
 
-class RowwiseModel:
+class RowwiseModel(Model):
     """Runs a twin of `model`, a network of transformers that generates text from ids, in evaluation
     mode, one row at a time."""
 
     runtime = "transformers, row by row"
-    takes_tensors = False
-    padding = 0
+    capabilities = Capabilities(media=True)
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.whole, self.model = model, writer(model)
@@ -116,7 +115,6 @@ class RowwiseModel:
         self.context = context_limit(model.config.get_text_config(decoder=True))
         self.source_context = encoder_limit(model) if self.encoder_decoder else None
         self.source_vocab_size = encoder_rows(model) if self.encoder_decoder else None
-        self.encoder_seconds = 0.0
         self.rows: list[OwnRow] = []
         self.attached: list[Media | None] = []
 

@@ -23,7 +23,7 @@ from transformers.generation.utils import GenerationMixin
 
 from foretoken.errors import RefusedError, kind_of
 from foretoken.media.inputs import ENCODED, Media
-from foretoken.models.base import Model, ReadsMedia, Switches
+from foretoken.models.base import Model
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache, media
 from foretoken.models.stock.attention import twin
@@ -173,7 +173,7 @@ def deviation(model: PreTrainedModel, runner: Model | None = None, whole: Whole 
 def media_deviation(model: PreTrainedModel, runner: Model) -> float:
     """The same against the stock model's `generate`, of inputs of an encoder that can be made up;
     those of other families are tried when the first come."""
-    if not isinstance(runner, ReadsMedia) or not (inputs := made_up(model)):
+    if not runner.capabilities.media or not (inputs := made_up(model)):
         return 0.0
     runner.permute([])  # no rows are left
     return media.deviation(model, runner, Media([], inputs))
@@ -281,15 +281,14 @@ class CheckedRows:
 
     def announce(self, long: bool) -> None:
         """Rows are about to join that are long, or are not."""
-        if isinstance(self.runner, Switches):
-            self.runner.beyond(long)
+        self.runner.beyond(long)
 
     def is_long(self, length: int) -> bool:
         return self.runner.context is not None and length > self.runner.context
 
     def read_again(self, blocks: list[list[int]]) -> None:
         """Rows that these blocks take to where a model reads a text in another way join again."""
-        if not isinstance(self.runner, Switches) or self.runner.longest == self.runner.context:
+        if self.runner.longest == self.runner.context:
             return
         ends = [len(text) + len(block) for text, block in zip(self.texts, blocks, strict=True)]
         rows = enumerate(zip(ends, self.runner.long, blocks, strict=True))

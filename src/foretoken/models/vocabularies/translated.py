@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.models.base import Blocks, Model, Rewinds, Sized, Written
+from foretoken.models.base import Blocks, Capabilities, Model, Written
 from foretoken.models.rows import staying
 from foretoken.models.vocabularies.translation import Translation, WayOn, ways_on
 from foretoken.models.vocabularies.words import Dictionary
@@ -33,8 +33,7 @@ class Following:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._cached: list[list[int]] = []
-        rewind = model.rewind if isinstance(model, Rewinds) else None
-        self._rewind = math.inf if rewind is None else rewind  # tokens
+        self._rewind = math.inf if model.rewind is None else model.rewind  # tokens
 
     def start(self, texts: list[list[int]]) -> None:
         """Rows join, with these texts read."""
@@ -111,15 +110,11 @@ class ByText(NamedTuple):
     sampled: bool = False
 
 
-class TranslatedModel:
+class TranslatedModel(Model):
     """`model`, which is decoder-only, in the ids of a target of `V` tokens. It holds texts of any
     length: of those that outgrow its context it reads the end."""
 
-    takes_tensors = False
-    encoder_decoder = False
-    context: int | None = None
-    source_context: int | None = None
-    source_vocab_size: int | None = None
+    capabilities = Capabilities(text=True, memory=True)
     singular = True  # without an identity its speed is not known from others'
 
     def __init__(
@@ -128,6 +123,8 @@ class TranslatedModel:
         self.dictionary, self.vocab_size, self.holds = dictionary, V, (model,)
         self.by_text = ByText() if by_text is None else by_text
         self.device, self.runtime, self.computed = model.device, model.runtime, model.computed
+        if model.identity is not None:
+            self.identity = f"{model.identity} in other words, {self.by_text}"
         self._following = Following(model)
         self._texts: list[Translation] = []
         self._ours, self._theirs = (
@@ -137,16 +134,6 @@ class TranslatedModel:
         spellings, end = dictionary.draft.spelled, dictionary.draft.end
         sayable = sorted({*spellings, *([] if end is None else [end])})
         self._sayable = torch.tensor(sayable, dtype=torch.long, device=model.device)
-
-    @property
-    def identity(self) -> str | None:
-        """A string that determines its speed, where the model has one."""
-        identity = getattr(self._following.model, "identity", None)
-        return f"{identity} in other words, {self.by_text}" if isinstance(identity, str) else None
-
-    @property
-    def padding(self) -> int:
-        return self._following.model.padding
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         texts = [Translation(self.dictionary) for _ in prompts]
@@ -158,7 +145,7 @@ class TranslatedModel:
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         """Do as `Model.score`, with a forward for every position of a block that is needed, because
         a word may be other tokens once it goes on."""
-        assert isinstance(blocks, list)  # as takes_tensors says
+        assert isinstance(blocks, list)
         if not any(need):
             changed = self._extended(blocks)
             self._following.read(changed)
@@ -172,13 +159,14 @@ class TranslatedModel:
             counts = self._counts(extended, [i < n for n in need])
             own = self._following.score(extended, counts)
             logits.append(torch.stack([self._ours_of(b, n, own[b]) for b, n in enumerate(counts)]))
+        self.padding = self._following.model.padding
         return torch.stack(logits, 1)
 
     def writes(self, *, greedy: bool) -> bool:
         return self.by_text.greedy if greedy else self.by_text.sampled
 
     def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
-        """Do as `Writes.write`, with a forward for every token that it writes, counts[b] of them in
+        """Do as `Model.write`, with a forward for every token that it writes, counts[b] of them in
         row b."""
         self._following.read(self._extended(blocks, [not n for n in counts]))
         texts = [text.told if n else None for text, n in zip(self._texts, counts, strict=True)]
@@ -220,8 +208,7 @@ class TranslatedModel:
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         """Return the model's own memory, counted by itself: a token may be two of the draft's."""
-        (model,) = self.holds
-        return model.memory(lengths, sources) if isinstance(model, Sized) else 0
+        return self._following.model.memory(lengths, sources)
 
     def permute(self, rows: list[int]) -> None:
         self._texts = [self._texts[row].copy() for row in rows]

@@ -11,7 +11,6 @@ from typing import Any
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, about, base_name
-from foretoken.models.base import ReadsMedia
 from foretoken.server.process.messages import ModelInfo, Prompt
 from foretoken.server.process.prompts import PromptReader, ids_of
 from foretoken.server.process.replies import Replies
@@ -96,7 +95,7 @@ def describe(spec: Speculator, engine: Engine, replies: Replies) -> ModelInfo:
 
 def _media_kinds(spec: Speculator) -> tuple[str, ...]:
     """Return the kinds of media that the target reads in messages."""
-    if spec.processor is None or not isinstance(spec.target, ReadsMedia):
+    if spec.processor is None or not spec.target.capabilities.media:
         return ()
     try:
         return kinds(spec.processor())

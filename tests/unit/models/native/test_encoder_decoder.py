@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 import foretoken
 import tiny
-from foretoken.errors import InputError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder
@@ -115,27 +114,6 @@ def test_families_are_transformers_on_every_instruction_set(
     assert deviation(model, converted(model)) < TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_rows_do_not_depend_on_their_company(dtype: str) -> None:
-    model = converted(network(), dtype)
-    alone = [scores(model, source, [1, 9]) for source in SOURCES]
-    model.permute([])
-    model.start([[]], [SOURCES[0]])
-    model.start([TEXT[:5], TEXT[:30]], SOURCES[1:])
-    logits = model.score([TEXT[:4], TEXT[5:6], []], [4, 1, 0])
-    assert torch.equal(logits[0], alone[0][:4])
-    assert torch.equal(logits[1, :1], alone[1][5:6])
-    # a row twice, one that moved, one that left, and text taken back
-    model.permute([2, 0, 2])
-    model.set_lengths([30, 2, 17])
-    logits = model.score([TEXT[30:33], TEXT[2:3], TEXT[17:20]], [3, 1, 3])
-    assert torch.equal(logits[0], alone[2][30:33])
-    assert torch.equal(logits[1, :1], alone[0][2:3])
-    assert torch.equal(logits[2], alone[2][17:20])
-    model.leave([0, 1, 2])
-    assert model.pool.used == model.sources.used == 0
-
-
 def test_long_sources_are_read_in_one_pass() -> None:
     model = converted(network())
     source = [(11 * i * i + i) % 60 + 3 for i in range(700)]
@@ -158,15 +136,6 @@ def test_drafts_of_several_rows_change_no_greedy_text() -> None:
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]
     sampled = spec.generate(SOURCES, gamma=3, temperature=1.0, **settings)
     assert sum(step.accepted for out in sampled for step in out.steps) > 0
-
-
-def test_sources_that_are_missing_or_too_long_are_refused() -> None:
-    model = converted(built("BART"))
-    with pytest.raises(InputError, match="one non-empty source"):
-        model.start([[]], [[]])
-    with pytest.raises(InputError, match="the encoder takes 128"):
-        model.start([[]], [[3] * 129])
-    assert model.lengths == []
 
 
 @pytest.mark.parametrize("draft", ["self:int4", "self:1"])

@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel
 
 import foretoken
 import tiny
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import RefusedError
 from foretoken.kernels.library import CHOICE, instruction_sets
 from foretoken.models import store
 from foretoken.models.companion import Companion
@@ -74,49 +75,6 @@ def require_same(model: NativeModel, b: int, dtype: str = "float32") -> None:
     logits = model.score(blocks, [3 * (i == b) for i in rows])[b].clone()
     model.set_lengths([n - 3 * (i == b) for i, n in enumerate(model.lengths)])
     assert torch.equal(logits, expected(dtype)[at : at + 3])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_tokens_logits_do_not_depend_on_its_company(dtype: str) -> None:
-    """To the bit, in blocks of any size, beside other rows and draft tokens that are taken back."""
-    model = emptied(converted(dtype))
-    for width in (1, 2, 3, 8, 17, 65):
-        model.start([[], TEXT[:40]])
-        for at in range(0, 90, width):
-            block, beside = TEXT[at : at + width], TEXT[: at % 5]
-            if at % 3 == 0:
-                model.score([[5, 6, 7], beside], [3, 0])
-                model.set_lengths([at, 40])
-            made = model.score([block, beside], [len(block), 0])[0]
-            assert torch.equal(made[:width], expected(dtype)[at : at + width]), (width, at)
-            model.set_lengths([at + len(block), 40])
-        model.permute([])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_s_pieces_change_no_bit(dtype: str) -> None:
-    """Read at once, in a prefill beside others, in pieces beside rows that decode, again after it
-    has left, and behind pages of another row."""
-    model = emptied(converted(dtype))
-    model.remember(True)
-    model.start([TEXT[:280], [9] * 50, TEXT[:7]])
-    assert model.recalled == [0, 0, 0]
-    for b in (0, 2):
-        require_same(model, b, dtype)
-    for at in range(0, 200, 40):
-        model.score([[], [4], TEXT[7 + at : 47 + at]], [0, 1, 0])
-    require_same(model, 2, dtype)
-    model.start([TEXT[:100]])
-    assert model.recalled == [100]
-    require_same(model, 3, dtype)
-    model.permute([3, 2, 3])
-    for b in (2, 0, 1):
-        require_same(model, b, dtype)
-    model.leave([0, 1, 2])
-    model.start([[*TEXT[:150], 1], TEXT[:160]])
-    assert model.recalled == [150, 160]
-    model.leave([0])
-    require_same(model, 0, dtype)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -172,22 +130,6 @@ def test_some_layers_over_the_targets_rows(model: NativeModel) -> None:
     drafting.set_lengths([40, 40])
     assert torch.equal(drafting.score([[], [9, 9]], [0, 2])[1], alone)
     drafting.leave([0, 1])
-
-
-def test_what_was_read_serves_others_of_the_same_salt(model: NativeModel) -> None:
-    model.remember(True)
-    model.start([TEXT[:80]])
-    assert model.known([*TEXT[:50], 1]) == 50  # of a row that is still there
-    model.leave([0])
-    assert model.known(TEXT[:80]) == 80 and model.known(TEXT[:15]) == 0  # too short to share
-    model.salted("other")
-    assert model.known(TEXT) == 0
-    model.salted("")
-    model.start([[*TEXT[:60], 1, 1], [*TEXT[:60], 1, 2], [9] * 20, [9] * 21])
-    assert model.recalled == [60, 61, 0, 20]
-    model.permute([])
-    model.remember(False)
-    assert model.known(TEXT) == 0 and model.pool.used == 0
 
 
 def test_cached_prefixes_give_way_to_rows(model: NativeModel) -> None:
@@ -276,13 +218,6 @@ def test_logits_that_are_not_asked_for_are_finite(model: NativeModel) -> None:
     assert model.hidden.shape[:2] == (3, 3) and model.hidden.isfinite().all()
 
 
-def test_what_does_not_fit_is_refused(model: NativeModel) -> None:
-    assert model.context is not None
-    with pytest.raises(InputError, match="shorten it"):
-        model.start([[2] * (model.context + 1)])
-    assert model.lengths == []
-
-
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_invalid_numbers_are_gone_with_their_row(dtype: str) -> None:
     """Also from the lanes that fill up a vector, where states are no whole vectors."""
@@ -303,7 +238,7 @@ def test_ctrl_c_where_arrays_grow_leaves_no_pointer_behind(monkeypatch: pytest.M
     expected, text = converted(), TEXT * 8
     for target, name, nth in ((torch, "empty", 1), (torch, "empty", 2), (np, "concatenate", 2)):
         model = NativeConversion(None, "float32", lambda: copy.deepcopy(network())).model()
-        model.context = model.longest = 4096
+        model.context = model._longest = 4096
         model.start([[]])
         model.score([TEXT[:9]], [9])
         own, left = getattr(target, name), [*range(nth)]
@@ -324,11 +259,11 @@ def test_ctrl_c_where_arrays_grow_leaves_no_pointer_behind(monkeypatch: pytest.M
             logits = model.score([text[:count]], [count])[0].clone()
             model.leave([0])
             fresh = emptied(expected)
-            fresh.context = fresh.longest = 4096
+            fresh.context = fresh._longest = 4096
             fresh.start([[]])
             assert torch.equal(logits, fresh.score([text[:count]], [count])[0])
             emptied(fresh)
-    expected.context = expected.longest = network().config.max_position_embeddings
+    expected.context = expected._longest = network().config.max_position_embeddings
 
 
 def test_invalid_numbers_stay_in_their_row() -> None:
@@ -505,21 +440,11 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
             return model(1, 40)
         return NativeConversion(None, "int4", lambda: tiny.llama(64, 128, 0)).companion(target)
 
-    class Apart:
-        """The same model, without its chains."""
-
-        def __init__(self, own: Any) -> None:
-            self.own = own
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "chain":
-                raise AttributeError(name)
-            return getattr(self.own, name)
-
     made: list[Any] = []
-    for wrapped in (lambda own: own, Apart):
+    for chains in (True, False):
         target = model(0)
-        draft: Any = wrapped(drafting(target))
+        draft: Any = drafting(target)
+        draft.capabilities = replace(draft.capabilities, chain=chains)
         spec = foretoken.Speculator(target, foretoken.LMDrafter(draft))
         with foretoken.Engine(spec) as engine:
             for n in range(6):

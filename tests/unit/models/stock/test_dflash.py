@@ -85,37 +85,6 @@ def test_both_layouts_of_one_network_guess_the_same():
     assert torch.equal(*results)
 
 
-def test_rows_of_a_batch_guess_as_they_do_alone():
-    model = draft(ZLAB, TARGET)
-    reads, anchors, counts = [states(n, n) for n in (3, 0, 9)], [4, 5, 6], [4, 2, 1]
-    expected = [alone(model, *each) for each in zip(reads, anchors, counts, strict=True)]
-    model.permute([])
-    model.start(3)
-    model.read(reads)
-    _, logits = model.guess(anchors, counts)
-    for found, own, count in zip(logits, expected, counts, strict=True):
-        assert torch.allclose(found[:count], own, atol=CLOSE)
-
-
-def test_rounds_and_rows_that_join_and_leave_change_nothing():
-    """Keys stand as if the text had been read at once: blocks between leave none."""
-    model = draft(ZLAB, TARGET)
-    read = [states(20, seed) for seed in range(3)]
-    model.start(2)
-    model.read([read[0][:4], read[1][:9]])
-    model.guess([1, 2], [4, 3])
-    model.read([read[0][4:5], read[1][9:13]])
-    model.start(1)
-    model.read([read[0][5:5], read[1][13:13], read[2][:2]])
-    model.guess([1, 2, 3], [1, 0, 4])
-    model.leave([0])
-    model.read([read[1][13:14], read[2][2:8]])
-    assert model.lengths == [14, 8]
-    _, logits = model.guess([8, 9], [3, 4])
-    assert torch.allclose(logits[0, :3], alone(model, read[1][:14], 8, 3), atol=CLOSE)
-    assert torch.allclose(logits[1], alone(model, read[2][:8], 9, 4), atol=CLOSE)
-
-
 def windowed(**more: Any) -> StockBlocks:
     layers = {**LAYERS, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
     layers |= {"use_sliding_window": True, "sliding_window": 3}
@@ -188,18 +157,6 @@ def test_distributions_follow_from_the_tokens_drawn_before(kind):
         for k in range(int(found.lengths[b])):
             own = logits[b, k] + bias(kind, model, hidden[b], text[: k + 1])
             assert torch.allclose(found.q[b, k], probabilities(own, SAMPLED), atol=CLOSE)
-
-
-@torch.inference_mode()
-def test_the_mates_of_a_row_leave_its_distributions_alone():
-    _, drafter = started(DSPARK, PROMPTS)
-    together = drafter.propose([4, 2, 3], draw(3))
-    for b, (prompt, gamma) in enumerate(zip(PROMPTS, [4, 2, 3], strict=True)):
-        _, single = started(DSPARK, [prompt])
-        mine = single.propose([gamma], draw(3).of([b]))
-        assert torch.equal(mine.tokens[0], together.tokens[b, :gamma])
-        assert mine.q is not None and together.q is not None
-        assert torch.allclose(mine.q[0], together.q[b, :gamma], atol=CLOSE)
 
 
 @torch.inference_mode()
@@ -277,19 +234,6 @@ def test_ids_that_a_draft_lacks_are_never_guessed(params):
     if found.q is not None:
         gone = [i for i in range(V) if i not in ids]
         assert float(found.q[..., gone].abs().max()) == 0
-
-
-@pytest.mark.parametrize("config", [ZLAB, DSPARK, CONFIDENT, speculators("dspark", markov_rank=2)])
-@pytest.mark.parametrize("gamma", [1, 4])
-def test_greedy_texts_are_the_target_s_own(config, gamma):
-    network = pairs.target("Llama")
-    prompts = pairs.PROMPTS
-    target, drafter = pair(config, network)
-    found = Speculator(target=target, drafter=drafter).generate(
-        prompts, max_new_tokens=12, gamma=gamma
-    )
-    for each, prompt in zip(found, prompts, strict=True):
-        pairs.assert_greedy(each, network, prompt, 12)
 
 
 def test_states_are_those_of_all_tokens_before_the_last():

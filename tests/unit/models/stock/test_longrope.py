@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 import pairs
 from foretoken import Engine, InputError, RefusedError, Speculator, attach, load
-from foretoken.models.base import Switches, longest
 from foretoken.models.stock import sizes
 from foretoken.models.stock.attention import BothFactors
 from foretoken.models.stock.model import CausalModel
@@ -75,7 +74,7 @@ def test_texts_are_those_of_generate(runtime: str) -> None:
 @pytest.mark.parametrize("draft", ["lookup", "self:int8"])
 def test_texts_are_those_of_generate_natively(draft: str) -> None:
     spec = load(model(), draft, runtime="native")
-    assert spec.target.runtime == "native" and longest(spec.target) == LIMIT
+    assert spec.target.runtime == "native" and spec.target.longest == LIMIT
     for gamma in (0, 4):
         require_stock(spec, model(), gamma)
 
@@ -109,8 +108,7 @@ def test_a_prompt_that_is_read_in_pieces_beside_others() -> None:
 
 def test_what_a_row_may_hold() -> None:
     target = CausalModel(model())
-    assert isinstance(target, Switches)
-    assert (target.context, longest(target), switch_of(target.model)) == (N, LIMIT, N)
+    assert (target.context, target.longest, switch_of(target.model)) == (N, LIMIT, N)
     with pytest.raises(InputError, match=f"would hold {N + 1} tokens, the model {N}"):
         target.start([PROMPTS[4]])
     target.beyond(True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -74,41 +73,6 @@ def test_a_decoder_may_be_deeper_or_shallower_than_its_encoder(name: str, layers
     assert len(rows.runner.cache.self_attention_cache.parts()) == layers
 
 
-@pytest.mark.parametrize("joins", [False, True])
-@pytest.mark.parametrize("name", ["Llama", "T5"])
-def test_what_a_broken_text_left_harms_no_other(name: str, joins: bool) -> None:
-    """NaN survives a mask. The place goes to a row that joins, or to the last one."""
-    rows = CheckedRows(network(name), random.Random(3))
-    rows.start([30, 9, 5])
-    rows.score(4)
-    cache = rows.runner.cache
-    with torch.inference_mode():
-        for part in {cache.decoder, getattr(cache, "cross", cache)}:
-            for x in chain.from_iterable(layer.arrays for layer in part.filled()):
-                x[part.places[0]] = torch.nan
-    rows.leave([0])
-    if joins:
-        rows.start([2])
-    for _ in range(3):
-        rows.score(6)
-    assert len(rows.texts) == 2 + joins and rows.worst < 1e-6
-
-
-@pytest.mark.parametrize("name", ["Llama", "BART"])
-def test_rows_change_places_repeat_and_leave_in_any_order(name: str) -> None:
-    rows = CheckedRows(network(name), random.Random(5))
-    rows.start([4, 0, 9, 1])
-    rows.score(6)
-    for order in ([3, 1, 0, 2], [2, 2, 0, 2, 1], [4, 0, 1, 1, 1, 3, 2], [5, 0]):
-        rows.permute(order)
-        rows.score(3)
-        rows.start([2])
-        rows.score(5)
-    rows.leave([0, 2])
-    rows.score(3)
-    assert len(rows.texts) == 1 and rows.worst < 1e-6
-
-
 def test_a_bias_is_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It and its sum with the mask are as wide as the context."""
     made: list[Tensor] = []
@@ -142,20 +106,6 @@ def test_a_part_in_training_mode_is_evaluated_and_given_back() -> None:
     assert not model.training
 
 
-@pytest.mark.parametrize("name", ["Llama", "T5"])
-def test_nothing_to_run(name: str) -> None:
-    model = network(name)
-    runner = (Seq2SeqModel if name == "T5" else CausalModel)(model)
-    runner.start([], [] if name == "T5" else None)
-    runner.start([[1, 2], []], [[3], [4, 5]] if name == "T5" else None)
-    assert runner.score([[], []], [0, 0]).shape == (2, 0, 64)
-    assert runner.score([[7], []], [0, 0]).shape == (2, 0, 64)
-    assert runner.score([[7], [8, 9]], [1, 2]).isfinite().all()
-    runner.leave([0, 1])
-    runner.start([[1]], [[3]] if name == "T5" else None)
-    assert runner.score([[7]], [1]).shape == (1, 1, 64)
-
-
 def test_padding_may_pass_the_context_but_tokens_may_not() -> None:
     """GPT-2 has no embedding for a position past its context, padding included."""
     model = network("GPT-2")
@@ -170,15 +120,6 @@ def test_padding_may_pass_the_context_but_tokens_may_not() -> None:
         runner.score([[7], []], [1, 0])
 
 
-def test_lengths_only_go_back() -> None:
-    runner = CausalModel(network("Llama"))
-    runner.start([[1, 2], [3]])
-    with pytest.raises(InputError, match="can only go back"):
-        runner.set_lengths([2, 2])
-    with pytest.raises(InputError, match="one per row"):
-        runner.score([[1]], [1])
-
-
 def test_blocks_are_padded_to_the_longest() -> None:
     runner = CausalModel(network("Llama"))
     runner.start([[1, 2], [3], [4]])
@@ -186,17 +127,6 @@ def test_blocks_are_padded_to_the_longest() -> None:
     assert runner.padding == 9 - 4
     runner.score([[5], [6], [7]], [1, 1, 1])
     assert runner.padding == 0
-
-
-def test_sources_are_needed() -> None:
-    runner = Seq2SeqModel(network("BART"))
-    assert (runner.context, runner.source_context) == (128, 128)
-    with pytest.raises(InputError, match="non-empty source"):
-        runner.start([[2]])
-    with pytest.raises(InputError, match="non-empty source"):
-        runner.start([[2]], [[]])
-    with pytest.raises(InputError, match="129 tokens, the encoder takes 128"):
-        runner.start([[2]], [[5] * 129])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

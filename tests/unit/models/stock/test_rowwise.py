@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 import foretoken
 from census import build
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import RefusedError
 from foretoken.models.stock import packed, rowwise
 from foretoken.models.stock.rowwise import BY_ROW, RowwiseModel
 from foretoken.models.stock.selfcheck import check
@@ -66,19 +65,6 @@ def test_going_back_before_every_copy_reads_the_text_again() -> None:
     assert torch.allclose(again, whole, atol=1e-5)
 
 
-def test_a_row_that_is_repeated_has_a_state_of_its_own() -> None:
-    model = build("Qwen3NextForCausalLM")
-    rows = RowwiseModel(model)
-    rows.start([PROMPTS[0]])
-    rows.permute([0, 0])
-    rows.score([[4, 5, 6], [7, 8]], [1, 1])
-    rows.set_lengths([9, 10])
-    logits = rows.score([[9], [9]], [1, 1])
-    for b, text in enumerate(([*PROMPTS[0], 4, 9], [*PROMPTS[0], 7, 8, 9])):
-        whole = rowwise.read_whole(model, torch.tensor([text]), None, 1)
-        assert torch.allclose(logits[b], whole, atol=1e-5)
-
-
 def test_a_state_that_is_not_copied_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the same state for a row and what it goes back to."""
     monkeypatch.setattr(rowwise, "duplicate", lambda kept: kept)
@@ -125,31 +111,6 @@ def test_a_family_that_draws_its_logits_is_found() -> None:
 
     with pytest.raises(RefusedError, match="differ by .* from a full forward; at most"):
         check(Loose(model.config).eval(), BY_ROW)
-
-
-def test_a_row_that_is_full_is_refused() -> None:
-    model = build("BloomForCausalLM")
-    rows = RowwiseModel(model)
-    rows.context = 4
-    rows.start([[3, 4, 5]])
-    with pytest.raises(InputError, match="row 0 would hold 5 tokens, the model 4"):
-        rows.score([[6, 7]], [1])
-
-
-def test_random_operations_agree_with_reading_each_text_anew() -> None:
-    """A model with windows, whose layers forget: blocks, rollbacks of any depth, joins."""
-    model, dice = build("Gemma2ForCausalLM"), random.Random(0)
-    rows, texts = RowwiseModel(model), [[3, 4, 5], [6]]
-    rows.start(texts)
-    for _ in range(12):
-        blocks = [[dice.randrange(2, 60) for _ in range(dice.randrange(1, 5))] for _ in texts]
-        logits = rows.score(blocks, [1, 1])
-        texts = [text + block for text, block in zip(texts, blocks, strict=True)]
-        for b, text in enumerate(texts):
-            whole = rowwise.read_whole(model, torch.tensor([text]), None, 1)
-            assert torch.allclose(logits[b, -1:], whole, atol=1e-5)
-        texts = [text[: dice.randrange(1, len(text) + 1)] for text in texts]
-        rows.set_lengths([len(text) for text in texts])
 
 
 def test_work_grows_with_the_text_alone(monkeypatch) -> None:
