@@ -247,6 +247,14 @@ def made(kind: Layer, folder: Path) -> Network:
                     "gate_of_heads": 0,
                     "attention_gate": None,
                     "recurrence": None,
+                    "beside": None,
+                    "latent": None,
+                    "lender": None,
+                    "borrowed": 0,
+                    "input": 0,
+                    "input_gate": None,
+                    "input_out": None,
+                    "after_input": None,
                 }
             )
         writer.put(np.zeros(description.SLACK, np.uint8))
@@ -274,6 +282,8 @@ def made(kind: Layer, folder: Path) -> Network:
         "beside": 0,
         "before_last": 0,
         "beside_norm": None,
+        "join": None,
+        "inputs": None,
         "encoder": 0,
         "biases": [],
     }
