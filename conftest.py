@@ -42,12 +42,34 @@ settings.load_profile("foretoken")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The native decoder runs on CPUs; what draws its examples is among the proofs."""
+    """The native decoder runs on CPUs; what draws its examples is among the proofs, as are the
+    cases of tests marked `daily` that it does not name."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        marked = item.get_closest_marker("daily") and not item.get_closest_marker("prove")
+        if marked and hasattr(item, "callspec"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for alike in cases.values():
+        for item in rare(alike):
+            item.add_marker("prove")
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("drawn")
         if "native" in item.keywords:
             item.add_marker("cpu_only")
+
+
+def rare(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases of a test marked `daily` that `make test` leaves to `make prove`: all without an id
+    that the mark names; where it names none, all that are not needed to show every id once."""
+    ids = {case: {*enumerate(case.callspec._idlist)} for case in cases}  # pyright: ignore
+    if named := cases[0].get_closest_marker("daily").args:  # pyright: ignore
+        return [case for case in cases if not {id for _, id in ids[case]} & {*map(str, named)}]
+    missing, left = set().union(*ids.values()), list(cases)
+    while missing:
+        left.remove(most := max(left, key=lambda case: len(ids[case] & missing)))
+        missing -= ids[most]
+    return left
 
 
 # Frozen, for all pairs: what is measured on a busy machine differs from run to run, and takes up to

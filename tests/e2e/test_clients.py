@@ -19,6 +19,8 @@ from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawn
 from served import LOADING, pair, serving, until
 
+pytestmark = pytest.mark.daily
+
 TALK = [{"role": "user", "content": "Where?"}]
 SAMPLED = ("--temperature", 1, "--gamma", 2, "--max-new-tokens", 30, "--seed", 4)
 

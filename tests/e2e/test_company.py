@@ -108,18 +108,8 @@ def gaps(url: str, seconds: float, beside: list[Any]) -> float:
                     return largest
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bad_words",
-        "empty messages",
-        *(
-            pytest.param(name, marks=pytest.mark.prove)
-            for name in REFUSED | ANSWERED
-            if name not in ("bad_words", "empty messages")
-        ),
-    ],
-)
+@pytest.mark.daily("bad_words")
+@pytest.mark.parametrize("name", REFUSED | ANSWERED)
 def test_a_request_does_not_stop_the_streams_of_others(url: str, name: str) -> None:
     path, body, clients, status = (REFUSED | ANSWERED)[name]
     content = json.dumps(body).encode()

@@ -57,6 +57,7 @@ def stock() -> list[list[int]]:
     return texts
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("gamma", [4, None])
 def test_greedy_text_is_transformers_own(pair, stock, gamma):
     """In a ragged batch, and alone."""
@@ -65,6 +66,7 @@ def test_greedy_text_is_transformers_own(pair, stock, gamma):
     assert pair.generate(PROMPTS[0], gamma=gamma, max_new_tokens=32)[0].tokens == stock[0]
 
 
+@pytest.mark.daily(1.0)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_draft_is_a_fair_guesser(pair, temperature):
     completions = pair.generate(

@@ -81,6 +81,7 @@ def recovered(url: str) -> None:
     assert abs(answer.json()["created"] - time.time()) < 60
 
 
+@pytest.mark.daily(faulty.RAISES)
 @pytest.mark.parametrize("fault", [faulty.RAISES, faulty.EXHAUSTED, faulty.GREEDY])
 def test_a_step_that_fails(server: Server, fault: int) -> None:
     """What raised is nobody's row, so all texts that run end; the engine goes on. The memory of
@@ -110,6 +111,7 @@ def test_logits_that_are_no_distribution_fail_their_row_alone(server: Server) ->
     recovered(url)
 
 
+@pytest.mark.prove
 def test_a_client_that_reads_a_byte_a_second(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

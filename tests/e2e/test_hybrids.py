@@ -83,6 +83,7 @@ def require_texts(name: str, draft: str, gamma: int | None, limit: int) -> None:
     assert draft != "hybrid" or gamma in (0, None) or 0 < kept < made
 
 
+@pytest.mark.daily("hybrid")
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("name", SOME)
 def test_texts_are_those_of_generate(name: str, draft: str) -> None:
@@ -172,6 +173,7 @@ def test_more_draft_tokens_than_any_part_goes_back_by_are_refused_beforehand() -
             spec.generate([[3, 4]], max_new_tokens=2, gamma=40)
 
 
+@pytest.mark.daily("hybrid")
 @pytest.mark.parametrize("draft", ["hybrid", "lookup"])
 def test_ten_turns_of_a_conversation(draft: str) -> None:
     """Each is read anew: states of a text's beginning are not kept, and nobody says they were."""
@@ -210,6 +212,7 @@ NATIVE += ["FalconH1ForCausalLM"]
 NATIVE_DRAFTS = [*DRAFTS, "self:int8", "self:0"]
 
 
+@pytest.mark.daily("plain", "self:int8")
 @pytest.mark.native
 @pytest.mark.parametrize("draft", NATIVE_DRAFTS)
 @pytest.mark.parametrize("name", [NATIVE[0], *(_proof(name) for name in NATIVE[1:])])
@@ -229,6 +232,7 @@ def test_texts_on_the_native_decoder_are_those_of_generate(name: str, draft: str
         assert gamma in (0, None) or unlike or sum(t.stats.accepted for t in together)
 
 
+@pytest.mark.daily(128, 300)
 @pytest.mark.native
 @pytest.mark.parametrize("common", [40, 128, 300, 460])
 def test_the_third_of_prompts_that_begin_alike_reads_the_rest_alone(common: int) -> None:
@@ -283,6 +287,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     return base, ("--target", base / "target"), ("--draft", base / "draft")
 
 
+@pytest.mark.prove
 def test_commands_take_hybrids(folders: Any, console: Run) -> None:
     base, target, draft = folders
     few = ("--runtime", "transformers", "--prompts", base / "prompts")

@@ -16,6 +16,8 @@ from foretoken.sampling.distributions import probabilities
 from pairs import scores
 from tiny import llama, t5
 
+pytestmark = pytest.mark.daily
+
 V = 64
 TARGET, DRAFT = llama(V, seed=0).double(), llama(V, seed=1, num_hidden_layers=1).double()
 PROMPTS = [[5, 17, 33], [60], [3, 58, 20, 3, 58]]

@@ -34,6 +34,8 @@ from moving import (
 )
 from tiny import byte_level
 
+pytestmark = pytest.mark.daily
+
 SAMPLED = SamplingParams(1.0, max_new_tokens=12, suppress_tokens=[SICK, DRAFT_SICK])
 
 

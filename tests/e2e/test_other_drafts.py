@@ -50,6 +50,7 @@ FOR_T5 = {
 PAIRS = [(t, d) for t in TARGETS for d in DRAFTS] + [("T5", d) for d in FOR_T5]
 
 
+@pytest.mark.daily("Llama-GPT-2", "Llama-mixture", "T5-Llama", "T5-cascade of a T5")
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_a_draft_of_another_kind(target, draft):
     spec = foretoken.load(TARGETS[target](), (DRAFTS | FOR_T5)[draft]())

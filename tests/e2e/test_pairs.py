@@ -41,6 +41,8 @@ from pairdrafts import (
 )
 from pairs import PROMPTS, V, assert_greedy, stock, target
 
+pytestmark = pytest.mark.daily
+
 LIMIT = 24
 GAMMAS = (0, 1, 4, None)
 TAPS = (0, 1, 2)

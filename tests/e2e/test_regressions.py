@@ -18,6 +18,8 @@ from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.verify import RULES
 from pairs import DEVICE, PROMPTS, V, relative, target
 
+pytestmark = pytest.mark.daily
+
 DRAFTS = {
     "model": lambda model: relative(model),
     "lookup": lambda model: "lookup",

@@ -60,6 +60,7 @@ def spec(kind: str) -> Speculator:
     return Speculator(causal(0), DRAFTERS[kind]())
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("rule", [*RULES, "coupled"])
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_six_rows(kind, rule):
@@ -84,6 +85,7 @@ def test_a_coupled_text_follows_from_the_seed_alone_with_controls_too():
             assert [one.tokens for one in again] == [one.tokens for one in first]
 
 
+@pytest.mark.daily("cascade")
 @pytest.mark.parametrize("kind", ["lm", "lookup", "cascade"])
 def test_greedy_rows_are_those_of_plain_decoding(kind):
     """Beside rows that are sampled, and without any draft token."""
