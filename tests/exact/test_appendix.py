@@ -9,6 +9,8 @@ import torch
 from foretoken.sampling.verify import block, speculative
 from oracle import random_model
 
+pytestmark = pytest.mark.daily
+
 V = 5
 EXACT = 1e-12
 

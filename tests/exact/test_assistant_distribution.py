@@ -27,6 +27,8 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, Rule
 from oracle import Model, Text
 
+pytestmark = pytest.mark.daily
+
 VISIBLE = 1e-3
 SAMPLED = SamplingParams(temperature=1.0)
 CUT = SamplingParams(temperature=0.6, top_p=0.8)

@@ -25,6 +25,8 @@ from foretoken.sampling.keys import Purpose, RowKey
 from foretoken.sampling.verify import RULES, block, speculative
 from oracle import Model, random_model
 
+pytestmark = pytest.mark.daily
+
 V, GAMMA = 2, 2
 VISIBLE = 1e-3
 P, M, Q, R = 1, 2, 3, 4  # seeds of the target, the middle model and two drafts

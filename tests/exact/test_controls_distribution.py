@@ -30,6 +30,8 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES
 from oracle import Model, Text, random_model, softmax
 
+pytestmark = pytest.mark.daily
+
 V, GAMMA = 3, 2
 KEY = RowKey(0, 0)
 VISIBLE = 1e-3

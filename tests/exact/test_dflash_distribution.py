@@ -29,6 +29,8 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, Rule
 from oracle import Model, joint, p_value
 
+pytestmark = pytest.mark.daily
+
 SAMPLED = SamplingParams(temperature=1.0)
 NETWORK = tiny.llama(2, context=32, seed=3).double()
 PROMPT = [0, 1, 1]

@@ -19,6 +19,8 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, block
 from oracle import Model, Text, random_model
 
+pytestmark = pytest.mark.daily
+
 V, GAMMA, SCALE = 2, 2, 1.7
 VISIBLE = 1e-3
 P, Q = random_model(1, V), random_model(2, V)

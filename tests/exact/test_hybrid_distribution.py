@@ -27,6 +27,8 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, block
 from oracle import Model, Text, random_model
 
+pytestmark = pytest.mark.daily
+
 V, GAMMA = 2, 2
 VISIBLE = 1e-3
 ROW = (Request([1, 0, 1, 1], 100, RowKey(0, 0)),)

@@ -20,6 +20,8 @@ from foretoken.sampling.lenience import lenient
 from foretoken.sampling.verify import RULES, Outcome, block, speculative
 from oracle import extend, joint, random_model, tv
 
+pytestmark = pytest.mark.daily
+
 V, GAMMA = 3, 2
 P, Q = random_model(1, V, zeros=0.15), random_model(2, V, zeros=0.15)
 PROMPT = (0,)

@@ -30,6 +30,8 @@ from foretoken.sampling.verify import RULES
 from oracle import Model, Text, extend, joint, tv
 from pairdrafts import eagle_file, embedding, filed, mtp_draft, mtp_layer, tapped
 
+pytestmark = pytest.mark.daily
+
 SAMPLED = SamplingParams(temperature=1.0)
 CUT = SamplingParams(temperature=0.6, top_p=0.9)
 PROMPT = [1]

@@ -24,6 +24,8 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, speculative
 from oracle import random_model
 
+pytestmark = pytest.mark.daily
+
 V, GAMMA = 3, 2
 P, Q = random_model(1, V), random_model(2, V)
 VISIBLE = 1e-3

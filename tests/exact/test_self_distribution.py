@@ -22,7 +22,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, block
 from oracle import Model, random_model
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 V, GAMMA = 2, 2
 VISIBLE = 1e-3
 P, COPY = random_model(1, V), random_model(2, V)

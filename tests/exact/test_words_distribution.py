@@ -31,7 +31,7 @@ from foretoken.sampling.verify import RULES, block
 from oracle import random_model
 from running import running
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 GAMMA = 2
 VISIBLE = 1e-3
 # Ids that two vocabularies share stand for other words, most words are in one of them only, and

@@ -29,6 +29,8 @@ from foretoken.sampling.verify import RULES
 from foretoken.step import step
 from foretoken.transfer import read
 
+pytestmark = pytest.mark.daily
+
 READS = {"tolist", "item", "cpu", "numpy", "nonzero", "equal", "is_nonzero", "masked_select"}
 READS |= {"__bool__", "__int__", "__float__", "__index__", "__contains__", "unique", "argwhere"}
 MEETS = {"__get__", "to", "pad", "type_as"}  # of several places, and no arithmetic

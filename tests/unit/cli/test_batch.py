@@ -70,6 +70,7 @@ def test_results_are_those_of_generate(run, pair, base, tmp_path) -> None:
         assert row["finish_reason"] == "length" and row["stats"]["target_calls"] > 0
 
 
+@pytest.mark.daily(17)
 @pytest.mark.parametrize("kept", [0, 1, 17])
 def test_it_goes_on_where_it_was_broken_off(run, pair, tmp_path, kept) -> None:
     file = prompts(tmp_path, *ROWS)

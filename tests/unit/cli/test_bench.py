@@ -95,6 +95,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(
         mistake(call(*pair[:1], *drafts, *pair[3:], *QUICK, "--out", out), OTHER)
 
 
+@pytest.mark.prove
 def test_rows_of_a_draft_that_was_cut_short_are_done_again(
     call: Run, pair: tuple[object, ...], tmp_path: Path, interrupted: Callable[[int], None]
 ):
@@ -122,6 +123,7 @@ def test_rows_of_a_draft_that_was_cut_short_are_done_again(
     assert again["best"]["tried"] == str(pair[2])
 
 
+@pytest.mark.prove
 def test_a_model_that_changed_is_another(call: Run, pair: tuple[object, ...], tmp_path: Path):
     draft, out = tmp_path / "draft", tmp_path / "new.json"
     shutil.copytree(str(pair[2]), draft)
@@ -180,6 +182,7 @@ def test_ctrl_c_leaves_whole_rounds(
     assert code == 130 and not out and "interrupted before the first round" in err
 
 
+@pytest.mark.prove
 def test_what_is_printed_fits_the_terminal(
     call: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ):
@@ -203,6 +206,7 @@ def test_without_a_draft_there_is_plain_decoding_only(call: Run, pair: tuple[obj
     assert code == 0 and "do not speculate: there is no draft" in out and "gamma 2" not in out
 
 
+@pytest.mark.prove
 def test_text_prompts_and_an_encoder_decoder(call: Run, tmp_path: Path):
     model = folder(tmp_path / "t5", t5(), byte_level())
     code, out, _ = call(model, "--draft", model, *QUICK, "--json")  # the texts that are built in
@@ -233,6 +237,7 @@ def test_the_plan_loads_and_serves(call: Run, pair: tuple[object, ...], tmp_path
     assert speculative(str(out)) == (best["draft"], best["generate"]["gamma"], "block")
 
 
+@pytest.mark.prove
 def test_the_command_repeats_what_was_measured(call: Run, pair: tuple[object, ...]):
     sampling = ("--temperature", 0.7, "--top-k", 5, "--top-p", 0.95, "--rule", "coupled")
     code, out, _ = call(*pair, *QUICK, *sampling)

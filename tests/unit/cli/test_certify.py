@@ -114,6 +114,7 @@ def test_a_void_certificate_is_no_answer(quick, monkeypatch):
     assert code == 3 and "VOID" in out and "MISSED" in out
 
 
+@pytest.mark.prove
 def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
     def fails(*args: object) -> None:
         raise ValueError("zip() argument 2 is longer than argument 1")
@@ -123,6 +124,7 @@ def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
     assert code == 3 and not out and "Traceback" in err and "zip() argument 2" in err
 
 
+@pytest.mark.prove
 def test_what_is_printed_fits_the_terminal(quick, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setitem(NAMED, "broken", next_row(speculative))
@@ -132,6 +134,7 @@ def test_what_is_printed_fits_the_terminal(quick, monkeypatch):
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
+@pytest.mark.prove
 def test_a_gap_without_end_in_json(run, tmp_path, monkeypatch):
     """A bug that chooses what the target never would: its logit is minus infinity."""
     p = random_model(3, 6, zeros=0.5)

@@ -179,6 +179,7 @@ def test_a_server_instead(run, monkeypatch):
     mistake(run("chat", "-q", "x", "--url", server.url), "cannot be reached")
 
 
+@pytest.mark.prove
 def test_on_a_terminal(base, template):
     """Ctrl-C ends an answer that would go on for long; what came is in the next prompt."""
     args = ("--target", base / "long", "--draft", "none", "--runtime", "transformers", *template)

@@ -96,6 +96,7 @@ def test_json_is_one_document(run, base):
         assert ("comparison" in document) == ("--compare" in extra)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_lenience_is_said(run, base, temperature):
     args = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 12)
@@ -113,6 +114,7 @@ def test_lenience_is_said(run, base, temperature):
     assert completion["rule"] == "block" and completion["law"] == "not the target's"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_lenience_that_nothing_came_of_is_said_too(run, base, temperature):
     """Without a draft token the text is the target's."""
@@ -125,6 +127,7 @@ def test_lenience_that_nothing_came_of_is_said_too(run, base, temperature):
         assert document["completions"][0]["law"] == "the target's"
 
 
+@pytest.mark.prove
 def test_greedy_lenience_that_let_nothing_else_pass(run, base):
     """The draft is the target: every token is its first choice."""
     args = ("--target", base / "target", "--draft", base / "target", "--max-new-tokens", 12)
@@ -370,6 +373,7 @@ def test_an_unknown_option_is_a_usage_error(run):
     mistake(run("nonsense"), "No such command 'nonsense'")
 
 
+@pytest.mark.prove
 def test_help_is_broken_by_the_terminal_alone(run, monkeypatch):
     """A line ends where the next word does not fit, at any width."""
     commands = ("generate bench certify doctor").split()
@@ -413,6 +417,7 @@ def test_several_texts_are_told_apart(run, base, tmp_path):
     assert "==>" not in run("generate", long, *args).out
 
 
+@pytest.mark.prove
 @pytest.mark.real_costs
 def test_a_long_measurement_says_so(run, base, tmp_path, monkeypatch):
     """Once: the next command knows what steps cost, whatever the machine did meanwhile."""
@@ -446,6 +451,7 @@ def test_a_mistake_is_one_line_in_another_process(tmp_path):
     mistake(Result(run.returncode, out, err), "no.txt cannot be read")
 
 
+@pytest.mark.prove
 def test_ctrl_c_keeps_what_was_generated(base, tmp_path):
     """A long text: interrupted once it is under way. Only a conversion is told besides."""
     target = folder(tmp_path / "long", llama(64, context=10**6, eos_token_id=None))

@@ -62,6 +62,7 @@ def test_a_draft_is_taught_and_used(run, base, tmp_path):
     assert run(*further, "--draft", draft, *SHORT).code == 0
 
 
+@pytest.mark.prove
 def test_an_encoder_decoder_with_sources_alone(run, base, tmp_path):
     args = ("--target", base / "t5", "--data", base / "sources.txt", "--out", tmp_path / "run")
     result = run(*args, "--shape", "num_layers=1,num_decoder_layers=1", *SHORT, "--json")

@@ -368,6 +368,7 @@ def test_keys(direct):
     assert bodies == [turns("Hi"), turns("Hi", "Once upon", "and\nso, then?")]
 
 
+@pytest.mark.prove
 def test_ctrl_c_at_an_empty_prompt_leaves(direct):
     with replaying(chat=[said("a")]) as server, terminal("chat", "--url", server.url) as screen:
         screen.until("> ")
@@ -382,6 +383,7 @@ def test_ctrl_c_at_an_empty_prompt_leaves(direct):
             assert screen.code() == 130, screen.shown
 
 
+@pytest.mark.prove
 def test_colours_on_a_terminal(direct):
     step = {"tokens": [{"id": 1, "text": " yes", "source": "accepted"}]}
     step |= {"rejected": [], "overlaps": [0.9]}

@@ -20,6 +20,8 @@ from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
 
+pytestmark = pytest.mark.daily
+
 V = 5
 EVERYTHING: dict[str, Any] = {
     "sequence_bias": {(1, 2): 1.0},

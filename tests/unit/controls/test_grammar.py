@@ -30,6 +30,8 @@ from foretoken.sampling.params import SamplingParams, Structured
 from foretoken.text.decoding import continued, decode
 from tiny import byte_level, metaspace
 
+pytestmark = pytest.mark.daily
+
 ENDS = frozenset({0})
 
 

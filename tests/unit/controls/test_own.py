@@ -26,6 +26,8 @@ from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
 
+pytestmark = pytest.mark.daily
+
 V = 5
 PROMPTS = [[1], [2, 3], [4, 0, 4]]
 

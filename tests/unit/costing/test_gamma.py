@@ -29,6 +29,8 @@ from foretoken.sampling.params import SamplingParams
 from foretoken.theory import optimal_gamma
 from scripts import benchmark
 
+pytestmark = pytest.mark.daily
+
 _script = benchmark("replay")
 Oracle, Text, replay = _script.Oracle, _script.Text, _script.replay
 TOKENS, PRIOR = 256, (3.0, 0.8)

@@ -24,6 +24,8 @@ from oracle import random_model
 from running import running
 from table import Distribution, TableModel
 
+pytestmark = pytest.mark.daily
+
 V = 6
 SAMPLED = SamplingParams(temperature=1.0)
 

@@ -26,6 +26,8 @@ from oracle import random_model
 from running import running
 from table import TableModel
 
+pytestmark = pytest.mark.daily
+
 V = 6
 P, Q = random_model(1, V), random_model(2, V)
 SAMPLED = SamplingParams(temperature=1.0)

@@ -25,6 +25,8 @@ from oracle import random_model
 from table import TableModel
 from tiny import byte_level
 
+pytestmark = pytest.mark.daily
+
 V = 320
 P, Q = (random_model(seed, V) for seed in (1, 2))
 SAMPLING = SamplingParams(1.0, max_new_tokens=12)

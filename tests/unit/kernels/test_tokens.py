@@ -15,7 +15,7 @@ from foretoken.errors import InputError
 from foretoken.kernels import library, reference, tokens
 from foretoken.sampling.verify import RULES
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 SIZES = (1, 5, 16, 31, 255, 257, 1000, 8193)
 each_rule = pytest.mark.parametrize("rule", tokens.RULES)
 

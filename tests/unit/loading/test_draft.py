@@ -20,6 +20,8 @@ from foretoken.errors import InputError, RefusedError
 from loads import PADDED, refused
 from tiny import byte_level, folder, llama, metaspace, t5
 
+pytestmark = pytest.mark.daily
+
 
 def renamed() -> PreTrainedTokenizerFast:
     """The same size of vocabulary, one token of another name."""

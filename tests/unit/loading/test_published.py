@@ -25,6 +25,8 @@ from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.published import kind_of
 from foretoken.loading.weights import Weights
 
+pytestmark = pytest.mark.daily
+
 PROMPTS = [[5, 9, 17], [3]]
 
 

@@ -19,6 +19,8 @@ from gguf_file import write_gguf
 from loads import refused
 from tiny import byte_level, folder, llama
 
+pytestmark = pytest.mark.daily
+
 LAYERS = 3
 
 

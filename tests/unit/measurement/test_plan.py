@@ -12,6 +12,8 @@ import pytest
 from foretoken.errors import InputError
 from foretoken.measurement.plan import FORMAT, Plan, PlanOptions, choose, read_plan
 
+pytestmark = pytest.mark.daily
+
 AS_MEASURED = PlanOptions(None, "coupled", 0.7, 0, 0.9)
 
 

@@ -13,6 +13,8 @@ from foretoken.models.stock.selfcheck import on_torch
 from table import TableModel
 from tiny_families import build
 
+pytestmark = pytest.mark.daily
+
 TABLE = TableModel(lambda text: [0.5, 0.5], 2)
 
 

@@ -14,6 +14,8 @@ from foretoken.models.guided import Guided
 from pairs import PROMPTS, relative, target
 from table import TableModel
 
+pytestmark = pytest.mark.daily
+
 SCALE = 1.8
 NEGATIVE = [9, 4, 17, 30, 2, 11]
 

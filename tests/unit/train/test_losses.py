@@ -11,6 +11,8 @@ import torch
 from foretoken.train.distill import LEAST, LOSSES, log_distribution
 from oracle import softmax
 
+pytestmark = pytest.mark.daily
+
 B, L, V = 2, 3, 11
 every = pytest.mark.parametrize("name", LOSSES)
 

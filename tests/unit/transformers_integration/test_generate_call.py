@@ -35,6 +35,8 @@ from pairs import DEVICE, PROMPTS, V, an_end, relative, target
 from refusals import Recorder
 from tiny import byte_level, llama, t5
 
+pytestmark = pytest.mark.daily
+
 LIMIT, DRAFT_TOKENS = 16, 3
 PLAIN = {"do_sample": False, "max_new_tokens": LIMIT, "pad_token_id": 1}
 

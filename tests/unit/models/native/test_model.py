@@ -32,7 +32,7 @@ from foretoken.models.native.model import NativeModel
 from foretoken.models.native.turns import Turns
 from interrupts import interrupted
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "native/turns.py")
 WHERE += ("models/prefixes.py",)
 DTYPES = ("float32", "bfloat16", "int8", "int4")

@@ -32,7 +32,7 @@ from media_models import (
 )
 from tiny import llama
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
+pytestmark = [pytest.mark.cpu_only, pytest.mark.native, pytest.mark.daily]
 NEW = 12
 
 

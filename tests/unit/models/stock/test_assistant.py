@@ -15,6 +15,8 @@ import assistants
 from assistants import WIDTH, WINDOW
 from foretoken.models.stock.assistant import StockAssistant
 
+pytestmark = pytest.mark.daily
+
 V = 24
 LONG = 3 * WINDOW
 

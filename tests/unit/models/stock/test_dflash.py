@@ -28,6 +28,8 @@ from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import RowKey
 
+pytestmark = pytest.mark.daily
+
 V, H = 40, 32
 SAMPLED, GREEDY = SamplingParams(temperature=1.0), SamplingParams(temperature=0.0)
 TARGET = tiny.llama(V, seed=5)

@@ -17,6 +17,8 @@ from foretoken.models.stock.selfcheck import CheckedRows
 from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import FAMILIES, build
 
+pytestmark = pytest.mark.daily
+
 
 def network(name: str, seed: int = 0) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)

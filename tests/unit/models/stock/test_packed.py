@@ -23,7 +23,7 @@ from foretoken.models.stock.sizes import sketch
 from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import FAMILIES, build
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 HERE = build("Llama")  # what this machine can do
 needs_onednn = pytest.mark.skipif(packed.objection(HERE) is not None, reason="no oneDNN here")
 needs_bfloat16 = pytest.mark.skipif(

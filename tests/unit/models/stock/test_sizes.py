@@ -25,6 +25,8 @@ from foretoken.models.stock.sizes import (
 )
 from tiny_families import build
 
+pytestmark = pytest.mark.daily
+
 
 @pytest.mark.parametrize(("positions", "limit"), [(77, 77), (None, None)])
 def test_the_limit_is_that_of_the_positions(positions: Any, limit: int | None) -> None:

@@ -15,6 +15,8 @@ from foretoken.models.vocabularies.words import Dictionary, Words
 from oracle import random_model
 from table import TableModel
 
+pytestmark = pytest.mark.daily
+
 V = 5
 Q = random_model(1, V)
 

@@ -8,6 +8,8 @@ from foretoken.errors import RefusedError
 from foretoken.models.vocabularies.words import Dictionary, Words
 from tiny import TEXT, byte_level, legacy, metaspace
 
+pytestmark = pytest.mark.daily
+
 TOKENIZERS = {"bytes": byte_level, "metaspace": metaspace, "legacy": legacy}
 
 

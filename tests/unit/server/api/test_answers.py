@@ -11,6 +11,8 @@ from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, Toke
 from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import Wish
 
+pytestmark = pytest.mark.daily
+
 
 @pytest.mark.parametrize(
     ("draft_tokens", "accepted", "kept", "sources", "rejected"),

@@ -22,6 +22,8 @@ from foretoken.server.api.unsupported import NOTED, UNSUPPORTED
 from foretoken.server.api.wire import Wire
 from foretoken.server.process.messages import GenerateRequest
 
+pytestmark = pytest.mark.daily
+
 CLIENTS: dict[type[Wire], Any] = {
     Chat: chat_create_params.CompletionCreateParamsBase,
     Text: completion_create_params.CompletionCreateParamsBase,

@@ -25,6 +25,7 @@ async def ready(link: EngineClient) -> None:
     assert link.state == "ready", link.problem
 
 
+@pytest.mark.prove
 def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
 
