@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job,
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 # Two busy cores make times meaningless. Examples are drawn anew every time, more by `make prove`
-settings.register_profile("foretoken", deadline=None, max_examples=25)
+settings.register_profile("foretoken", deadline=None, max_examples=10)
 settings.register_profile("prove", deadline=None, max_examples=200)
 settings.load_profile("foretoken")
 

@@ -29,17 +29,20 @@ def stirred(name: str) -> PreTrainedModel:
     return model
 
 
+@pytest.mark.daily("Llama", "Gemma 2", "Mixtral", "T5")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ragged_equals_alone(name: str) -> None:
     bound = 1e-5 if name in SINGLE else 1e-6 if name in HALF_DOUBLE else 1e-9
     assert deviation(stirred(name)) < bound
 
 
+@pytest.mark.daily("Llama", "Gemma 2", "Mixtral", "T5")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_self_check_passes(name: str) -> None:
     assert check(build(name)).delta < 1e-5
 
 
+@pytest.mark.daily("Gemma 2", "BART")
 @pytest.mark.parametrize("name", ["Llama", "Gemma 2", "OPT", "T5", "BART"])
 def test_the_model_stays_stock(name: str) -> None:
     """generate() in between our calls, and afterwards, is what it was before."""

@@ -85,6 +85,7 @@ def test_texts_beyond_every_threshold(name: str) -> None:
         assert [text.tokens for text in texts] == expected
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_self_check_gets_beyond_them(name: str) -> None:
     """Every number of the real configuration that is named as a length is small in the copy."""

@@ -81,6 +81,7 @@ def test_the_guard_lets_fixed_shapes_through_and_names_others() -> None:
 CAUSAL = [name for name in FAMILIES if not build(name).config.is_encoder_decoder]
 
 
+@pytest.mark.daily("Llama", "Gemma 2", "GPT-2")
 @pytest.mark.parametrize("name", CAUSAL)
 def test_ragged_equals_alone(name: str) -> None:
     """Joins, rollbacks, growth, repeated rows and leaves; float32 casts within families allowed."""
@@ -89,6 +90,7 @@ def test_ragged_equals_alone(name: str) -> None:
     assert deviation(model, GraphModel(model)) < (1e-5 if name in pairs.SINGLE else 1e-6)
 
 
+@pytest.mark.daily("Llama", "Gemma 2", "GPT-2")
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_self_check_passes(name: str) -> None:
     assert check(build(name), ON_GRAPHS).delta < 1e-5
@@ -133,6 +135,7 @@ class Work(TorchDispatchMode):
         return result
 
 
+@pytest.mark.daily("Llama", "Gemma 2", "GPT-2")
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma 2", "GPT-2", "OPT", "Mixtral"])
 def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a recording holds must be all there is to do at any lengths and for any ids."""

@@ -112,6 +112,15 @@ def attached(family: str) -> tuple[Any, Any]:
     return model, own
 
 
+@pytest.mark.daily(
+    "num_beams",
+    "top_h",
+    "forced_decoder_ids",
+    "a cache",
+    "embeddings",
+    "an order",
+    "a streamer and more",
+)
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
 @pytest.mark.filterwarnings("ignore")
 def test_what_no_speculator_decodes_is_decoded_by_transformers(refusal, caplog):

@@ -101,6 +101,9 @@ def scores(model: NativeEncoderDecoder, source: list[int], cuts: list[int]) -> t
     return torch.cat([model.score([TEXT[a:b]], [b - a])[0].clone() for a, b in parts])
 
 
+@pytest.mark.daily(
+    "T5", "UMT5, biases of each layer", "BART", "M2M100, padding first", "Blenderbot"
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_are_transformers_on_every_instruction_set(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,7 @@ def require_same(model: NativeModel, b: int, dtype: str = "float32") -> None:
     assert torch.equal(logits, expected(dtype)[at : at + 3])
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     model = NativeConversion(None, "int4", lambda: copy.deepcopy(network())).model()

@@ -114,6 +114,7 @@ def run_product(weight: library.WeightRecord, x: np.ndarray) -> np.ndarray:
     return y
 
 
+@pytest.mark.daily("Q4_0", "Q8_0", "BF16", "Q4_K", "IQ4_NL", "MXFP4")
 @pytest.mark.parametrize("kind", [*WRITTEN, *PACKED])
 def test_blocks_of_files_stay_what_they_are(kind: str) -> None:
     weight = values(kind)
@@ -124,6 +125,7 @@ def test_blocks_of_files_stay_what_they_are(kind: str) -> None:
         assert np.array_equal(unpacked(panels, name), weight)
 
 
+@pytest.mark.daily("Q4_0", "Q8_0", "BF16", "Q4_K", "IQ4_NL", "MXFP4")
 @pytest.mark.parametrize("kind", [*WRITTEN, *PACKED])
 def test_products_are_off_by_the_rounding_of_states_alone(kind: str) -> None:
     """A state is off by at most half a step, which is the largest of its block of 32 / 127; float32

@@ -43,7 +43,7 @@ from table import TableModel
 from tiny import llama
 
 FAMILIES = [*DECODERS, *ENCODERS, *LISTENERS, *HEARING]
-QUICK = {"llava", "qwen2_5_vl", "gemma3", "qwen3_5", "whisper", "moonshine", "canary"}
+QUICK = {"llava", "qwen3_5", "whisper", "canary"}
 EACH = [
     pytest.param(f, id=f.__name__, marks=[] if f.__name__ in QUICK else pytest.mark.prove)
     for f in FAMILIES

@@ -77,6 +77,7 @@ def whole(model: Any, prompt: list[int]) -> list[int]:
     return text[1 if model.config.is_encoder_decoder else len(prompt) :]
 
 
+@pytest.mark.daily("BLOOM", "GPT-J", "XGLM", "Llama 4", "M2M-100")
 @pytest.mark.parametrize("name", KINDS)
 def test_texts_of_a_ragged_batch_are_those_of_generate(name: str) -> None:
     """Also behind windows and chunks; drafts are looked up."""

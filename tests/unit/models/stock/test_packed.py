@@ -79,6 +79,7 @@ def test_bfloat16() -> None:
         assert relative(PackedLinear(layer)(x), layer(x)) < 2**-7
 
 
+@pytest.mark.daily("Llama", "GPT-2", "Mixtral", "T5")
 @needs_onednn
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_says_the_same_when_packed(name: str, all_sizes: None) -> None:

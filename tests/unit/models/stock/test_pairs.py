@@ -95,12 +95,14 @@ def require_course(drafter: Any, expected: Any, within: float = WITHIN) -> None:
     require_true(notes, expected, within)
 
 
+@pytest.mark.daily("some tokens", "three layers", "two taps, from the end")
 @pytest.mark.parametrize("name", EAGLES)
 def test_eagle_draws_from_its_law(name: str) -> None:
     file = EAGLES[name]
     require_course(pairs_drafter(TARGET, file.read(TARGET)), law(file))
 
 
+@pytest.mark.daily("some tokens", "three layers", "two taps, from the end")
 @pytest.mark.parametrize("name", EAGLES)
 def test_eagle_draws_from_its_law_on_the_native_decoder(name: str) -> None:
     file, target = EAGLES[name], copy.deepcopy(TARGET).float()

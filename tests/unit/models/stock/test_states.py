@@ -190,6 +190,7 @@ def test_equal_keys_that_are_never_forgotten() -> None:
     assert texts.worst < 1e-5
 
 
+@pytest.mark.daily("delta by channel", "scans")
 @pytest.mark.parametrize("kind", KINDS)
 def test_decays_below_what_a_quotient_could_hold(kind: str) -> None:
     """All of -30: over a block exp(c_i) exp(-c_j) would be 0 times infinity."""
@@ -215,11 +216,13 @@ def drafted(kind: str = "delta by head") -> float:
     return texts.worst
 
 
+@pytest.mark.daily("delta by channel", "scans")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_goes_back_over_several_passes(kind: str) -> None:
     assert drafted(kind) < 1e-12
 
 
+@pytest.mark.daily("delta by channel", "scans")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_base_moves_while_another_row_begins_again(kind: str) -> None:
     texts = Texts(kind, 0, torch.float64)
@@ -256,6 +259,7 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert worst > 1e-3
 
 
+@pytest.mark.daily("Lfm2ForCausalLM", "Qwen3_5ForCausalLM")
 @pytest.mark.parametrize(
     "name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.prove) for name in OTHERS)]
 )
