@@ -255,6 +255,7 @@ def play(runtime: str, patch: pytest.MonkeyPatch, examples: int, steps: int) -> 
     return counts
 
 
+@pytest.mark.daily("table", "native")
 @pytest.mark.parametrize("runtime", ["table", "torch", "hybrid", "native"])
 def test_callers_at_random(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     play(runtime, monkeypatch, 5, 12)

@@ -63,6 +63,7 @@ def draw(lengths: list[int], temperature: float) -> Draw:
     return Draw(keys, lengths, [SamplingParams(temperature)] * len(keys))
 
 
+@pytest.mark.daily("lookup", "lm", "cascade of a cascade", "mixture")
 @pytest.mark.parametrize("kind", DRAFTERS)
 @settings(deadline=None, max_examples=25)
 @given(st.data())
