@@ -24,21 +24,12 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"standins digits": "minutes, and scikit-learn is an extra: test_digits.py trains small ones",
     r"^python -m reproduction report": "half an hour: test_report.py has a recipe of a tiny pair",
 }
-# In the ordinary tests; all others by `make prove`
-QUICK = {"README.md": r"bench\.json"}
 EVERY = {page.name: commands(page.read_text()) for page in PAGES}
 
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return stand_ins(tmp_path_factory.mktemp("given"))
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_what_is_quick_runs_as_it_stands(name: str, given: dict[str, str], tmp_path: Path) -> None:
-    quick = [each for each in EVERY[name] if re.search(QUICK[name], each)]
-    assert quick
-    run(quick, given, tmp_path)
 
 
 @pytest.mark.prove

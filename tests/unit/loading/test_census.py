@@ -22,6 +22,7 @@ def one_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(families, "UNFINISHED", tmp_path / "build" / "families.json")
 
 
+@pytest.mark.prove
 def test_a_class_is_judged_in_its_own_process_and_not_again_by_a_later_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

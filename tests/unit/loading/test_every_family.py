@@ -53,7 +53,7 @@ RESULTS = json.loads(families.RESULT.read_text())
 LARGE = 40  # seconds that the census took: such a class takes gigabytes
 KNOWN = {each["name"]: Verdict(**each) for each in RESULTS["families"]}
 DAILY = (  # of each outcome and way to run
-    *("LlamaForCausalLM", "T5ForConditionalGeneration", "JambaForCausalLM", "RwkvForCausalLM"),
+    *("LlamaForCausalLM", "T5ForConditionalGeneration", "JambaForCausalLM", "xLSTMForCausalLM"),
     *("MllamaForConditionalGeneration", "MoonshineStreamingForConditionalGeneration"),
     *("BlipForConditionalGeneration", "RobertaForCausalLM", "PI0ForConditionalGeneration"),
 )

@@ -57,6 +57,7 @@ def test_a_draft_with_another_tokenizer_drafts(target, draft, caplog):
             assert temperature or completion.tokens == plain[0].tokens
 
 
+@pytest.mark.prove
 def test_the_way_is_the_same_each_time(target, draft):
     assert translated(foretoken.load(target, draft)).by_text == (
         translated(foretoken.load(target, draft)).by_text
@@ -83,6 +84,7 @@ def test_a_target_that_cannot_read_the_trial_gets_the_usual_ways(draft, tmp_path
     assert spec.generate([5], gamma=1, max_new_tokens=3)[0].stats.drafted
 
 
+@pytest.mark.prove
 def test_it_drafts_for_an_encoder_decoder(draft, tmp_path):
     spec = foretoken.load(folder(tmp_path / "t5", t5(320), byte_level()), draft)
     for temperature in (0.0, 1.0):
