@@ -13,9 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 import pairs
-from foretoken import Completion
+from foretoken import CascadeDrafter, Completion, LookupDrafter, MixtureDrafter
+from foretoken.drafters.lm import LMDrafter
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.verify import RULES
-from pairs import PROMPTS, an_end, assert_greedy, relative, speculator, stock, target
+from pairs import PROMPTS, V, an_end, assert_greedy, relative, speculator, stock, target
 from tiny_families import FAMILIES
 
 LIMIT = 24
@@ -78,8 +80,19 @@ def imitator(name: str) -> PreTrainedModel:
     return model.requires_grad_(False)
 
 
+def cascade(name: str) -> CascadeDrafter:
+    """Of a draft of the target's kind, and of a decoder that drafts for it."""
+    model = relative(target(name))
+    kind = Seq2SeqModel if model.config.is_encoder_decoder else CausalModel
+    last = MixtureDrafter(
+        [(LookupDrafter(), 1), (LMDrafter(CausalModel(relative(target("Llama"))), V), None)]
+    )
+    return CascadeDrafter(kind(model), last, 2)
+
+
 DRAFTS = {
     "model": lambda name: relative(target(name)),
+    "cascade": cascade,
     "decoder": imitator,
     "lookup": lambda name: "lookup",
     "uniform": lambda name: "uniform",

@@ -17,10 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import moving
-from foretoken import Completion, Engine, InputError, RefusedError, SamplingParams, Speculator
-from foretoken.drafters.lm import LMDrafter
+from foretoken import Completion, Engine, SamplingParams
 from foretoken.engine import memory, scheduler
-from foretoken.models.stock.model import CausalModel
 from moving import (
     CONTEXT,
     DRAFT_SICK,
@@ -28,11 +26,9 @@ from moving import (
     SICK,
     SOUND,
     V,
-    network,
     require_accounted,
     require_empty,
 )
-from tiny import byte_level
 
 pytestmark = pytest.mark.daily
 
@@ -413,57 +409,6 @@ def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int)
             stored = {page.address for row in model.pool.cached or () for page in row.pages}
             assert model.pool.used == len(stored)
     assert spec.target.pool.used == 0  # pyright: ignore
-
-
-# --- what is refused ---
-
-
-def test_two_engines_over_one_network() -> None:
-    """Two Speculators that share a model: the second's requests are told whose it is, and what the
-    first has goes on."""
-    spec = moving.shared("torch", "lm")
-    other = Speculator(spec.target, LMDrafter(CausalModel(network("draft")), V), byte_level())
-    with Engine(spec) as first:
-        with pytest.raises(InputError, match="^these models have an engine; close it first"):
-            Engine(other)
-        going = first.add([1, 2], SAMPLED, gamma=2)
-        first.step()
-        with pytest.raises(RefusedError, match="of this target or draft"):
-            other.generate([1], SAMPLED, gamma=0)
-        assert drained(first)[going].finish_reason == "length"
-    with Engine(other) as second:
-        again = second.add([3], SAMPLED, gamma=2)
-        assert drained(second)[again].finish_reason == "length"
-
-
-def test_what_cannot_be_asked_leaves_the_engine_as_it_was() -> None:
-    spec = moving.shared("torch", "lm")
-    with Engine(spec, 1, max_waiting=1) as engine:
-        for options, message in (
-            ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-            ({"gamma": -1}, "gamma is -1"),
-            ({"gamma": CONTEXT}, "gamma \\+ 1 must fit"),
-            ({"seed": -1}, "seed is -1"),
-            ({"cache_salt": 5}, "cache_salt is 5; give a str"),
-            ({"temperature": float("nan")}, "temperature is nan"),
-        ):
-            with pytest.raises((InputError, RefusedError), match=message):
-                engine.add([1], **options)
-        with pytest.raises(InputError, match="prompt 0 has 256 tokens, the model holds 256"):
-            engine.add([1] * CONTEXT)
-        with pytest.raises(InputError, match="prompt 0 holds the id 320"):
-            engine.add([V])
-        assert not engine.waiting and not engine.running and engine.step() == []
-        first, second = (engine.add([1], SAMPLED, gamma=0) for _ in range(2))
-        with pytest.raises(InputError, match="^1 requests wait already; take steps first, or give"):
-            engine.add([1], SAMPLED)
-        assert set(drained(engine)) == {first, second}
-    for id in (first, "x", None, 10**9):
-        with pytest.raises(InputError, match="is unknown or finished; give an id that runs"):
-            engine.abort(id)  # pyright: ignore
-    for call in (engine.step, lambda: engine.add([1])):
-        with pytest.raises(InputError, match="^the engine is closed; make another one"):
-            call()
 
 
 def test_what_a_row_has_read_itself_is_not_cached() -> None:

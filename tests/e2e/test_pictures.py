@@ -68,7 +68,7 @@ def test_a_conversation_with_a_picture(folder: Path, tmp_path: Path) -> None:
         ({"type": "image"}, "part 0 has 0 of image, url, path, base64"),
         ({"type": "video", "video": "a.mp4"}, "a video, which is not read here"),
         ({"type": "image", "url": "http://127.0.0.1/a.png"}, "give a file, a data URL"),
-        ({"type": "audio", "audio": "a.wav"}, "of the type audio, and the model reads text and im"),
+        ({"type": "audio", "audio": "a.wav"}, "of the type audio; the model takes text and im"),
     ],
 )
 def test_parts_that_cannot_be_read(folder: Path, part: dict[str, Any], message: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+import foretoken
 from foretoken.errors import (
     ControlError,
     ForeignError,
@@ -108,3 +111,38 @@ def test_a_look_up_in_front_of_a_folder_shows_no_folder(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
     assert base_name(f"lookup+{draft}") == "lookup+draft" and base_name("lookup") == "lookup"
+
+
+def raised(node: ast.Raise) -> tuple[str, str] | None:
+    """The class of an error and its message as the source has it, values in braces; None for one
+    that is made elsewhere."""
+    call = node.exc
+    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):  # `.about(option)`
+        call = call.func.value
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or not call.args:
+        return None
+    parts = [call.args[0]]
+    if isinstance(parts[0], ast.JoinedStr):
+        parts = parts[0].values
+    text = "".join(str(p.value) if isinstance(p, ast.Constant) else "{}" for p in parts)
+    return call.func.id, text
+
+
+# After a semicolon, or said outright; or a library's own words for the cause, or made elsewhere
+REMEDY = re.compile(r"; .|: \{\}|^\{\}$|\b(give|must|needs?|takes?|shorten)\b")
+ELSEWHERE = {"{} is {}"}  # of a table with remedies
+
+
+def test_every_invalid_value_is_told_with_a_remedy() -> None:
+    without: list[str] = []
+    for file in (Path(foretoken.__file__).parent).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            found = raised(node) if isinstance(node, ast.Raise) else None
+            if (
+                found
+                and found[0] == "InputError"
+                and not REMEDY.search(found[1])
+                and found[1] not in ELSEWHERE
+            ):
+                without.append(f"{file.name}:{node.lineno}: {found[1]}")
+    assert not without

@@ -308,7 +308,7 @@ class Session:
     def _stats(self, _: str) -> str:
         reply = self.reply
         if reply is None:
-            raise InputError("there is no text yet")
+            raise InputError("there is no text yet; write one first")
         alpha = sum(reply.overlaps) / len(reply.overlaps) if reply.overlaps else None
         away = reply.bias / max(1, reply.tokens)
         bias = f", {away:.4f} from the target's distribution (mean of its tokens)" if away else ""

@@ -75,7 +75,7 @@ class AssistantDrafter(Drafter):
     def reading(self, target: Model) -> AssistantDrafter:
         """The same network over another target, without rows."""
         if not target.capabilities.shared_kv or target.taps != (FINAL,):
-            raise InputError("the other target does not show the states that the draft reads")
+            raise InputError("give a target that exposes the states that the draft reads")
         return AssistantDrafter(target, self.network.over(target), self.embedding)
 
     def known(self, text: list[int]) -> int:

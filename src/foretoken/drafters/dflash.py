@@ -143,7 +143,7 @@ class BlockDrafter(Drafter):
     def reading(self, target: Model) -> BlockDrafter:
         """The same model on the states of another target that shows the same ones."""
         if target.taps != self.target.taps:
-            raise InputError("the other target does not show the states that the draft reads")
+            raise InputError("give a target that exposes the states that the draft reads")
         return BlockDrafter(target, self.blocks)
 
     def known(self, text: list[int]) -> int:

@@ -106,7 +106,7 @@ class PairsDrafter(Drafter):
     def reading(self, target: Model) -> PairsDrafter:
         """The same model on the states of another target that shows the same ones."""
         if target.taps != self.target.taps:
-            raise InputError("the other target does not show the states that the draft reads")
+            raise InputError("give a target that exposes the states that the draft reads")
         return PairsDrafter(target, self.decoder, self.embedding, self.ids, self.columns)
 
     def known(self, text: list[int]) -> int:

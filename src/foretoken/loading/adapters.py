@@ -49,7 +49,7 @@ def folder(name: object) -> Path:
             "its base model with peft"
         )
     if not any((place / file).is_file() for file in (SAFE, PICKLED)):
-        raise InputError(f"{name} holds no weights of an adapter: no {SAFE}")
+        raise InputError(f"{name} holds no weights of an adapter; {SAFE} must be there")
     if find_spec("peft") is None:
         raise InputError("an adapter needs peft, which is missing; pip install 'foretoken[peft]'")
     return place

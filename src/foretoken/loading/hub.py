@@ -178,7 +178,9 @@ def _hub_options(name: str, revision: str | None) -> dict[str, Any]:
     except (hub.GatedRepoError, hub.EntryNotFoundError):
         return {}  # the hub has it; transformers says what is wrong with it
     except hub.RevisionNotFoundError:
-        raise InputError(f"the hub has {name}, but no revision {revision!r}") from None
+        raise InputError(
+            f"the hub has {name}, but no revision {revision!r}; give another"
+        ) from None
     except hub.HFValidationError:
         raise InputError(f"{name!r} is no folder; {REMEDY}") from None
     except hub.RepositoryNotFoundError:

@@ -50,7 +50,7 @@ class Weights:
                     return dict.fromkeys(_dtypes(file), file)
         except Exception as error:  # of the libraries, of many kinds
             raise self._refusal(error) from None
-        raise InputError(f"{self.folder} holds no weights ({' or '.join(FILES)})")
+        raise InputError(f"{self.folder} holds no weights; {' or '.join(FILES)} must be there")
 
     @property
     def keys(self) -> Iterable[str]:

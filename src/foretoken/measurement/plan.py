@@ -118,7 +118,7 @@ def read_plan(path: Path) -> Plan:
         plan = TypeAdapter(Plan).validate_python(document["best"])
         options = {n: value for n, value in plan.load.items() if n not in ("target", "draft")}
         if not isinstance(plan.load.get("target"), str):
-            raise InputError("load names no target")
+            raise InputError("load names no target; measure again")
         require_known(options, "load")
         LoadOptions(**options)
     except ValidationError as error:

@@ -117,7 +117,9 @@ def _require_ids(ids: Tensor | None, mask: Tensor | None) -> None:
         kind = f"{str(ids.dtype).removeprefix('torch.')} {[*ids.shape]}"
         raise InputError(f"input_ids is {kind}; give whole numbers [B, n]")
     if mask is not None and mask.shape != ids.shape:
-        raise InputError(f"attention_mask is {[*mask.shape]} and input_ids {[*ids.shape]}")
+        raise InputError(
+            f"attention_mask is {[*mask.shape]} and input_ids {[*ids.shape]}; both must be [B, n]"
+        )
 
 
 def _media(b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor]) -> Media:

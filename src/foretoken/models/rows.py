@@ -152,7 +152,7 @@ def staying(rows: int, leaving: list[int]) -> list[int]:
 
 def check_lengths(old: list[int], new: list[int]) -> None:
     if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
-        raise InputError(f"lengths {new} of rows that hold {old} tokens: a row can only go back")
+        raise InputError(f"lengths {new} of rows that hold {old} tokens; a row can only go back")
 
 
 def check_room(

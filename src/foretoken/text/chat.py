@@ -196,7 +196,7 @@ def _require_parts(
             kind, place = part.get("type"), f"message {i}, part {j}"
             if kind in MEDIA and reads is not None and kind not in reads:
                 known = " and ".join(("text", *reads))
-                raise InputError(f"{place} is of the type {kind}, and the model reads {known}")
+                raise InputError(f"{place} is of the type {kind}; the model takes {known}")
             if kind in (None, "text", *MEDIA, *UNREAD) or f"'{kind}'" in source:
                 continue
             if f'"{kind}"' not in source:

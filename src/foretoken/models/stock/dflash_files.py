@@ -283,7 +283,7 @@ def _fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
     places = network.state_dict()
     for name, place in places.items():
         if name not in tensors:
-            raise InputError(f"the draft's files have no {name}, which its config asks for")
+            raise InputError(f"the draft's files have no {name}, which its config needs")
         if tensors[name].shape != place.shape:
             raise InputError(
                 f"the draft's {name} is {tuple(tensors[name].shape)}, by its config and the target "
