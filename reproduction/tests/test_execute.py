@@ -319,9 +319,9 @@ def test_bad_options(options: dict, says: str) -> None:
 
 @pytest.mark.parametrize("run", [speculate, lambda *args: awaited(*args)])
 def test_what_cannot_be_called_is_named(run) -> None:
-    with pytest.raises(InputError, match=r"f is \{'a': 1.0\}; give a function"):
+    with pytest.raises(InputError, match=r"f is \{'a': 1.0\}"):
         run(RIGHT, twice, RIGHT, None)
-    with pytest.raises(InputError, match="g is None; give a function"):
+    with pytest.raises(InputError, match="g is None"):
         run(distribution_a, None, RIGHT, None)
 
 
@@ -350,7 +350,7 @@ def test_q_is_never_cancelled() -> None:
     def q(x: object, cancelled) -> dict[str, float]:
         return RIGHT
 
-    with pytest.raises(InputError, match="^q wants `cancelled`; leave it out: q is never"):
+    with pytest.raises(InputError, match="^q wants `cancelled`"):
         speculate(distribution_a, twice, q, None)
 
 
@@ -414,7 +414,7 @@ def test_async_errors() -> None:
         awaited(fails_soon, wrong_sleeps, WRONG, 7)
     with pytest.raises(LookupError, match="of a"):
         awaited(distribution_soon, fails_soon, WRONG, 7)
-    with pytest.raises(InputError, match="f gives {'a': 1.0}, nothing to await; use speculate"):
+    with pytest.raises(InputError, match="f gives {'a': 1.0}, nothing to await"):
         awaited(distribution_a, wrong_sleeps, RIGHT, None)
 
 
@@ -425,7 +425,7 @@ def test_async_gives_no_event() -> None:
     async def may_have_one(y: str, cancelled=None) -> str:
         return y
 
-    with pytest.raises(InputError, match="^g wants `cancelled`; leave it out: asyncio cancels"):
+    with pytest.raises(InputError, match="^g wants `cancelled`"):
         awaited(distribution_soon, g, RIGHT, None)
     assert awaited(distribution_soon, may_have_one, RIGHT, None).value == "a"
 

@@ -62,7 +62,7 @@ def test_a_file(tmp_path) -> None:
         assert spec.generate("It was", **options)[0].stats.drafted
     refused(InputError, "another tokenizer", model, f"reproduction.ngram:{other}")
     refused(InputError, "there is no n-gram file", model, "reproduction.ngram:missing")
-    refused(InputError, "^no file is given; give --draft", model, "reproduction.ngram:")
+    refused(InputError, "^no file is given", model, "reproduction.ngram:")
     wide = llama(336)
     says = "is for 320 tokens, the target has 336"
     refused(InputError, says, wide, f"reproduction.ngram:{mine}")

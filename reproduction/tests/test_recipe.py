@@ -141,7 +141,7 @@ def test_mistakes_are_one_line(tmp_path, change, says):
 
 
 def test_no_file_and_no_prompts(tmp_path):
-    with pytest.raises(InputError, match=r"there is no .*none.toml; give a recipe"):
+    with pytest.raises(InputError, match="there is no .*none.toml"):
         read(tmp_path / "none.toml")
     recipe = read(written(tmp_path, LEAST))
     with pytest.raises(InputError, match=r"prompts of mine cannot be read"):

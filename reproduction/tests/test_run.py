@@ -73,7 +73,7 @@ def test_results_are_of_a_recipe_on_a_machine(own):
 
 def test_the_latest_measurements_are_found_without_models_and_prompts(own, measured, tmp_path):
     results = ResultFile(tmp_path / "results.jsonl")
-    with pytest.raises(InputError, match="has no measurement of tables; leave --as-measured out"):
+    with pytest.raises(InputError, match="has no measurement of tables"):
         as_measured([own], results)
     another = replace(MACHINE, cpu="another")
     before = jobs([own], another)

@@ -159,17 +159,17 @@ def test_a_batch_holds_pairs_of_like_lengths_and_an_epoch_all_pairs():
 def test_what_cannot_be_learnt_is_said(pairs, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"source": "a", "target": "b"}\n{"source": "a"}\n')
-    with pytest.raises(InputError, match="bad.jsonl, line 2: there is no target; give source and"):
+    with pytest.raises(InputError, match="bad.jsonl, line 2: there is no target"):
         train(bad, tmp_path / "run")
     words = folder(tmp_path / "lm", llama(), byte_level())
     with pytest.raises(InputError, match="has no padding or puts no end behind a text"):
         train(pairs, tmp_path / "run", tokenizer_folder=words)
-    with pytest.raises(InputError, match="lm is a llama model; give one of kind t5"):
+    with pytest.raises(InputError, match="lm is a llama model"):
         train(pairs, tmp_path / "run", tokenizer_folder=_tokenizer(pairs, tmp_path), init=words)
     small = folder(tmp_path / "small", t5(64))
     with pytest.raises(InputError, match="has 64 rows for 300 tokens"):
         train(pairs, tmp_path / "run", tokenizer_folder=_tokenizer(pairs, tmp_path), init=small)
-    with pytest.raises(InputError, match="length is 0; give"):
+    with pytest.raises(InputError, match="length is 0"):
         train(pairs, tmp_path / "run", LESSON | {"length": 0})
 
 

@@ -107,5 +107,5 @@ def test_speculative_execution_by_hand():
     assert theory.execution_factor(0.8, 4, 3, 0.5) == pytest.approx(7 / 5.1)
     assert theory.execution_factor(1, 2, 2) == 2
     assert theory.execution_factor(0, 2, 1, 1) == 0.75
-    with pytest.raises(InputError, match="f and g take 0 and 0; give one"):
+    with pytest.raises(InputError, match="f and g take 0 and 0"):
         theory.execution_factor(0.5, 0, 0)

@@ -275,5 +275,5 @@ def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):
         ]
         assert held_out_bits_of_text(path, tokenizer, order) == pytest.approx(np.mean(costs))
     (tmp_path / "sources.jsonl").write_text('{"source": "a"}\n')
-    with pytest.raises(InputError, match="sources.jsonl has no targets; give pairs"):
+    with pytest.raises(InputError, match="sources.jsonl has no targets"):
         fit_from_text(tmp_path / "sources.jsonl", tokenizer, 1)

@@ -160,7 +160,7 @@ def test_more_and_fewer_replicas_while_texts_are_written(
         metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
         sample = f'foretoken_generation_tokens_total{{model_name="tiny"}} {SCALED * TOKENS}.0'
         assert sample in metrics
-        with pytest.raises(Exception, match="count is 0; give a whole number from 1"):
+        with pytest.raises(Exception, match="count is 0"):
             front.scale.remote(0).result()
 
 

@@ -112,7 +112,7 @@ def test_what_cannot_be_transcribed(spec: foretoken.Speculator) -> None:
         transcribe(spec, np.zeros(0))
     with pytest.raises(InputError, match="cannot transcribe so"):
         transcribe(spec, noise(1), language="klingon")
-    with pytest.raises(InputError, match="language is 5; give a str"):
+    with pytest.raises(InputError, match="language is 5"):
         transcribe(spec, noise(1), language=5)  # pyright: ignore[reportArgumentType]
     assert transcribe(spec, noise(1), prompt="", language="") == transcribe(spec, noise(1))
     with pytest.raises(InputError, match=r"prompt holds <\|en\|>, which is no text"):

@@ -39,7 +39,7 @@ def test_what_is_not_a_distribution(values, says):
 
 
 def test_distributions_over_different_tokens():
-    with pytest.raises(InputError, match="p has 1 tokens and q 2; give laws over the same tokens"):
+    with pytest.raises(InputError, match="p has 1 tokens and q 2"):
         checked.distributions([1.0], [0.5, 0.5])
 
 
@@ -47,22 +47,22 @@ def test_distributions_over_different_tokens():
     "value", [-0.1, 1.1, math.nan, "half", True, -(10**5000)], ids=lambda value: shown(value)
 )
 def test_numbers_outside_their_range(value):
-    with pytest.raises(InputError, match=r"^alpha is .*; give a number in \[0, 1\]"):
+    with pytest.raises(InputError, match="^alpha is .*"):
         checked.probability("alpha", value)
-    with pytest.raises(InputError, match="^lenience is .*; give a number from 1e-30 to 1"):
+    with pytest.raises(InputError, match="^lenience is .*"):
         checked.lenience(value)
     if value != 1.1:
-        with pytest.raises(InputError, match="^c is .*; give a number from 0 to 1e.100"):
+        with pytest.raises(InputError, match="^c is .*"):
             checked.cost("c", value)
-    with pytest.raises(InputError, match="^gamma is .*; give "):
+    with pytest.raises(InputError, match="^gamma is .*"):
         checked.count("gamma", value)
 
 
 def test_counts():
     assert checked.count("gamma", 3.0) == 3 and type(checked.count("gamma", np.int8(3))) is int
     assert checked.count("tokens", 1_000_000, least=1) == 1_000_000
-    with pytest.raises(InputError, match="^tokens is 0; give a whole number, 1 or more"):
+    with pytest.raises(InputError, match="^tokens is 0"):
         checked.count("tokens", 0, least=1)
     for value in (1_000_001, math.inf):
-        with pytest.raises(InputError, match="^tokens is .*; give 1,000,000 or less"):
+        with pytest.raises(InputError, match="^tokens is .*"):
             checked.count("tokens", value)

@@ -119,7 +119,7 @@ def test_measurements_of_another_recipe_are_told_of_and_can_be_shown(
     assert shown.code == 1 and "its measurements cannot be shown (KeyError: 'lines')" in shown.err
     mistake(
         console("report", own, "--out", tmp_path / "none", "--as-measured"),
-        "has no measurement of tiny; leave --as-measured out",
+        "has no measurement of tiny",
     )
     assert not (tmp_path / "none").exists()
 
@@ -131,7 +131,7 @@ def test_mistakes_are_told_before_models_load(console: Run, recipe, tmp_path):
     mistake(console("report", recipe, "--out", out, *both), "--quick measures and --as-measured")
     mistake(console("report", recipe, recipe, "--out", out), "two recipes have the name tiny")
     (tmp_path / "file").touch()
-    mistake(console("report", recipe, "--out", tmp_path / "file"), "is a file; give another --out")
+    mistake(console("report", recipe, "--out", tmp_path / "file"), "is a file")
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
     (tmp_path / "short.txt").write_text("one\n")
     for change, says in [
@@ -160,4 +160,4 @@ def test_a_library_that_is_missing_is_named(console: Run, recipe, tmp_path, monk
     monkeypatch.delitem(sys.modules, "reproduction.page", raising=False)
     monkeypatch.delattr(reproduction, "page", raising=False)
     result = console("report", recipe, "--out", tmp_path / "out")
-    mistake(result, "this needs jinja2, which is missing; pip install 'foretoken[reproduction]'")
+    mistake(result, "this needs jinja2, which is missing")

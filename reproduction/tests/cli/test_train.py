@@ -66,10 +66,8 @@ def test_bad_training_input(console, base, tmp_path):
     mistake(console(*lm, "--data", target), "no .txt or .txt.gz file in")
     mistake(console(*lm, "--data", text, "--tokenizer", "no"), "no is no folder")
     mistake(console(*lm, "--data", text, "--init", "no"), "no is no folder")
-    mistake(
-        console(*lm, "--data", text, "--heads", 5), "hidden is 192; give a multiple of heads, 5"
-    )
-    mistake(console(*lm, "--data", text, "--steps", 0), "steps is 0; give 1 or more")
+    mistake(console(*lm, "--data", text, "--heads", 5), "hidden is 192")
+    mistake(console(*lm, "--data", text, "--steps", 0), "steps is 0")
     assert not out.exists()
     lm = (*lm, "--context", 16)
     flags = ("--tokenizer", target, "--init")

@@ -44,7 +44,7 @@ def test_a_missing_library_is_said(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(quality, "import_module", missing)
-    with pytest.raises(InputError, match="rouge-score is missing; pip install 'foretoken"):
+    with pytest.raises(InputError, match="rouge-score is missing"):
         rouge(["a"], ["a"])
 
 
@@ -97,5 +97,5 @@ def test_the_loss_of_sampled_texts_is_the_same_within_noise(pair):
     assert abs(plain.value - drafted.value) < 2 * math.hypot(plain.error, drafted.error)
     greedily = nats(pair.generate(SOURCES, max_new_tokens=10, logprobs=0, temperature=0.0))
     assert greedily.value < plain.value - plain.error  # the likeliest tokens cost less
-    with pytest.raises(InputError, match="0 texts have logprobs; generate two or more"):
+    with pytest.raises(InputError, match="0 texts have logprobs"):
         nats(pair.generate(SOURCES[:1], max_new_tokens=2))

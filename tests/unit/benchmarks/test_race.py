@@ -177,7 +177,7 @@ def test_an_unknown_setting_of_a_peer_is_refused(name: str, told: str):
 
 
 def test_what_is_no_peer():
-    with pytest.raises(InputError, match="'vllm'; give one of transformers, openvino-genai, onnx"):
+    with pytest.raises(InputError, match="'vllm'"):
         race.command_of("vllm")
 
 

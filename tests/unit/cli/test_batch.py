@@ -125,7 +125,7 @@ def test_what_is_refused(run, pair, tmp_path) -> None:
     mistake(run("generate", "a", "--output", tmp_path / "x"), "--output is for a file of prompts")
     mistake(run("generate", *file, "--json"), "--output is for a file of prompts alone")
     unused = run("generate", *file, *pair, "--system", "Be brief.")
-    mistake(unused, "--system is for messages, and there are none; add --chat")
+    mistake(unused, "--system is for messages, and there are none")
     (tmp_path / "out.jsonl").write_text('{"line": 1}\n')
     message = "out.jsonl, line 1 is no result of this command; give another --output"
     mistake(run("generate", *file, *pair), message)

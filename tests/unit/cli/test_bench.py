@@ -223,7 +223,7 @@ def test_messages(call: Run, tmp_path: Path):
     result = call(*args)
     assert result.code == 0 and json.loads(result.out)["asked"]["prompts"] == 2
     file.write_text('{"messages": [{"role": "user", "content": "Where?"}], "top_k": 3}\n')
-    mistake(call(*args), "p.jsonl, line 1: top_k is unknown here; give some of prompt, id, mess")
+    mistake(call(*args), "p.jsonl, line 1: top_k is unknown here")
 
 
 def test_the_plan_loads_and_serves(call: Run, pair: tuple[object, ...], tmp_path: Path):

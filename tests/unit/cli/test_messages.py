@@ -53,10 +53,10 @@ def test_a_template_and_its_variables(tmp_path):
     assert byte_level().decode(template.prompt(Line("", messages=[ASKED]), spec)) == "Where?!"
     assert template.prompt(Line("a"), spec) == "a"
     assert Messages().template == Template()
-    with pytest.raises(InputError, match="no such file; give one with a Jinja template"):
+    with pytest.raises(InputError, match="no such file"):
         Messages(chat_template=tmp_path / "no").template  # noqa: B018
     for given in ("[1]", "null", "3"):
-        with pytest.raises(InputError, match="chat_template_kwargs is .*; give a JSON object"):
+        with pytest.raises(InputError, match="chat_template_kwargs is .*"):
             Messages(chat_template_kwargs=given).template  # noqa: B018
     with pytest.raises(InputError, match="which is no JSON"):
         Messages(chat_template_kwargs="{").template  # noqa: B018

@@ -81,7 +81,7 @@ def test_a_server_instead(run, monkeypatch):
         assert result == Result(0, " cold.\n cold.\n", "")
         bodies = server.bodies("/v1/completions")
         broken = run(*RAW, "--url", server.url, "-q", "a\udcff")  # a byte that is no text
-        mistake(broken, "the request is not valid text; give text in UTF-8")
+        mistake(broken, "the request is not valid text")
     assert [(body["prompt"], body["seed"]) for body in bodies] == [("It was", 3), ("It is", 4)]
 
 
@@ -90,5 +90,5 @@ def test_mistakes(run, pair):
     mistake(run(*RAW, "-q", "x", *pair, "--min-new-tokens", 99), "is above max_new_tokens=64")
     mistake(run(*RAW, "-q", "x", "--url", "http://127.0.0.1:9", *pair), "--target is for")
     mistake(run(*RAW, "-q", "x", "--typical-p", 0.5, "--url", "x"), "x cannot be reached: ")
-    mistake(run(*RAW, "--system-prompt", "S"), "--system-prompt is for messages; leave it or --raw")
-    mistake(run(*RAW, "--chat-template", "f"), "--chat-template is for messages; leave it or --raw")
+    mistake(run(*RAW, "--system-prompt", "S"), "--system-prompt is for messages")
+    mistake(run(*RAW, "--chat-template", "f"), "--chat-template is for messages")

@@ -158,7 +158,7 @@ def test_what_a_text_must_match(structured, prompt, sent):
 
 def test_a_wish_without_a_name_is_refused():
     with replaying() as server, opened(server.url) as source:
-        with pytest.raises(InputError, match="typical_p has no name in a server's API; leave it"):
+        with pytest.raises(InputError, match="typical_p has no name in a server's API"):
             source.require({"typical_p": 0.5})
         with pytest.raises(InputError, match="top_p is 2"):
             source.require({"top_p": 2})
@@ -169,7 +169,7 @@ def test_the_key_is_sent_and_asked_for():
         answered(source)
     assert {headers["authorization"] for _, _, headers in server.requests} == {"Bearer secret"}
     with replaying(models=[refusal(401, "no key.")]) as server:
-        with pytest.raises(InputError, match="^no key; give --api-key, or FORETOKEN_API_KEY"):
+        with pytest.raises(InputError, match="^no key"):
             with opened(server.url):
                 pass
     with pytest.raises(InputError, match="holds characters that no header can"):
@@ -231,7 +231,7 @@ def test_models_that_are_not_listed():
     answers = body({"data": []}), body([]), body({"data": [{}]}), Answer([b"<html>"])
     for answer in (*answers, refusal(404, "no path")):
         with replaying(models=[answer]) as server:
-            with pytest.raises(InputError, match="lists no model; give --model$"):
+            with pytest.raises(InputError, match="lists no model"):
                 with opened(server.url):
                     pass
 

@@ -59,6 +59,6 @@ def test_what_is_refused(text: str, said: str) -> None:
 def test_a_method_that_the_draft_is_not(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"speculators_model_type": "eagle3"}')
     config = {"method": "dflash", "model": str(tmp_path)}
-    with pytest.raises(InputError, match="method is 'dflash'; .* is a draft of kind eagle3"):
+    with pytest.raises(InputError, match="method is 'dflash'"):
         speculative(json.dumps(config))
     assert speculative(json.dumps(config | {"method": "eagle3"})).draft == str(tmp_path)

@@ -306,7 +306,7 @@ def test_scores_of_a_matcher_without_tokens():
     scores = torch.zeros(320)
     row = matcher(byte_level(), regex="ab?")
     row.push(66)
-    with pytest.raises(ControlError, match="^structured output's regex is left by the text; draw"):
+    with pytest.raises(ControlError, match="^structured output's regex is left by the text"):
         row(scores)
     row.pop()
     assert ids(row(scores).isfinite()) == [65]
@@ -419,13 +419,13 @@ def test_a_model_without_ends():
     for eos in (frozenset(), frozenset({320})):
         with pytest.raises(InputError, match="^structured output ends with an EOS token and the"):
             vocabulary(byte_level(), 320, eos)
-    with pytest.raises(InputError, match="this tokenizer has none of id 325; set"):
+    with pytest.raises(InputError, match="this tokenizer has none of id 325"):
         vocabulary(byte_level(), 333, frozenset({325}))
 
 
 def test_without_llguidance(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(InputError, match="^structured output needs llguidance; pip install 'foret"):
+    with pytest.raises(InputError, match="^structured output needs llguidance"):
         vocabulary(spelling(["a"]), 2, ENDS)
 
 

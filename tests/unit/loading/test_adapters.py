@@ -86,13 +86,13 @@ def test_each_adapter_has_a_conversion_of_its_own(tmp_path: Path) -> None:
 def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
     saved(tmp_path)
     base, adapter = tmp_path / "base", tmp_path / "adapter"
-    with pytest.raises(RefusedError, match="holds an adapter; give its base model, and adapter="):
+    with pytest.raises(RefusedError, match="holds an adapter"):
         foretoken.load(adapter, "lookup")
     with pytest.raises(InputError, match="holds no adapter: adapter_config.json: "):
         foretoken.load(base, "lookup", adapter=base)
-    with pytest.raises(InputError, match="adapter is 3; give a folder or a hub id"):
+    with pytest.raises(InputError, match="adapter is 3"):
         foretoken.load(base, "lookup", adapter=3)
-    with pytest.raises(InputError, match="the target is in memory; merge it there"):
+    with pytest.raises(InputError, match="the target is in memory"):
         foretoken.load(build("Llama"), "lookup", adapter=adapter)
     weights = load_file(adapter / "adapter_model.safetensors")
     few = {name: weight for name, weight in weights.items() if "q_proj" in name}
@@ -139,7 +139,7 @@ def test_an_adapter_of_another_base_is_refused_before_weights_are_read(
     others = [f"a_projection_of_another_model_{i}" for i in range(6)]
     changed = config | {"target_modules": others}
     (adapter / "adapter_config.json").write_text(json.dumps(changed))
-    with pytest.raises(InputError, match="Target modules .* not found in the base model; ") as all_:
+    with pytest.raises(InputError, match="Target modules .* not found in the base model") as all_:
         require_adapters(base, [str(adapter)])
     assert all(name in str(all_.value) for name in others) and "\n" not in str(all_.value)
     assert len(read) == 1
@@ -163,7 +163,7 @@ def test_a_home_folder_may_be_written_as_a_tilde(
     saved(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folder("~/adapter") == tmp_path / "adapter"
-    with pytest.raises(InputError, match="adapter is '~nobody-here/adapter'; give a folder"):
+    with pytest.raises(InputError, match="adapter is '~nobody-here/adapter'"):
         folder("~nobody-here/adapter")
 
 
@@ -226,9 +226,9 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
         spec.guided(2.0)
     with pytest.raises(RefusedError, match="brings an adapter, and takes no other"):
         foretoken.load(tmp_path, "lookup", adapter=tmp_path)
-    with pytest.raises(InputError, match="generate turns its adapter on and off; give its folder"):
+    with pytest.raises(InputError, match="generate turns its adapter on and off"):
         foretoken.load(theirs, "lookup")
-    with pytest.raises(RefusedError, match="merged on torch alone; leave runtime"):
+    with pytest.raises(RefusedError, match="merged on torch alone"):
         foretoken.load(tmp_path, "lookup", runtime="native")
     weights = load_file(tmp_path / "adapter_model.safetensors")
     broken = {name: weight * float("nan") for name, weight in weights.items()}

@@ -166,14 +166,14 @@ def test_a_file_that_is_cut_off_is_refused(folder: Path, tmp_path: Path) -> None
 def test_several_files_in_a_folder_are_named(folder: Path, tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         shutil.copy(folder / "tiny.gguf", tmp_path / name)
-    with pytest.raises(InputError, match=r"several GGUF files \(a.gguf, b.gguf\); name one"):
+    with pytest.raises(InputError, match=r"several GGUF files \(a.gguf, b.gguf\)"):
         foretoken.load(tmp_path)
 
 
 def test_a_part_is_refused(folder: Path, tmp_path: Path) -> None:
     part = tmp_path / "m-00001-of-00002.gguf"
     shutil.copy(folder / "tiny.gguf", part)
-    with pytest.raises(InputError, match="one of several parts; merge them first"):
+    with pytest.raises(InputError, match="one of several parts"):
         hub.gguf(part)
 
 

@@ -61,7 +61,7 @@ def refused(name: str, says: str, revision: str | None = None) -> None:
 def test_the_hub_is_not_asked():
     refused(
         "no-such-folder",
-        "^there is no folder 'no-such-folder', and HF_HUB_OFFLINE keeps .*; give a folder",
+        "^there is no folder 'no-such-folder', and HF_HUB_OFFLINE keeps .*",
     )
     assert sources.tokenizer("no/such", None, False) is None
 
@@ -70,7 +70,7 @@ def test_the_hub_cannot_be_reached(monkeypatch, online):
     template = f"{UNREACHABLE}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it tries again"))
-    refused("no-such-folder", "and the hub cannot be reached (.*); give a folder or GGUF file, or")
+    refused("no-such-folder", "and the hub cannot be reached (.*)")
 
 
 @pytest.mark.parametrize("headers", [{"X-Error-Code": "RepoNotFound"}, {}])
@@ -104,15 +104,13 @@ def test_a_folder_asks_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_hub_options", lambda *args: pytest.fail("the hub was asked"))
     assert hub.way(hub.path(tmp_path), None) == {}
     for wrong in (tmp_path / "no", "a b", "a/b/c", "x" * 200):
-        with pytest.raises(
-            InputError, match="is no folder; give a model's folder, a GGUF file or a hub id"
-        ):
+        with pytest.raises(InputError, match="is no folder"):
             hub.path(wrong)
     monkeypatch.undo()
-    refused("./no", "^'./no' is no folder; give")
-    with pytest.raises(InputError, match="target is 5; give a folder, a hub id or a model"):
+    refused("./no", "^'./no' is no folder")
+    with pytest.raises(InputError, match="target is 5"):
         hub.path(5)
 
 
 def test_a_folder_has_no_revision(tmp_path):
-    refused(str(tmp_path), "revision is 'old', but .* is a folder, which has none; leave it", "old")
+    refused(str(tmp_path), "revision is 'old', but .* is a folder, which has none", "old")

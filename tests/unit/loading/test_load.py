@@ -208,7 +208,7 @@ def test_a_model_that_is_no_language_model_is_refused(tmp_path):
 
 def test_unknown_models(tmp_path, pair):
     refused(InputError, "there is no folder 'no-such/model', and HF_HUB_OFFLINE", "no-such/model")
-    refused(InputError, "is no folder; give a model's folder", tmp_path / "missing")
+    refused(InputError, "is no folder", tmp_path / "missing")
     refused(InputError, "'no such thing!' is no folder", "no such thing!")
     refused(InputError, "'' is no folder", "")
     refused(InputError, "there is no folder .no-such.", pair[0], "no-such")
@@ -221,7 +221,7 @@ def test_unknown_models(tmp_path, pair):
 def test_a_broken_generation_config_is_not_passed_over(tmp_path, text):
     path = folder(tmp_path / "model", llama(64))
     (path / "generation_config.json").write_text(text, encoding="latin-1")
-    refused(InputError, "generation_config.json cannot be read|eos_token_id='x'; give", path)
+    refused(InputError, "generation_config.json cannot be read|eos_token_id='x'", path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '"text"', "{}", '{"model_type": "nothing"}'])
@@ -236,7 +236,7 @@ def test_missing_and_broken_weights(tmp_path, pair):
     weights.write_bytes(weights.read_bytes()[:1000])
     refused(InputError, "cannot be loaded", path)
     weights.unlink()
-    refused(InputError, "holds no weights; a model's folder holds config.json", path)
+    refused(InputError, "holds no weights", path)
     llama(64).model.save_pretrained(path)  # all but the output layer
     message = refused(InputError, "holds no weights for lm_head.weight", path)
     assert "give a complete LlamaForCausalLM" in message
@@ -340,7 +340,7 @@ def test_its_temperature_is_not_read():
 def test_generation_config_is_a_word(pair):
     refused(
         InputError,
-        "generation_config is 'skip'; give None or 'ignore'",
+        "generation_config is 'skip'",
         pair[0],
         generation_config="skip",
     )
@@ -387,7 +387,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkey
 
 def test_the_missing_default_pair_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(named, "files", lambda package: tmp_path)
-    refused(InputError, "a model that ships is missing at .*target; install the package again")
+    refused(InputError, "a model that ships is missing at .*target")
 
 
 def test_bars_of_transformers_are_hidden_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,7 @@ def test_blocks_of_another_target_are_refused(tmp_path: Path) -> None:
 
 def test_a_draft_is_no_target(tmp_path: Path) -> None:
     draft = pairdrafts.eagle_file(320, (2, 3, 3)).save(tmp_path / "draft")
-    with pytest.raises(InputError, match=r"is a draft \(eagle3\), no model; give it as --draft"):
+    with pytest.raises(InputError, match=r"is a draft \(eagle3\), no model"):
         foretoken.load(draft)
 
 

@@ -95,7 +95,7 @@ def test_what_is_no_sound(value: Any, message: str) -> None:
 
 
 def test_samples_that_last_too_long() -> None:
-    with pytest.raises(InputError, match="lasts 2 s, at most 1 go; cut it"):
+    with pytest.raises(InputError, match="lasts 2 s, at most 1 go"):
         sound(tone(16_000, 2.0), 16_000, "audio 2", most=1)
 
 
@@ -123,7 +123,7 @@ def test_the_length_of_a_sound_is_that_of_its_samples(stated: int) -> None:
     whole[21] = whole[21] & 0xF0 | stated >> 32
     whole[22:26] = (stated % 2**32).to_bytes(4, "big")
     assert len(sound(bytes(whole), 16_000, "audio 2")) == 32_000
-    with pytest.raises(InputError, match="at most 1 go; cut it"):
+    with pytest.raises(InputError, match="at most 1 go"):
         sound(bytes(whole), 16_000, "audio 2", most=1)
     if not stated:
         assert len(sound(bytes(whole), 16_000, "audio 2", most=2)) == 32_000

@@ -15,7 +15,7 @@ def test_text_without_its_mark(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match="no such file; give one with a schema$"):
+    with pytest.raises(InputError, match="no such file"):
         read_text(tmp_path / "no", "a schema")
     (tmp_path / "b").write_bytes(b"\xff")
     for file in (tmp_path, tmp_path / "b"):

@@ -146,13 +146,13 @@ def test_parts_of_text_are_a_text_where_a_template_knows_texts_alone() -> None:
 
 @pytest.mark.parametrize("part", ["Where?", {"type": "text"}, {"text": 5}, 7])
 def test_parts_that_are_none(part: Any) -> None:
-    with pytest.raises(InputError, match="^message 0, part 1 is .*; give a dict with 'type'"):
+    with pytest.raises(InputError, match="^message 0, part 1 is .*"):
         text([USER | {"content": [{"type": "text", "text": "a"}, part]}])
 
 
 def test_a_role_that_the_template_names_is_known():
     robot = {"role": "robot", "content": "a"}
-    with pytest.raises(InputError, match="^message 1 has the role 'robot'; give one of system, d"):
+    with pytest.raises(InputError, match="^message 1 has the role 'robot'"):
         text([USER, robot])
     assert text([robot], "{{ 'x' if messages[0].role == 'robot' }}") == "x"
     for role in chat.ROLES:
@@ -208,9 +208,7 @@ def test_templates_that_fail(template, problem):
 def test_nothing_to_render_with():
     with pytest.raises(InputError, match="messages need a tokenizer, and there is none"):
         chat.ids([USER], None)
-    with pytest.raises(
-        InputError, match=r"has no chat template; give chat_template=... \(--chat-t"
-    ):
+    with pytest.raises(InputError, match="has no chat template"):
         chat.ids([USER], tokenizer(None))
 
 

@@ -31,7 +31,7 @@ def test_line_ends_and_blank_lines_are_made_uniform(tmp_path):
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"a\xffb")
-    with pytest.raises(InputError, match=r"a.txt is not UTF-8 \(byte 1\); convert it"):
+    with pytest.raises(InputError, match=r"a.txt is not UTF-8 \(byte 1\)"):
         corpus.read_texts(tmp_path)
 
 
@@ -45,9 +45,9 @@ def test_a_file_that_cannot_be_unpacked_is_named(tmp_path, broken):
 
 
 def test_nothing_to_read(tmp_path):
-    with pytest.raises(InputError, match=r"no .txt or .txt.gz file in .*; give a text file"):
+    with pytest.raises(InputError, match="no .txt or .txt.gz file in .*"):
         corpus.read_texts(tmp_path)
-    with pytest.raises(InputError, match="there is no .*missing; give a text file, or a folder"):
+    with pytest.raises(InputError, match="there is no .*missing"):
         corpus.read_texts(tmp_path / "missing")
 
 

@@ -57,7 +57,7 @@ def test_pairs_on_both_sides_of_a_tab(tmp_path):
     )
     assert (tsv.train, tsv.held_out) == (jsonl.train, jsonl.held_out)
     (tmp_path / "a.tsv").write_text("the sea\told\nday\tIt\twas\n")
-    with pytest.raises(InputError, match="a.tsv, line 2: 3 columns; give source, tab, target"):
+    with pytest.raises(InputError, match="a.tsv, line 2: 3 columns"):
         read(tmp_path / "a.tsv", byte_level(), LENGTH, encoder_decoder=True)
 
 
@@ -100,7 +100,7 @@ def test_too_little_missing_and_unreadable(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="0 examples to learn from"):
         read(tmp_path / "a.txt", byte_level(), LENGTH, encoder_decoder=False)
-    with pytest.raises(InputError, match="1 held out; give more text"):
+    with pytest.raises(InputError, match="1 held out"):
         read(tmp_path / "a.txt", byte_level(), LENGTH, encoder_decoder=True)
     with pytest.raises(InputError, match="there is no"):
         read(tmp_path / "c.txt", byte_level(), LENGTH, encoder_decoder=True)

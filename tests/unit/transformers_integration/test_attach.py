@@ -238,16 +238,16 @@ def test_load_s_options_are_checked(model):
     with pytest.raises(InputError, match="^dtype is 'float'"):
         foretoken.attach(model, "lookup", dtype="float")
     assert "generate" not in vars(model)
-    with pytest.raises(InputError, match="^strict is 'yes'; give True or False"):
+    with pytest.raises(InputError, match="^strict is 'yes'"):
         foretoken.attach(model, "lookup", strict="yes")  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_no_model_and_what_is_no_option(model):
-    with pytest.raises(InputError, match="^model is 'a folder'; give a model of transformers"):
+    with pytest.raises(InputError, match="^model is 'a folder'"):
         foretoken.attach("a folder")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="^gamma is no option of attach; give it to generate"):
+    with pytest.raises(InputError, match="^gamma is no option of attach"):
         foretoken.attach(model, "lookup", gamma=3)
-    with pytest.raises(InputError, match="^dtyp is no option of attach; did you mean dtype?"):
+    with pytest.raises(InputError, match="^dtyp is no option of attach"):
         foretoken.attach(model, "lookup", dtyp="float64")
     with pytest.raises(InputError, match="^target is no option of attach"):
         foretoken.attach(model, "lookup", target="x")

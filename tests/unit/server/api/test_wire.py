@@ -133,7 +133,7 @@ def test_what_is_called_otherwise_elsewhere(kind: type[Wire], name: str, here: s
 
 
 def test_items_of_other_types_are_refused_by_their_type() -> None:
-    with pytest.raises(BadRequestError, match="it is 'web_search_call'; give one of mess") as e:
+    with pytest.raises(BadRequestError, match="it is 'web_search_call'") as e:
         read(Responses, {"input": [{"type": "web_search_call", "id": "a"}]})
     assert e.value.param == "input[0].type"
     part = {"type": "output_text", "text": "b", "annotations": [], "logprobs": None}
@@ -179,7 +179,7 @@ def test_what_contradicts_itself(more: dict[str, Any], said: str) -> None:
 
 
 def test_a_schema_of_a_response_has_its_type() -> None:
-    with pytest.raises(BadRequestError, match="json_object, which reads no schema; give the type"):
+    with pytest.raises(BadRequestError, match="json_object, which reads no schema"):
         read(Responses, {"input": "a", "text": {"format": {"type": "json_object", "schema": {}}}})
 
 
@@ -187,7 +187,7 @@ def test_a_schema_of_a_response_has_its_type() -> None:
 def test_a_final_message_is_continued_or_a_new_one_begun(kind: Any) -> None:
     """To begin one is the default, and no contradiction."""
     both = {"continue_final_message": True, "add_generation_prompt": True}
-    with pytest.raises(BadRequestError, match="both true; leave one out") as refused:
+    with pytest.raises(BadRequestError, match="both true") as refused:
         read(kind, LEAST[Chat] | both)
     assert refused.value.param == "continue_final_message"
     for name, value in both.items():
@@ -200,7 +200,7 @@ def test_a_final_message_is_continued_or_a_new_one_begun(kind: Any) -> None:
     "field", [{"tools": [TOOL]}, {"add_generation_prompt": False}, {"chat_template_kwargs": {}}]
 )
 def test_what_belongs_to_messages_is_refused_beside_a_prompt(field: dict[str, Any]) -> None:
-    with pytest.raises(BadRequestError, match="goes with messages; leave it out"):
+    with pytest.raises(BadRequestError, match="goes with messages"):
         read(Tokenize, {"prompt": "a"} | field)
 
 

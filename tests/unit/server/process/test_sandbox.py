@@ -44,7 +44,7 @@ def test_what_takes_too_much_memory_is_refused(
     monkeypatch.setattr(sandbox, "SECONDS", 60.0)
     monkeypatch.setattr(sandbox, "BYTES", 2**28)
     tried.require(GOOD)
-    with pytest.raises(InputError, match="to compile; make it simpler"):
+    with pytest.raises(InputError, match="to compile"):
         tried.require(FOREVER)
 
 
