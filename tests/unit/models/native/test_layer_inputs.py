@@ -52,6 +52,7 @@ def test_passes_are_transformers_own() -> None:
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
 
+@pytest.mark.daily("int4")
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_integers_give_the_same_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, found = made(), list[Any]()

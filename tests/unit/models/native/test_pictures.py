@@ -57,6 +57,7 @@ def test_logits_are_those_of_generate(family: Callable[[], Made]) -> None:
     assert stock_media.deviation(model, target, media) < 1e-5
 
 
+@pytest.mark.daily("gemma3", "llava")
 @pytest.mark.parametrize("family", DECODERS)
 def test_texts_are_those_of_generate(family: Callable[[], Made]) -> None:
     """Rows with one picture, another, and text alone, which join together, by a draft that sees the
@@ -96,6 +97,7 @@ def test_pages_behind_a_picture_are_not_shared() -> None:
     assert not target.pool.cached
 
 
+@pytest.mark.daily("gemma3")
 @pytest.mark.parametrize("family", [llava, gemma3, qwen3_5])
 def test_long_prompts_are_read_in_passes(family: Callable[[], Made]) -> None:
     """Of 256 tokens, or in one where pictures' tokens attend to later ones."""
@@ -114,6 +116,7 @@ def test_long_prompts_are_read_in_passes(family: Callable[[], Made]) -> None:
         assert out.tokens == generated(model, inputs)
 
 
+@pytest.mark.daily("qwen3_5")
 @pytest.mark.parametrize("family", DECODERS)
 def test_folders_are_native(family: Callable[[], Made], tmp_path: Path) -> None:
     """Also where text alone could be read by another class of the config."""

@@ -94,6 +94,7 @@ def test_where_torch_cannot_compile(
     refused(caplog, "RuntimeError: there is no compiler")
 
 
+@pytest.mark.prove
 def test_where_it_computes_something_else(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

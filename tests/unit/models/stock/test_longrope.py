@@ -62,6 +62,7 @@ def require_stock(spec: Speculator, network: PreTrainedModel, gamma: int) -> Non
     assert gamma == 0 or sum(step.accepted for text in texts for step in text.steps) > 0
 
 
+@pytest.mark.daily("transformers")
 @pytest.mark.parametrize("runtime", ["transformers", "graphs"])
 def test_texts_are_those_of_generate(runtime: str) -> None:
     """In a ragged batch, on either side of the switch and across it."""
@@ -70,6 +71,7 @@ def test_texts_are_those_of_generate(runtime: str) -> None:
         require_stock(spec, model(), gamma)
 
 
+@pytest.mark.daily("lookup")
 @pytest.mark.native
 @pytest.mark.parametrize("draft", ["lookup", "self:int8"])
 def test_texts_are_those_of_generate_natively(draft: str) -> None:

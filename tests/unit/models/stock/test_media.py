@@ -122,6 +122,7 @@ def test_a_draft_that_reads_ids_only() -> None:
     assert copied.tokens == out.tokens
 
 
+@pytest.mark.daily("qwen3_5")
 @pytest.mark.parametrize("family", [qwen3_5, lfm2_vl])
 def test_a_hybrid_with_more_tokens_than_a_pass(family: Callable[[], Made]) -> None:
     """Its states follow from a few tokens at a time."""
@@ -149,6 +150,7 @@ def test_a_draft_whose_context_is_too_short_is_silent() -> None:
     assert out.tokens == generated(model, inputs) and not any(step.drafted for step in out.steps)
 
 
+@pytest.mark.daily("moonshine")
 @pytest.mark.parametrize("family", [speech2text, moonshine, canary, cohere_asr, speecht5])
 def test_padding_of_sounds_is_not_heard(family: Callable[[], Made]) -> None:
     """Its decoder is told, by each family in its own way; also beside a sound without padding."""
