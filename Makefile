@@ -41,11 +41,11 @@ quick: .venv/ready
 		tests/unit/test_step.py tests/unit/test_layers.py tests/unit/test_names.py tests/unit/sampling tests/unit/engine tests/unit/drafters
 
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist loadscope -m "not prove"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist loadscope --no-loadscope-reorder -m "not prove"
 
 # The tests of reproduction/, which `make test` leaves out
 reproduction-test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist loadscope -m "not prove" reproduction/tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(CPUS) --dist loadscope --no-loadscope-reorder -m "not prove" reproduction/tests
 
 # Clients that others wrote, against a server, each in an environment of its own (downloaded): `make clients CLIENTS="openai llm"`.
 # SMOLLM2 names a folder or GGUF file of SmolLM2-135M-Instruct, to try them with that too

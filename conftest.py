@@ -63,8 +63,11 @@ def rare(cases: list[pytest.Item]) -> list[pytest.Item]:
     """The cases of a test marked `daily` that `make test` leaves to `make prove`: all without an id
     that the mark names; where it names none, all that are not needed to show every id once."""
     ids = {case: {*enumerate(case.callspec._idlist)} for case in cases}  # pyright: ignore
-    if named := cases[0].get_closest_marker("daily").args:  # pyright: ignore
-        return [case for case in cases if not {id for _, id in ids[case]} & {*map(str, named)}]
+    if named := {*map(str, cases[0].get_closest_marker("daily").args)}:  # pyright: ignore
+        left = [case for case in cases if named.isdisjoint(id for _, id in ids[case])]
+        if len(left) == len(cases) > 1:
+            raise pytest.UsageError(f"{cases[0].nodeid}: {sorted(named)} are no ids of its cases")
+        return left
     missing, left = set().union(*ids.values()), list(cases)
     while missing:
         left.remove(most := max(left, key=lambda case: len(ids[case] & missing)))

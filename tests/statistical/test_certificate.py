@@ -49,6 +49,7 @@ def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
     return certify(spec, prompts, replace(PLAN, **changes))
 
 
+@pytest.mark.daily("block", "model")
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [
@@ -176,6 +177,7 @@ def test_a_broken_rule_is_found(name):
     assert min(test.p_value for test in certificate.failed) < 1e-8
 
 
+@pytest.mark.daily("RoundedClaim")
 @pytest.mark.parametrize("liar", [GreedyClaimsDistribution, RoundedClaim, Dropper])
 def test_a_drafter_that_lies_is_found(liar):
     assert issue(liar(Q)).verdict == "not lossless"
@@ -370,6 +372,7 @@ def over_states(kept: list[int] | None) -> Certificate:
 SOME = [0, 2, 3, 5, 9]  # of the target's ids
 
 
+@pytest.mark.daily("kept1")
 @pytest.mark.parametrize("kept", [None, SOME])
 def test_drafts_over_the_targets_states_pass(kept):
     certificate = over_states(kept)

@@ -112,6 +112,7 @@ CASES = [  # all of them: `test_every_case`
 ]
 
 
+@pytest.mark.daily("Llama-model-block-params0", "T5-model-speculative-params2")
 @pytest.mark.parametrize(("name", "kind", "rule", "params"), CASES)
 def test_texts_have_the_exact_distribution(
     name: str, kind: str, rule: str, params: SamplingParams
@@ -155,6 +156,7 @@ def test_a_lying_drafter_is_seen() -> None:
 OFTEN = ("Llama", "T5")  # the ragged rows of the others: their self-check
 
 
+@pytest.mark.daily("T5")
 @pytest.mark.parametrize(
     "name",
     [

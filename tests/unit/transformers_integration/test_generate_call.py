@@ -312,6 +312,7 @@ WARPED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.daily("options0", "options5")
 @pytest.mark.parametrize("options", WARPED)
 def test_the_sampled_distribution_is_the_one_of_transformers(causal, options):
     """The first new token of many rows against the softmax of transformers' own scores."""
