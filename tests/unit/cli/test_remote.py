@@ -16,7 +16,6 @@ from foretoken.errors import InputError
 
 TALK = [{"role": "user", "content": "Where?"}]
 FACTS = {"target": "t", "draft": "d", "chat": True}
-FATES = [(" a", "accepted"), (" b", "corrected")]
 STEP = {
     "tokens": [{"id": 1, "text": " a", "source": "accepted"}]
     + [{"id": 2, "text": " b", "source": "corrected"}],
