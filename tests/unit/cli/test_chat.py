@@ -99,6 +99,7 @@ def test_answers_fill_what_the_context_holds(run, pair, template):
     assert "error: line 2: prompt 0 has" in result.err
 
 
+@pytest.mark.prove
 def test_answers_follow_the_generation_config_up_to_a_limit(run, template, base, spec):
     """What is given wins, and temperature 0 is greedy; --raw and --gamma are as ever."""
     folder(base / "asks", llama(320, 2**12, eos_token_id=None), byte_level())

@@ -156,6 +156,7 @@ def test_the_verifier_the_layers_and_the_ids_are_the_target_s(tmp_path: Path) ->
             foretoken.load(folder, draft)
 
 
+@pytest.mark.prove
 def test_blocks_of_another_target_are_refused(tmp_path: Path) -> None:
     target, folder = llama(tmp_path)
     for i, (more, said) in enumerate(

@@ -144,7 +144,7 @@ def cases(scripts: Iterable[str], always: set[tuple[str, str]]) -> Any:
     return pytest.mark.parametrize(("script", "options"), named)
 
 
-@cases(SCRIPTS, {("thoughts", "all"), ("plain", "stopped late")})
+@cases(SCRIPTS, {("thoughts", "all")})
 def test_a_chat_is_the_same_at_every_gamma(url: str, script: str, options: str) -> None:
     asked = {"messages": [{"role": "user", "content": script}], "temperature": 0, "logprobs": True}
     asked |= {"max_tokens": 200, "tools": TOOLS, "top_logprobs": 2, **OPTIONS[options]}
@@ -178,6 +178,7 @@ def test_a_continuation_is_the_same_at_every_gamma(url: str, script: str, option
     assert all(told(other) == told(whole[0]) for other in whole[1:])
 
 
+@pytest.mark.daily(200)
 @pytest.mark.parametrize("limit", [31, 200])
 @pytest.mark.parametrize(
     "script",

@@ -210,6 +210,7 @@ def test_thoughts_are_a_field_of_their_own(thinking: openai.OpenAI) -> None:
     assert response.usage and response.usage.output_tokens_details.reasoning_tokens == 160
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("gamma", [0, 4])
 def test_thoughts_end_with_their_budget(thinking: openai.OpenAI, gamma: int) -> None:
     body = {"thinking_token_budget": 20, "speculation": {"gamma": gamma, "rule": "coupled"}}

@@ -41,7 +41,7 @@ def lively(name: str, **settings: Any) -> PreTrainedModel:
     return model.double().eval()
 
 
-@pytest.mark.daily("BART-151")
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("name", "step"),
     [("Llama", 15), ("BART", 151), pytest.param("BART", 7, marks=pytest.mark.prove)],

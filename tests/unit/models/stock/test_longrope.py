@@ -71,7 +71,7 @@ def test_texts_are_those_of_generate(runtime: str) -> None:
         require_stock(spec, model(), gamma)
 
 
-@pytest.mark.daily("lookup")
+@pytest.mark.prove
 @pytest.mark.native
 @pytest.mark.parametrize("draft", ["lookup", "self:int8"])
 def test_texts_are_those_of_generate_natively(draft: str) -> None:
@@ -87,6 +87,7 @@ def test_a_copy_of_the_target_drafts_across_the_switch() -> None:
     require_stock(spec, model(), 3)
 
 
+@pytest.mark.prove
 def test_a_family_whose_experts_look_for_the_longest_text() -> None:
     require_stock(load(model("Phimoe"), "lookup"), model("Phimoe"), 4)
 

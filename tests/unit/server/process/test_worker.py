@@ -276,6 +276,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> No
     assert parts(pipe, 1)[-1].done is not None
 
 
+@pytest.mark.prove
 def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:
     ours, theirs = Pipe()
     setup = Setup(str(tmp_path / "nowhere"), None)
