@@ -242,7 +242,7 @@ class FourMethods(Drafter):
 
     @property
     def reads_states(self) -> bool:
-        return "known" in vars(self)
+        return self.reads_target and "known" in vars(self)
 
 
 def require_drafter(value: object) -> Drafter:

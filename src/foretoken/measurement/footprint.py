@@ -4,7 +4,6 @@ so that a machine's memory bandwidth tells the least time that such a pass takes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from foretoken.errors import ForetokenError
 from foretoken.loading import named
 from foretoken.loading.sources import source
 from foretoken.models.base import Model
+from foretoken.models.native.model import NativeModel
 
 PYTHON = "python"  # the runtime of a drafter without a network
 
@@ -58,8 +58,7 @@ def of_model(
 def _read_bytes(model: Model) -> tuple[int, int] | None:
     """Return the bytes of a model's panels on the native decoder, and those of them that a pass
     over one token reads; None elsewhere."""
-    passes: Any = getattr(model, "passes", None)
-    return None if model.runtime != "native" or passes is None else passes.bytes
+    return model.passes.bytes if isinstance(model, NativeModel) else None
 
 
 FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale

@@ -184,6 +184,8 @@ class Model(Scorer):
     taps: tuple[int, ...] = ()  # where its states are shown (`models.stock.taps`); (): nowhere
     attached: list[Media | None]  # media of the rows that join next; []: none has any
     needs_media: bool = False  # its encoder reads no ids: a source stands for media, by its length
+    # states `[n, H]` by a source's ids, which its very encoder made in somebody else's run
+    heard: dict[tuple[int, ...], Tensor] | None = None
     recalled: list[int]  # how many tokens of each row that joined last were in the prefix cache
 
     @abstractmethod

@@ -23,7 +23,6 @@ from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import forced
 from foretoken.media.inputs import Media, main_input, media_of
 from foretoken.models.base import Model
-from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.request import Request, Row
 from foretoken.sampling.checks import as_id
 from foretoken.sampling.distributions import warped
@@ -168,14 +167,15 @@ class GenerateCall:
         """The encoder does not run twice for the target: it knows the states that there are. One
         that does not run on torch reads the sources itself."""
         texts = self.inputs is not None and not self.inputs.is_floating_point()
-        if not texts or not isinstance(target, Seq2SeqModel):
+        known = target.heard
+        if not texts or known is None:
             yield
             return
         try:
-            target.heard.update((tuple(ids), states) for ids, states in self.sources())
+            known.update((tuple(ids), states) for ids, states in self.sources())
             yield
         finally:
-            target.heard.clear()
+            known.clear()
 
     def guesses(self, assistant: int | None, lookup: int | None, *, looks_up: bool) -> int | None:
         """The gamma that transformers' names ask for, in the call or in its config; None where

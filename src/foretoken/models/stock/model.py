@@ -357,8 +357,8 @@ class Seq2SeqModel(StockModel):
         self.source_vocab_size = encoder_rows(model)
         self.takes_positions = takes_positions(model)
         self._heard_width = 1  # of the encoder's states
-        # [n, H] by the source's ids: what this very encoder made of them, in somebody else's run
-        self.heard: dict[tuple[int, ...], Tensor] = {}
+        self._heard: dict[tuple[int, ...], Tensor] = {}
+        self.heard = self._heard
 
     def _empty(self) -> CrossCache:
         return self._fresh([])
@@ -410,7 +410,7 @@ class Seq2SeqModel(StockModel):
 
     def _encoded(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
         """The encoder's states of every source, `[B, S, H]`."""
-        cached = [self.heard.get(tuple(source)) for source in sources]
+        cached = [self._heard.get(tuple(source)) for source in sources]
         present = [states for states in cached if states is not None]
         if len(present) == len(sources):
             return pad_sequence(present, batch_first=True)
