@@ -58,6 +58,11 @@ def hybrid() -> Any:
 
 
 @cache
+def experts() -> Any:
+    return tiny_families.build("Mixtral")
+
+
+@cache
 def rwkv() -> Any:
     return build("RwkvForCausalLM")
 
@@ -139,7 +144,7 @@ CASES = {
     "row by row, states": Case(RowwiseModel, rwkv, 1e-4, exact=True),
     "native": Case(native(), exact=True),
     **{f"native, {x}": Case(native(x)) for x in ("bfloat16", "int8", "int4")},
-    "native, experts": Case(native("int8"), lambda: tiny_families.build("Mixtral")),
+    "native, experts": Case(native("int8"), experts),
     "native, encoder": Case(native(), t5, exact=True),
     **{f"native, encoder, {x}": Case(native(x), t5) for x in ("int8", "int4")},
     "native, states": Case(native(), hybrid, exact=True),
