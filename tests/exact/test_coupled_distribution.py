@@ -43,6 +43,7 @@ def case(kind: str, gamma: int = 2, draw: type[Race] = Race, steps: int = 2) -> 
     return Case(lambda: Table(P, V), drafter, "coupled", gamma, steps=steps, draw=draw)
 
 
+@pytest.mark.daily("lm", "lookup")
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_two_steps_leave_the_distribution_as_it_is(kind, monkeypatch):
     assert bias(case(kind), P, monkeypatch) < 1e-12

@@ -381,6 +381,7 @@ def test_drafts_over_the_targets_states_pass(kept):
     )
 
 
+@pytest.mark.daily("q")
 @pytest.mark.parametrize("lie", ["tokens", "q"])
 def test_draft_tokens_under_other_ids_than_their_q_show(lie, monkeypatch):
     def drawn(draw, logits, i, ids, V, params=None):

@@ -112,7 +112,7 @@ CASES = [  # all of them: `test_every_case`
 ]
 
 
-@pytest.mark.daily("Llama-model-block-params0", "T5-model-speculative-params2")
+@pytest.mark.daily("Llama-model-block-params0")
 @pytest.mark.parametrize(("name", "kind", "rule", "params"), CASES)
 def test_texts_have_the_exact_distribution(
     name: str, kind: str, rule: str, params: SamplingParams

@@ -391,6 +391,7 @@ def test_what_breaks_a_step_off_is_told_and_the_rows_go_on() -> None:
     assert [row.new_tokens for row in rows] == [alone(row, 2) for row in rows]
 
 
+@pytest.mark.prove
 def test_a_ctrl_c_anywhere_in_a_step_loses_no_row_of_another_thread() -> None:
     """It comes to the thread that takes the step, whosever rows these are."""
     came, nth = True, 0
