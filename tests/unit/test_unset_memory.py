@@ -38,7 +38,8 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def nan(*args: Any, **kwargs: Any) -> Any:
         made = empty(*args, **kwargs)
-        made.fill(np.nan if made.dtype.kind == "f" else np.iinfo(made.dtype).max)
+        most = {"f": lambda: np.nan, "b": lambda: True}
+        made.fill(most.get(made.dtype.kind, lambda: np.iinfo(made.dtype).max)())
         return made
 
     with monkeypatch.context() as patch:
