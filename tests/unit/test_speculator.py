@@ -208,7 +208,7 @@ def test_numbers_of_numpy_and_fractions_are_numbers():
         ({"lenience": 1.5}, "lenience is 1.5; give a number"),
         ({"lenience": math.nan}, "lenience is nan; give a number"),
         ({"lenience": "0.5"}, "lenience is '0.5'; give a number"),
-        ({"seed": -1}, "seed is -1; give an integer"),
+        ({"seed": -1}, "seed is -1"),
         ({"seed": 2**63}, "seed is 9223372036854775808"),
         ({"seed": [1, 2]}, "seed has 2 entries for 1 prompts"),
         ({"seed": [(1, 2, 3)]}, r"seed holds \(1, 2, 3\)"),
@@ -218,7 +218,7 @@ def test_numbers_of_numpy_and_fractions_are_numbers():
         ({"seed": True}, "seed is True"),
         ({"gamma": 10**5000}, r"gamma is a int too large to show, but gamma \+ 1 must fit"),
         ({"temperature": 10**400}, "temperature is inf; give 0"),
-        ({"lenience": 10**400}, "lenience is 1000000"),
+        ({"lenience": 10**400}, "lenience is inf"),
     ],
 )
 def test_bad_options(options, says):

@@ -129,7 +129,7 @@ class Logs:
 
 
 class Json(logging.Formatter):
-    """Every record as a line of JSON; `told`, where a record has it, in place of its message."""
+    """Every record as a line of JSON; the fields that a record has, in place of its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": time(), "level": record.levelname, "logger": record.name}

@@ -286,7 +286,10 @@ def test_a_bad_prompt_among_many_fails_before_anything_is_generated(
     rows = [{"prompt": "a"}] * (MAX_ROWS + 1) + [{"prompt": "a" * 500}]
     file.write_text("\n".join(map(json.dumps, rows)))
     args = ("--target", base / "target", "--draft", "none")
-    mistake(run("generate", "--prompt-file", file, *args), f"prompt {MAX_ROWS + 1} has 500 tokens")
+    mistake(
+        run("generate", "--prompt-file", file, *args),
+        f"line {MAX_ROWS + 2}: prompt 0 has 500 tokens",
+    )
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,9 @@ def _keywords(value: Any) -> list[str]:
 
 
 def _constructed(value: Any) -> bool:
-    """Whether callers make objects of this class, other than of an error that has one message."""
-    if not inspect.isclass(value) or getattr(value, "_is_protocol", False):
+    """Whether callers make objects of this class, other than of an error that has one message, or
+    of a base class, which they derive from."""
+    if not inspect.isclass(value) or value.__init__ is object.__init__:
         return False
     return not issubclass(value, Exception) or "__init__" in vars(value)
 

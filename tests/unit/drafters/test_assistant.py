@@ -114,7 +114,7 @@ def test_another_target_has_the_same_taps() -> None:
     other = assistants.running(assistants.target(V, seed=5))
     assert other.capabilities.shared_kv
     assert drafter.reading(other).network.target is other
-    with pytest.raises(InputError, match="does not show"):
+    with pytest.raises(InputError, match="exposes the states"):
         other = CausalModel(tiny.llama(V))
         other.tap((0, FINAL))
         drafter.reading(other)

@@ -25,8 +25,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "d38f46a506d87626"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "71634d59e352814d"),
+    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "49bc3777e0240a20"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "025d8bca68874b6f"),
 }
 
 
