@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from foretoken.engine.options import OPTIONS as ENGINE
+from foretoken.engine.options import EngineOptions
 from foretoken.sampling.options import DeclaredOption
 from foretoken.sampling.params import OPTIONS as SAMPLING
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
-from foretoken.engine.options import OPTIONS as ENGINE
-from foretoken.engine.options import EngineOptions
 
 DOCS = Path(__file__).parent
 BEGIN, END = "<!-- options -->\n", "<!-- end of options -->\n"

@@ -9,9 +9,9 @@ from typing import Any
 
 import griffe
 
+from foretoken.engine.options import EngineOptions
 from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams
-from foretoken.engine.options import EngineOptions
 
 
 class DeclaredOptions(griffe.Extension):
