@@ -307,7 +307,7 @@ def test_what_is_no_distribution_is_named(distribution: object, says: str) -> No
         ({"guesses": -1}, "guesses is -1; give a whole number, 0 or more"),
         ({"guesses": 1.5}, "guesses is 1.5"),
         ({"guesses": True}, "guesses is True; give a whole number"),
-        ({"seed": -1}, "seed is -1; give an integer in [0, 2**63)"),
+        ({"seed": -1}, "seed is -1; give a whole number in [0, 2**63)"),
         ({"executor": "threads"}, "executor is 'threads'; give one of concurrent.futures, or None"),
     ],
 )
