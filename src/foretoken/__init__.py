@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretoken import theory
-    from foretoken.drafters.base import Draft, Drafter, DrafterBase
+    from foretoken.drafters.base import Draft, Drafter
     from foretoken.drafters.cascade import CascadeDrafter
     from foretoken.drafters.lm import LMDrafter
     from foretoken.drafters.lookup import LookupDrafter
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from foretoken.transformers_integration.attach import attach, detach
 
 _HOMES = {
-    "drafters.base": ("Draft", "Drafter", "DrafterBase"),
+    "drafters.base": ("Draft", "Drafter"),
     "drafters.cascade": ("CascadeDrafter",),
     "drafters.lm": ("LMDrafter",),
     "drafters.lookup": ("LookupDrafter",),
@@ -70,7 +70,6 @@ __all__ = [
     "ControlError",
     "Draft",
     "Drafter",
-    "DrafterBase",
     "Draw",
     "Engine",
     "EngineStats",

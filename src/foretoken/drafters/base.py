@@ -221,8 +221,6 @@ class Drafter(Part):
         return []
 
 
-DrafterBase = Drafter
-
 METHODS = ("start", "propose", "commit", "leave")
 OPTIONAL = (  # what else an object may have of a drafter
     *("vocab_size", "runtime", "model", "identity", "reads_target", "target", "shares"),

@@ -41,10 +41,8 @@ def members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{each}", member
             yield from members(f"{name}.{each}", member)
         elif inspect.isroutine(member):
-            # the methods of a drafter are documented once, on the protocol
-            if value in (foretoken.Drafter, foretoken.DrafterBase) or not hasattr(
-                foretoken.Drafter, each
-            ):
+            # the methods of a drafter are documented once, on the base class
+            if value is foretoken.Drafter or not hasattr(foretoken.Drafter, each):
                 yield f"{name}.{each}", member
 
 
