@@ -100,7 +100,7 @@ def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
             text = (ids * (1 + n // len(ids)))[: n + 1]
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
-                lease.expect(1, 1)
+                lease.expect(1)
                 start = perf_counter()
                 target.start([text[:n]])
                 read = perf_counter()

@@ -120,8 +120,7 @@ def beginnings(target: Model, prompt: Prompt, length: int) -> dict[Text, float]:
 def _next(target: Model, prompt: list[int], heads: list[Text]) -> list[list[float]]:
     """Return the distributions of the next token behind the prompt and each of these, as many
     tokens long as one another."""
-    with leased(target) as lease:
-        lease.expect(len(heads), 0)
+    with leased(target):
         target.start([prompt[:-1]] * len(heads))
         blocks = [[prompt[-1], *head] for head in heads]
         logits = target.score(blocks, [len(block) for block in blocks])

@@ -26,7 +26,7 @@ class Tenancy:
     def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
         self.parts = [*held(target), *(held(drafter) if drafter else ())]
-        self.rows = self.drafted = 0  # in the target and the drafter, at most
+        self.drafted = 0  # sequences in the drafter, at most
         self.thread: Thread = current_thread()
         self.over = False
         self._lease = ref(lease)  # dead once the run is gone, however it ended
@@ -44,7 +44,7 @@ class Tenancy:
             for part in self.parts:
                 if isinstance(part, Part):
                     part.clear()
-        self.rows = self.drafted = 0
+        self.drafted = 0
 
 
 class Lease:
@@ -67,10 +67,9 @@ class Lease:
             for part in self.tenancy.parts:
                 _mark(part, TENANCY, self.tenancy)
 
-    def expect(self, rows: int, drafted: int) -> None:
-        """Count sequences that are about to join the target, and the drafter. The drafter has the
-        target's first sequences, and may be behind."""
-        self.tenancy.rows += rows
+    def expect(self, drafted: int) -> None:
+        """Count sequences that are about to join the drafter. It has the target's first sequences,
+        and may be behind."""
         self.tenancy.drafted += drafted
 
     @property
@@ -86,7 +85,6 @@ class Lease:
             if self.drafter is not None and drafted:
                 self.drafter.leave(drafted)
             self.tenancy.drafted -= len(drafted)
-            self.tenancy.rows -= len(rows)
 
     def release(self) -> None:
         """Remove all sequences and free the parts."""

@@ -12,7 +12,7 @@ SOURCE, TESTS = Path(foretoken.__file__).parent, Path(__file__).parent
 REPRODUCTION = SOURCE.parents[1] / "reproduction"
 
 # Folders and modules at the root; each imports from lines above its own only, so no two folders
-# need each other. The drafters' protocol stands apart: the step needs it, and cascades the step.
+# need each other. The drafters' base stands apart: the step needs it, and cascades the step.
 LAYERS = [
     ["costing.contention", "errors", "shared_cache", "slow_log", "timing", "transfer"],
     ["kernels", "media"],

@@ -41,7 +41,7 @@ def replay(
     chains = [chain(request, target.vocab_size) for request in requests]
     sources = _sources(target, requests)
     with leased(target, drafter) as lease:
-        lease.expect(len(texts), len(texts))
+        lease.expect(len(texts))
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
         for t in range(max(map(len, texts), default=0)):

@@ -79,7 +79,6 @@ class Batch:
             self._lease.take()
             keep_freed()
         start = perf_counter()
-        self._lease.expect(len(rows), 0)
         with threads(self.target):
             for some in self._alike(rows):
                 self._announce(some[0])
@@ -217,7 +216,7 @@ class Batch:
             places = [*range(lease.drafted, lease.drafted + len(some))]
             texts = [list(row.request.prompt if gained else row.tokens) for row in some]
             start, encoded = perf_counter(), _encoded(drafter)
-            lease.expect(0, len(some))
+            lease.expect(len(some))
             _attach(drafter, some)
             with _reading(some):
                 drafter.start(places, texts, self._sources(some))

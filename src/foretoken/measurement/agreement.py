@@ -63,7 +63,7 @@ def replayed(
     size = 1 if reads else CHUNK
     p = torch.empty(0)
     with leased(target, drafter) as lease:
-        lease.expect(1, 1)
+        lease.expect(1)
         target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
         for i, token in enumerate(new):
