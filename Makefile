@@ -59,7 +59,7 @@ newest: .venv/ready
 	$(NEWEST)/bin/python -m pip install --quiet --no-deps "$$(sed -n 's/^  "\(transformers.*\)",$$/\1/p' pyproject.toml)"
 	echo $(CURDIR)/$$(echo .venv/lib/python3.*/site-packages) > $$(echo $(NEWEST)/lib/python3.*/site-packages)/others.pth
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -q -n $(CPUS) -m "not prove" \
-		tests/unit/models tests/unit/loading tests/unit/transformers_integration tests/unit/drafters tests/e2e/test_families.py tests/e2e/test_native.py
+		tests/unit/models tests/unit/loading tests/unit/transformers_integration tests/unit/drafters tests/e2e/test_families.py tests/e2e/test_greedy_identity.py
 
 # The wheel and the sdist, in clean environments (downloaded): make package PYTHONS="python3.11 python3.13"
 PYTHONS ?= $(PYTHON)

@@ -3,9 +3,11 @@ counts as in process, and one line for whatever goes wrong."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from console import Result, Run, mistake
+from console import Result, mistake
 from foretoken.cli.sources import ChatReply, RemoteModel, TextError, get, remote
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawn
@@ -52,47 +54,32 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
-@pytest.fixture
-def run(console: Run) -> Run:
-    return console
-
-
 @pytest.mark.parametrize("raw", [(), ("--raw",)])
 @pytest.mark.parametrize(
     "sampling",
     [
-        SAMPLED,
-        ("--max-new-tokens", 40, "--gamma", 0),
         (*SAMPLED, "--stop", "the", "--stop", "e", "--include-stop-string"),
         (*SAMPLED, "--top-k", 9, "--repetition-penalty", 1.3, "--logit-bias", '{"5": -2}'),
         (*SAMPLED, "--rule", "speculative", "--lenience", 0.5),
     ],
 )
-def test_the_same_here_and_there(run, here, there, raw, sampling):
-    own = run("chat", *raw, "-q", "It was naïve", *here, *sampling)
+def test_the_same_here_and_there(console, here, there, raw, sampling):
+    own = console("chat", *raw, "-q", "It was naïve", *here, *sampling)
     lenient = "lenience 0.5: texts are no longer in the target's distribution\n"
     assert own.err == (lenient if "--lenience" in sampling else "")
     assert own.code == 0 and len(own.out) >= 2
-    assert run("chat", *raw, "-q", "It was naïve", *there, *sampling) == own
+    assert console("chat", *raw, "-q", "It was naïve", *there, *sampling) == own
 
 
 @pytest.mark.parametrize("raw", [(), ("--raw",)])
-def test_colours_are_the_same(run, here, there, raw):
+def test_colours_are_the_same(console, here, there, raw):
     """Of every token; here they are marks. The text has whole characters only: halves are spelled
     otherwise by a server, which shows each token by itself."""
-    command_line = (
-        "chat",
-        *raw,
-        "-q",
-        "It was",
-        *SAMPLED,
-        "--regex",
-        "[a-z ]{20,40}",
-        "--show-tokens",
-    )
-    own = run(*command_line, *here)
+    shown = ("--regex", "[a-z ]{20,40}", "--show-tokens")
+    command_line = ("chat", *raw, "-q", "It was", *SAMPLED, *shown)
+    own = console(*command_line, *here)
     assert own.code == 0 and own.out.count("[") > 2 and own.err == ""
-    assert run(*command_line, *there) == own
+    assert console(*command_line, *there) == own
     assert re.sub(r"\[[^]]*\]", "", own.out).strip()  # some draft tokens are accepted
 
 
@@ -105,52 +92,43 @@ def answered(source: RemoteModel, prompt, **sampling) -> tuple[str, ChatReply]:
     return "".join(part.text for part in source.parts(prompt, sampling, 0, reply)), reply
 
 
-def test_what_a_reply_counts(server):
+def test_what_a_reply_counts_and_leaving_frees_the_row(server):
     with opened(server[0], gamma=2) as source:
         _, reply = answered(source, TALK, temperature=1.0, max_new_tokens=30)
         assert source.name.startswith(f"tiny at {server[0]}, ")
-    assert reply.tokens == 30 and reply.finish_reason == "length" and 0 < reply.calls <= 30
-    assert 0 < sum(reply.overlaps) / len(reply.overlaps) < 1
-
-
-def test_leaving_frees_the_row(server):
-    with opened(server[0]) as source:
+        assert reply.tokens == 30 and reply.finish_reason == "length" and 0 < reply.calls <= 30
+        assert 0 < sum(reply.overlaps) / len(reply.overlaps) < 1
         reply = ChatReply()
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
         assert reply.finish_reason is None
         until(lambda: get(source.client, "/speculation")["running"] == 0)
-        assert answered(source, TALK, max_new_tokens=3)[1].tokens == 3
 
 
-def test_what_the_server_refuses(run, there):
+def test_what_the_server_refuses(console, there):
     long = "It was " * 2000
-    mistake(run("chat", "--raw", "-q", long, *there), "the context of 1024 tokens")
-    mistake(run("chat", "-q", "x", *there, "--model", "tinny"), "'tinny' is not served here")
-    mistake(run("chat", "-q", "x", *there, "--regex", "["), "regex")
-    mistake(run("chat", "-q", "x", *there, "--presence-penalty", 3), "presence_penalty")
-    says = "--chat-template is read by a server when it starts"
-    mistake(run("chat", "-q", "x", *there, "--chat-template", __file__), says)
+    mistake(console("chat", "--raw", "-q", long, *there), "the context of 1024 tokens")
+    mistake(console("chat", "-q", "x", *there, "--model", "tinny"), "'tinny' is not served here")
+    mistake(console("chat", "-q", "x", *there, "--regex", "["), "regex")
+    mistake(console("chat", "-q", "x", *there, "--presence-penalty", 3), "presence_penalty")
+    mistake(console("chat", "-q", "x", *there, "--chat-template", __file__), "--chat-template")
 
 
-def test_keys(run, folders, monkeypatch):
+def test_keys(console, folders, monkeypatch):
     settings = ServerOptions("tiny", api_key=("secret",), drain=1.0)
     with serving(*folders, settings) as (url, _):
         command_line = ("chat", "--raw", "-q", "It was", "--url", url, "--max-new-tokens", 2)
-        mistake(run(*command_line), "give --api-key, or FORETOKEN_API_KEY")
-        mistake(run(*command_line, "--api-key", "wrong"), "the API key is missing or wrong")
-        assert run(*command_line, "--api-key", "secret").code == 0
+        mistake(console(*command_line), "give --api-key, or FORETOKEN_API_KEY")
+        mistake(console(*command_line, "--api-key", "wrong"), "the API key is missing or wrong")
+        assert console(*command_line, "--api-key", "secret").code == 0
         monkeypatch.setenv("FORETOKEN_API_KEY", "secret")
-        assert run(*command_line).code == 0
+        assert console(*command_line).code == 0
 
 
-def test_a_server_without_a_chat_template(run, tmp_path: Path):
+def test_a_server_without_a_chat_template(console, tmp_path: Path):
     with serving(*pair(tmp_path, None)) as (url, _):
-        says = (
-            "give --chat-template FILE to the server, or continue plain text: foretoken chat --raw"
-        )
-        mistake(run("chat", "-q", "It was", "--url", url), says)
-        assert run("chat", "--raw", "-q", "It was", "--url", url).code == 0
+        mistake(console("chat", "-q", "It was", "--url", url), "give --chat-template FILE")
+        assert console("chat", "--raw", "-q", "It was", "--url", url).code == 0
         talk = {"role": "user", "content": "a"}
         for path, field, value in (
             ("chat/completions", "messages", [talk]),
@@ -176,15 +154,13 @@ def test_an_engine_that_dies_is_one_line_and_comes_back(folders):
         assert answered(source, TALK, max_new_tokens=3)[1].tokens == 3
 
 
-def test_piped(run, here, there, monkeypatch):
+def test_piped(console, here, there, monkeypatch):
     """Turns of a conversation, kept by the client."""
-    import io
-    import sys
 
     def piped(*args: object) -> Result:
         lines = io.TextIOWrapper(io.BytesIO(b"Where?\nWhy?\n"), encoding="utf-8")
         monkeypatch.setattr(sys, "stdin", lines)
-        return run("chat", *args, "--max-new-tokens", 12, "--gamma", 2)
+        return console("chat", *args, "--max-new-tokens", 12, "--gamma", 2)
 
     own = piped(*here)
     assert own.code == 0 and own.out.count("\n") >= 2

@@ -102,64 +102,57 @@ async def stream(client: httpx2.AsyncClient, i: int) -> tuple[str, int]:
     return text, tokens
 
 
+def unbroken(names: tuple[str, str], count: int) -> list[str]:
+    """The texts of the first requests, generated in this process."""
+    spec = foretoken.load(*names, **LOADING)
+    params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
+    prompts, seeds = [f"number {i}" for i in range(count)], [(i, 0) for i in range(count)]
+    return [str(done.text) for done in spec.generate(prompts, params, gamma=2, seed=seeds)]
+
+
+def require_whole(url: str, found: list[tuple[str, int]], expected: list[str]) -> list[str]:
+    """Nothing was lost, repeated or counted twice; returns the lines of metrics."""
+    assert [text for text, _ in found] == expected
+    assert {tokens for _, tokens in found} == {TOKENS}
+    metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
+    total = len(found) * TOKENS
+    assert f'foretoken_generation_tokens_total{{model_name="tiny"}} {total}.0' in metrics
+    return metrics
+
+
 def test_a_replica_killed_in_mid_stream_loses_and_repeats_nothing(
     nodes: str, names: tuple[str, str]
 ) -> None:
     with replicas(names, LOADING) as url:
-        killed_in_mid_stream(url, names)
+        victim = health(url)["engine"]
 
+        async def life() -> list[tuple[str, int]]:
+            limits = httpx2.Limits(max_connections=STREAMS)
+            async with httpx2.AsyncClient(base_url=url, timeout=900, limits=limits) as client:
+                texts = [asyncio.create_task(stream(client, i)) for i in range(STREAMS)]
+                while sum(text.done() for text in texts) < 20:
+                    await asyncio.sleep(0.01)
+                os.kill(victim, signal.SIGKILL)
+                return await asyncio.gather(*texts)
 
-def killed_in_mid_stream(url: str, names: tuple[str, str]) -> None:
-    spec = foretoken.load(*names, **LOADING)
-    params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
-    prompts = [f"number {i}" for i in range(STREAMS)]
-    seeds = [(i, 0) for i in range(STREAMS)]
-    unbroken = [
-        completion.text for completion in spec.generate(prompts, params, gamma=2, seed=seeds)
-    ]
-    victim = health(url)["engine"]
-
-    async def life() -> list[tuple[str, int]]:
-        limits = httpx2.Limits(max_connections=STREAMS)
-        async with httpx2.AsyncClient(base_url=url, timeout=900, limits=limits) as client:
-            texts = [asyncio.create_task(stream(client, i)) for i in range(STREAMS)]
-            while sum(text.done() for text in texts) < 20:
-                await asyncio.sleep(0.01)
-            os.kill(victim, signal.SIGKILL)
-            return await asyncio.gather(*texts)
-
-    results = asyncio.run(life())
-    assert [text for text, _ in results] == unbroken
-    assert {tokens for _, tokens in results} == {TOKENS}
-    metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
-    assert 'foretoken_engine_restarts{model_name="tiny"} 1.0' in metrics
-    assert f'foretoken_generation_tokens_total{{model_name="tiny"}} {STREAMS * TOKENS}.0' in metrics
-    until(lambda: health(url)["engines"] == {"ready": 2}, 600)
-    assert health(url)["engine"] != victim
+        metrics = require_whole(url, asyncio.run(life()), unbroken(names, STREAMS))
+        assert 'foretoken_engine_restarts{model_name="tiny"} 1.0' in metrics
+        until(lambda: health(url)["engines"] == {"ready": 2}, 600)
+        assert health(url)["engine"] != victim
 
 
 def test_more_and_fewer_replicas_while_texts_are_written(
     nodes: str, names: tuple[str, str]
 ) -> None:
     """From two to three, and to one: no text is refused, lost or another."""
-    spec = foretoken.load(*names, **LOADING)
-    params = foretoken.SamplingParams(1.0, max_new_tokens=TOKENS, ignore_eos=True)
-    prompts, seeds = [f"number {i}" for i in range(SCALED)], [(i, 0) for i in range(SCALED)]
-    unbroken = [
-        completion.text for completion in spec.generate(prompts, params, gamma=2, seed=seeds)
-    ]
     with replicas(names, LOADING) as url:
         front: Any = ray.serve.get_app_handle("foretoken")
         places: list[tuple[str, int]] = []
-        for i, (count, ready) in enumerate([(3, 3), (1, 1)]):
-            half = slice(i * SCALED // 2, (i + 1) * SCALED // 2)
-            places += asyncio.run(scaled(url, range(SCALED)[half], front, count))
-            until(lambda ready=ready: health(url)["engines"] == {"ready": ready}, 600)
-        assert [text for text, _ in places] == unbroken
-        assert {tokens for _, tokens in places} == {TOKENS}
-        metrics = httpx2.get(f"{url}/metrics", timeout=60).text.splitlines()
-        sample = f'foretoken_generation_tokens_total{{model_name="tiny"}} {SCALED * TOKENS}.0'
-        assert sample in metrics
+        for i, count in enumerate((3, 1)):
+            numbers = range(i * SCALED // 2, (i + 1) * SCALED // 2)
+            places += asyncio.run(scaled(url, numbers, front, count))
+            until(lambda ready=count: health(url)["engines"] == {"ready": ready}, 600)
+        require_whole(url, places, unbroken(names, SCALED))
         with pytest.raises(Exception, match="count is 0"):
             front.scale.remote(0).result()
 

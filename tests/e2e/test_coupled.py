@@ -13,51 +13,36 @@ from foretoken.sampling.keys import exponentials
 from pairs import PROMPTS, V, relative, speculator, stock, target
 
 LIMIT = 20
-GAMMAS = (0, 1, 2, 3, 5, 8)
-WAYS = ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 12}, {"temperature": 1.3, "top_p": 0.8})
+WAYS = ({"temperature": 1.0}, {"temperature": 1.3, "top_k": 12, "top_p": 0.8})
+SEEDS = [(5, 0), (5, 1), (8, 2)]
 
 
-def drafters(name: str) -> dict[str, object]:
-    model = target(name)
-    return {
-        "model": relative(model),
-        "lookup": "lookup",
-        "uniform": UniformDrafter(V),
-        "none": "none",
-    }
-
-
-def texts(name: str, way: dict[str, float], gammas=GAMMAS) -> tuple[list[list[list[int]]], int]:
+def texts(name: str, way: dict[str, float], gammas: tuple[int, ...] = (0, 2, 5)):
     """Those of every drafter and gamma, together and alone; and how many draft tokens were kept."""
-    texts_found, accepted = [], 0
-    for i, drafter in enumerate(drafters(name).values()):
-        pair = speculator(target(name), drafter)
+    texts_found, accepted, model = list[list[list[int]]](), 0, target(name)
+    how = {"max_new_tokens": LIMIT, "rule": "coupled", **way}
+    for i, drafter in enumerate([relative(model), UniformDrafter(V)]):
+        pair = speculator(model, drafter)
         for gamma in gammas if i == 0 else gammas[i % 2 :: 2]:
-            options = {"max_new_tokens": LIMIT, "gamma": gamma, "rule": "coupled", **way}
-            seeds = [(5, 0), (5, 1), (8, 2)]
-            together = pair.generate(PROMPTS, seed=seeds, **options)
+            together = pair.generate(PROMPTS, seed=SEEDS, gamma=gamma, **how)
             texts_found.append([completion.tokens for completion in together])
             accepted += sum(completion.stats.accepted for completion in together)
-        (alone,) = pair.generate(PROMPTS[1], seed=[seeds[1]], **options)
-        texts_found.append([texts_found[0][0], alone.tokens, texts_found[0][2]])
+        (alone,) = pair.generate(PROMPTS[1], seed=SEEDS[1:2], **how)
+        streamed = [
+            t for piece in pair.stream(PROMPTS[0], seed=SEEDS[:1], **how) for t in piece.tokens
+        ]
+        texts_found.append([streamed, alone.tokens, texts_found[0][2]])
     return texts_found, accepted
 
 
-NAMES = ("Llama", "Gemma 3", "T5")
-CASES = [  # each family and each way once soon
-    pytest.param(name, way, marks=[pytest.mark.prove] * (i != j), id=f"{name}-way{j}")
-    for i, name in enumerate(NAMES)
-    for j, way in enumerate(WAYS)
-]
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize(("name", "way"), CASES)
-def test_one_text_whatever_draft_tokens(name: str, way: dict[str, float]) -> None:
-    texts_found, accepted = texts(name, way)
-    assert all(text == texts_found[0] for text in texts_found)
-    assert accepted > 20
-    assert len({tuple(text) for text in texts_found[0]}) == 3
+@pytest.mark.daily("Llama")
+@pytest.mark.parametrize("name", ["Llama", "Gemma 3", "T5"])
+def test_one_text_whatever_draft_tokens(name: str) -> None:
+    for way in WAYS:
+        texts_found, accepted = texts(name, way)
+        assert all(text == texts_found[0] for text in texts_found)
+        assert accepted > 10
+        assert len({tuple(text) for text in texts_found[0]}) == 3
 
 
 def test_noise_that_depends_on_the_step_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,18 +58,6 @@ def test_noise_that_depends_on_the_step_breaks_it(monkeypatch: pytest.MonkeyPatc
     assert any(text != texts_found[0] for text in texts_found)
 
 
-def test_draft_tokens_are_kept_while_they_are_the_targets_own() -> None:
-    model = target("Llama")
-    (completion,) = speculator(model, relative(model)).generate(
-        PROMPTS[0], max_new_tokens=60, gamma=4, rule="coupled", temperature=1.0
-    )
-    for step in completion.steps:
-        assert step.kept[: step.accepted] == step.guesses[: step.accepted]
-        if step.accepted < min(len(step.guesses), len(step.kept)):
-            assert step.kept[step.accepted] != step.guesses[step.accepted]
-    assert 0 < completion.stats.accepted < completion.stats.drafted
-
-
 def test_at_temperature_0_it_is_greedy_and_other_seeds_give_other_texts() -> None:
     model = target("Llama")
     pair = speculator(model, relative(model))
@@ -94,15 +67,6 @@ def test_at_temperature_0_it_is_greedy_and_other_seeds_give_other_texts() -> Non
     assert (
         len({tuple(pair.generate(PROMPTS[0], seed=s, **options)[0].tokens) for s in range(4)}) == 4
     )
-
-
-def test_streams_and_automatic_gamma_give_the_same_text() -> None:
-    model = target("Llama")
-    pair = speculator(model, relative(model))
-    options = {"max_new_tokens": LIMIT, "rule": "coupled", "temperature": 1.0}
-    (plain,) = pair.generate(PROMPTS[0], gamma=0, **options)
-    pieces = list(pair.stream(PROMPTS[0], **options))
-    assert [token for piece in pieces for token in piece.tokens] == plain.tokens
 
 
 def test_it_cannot_be_lenient() -> None:

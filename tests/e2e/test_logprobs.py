@@ -13,10 +13,9 @@ from foretoken.engine.batch import CHUNK
 from foretoken.generation_config import Ends
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.distributions import probabilities
+from foretoken.sampling.verify import RULES
 from pairs import scores
 from tiny import llama, t5
-
-pytestmark = pytest.mark.daily
 
 V = 64
 TARGET, DRAFT = llama(V, seed=0).double(), llama(V, seed=1, num_hidden_layers=1).double()
@@ -46,25 +45,22 @@ def assert_told(told, log_p: torch.Tensor, tokens: list[int], count: int) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("gamma", [0, 1, 4])
 @pytest.mark.parametrize("count", [0, MOST])
-def test_raw(count, gamma, temperature):
+def test_raw(count, temperature):
     """The model's own, whatever the controls."""
     params = SamplingParams(
         temperature, top_k=9, max_new_tokens=12, repetition_penalty=1.3, logprobs=count
     )
-    for drafter in None, LookupDrafter():
-        for prompt, completion in zip(
-            PROMPTS, spec(drafter).generate(PROMPTS, params, gamma=gamma), strict=True
-        ):
+    for drafter, gamma in (None, 0), (None, 1), (None, 4), (LookupDrafter(), 4):
+        texts = spec(drafter).generate(PROMPTS, params, gamma=gamma)
+        for prompt, completion in zip(PROMPTS, texts, strict=True):
             log_p = full(prompt, completion.tokens).log_softmax(-1)
             assert_told(completion.logprobs, log_p, completion.tokens, count)
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 4])
-@pytest.mark.parametrize("rule", ["block", "speculative", "coupled"])
+@pytest.mark.parametrize("rule", [*RULES, "coupled"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drawn(temperature, rule, gamma):
+def test_drawn(temperature, rule):
     """The distribution that a token was drawn from: a certain one at temperature 0."""
     params = SamplingParams(
         temperature,
@@ -74,14 +70,13 @@ def test_drawn(temperature, rule, gamma):
         logprobs=MOST,
         logprobs_of="drawn",
     )
-    others = {0: params, 1: SamplingParams(0.9), 4: SamplingParams(0.0)}[gamma]
-    sampling = [params, others, params]
-    completions = spec().generate(PROMPTS, sampling, gamma=gamma, rule=rule)
-    for prompt, one in zip(PROMPTS[::2], completions[::2], strict=True):
-        logits = full(prompt, one.tokens)
-        logits[:, 3] += 2.0
-        assert one.logprobs is not None and all(x.logprob > -torch.inf for x in one.logprobs)
-        assert_told(one.logprobs, probabilities(logits, params).log(), one.tokens, MOST)
+    for gamma, other in (0, params), (1, SamplingParams(0.9)), (4, SamplingParams(0.0)):
+        texts = spec().generate(PROMPTS, [params, other, params], gamma=gamma, rule=rule)
+        for prompt, one in zip(PROMPTS[::2], texts[::2], strict=True):
+            logits = full(prompt, one.tokens)
+            logits[:, 3] += 2.0
+            assert one.logprobs is not None and all(x.logprob > -torch.inf for x in one.logprobs)
+            assert_told(one.logprobs, probabilities(logits, params).log(), one.tokens, MOST)
 
 
 def test_an_end_has_its_logprob_too():

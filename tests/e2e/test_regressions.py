@@ -22,9 +22,7 @@ pytestmark = pytest.mark.daily
 
 DRAFTS = {
     "model": lambda model: relative(model),
-    "lookup": lambda model: "lookup",
     "uniform": lambda model: "uniform",
-    "none": lambda model: "none",
 }
 
 
@@ -82,22 +80,6 @@ def test_invalid_logits_stop_the_call(what: str, temperature: float) -> None:
         assert text.stats.alpha > 1 - 1e-6
 
 
-@pytest.mark.parametrize("whose", ["target", "draft"])
-def test_the_row_that_is_sick_is_named_and_fails_alone(whose: str) -> None:
-    """vLLM #41834: one NaN in the weights, met by one row of a batch."""
-    sick, healthy = copy.deepcopy(target("Llama")), target("Llama")
-    sick.get_input_embeddings().weight[60] = float("nan")
-    pair = load(sick, "lookup") if whose == "target" else load(healthy, sick)
-    prompts = [[5, 17], [5, 33, 11, 60], [8]]
-    well, ill, other = pair.generate(prompts, gamma=2, max_new_tokens=8)
-    place = 4 + (whose == "draft")  # nothing is drafted for the first token
-    assert f"the {whose}'s logits hold NaN at position {place} of row 1" in (ill.error or "")
-    assert ill.finish_reason == "error" and well.finish_reason == other.finish_reason == "length"
-    with pytest.raises(NumericsError, match=f"^row 0: the {whose}'s logits hold NaN"):
-        pair.generate(prompts[1], gamma=2, max_new_tokens=8)
-    assert len(pair.generate([[5, 17]], gamma=2, max_new_tokens=1)[0].tokens) == 1
-
-
 @pytest.mark.native
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("runtime", ["transformers", "native"])
@@ -139,7 +121,7 @@ class Moody(OffByOne):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "GPT-2", "T5", "BART"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "T5"])
 def test_a_draft_that_is_the_target_is_right_again_after_every_rejection(name, temperature) -> None:
     """EAGLE ports kept rejected tokens in the draft's cache, or the replacement twice.
 
@@ -177,7 +159,7 @@ def test_alpha_is_one_where_the_draft_is_the_target(name: str) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0, 4])
-@pytest.mark.parametrize("name", ["Mistral", "Gemma 2", "Gemma 3"])
+@pytest.mark.parametrize("name", ["Mistral", "Gemma 3"])
 def test_sampled_text_far_past_a_window_has_the_distributions_of_full_forwards(name, gamma) -> None:
     """transformers #46629, #48280: beyond the window, masks and cached keys did not match.
 
