@@ -25,41 +25,26 @@ NAMES = ("Llama", "T5")
 DRAFTS = ("model", "lookup")
 GAMMAS = (0, 1, 4)
 
-ALONE: dict[str, dict[str, Any]] = {
-    "repetition_penalty": {"repetition_penalty": 1.6},
-    "repetition reward": {"repetition_penalty": 0.8},
-    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.5},
-    "no_repeat_ngram_size 1": {"no_repeat_ngram_size": 1},
-    "no_repeat_ngram_size 2": {"no_repeat_ngram_size": 2},
-    "encoder_no_repeat_ngram_size 1": {"encoder_no_repeat_ngram_size": 1},
-    "encoder_no_repeat_ngram_size 2": {"encoder_no_repeat_ngram_size": 2},
-    "bad_words_ids": {"bad_words_ids": "taken"},
-    "sequence_bias": {"sequence_bias": "taken"},
-    "min_new_tokens": {"min_new_tokens": 12},
-    "suppress_tokens": {"suppress_tokens": "taken"},
-    "begin_suppress_tokens": {"begin_suppress_tokens": "taken"},
-    "forced_bos_token_id": {"forced_bos_token_id": 7},
-    "forced_eos_token_id": {"forced_eos_token_id": 11},
-    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (2, 1.7)},
-    "remove_invalid_values": {"remove_invalid_values": True, "suppress_tokens": list(range(V))},
-    "everything banned": {"suppress_tokens": list(range(V))},
-    "processors": {"processors": 0.7},
-}
+# Each control's values: all are tried alone, and at random among others
 VALUES: dict[str, list[Any]] = {
-    "repetition_penalty": [0.8, 1.2, 2.5],
-    "encoder_repetition_penalty": [0.7, 1.4],
-    "no_repeat_ngram_size": [1, 2, 3],
+    "repetition_penalty": [1.6, 0.8],
+    "encoder_repetition_penalty": [1.5, 0.7],
+    "no_repeat_ngram_size": [1, 2],
     "encoder_no_repeat_ngram_size": [1, 2],
     "bad_words_ids": ["taken"],
     "sequence_bias": ["taken"],
-    "min_new_tokens": [1, 5, LIMIT],
+    "min_new_tokens": [12, LIMIT],
     "suppress_tokens": ["taken"],
     "begin_suppress_tokens": ["taken"],
     "forced_bos_token_id": [7],
     "forced_eos_token_id": [11],
-    "exponential_decay_length_penalty": [(0, 1.1), (5, 2.0), (3, 0.5)],
-    "remove_invalid_values": [True],
-    "processors": [0.9, 1.3],
+    "exponential_decay_length_penalty": [(2, 1.7), (3, 0.5)],
+    "processors": [0.7, 1.3],
+}
+BANNED = {"suppress_tokens": list(range(V))}
+ALONE: dict[str, list[dict[str, Any]]] = {
+    "everything banned": [BANNED, BANNED | {"remove_invalid_values": True}],
+    **{name: [{name: value} for value in values] for name, values in VALUES.items()},
 }
 
 
@@ -92,8 +77,6 @@ def combined(name: str, seed: int) -> dict[str, Any]:
     """Some controls at once, with random numbers."""
     random = Random(seed)
     names = random.sample(list(VALUES), random.choice([2, 3, 4, 6]))
-    if {"remove_invalid_values", "exponential_decay_length_penalty"} <= {*names}:
-        names.remove("remove_invalid_values")  # the least number, doubled, would be infinite
     return sampling(name, {k: random.choice(VALUES[k]) for k in names}, random)
 
 
@@ -176,34 +159,23 @@ def compare(name: str, draft: str, gammas: tuple[int, ...], sampled: dict[str, A
 @pytest.mark.parametrize("control", ALONE)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_control_alone(name: str, control: str) -> None:
-    sampled = sampling(name, ALONE[control], Random(0))
-    count = compare(name, "model", (0, 4), sampled)
-    assert count or control in ("everything banned", "remove_invalid_values")
+    """Each changes a text, else this would prove nothing."""
+    _, eos = spec(name, "model")
+    changed = False
+    for chosen in ALONE[control]:
+        sampled = sampling(name, chosen, Random(0))
+        count = compare(name, "model", (0, 4), sampled)
+        assert count or control == "everything banned"
+        for prompt in PROMPTS:
+            text = expected(target(name), prompt, eos, sampled)
+            changed |= text.tokens != stock(target(name), prompt, LIMIT, eos)
+    assert changed
 
 
-@pytest.mark.parametrize("seed", range(12))  # once each of names, drafts and gammas
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(n, marks=pytest.mark.prove) for n in range(6, 200))]
+)
 def test_combinations(seed: int) -> None:
+    """Once each of names, drafts and gammas soon."""
     name, draft, gamma = NAMES[seed % 2], DRAFTS[seed // 2 % 2], GAMMAS[seed % 3]
     compare(name, draft, (gamma,), combined(name, seed))
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("seed", range(200))
-def test_all_combinations(seed: int, name: str) -> None:
-    sampled = combined(name, 1000 + seed)
-    for draft in DRAFTS:
-        compare(name, draft, GAMMAS, sampled)
-
-
-def test_controls_take_effect() -> None:
-    """Else the rest would prove nothing."""
-    effective: set[str] = set()
-    for name in NAMES:
-        _, eos = spec(name, "model")
-        plain = [stock(target(name), prompt, LIMIT, eos) for prompt in PROMPTS]
-        for control in {*ALONE} - effective:
-            sampled = sampling(name, ALONE[control], Random(0))
-            texts = [expected(target(name), prompt, eos, sampled).tokens for prompt in PROMPTS]
-            effective |= {control} if texts != plain else set()
-    assert effective == {*ALONE}
