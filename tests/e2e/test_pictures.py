@@ -60,21 +60,20 @@ def test_a_conversation_with_a_picture(folder: Path, tmp_path: Path) -> None:
     assert spec.generate(mixed, **NEW)[0].tokens == wanted[0]
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ({"type": "image", "image": "nowhere.png"}, "message 0, part 0 is no picture"),
-        ({"type": "image_url", "image_url": {"url": "a.png"}}, "an address, which is not fetched"),
-        ({"type": "image"}, "part 0 has 0 of image, url, path, base64"),
-        ({"type": "video", "video": "a.mp4"}, "a video, which is not read here"),
-        ({"type": "image", "url": "http://127.0.0.1/a.png"}, "give a file, a data URL"),
-        ({"type": "audio", "audio": "a.wav"}, "of the type audio; the model takes text and im"),
-    ],
-)
-def test_parts_that_cannot_be_read(folder: Path, part: dict[str, Any], message: str) -> None:
+PARTS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "image", "image": "nowhere.png"}, "message 0, part 0 is no picture"),
+    ({"type": "image_url", "image_url": {"url": "a.png"}}, "an address, which is not fetched"),
+    ({"type": "image"}, "part 0 has 0 of image, url, path, base64"),
+    ({"type": "video", "video": "a.mp4"}, "a video, which is not read here"),
+    ({"type": "audio", "audio": "a.wav"}, "of the type audio; the model takes text and im"),
+]
+
+
+def test_parts_that_cannot_be_read(folder: Path) -> None:
     spec = foretoken.load(folder, "lookup")
-    with pytest.raises(InputError, match=message):
-        spec.generate([{"role": "user", "content": [part]}], **NEW)
+    for part, message in PARTS:
+        with pytest.raises(InputError, match=message):
+            spec.generate([{"role": "user", "content": [part]}], **NEW)
 
 
 def test_a_model_without_a_processor() -> None:
@@ -113,11 +112,16 @@ def test_a_conversation_with_a_sound(tmp_path: Path) -> None:
         assert out.tokens == wanted
 
 
+def read(folder: Path, text: str = "<image>What is it?") -> tuple[foretoken.Speculator, Any]:
+    """A pair, and what its processor makes of a prompt with a picture."""
+    processor: Any = t.AutoProcessor.from_pretrained(folder)
+    made = processor(text=text, images=RED, return_tensors="pt")
+    return foretoken.load(folder, "lookup"), made
+
+
 def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
     """The first picture's size is wrong, and it is refused alone."""
-    spec = foretoken.load(folder, "lookup")
-    processor: Any = t.AutoProcessor.from_pretrained(folder)
-    good = processor(text="<image>What is it?", images=RED, return_tensors="pt")
+    spec, good = read(folder)
     for bad in (good["pixel_values"][..., :20], good["pixel_values"] * float("nan")):
         with pytest.raises(InputError, match="prompt 0 holds pixel_values"):
             spec.generate({**good, "pixel_values": bad}, **NEW)
@@ -129,16 +133,14 @@ def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
             spec.generate({**good, name: bad}, **NEW)
     with pytest.raises(InputError, match="guidance reads ids only"):
         spec.guided(2.0).generate(good, **NEW)
-    last = processor(text="a<image>", images=RED, return_tensors="pt")
+    _, last = read(folder, "a<image>")
     with pytest.raises(InputError, match="last token stands for one of them"):
         spec.generate(last, **NEW)
 
 
 def test_a_faulty_row_fails_alone(folder: Path) -> None:
     """A model's code may raise anything over its picture; the row beside it is what it is alone."""
-    spec = foretoken.load(folder, "lookup")
-    processor: Any = t.AutoProcessor.from_pretrained(folder)
-    good = processor(text="<image>What is it?", images=RED, return_tensors="pt")
+    spec, good = read(folder)
     alone = spec.generate(good, **NEW)[0].tokens
     with foretoken.Engine(spec) as engine:
         kept = engine.add(good, gamma=0, **NEW)

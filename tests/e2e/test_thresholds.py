@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 import pairs
 from foretoken import InputError, RefusedError, load
@@ -65,10 +64,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 
 
-def lively(name: str) -> PreTrainedModel:
+def config_of(name: str) -> Any:
     family, settings = FAMILIES[name]
-    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**(BASE | settings))
-    return pairs.lively(getattr(transformers, f"{family}ForCausalLM"), config)
+    return getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**(BASE | settings))
 
 
 PROMPTS = [[5, 17, 33], [(7 * i + 3) % 62 + 2 for i in range(30)]]
@@ -77,7 +75,7 @@ PROMPTS = [[5, 17, 33], [(7 * i + 3) % 62 + 2 for i in range(30)]]
 @pytest.mark.prove
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_beyond_every_threshold(name: str) -> None:
-    model = lively(name)
+    model = pairs.lively(getattr(transformers, f"{FAMILIES[name][0]}ForCausalLM"), config_of(name))
     expected = [stock(model, prompt, 48) for prompt in PROMPTS]
     spec = load(model, "lookup")
     for gamma in (0, 3):
@@ -85,18 +83,13 @@ def test_texts_beyond_every_threshold(name: str) -> None:
         assert [text.tokens for text in texts] == expected
 
 
-@pytest.mark.daily
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_self_check_gets_beyond_them(name: str) -> None:
     """Every number of the real configuration that is named as a length is small in the copy."""
-    family, settings = FAMILIES[name]
-    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**(BASE | settings))
-    small = shrunk(config, HEAD)
-    named = [
-        settings[key] for key in settings if "window" in key and settings[key] not in (1, True)
-    ]
-    assert all(getattr(small, key) == WINDOW for key in lengths_named(config))
-    assert bool(lengths_named(config)) == any(named)
+    small, settings = shrunk(config_of(name), HEAD), FAMILIES[name][1]
+    named = [key for key in settings if "window" in key and settings[key] not in (1, True)]
+    assert all(getattr(small, key) == WINDOW for key in lengths_named(config_of(name)))
+    assert bool(lengths_named(config_of(name))) == any(settings[key] for key in named)
     rope: Any = getattr(small, "rope_parameters", None) or {}
     assert rope.get(SWITCH, 0) <= 2 * WINDOW < CONTEXT
 
@@ -152,6 +145,7 @@ def test_a_model_that_contradicts_itself_behind_its_window() -> None:
     assert text.tokens == stock(wide, PROMPTS[1], 33)
 
 
+@pytest.mark.daily("Roberta")
 @pytest.mark.parametrize("name", ["Roberta", "Camembert", "Data2VecText", "XLMRoberta"])
 def test_positions_that_count_from_the_padding_id(name: str) -> None:
     """Their own code counts from pad + 1, transformers' generate from 0: refused by rule."""
@@ -180,15 +174,6 @@ def test_dynamic_frequencies_end_where_they_would_change(runtime: str) -> None:
         assert text.tokens == expected[:45] and text.finish_reason == "length"
     with pytest.raises(InputError, match="the model holds 48"):
         spec.generate([PROMPTS[1] * 2])
-    assert math.isclose(context_limit(model.config) or 0, 48)
-
-
-def test_a_dynamic_family_that_names_an_original_length_ends_there() -> None:
-    rope = {
-        "rope_type": "dynamic",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 48,
-    }
-    config = transformers.LlamaConfig(**BASE | {"rope_parameters": rope})
-    assert load(LlamaForCausalLM(config).eval(), "lookup").target.context == 48
+    assert context_limit(model.config) == 48
+    named = rope | {"original_max_position_embeddings": 48}
+    assert context_limit(transformers.LlamaConfig(**BASE | {"rope_parameters": named})) == 48

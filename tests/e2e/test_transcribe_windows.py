@@ -51,6 +51,12 @@ def words() -> Any:
     )
 
 
+def chat_ears() -> Any:
+    """The processor of a Qwen2-Audio that hears a second."""
+    extractor = t.WhisperFeatureExtractor(feature_size=8, hop_length=200, chunk_length=1)
+    return t.Qwen2AudioProcessor(extractor, words(), chat_template=PARTS)
+
+
 def spec_of(made: Made, processor: Any) -> foretoken.Speculator:
     model, _ = made
     return replace(foretoken.load(model, relative(model)), processor=lambda: processor)
@@ -116,14 +122,12 @@ def test_an_encoder_hears_each_window(heard: foretoken.Speculator, gamma: int) -
     assert transcribes(heard) and not tells_words(heard)
 
 
-def test_texts_end_in_time_where_the_model_does_not_say(heard: foretoken.Speculator) -> None:
-    config = heard.target.model.generation_config  # pyright: ignore
-    config.max_new_tokens = None
+def test_texts_end_in_time_or_with_their_caller(heard: foretoken.Speculator) -> None:
+    """Also where the model does not say when, and where a caller gives up."""
+    heard.target.model.generation_config.max_new_tokens = None  # pyright: ignore
     (segment,) = transcribe(heard, talk(0.5)).segments
     assert len(segment.tokens) == 64 + 16
 
-
-def test_a_caller_that_gives_up_ends_it(heard: foretoken.Speculator) -> None:
     def told(text: str) -> None:
         raise KeyError("gone")
 
@@ -208,13 +212,10 @@ STRINGS = "{% for m in messages %}{{ ' w8 ' + m['content'] }}{% endfor %}"
 def test_a_chat_model_is_asked_in_a_message(family: Any) -> None:
     """Granite's template knows texts alone: the sound is the processor's mark in one."""
     if family is granite_speech:
-        extractor: Any = GraniteEars(16, RATE, 0.0)
-        tokens = words()
-        tokens.chat_template = STRINGS
-        processor: Any = t.GraniteSpeechProcessor(extractor, tokens)
+        processor: Any = t.GraniteSpeechProcessor(GraniteEars(16, RATE, 0.0), words())
+        processor.tokenizer.chat_template = STRINGS
     else:
-        extractor = t.WhisperFeatureExtractor(feature_size=8, hop_length=200, chunk_length=1)
-        processor = t.Qwen2AudioProcessor(extractor, words(), chat_template=PARTS)
+        processor = chat_ears()
     spec = spec_of(built(family), processor)
     samples = talk(0.9)
     spec.target.model.generation_config.max_new_tokens = 20  # pyright: ignore
@@ -236,9 +237,7 @@ def test_a_chat_model_is_asked_in_a_message(family: Any) -> None:
 
 @pytest.mark.native
 def test_the_command_puts_a_chat_model_on_torch(tmp_path: Path, console: Run) -> None:
-    model, _ = built(qwen2_audio)
-    extractor = t.WhisperFeatureExtractor(feature_size=8, hop_length=200, chunk_length=1)
-    processor = t.Qwen2AudioProcessor(extractor, words(), chat_template=PARTS)
+    (model, _), processor = built(qwen2_audio), chat_ears()
     model.save_pretrained(tmp_path / "m")
     processor.save_pretrained(tmp_path / "m")
     soundfile.write(tmp_path / "a.wav", talk(0.9), RATE)
@@ -272,8 +271,7 @@ def test_templates_without_marks_for_sounds(owner: str, template: Any) -> None:
 
 
 def test_a_sound_of_which_the_end_would_be_dropped() -> None:
-    extractor = t.WhisperFeatureExtractor(feature_size=8, hop_length=200, chunk_length=1)
-    processor: Any = t.Qwen2AudioProcessor(extractor, words(), chat_template=PARTS)
+    processor = chat_ears()
 
     def message(seconds: float) -> Any:
         return [{"role": "user", "content": [{"type": "audio", "audio": talk(seconds)}]}]
@@ -297,11 +295,3 @@ def test_models_that_write_no_speech_down() -> None:
     with pytest.raises(RefusedError, match="LlavaFor.*its processor reads no sounds"):
         transcribe(spec, talk(1))
     assert not transcribes(spec)
-
-
-@pytest.mark.prove
-def test_twenty_minutes_in_windows(heard: foretoken.Speculator) -> None:
-    heard.target.model.generation_config.max_new_tokens = 20  # pyright: ignore
-    made = transcribe(heard, talk(1200), gamma=2)
-    ends = [segment.end for segment in made.segments]
-    assert len(ends) == 48 and ends[-1] == 1200
