@@ -192,8 +192,89 @@ def trocr() -> Made:
     return t.VisionEncoderDecoderModel(pair), inputs
 
 
+def _of_parakeet(hidden: int) -> dict[str, Any]:
+    """The encoder of Canary and Cohere ASR: 64 frames become 8 states."""
+    sizes = LAYERS | {"hidden_size": hidden, "num_mel_bins": 16, "conv_kernel_size": 3}
+    sizes |= {"subsampling_conv_channels": 8, "max_position_embeddings": 100, "layerdrop": 0.0}
+    return {"model_type": "parakeet_encoder", **sizes, "scale_input": False}
+
+
+def _framed(config: Any, model: Any) -> Made:
+    """Features whose last frame is padding, as those processors always make."""
+    mask = torch.ones(1, 64).bool()
+    mask[:, -1] = False
+    begun = {"decoder_input_ids": torch.tensor([[1, 7, 8]])}
+    return model(config), {"input_features": pixels(64, 16), "attention_mask": mask, **begun}
+
+
+def canary() -> Made:
+    decoder = {**TEXT, "max_position_embeddings": 128}
+    config = t.CanaryConfig(
+        encoder_config=_of_parakeet(32),
+        decoder_config=decoder,
+        vocab_size=V,
+        decoder_start_token_id=1,
+        **ENDS,
+    )
+    return _framed(config, t.CanaryForConditionalGeneration)
+
+
+def cohere_asr() -> Made:
+    """Its encoder is wider than its decoder."""
+    config = t.CohereAsrConfig(encoder_config=_of_parakeet(48), **TEXT, decoder_start_token_id=1)
+    return _framed(config, t.CohereAsrForConditionalGeneration)
+
+
+def granite_speech() -> Made:
+    """A window of 4 frames becomes 2 tokens."""
+    projector = LAYERS | {"model_type": "blip_2_qformer", "encoder_hidden_size": 32}
+    encoder = {"input_dim": 16, "num_layers": 2, "hidden_dim": 32, "num_heads": 2}
+    encoder |= {"output_dim": 8, "context_size": 8, "max_pos_emb": 16, "conv_kernel_size": 3}
+    config = t.GraniteSpeechConfig(
+        text_config={"model_type": "granite", **TEXT},
+        encoder_config=encoder,
+        projector_config=projector,
+        audio_token_index=MARK,
+        window_size=4,
+        downsample_rate=2,
+        has_lora_adapter=False,
+    )
+    mask = {"input_features_mask": torch.ones(1, 10).bool()}
+    model = t.GraniteSpeechForConditionalGeneration(config)
+    return model, {"input_ids": ids(10), "input_features": pixels(20, 16), **mask}
+
+
+def qwen3_asr() -> Made:
+    """A chunk of 100 frames becomes 13 tokens; the encoder attends within two chunks."""
+    audio = {"num_mel_bins": 8, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2}
+    audio |= {"encoder_ffn_dim": 64, "n_window_infer": 200, "output_dim": 32}
+    config = t.Qwen3ASRConfig(
+        audio_config=audio | {"downsample_hidden_size": 8},
+        text_config={"model_type": "qwen3", **TEXT},
+        audio_token_id=MARK,
+    )
+    model = t.Qwen3ASRForConditionalGeneration(config)
+    mask = {"input_features_mask": torch.ones(1, 300).long()}
+    return model, {"input_ids": ids(39), "input_features": pixels(8, 300), **mask}
+
+
+def vibevoice_asr() -> Made:
+    """It adds noise to what it hears."""
+    encoder = {"model_type": "vibevoice_acoustic_tokenizer_encoder", "hidden_size": 8}
+    encoder |= {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1]}
+    config = t.VibeVoiceAsrConfig(
+        acoustic_tokenizer_encoder_config=encoder,
+        semantic_tokenizer_encoder_config=encoder,
+        text_config={"model_type": "qwen2", **TEXT},
+        audio_token_id=MARK,
+        acoustic_tokenizer_chunk_size=400,
+    )
+    model = t.VibeVoiceAsrForConditionalGeneration(config)
+    return model, {"input_ids": ids(10), "input_values": pixels(1, 40)}
+
+
 DECODERS: list[Callable[[], Made]] = [llava, gemma3, qwen2_5_vl, qwen3_5, lfm2_vl, qwen2_audio]
-ENCODERS: list[Callable[[], Made]] = [whisper, speech2text, moonshine, trocr]
+ENCODERS: list[Callable[[], Made]] = [whisper, speech2text, moonshine, trocr, canary, cohere_asr]
 
 
 def built(family: Callable[[], Made], seed: int = 0) -> Made:

@@ -74,37 +74,42 @@ def _forced(model: Any) -> dict[str, Any]:
     return {"generation_config": config}
 
 
-# By the generation config's entries: all that are refused (`test_foreign` counts them)
+NAMED: dict[str, Any] = {
+    "penalty_alpha": 0.6,
+    "top_h": 0.5,
+    "guidance_scale": 1.5,
+    "watermarking_config": WatermarkingConfig(seeding_scheme="lefthash"),
+    "dola_layers": "low",
+    "constraints": [object()],
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "use_mtp": True,
+    "assistant_early_exit": 1,
+    "assistant_ensemble_weight": 0.5,
+    "speculation_type": "dflash",
+    "num_assistant_tokens_schedule": "heuristic",
+    "assistant_confidence_threshold": 0.7,
+    "assistant_lookbehind": 7,
+    "target_lookbehind": 7,
+    "max_matching_ngram_size": 3,
+}
+# What `generate` itself wants beside some of them
+BESIDE: dict[str, dict[str, Any]] = {
+    "penalty_alpha": {"top_k": 4},
+    "top_h": {"do_sample": True},
+    "constraints": {"num_beams": 1},
+    "output_attentions": TOLD,
+    "output_hidden_states": TOLD,
+}
+# By the generation config's entries: all that are refused (`test_unsupported` counts them)
 ENTRIES: dict[str, Refusal] = {
+    **{n: _entry(f"{n}=", **{n: value}, **BESIDE.get(n, {})) for n, value in NAMED.items()},
     "num_beams": _entry("num_beams=3 asks for a beam search", num_beams=3),
     "num_beam_groups": _entry(
         "num_beams=4 asks", num_beams=4, num_beam_groups=2, diversity_penalty=0.5
     ),
-    "penalty_alpha": _entry("penalty_alpha=0.6 is not followed", penalty_alpha=0.6, top_k=4),
-    "top_h": _entry("top_h=0.5 is not followed", top_h=0.5, do_sample=True),
-    "forced_decoder_ids": Refusal("forced_decoder_ids=[", _forced),
-    "guidance_scale": _entry("guidance_scale=1.5 is not followed", guidance_scale=1.5),
-    "watermarking_config": _entry(
-        "watermarking_config=", watermarking_config=WatermarkingConfig(seeding_scheme="lefthash")
-    ),
-    "dola_layers": _entry("dola_layers='low' is not followed", dola_layers="low"),
-    "constraints": _entry("constraints=[", constraints=[object()], num_beams=1),
     "force_words_ids": _entry("num_beams=2 asks", force_words_ids=[[3]], num_beams=2),
-    "output_attentions": _entry("output_attentions=True", output_attentions=True, **TOLD),
-    "output_hidden_states": _entry("output_hidden_states=True", output_hidden_states=True, **TOLD),
-    "use_mtp": _entry("use_mtp=True is not followed", use_mtp=True),
-    "assistant_early_exit": _entry("assistant_early_exit=1", assistant_early_exit=1),
-    "assistant_ensemble_weight": _entry("assistant_ensemble_w", assistant_ensemble_weight=0.5),
-    "speculation_type": _entry("speculation_type='dflash'", speculation_type="dflash"),
-    "num_assistant_tokens_schedule": _entry(
-        "num_assistant_tokens_schedule='heur", num_assistant_tokens_schedule="heuristic"
-    ),
-    "assistant_confidence_threshold": _entry(
-        "assistant_confidence_threshold=0.7 is not", assistant_confidence_threshold=0.7
-    ),
-    "assistant_lookbehind": _entry("assistant_lookbehind=7", assistant_lookbehind=7),
-    "target_lookbehind": _entry("target_lookbehind=7", target_lookbehind=7),
-    "max_matching_ngram_size": _entry("max_matching_ngram_size=3", max_matching_ngram_size=3),
+    "forced_decoder_ids": Refusal("forced_decoder_ids=[", _forced),
 }
 
 
@@ -124,11 +129,8 @@ OTHERS: dict[str, Refusal] = {
         "num_beams=2 asks", lambda _: {"generation_config": GenerationConfig(num_beams=2)}
     ),
     "several forced ids": _entry("forced_eos_token_id=[5, 6] is not", forced_eos_token_id=[5, 6]),
-    "sampled beams": _entry("num_beams=2 asks", num_beams=2, do_sample=True),
-    "several beams back": _entry("num_beams=3 asks", num_beams=3, num_return_sequences=2),
     "an assistant": Refusal("assistant_model is given", lambda m: {"assistant_model": relative(m)}),
     "look-up": _entry("prompt_lookup_num_tokens is given, but", prompt_lookup_num_tokens=3),
-    "sampled": _entry("guidance_scale=1.5 is", guidance_scale=1.5, do_sample=True),
     "synced_gpus": _entry("synced_gpus is given", synced_gpus=True),
     "a cache": Refusal(
         "a cache is given", lambda m: {"past_key_values": DynamicCache(config=m.config)}
@@ -152,10 +154,6 @@ OTHERS: dict[str, Refusal] = {
     "a hole": Refusal(
         "attention_mask leaves out tokens behind",
         lambda _: {"attention_mask": torch.tensor([[1, 0, 1]], device=DEVICE)},
-    ),
-    "padded behind": Refusal(
-        "attention_mask leaves out tokens behind",
-        lambda _: {"attention_mask": torch.tensor([[1, 1, 0]], device=DEVICE)},
     ),
     "past the context": _entry(
         "a row may grow to 1000003 tokens, the model holds",
@@ -198,9 +196,6 @@ OTHERS: dict[str, Refusal] = {
     ),
     "a streamer of two rows": Refusal(
         "a streamer takes one row, not 2", lambda _: {"inputs": TWO, "streamer": Recorder()}
-    ),
-    "a streamer and more": Refusal(
-        "guidance_scale=1.5", lambda _: {"guidance_scale": 1.5, "streamer": Recorder()}
     ),
 }
 REFUSALS = ENTRIES | OTHERS

@@ -21,8 +21,20 @@ from foretoken.media.windows import windows
 from foretoken.speech.transcription import tells_words, transcribe, transcribes
 from foretoken.speech.windows import INSTRUCTION
 from foretoken.text.chat import media
-from media_models import MARK, Made, V, built, llava, moonshine, qwen2_audio, relative
-from sound_models import canary, cohere_asr, granite_speech, qwen3_asr
+from media_models import (
+    MARK,
+    Made,
+    V,
+    built,
+    canary,
+    cohere_asr,
+    granite_speech,
+    llava,
+    moonshine,
+    qwen2_audio,
+    qwen3_asr,
+    relative,
+)
 
 RATE = 16_000
 AUDIO = {"audio_token": "<audio>", "audio_bos_token": "<a>", "audio_eos_token": "</a>"}

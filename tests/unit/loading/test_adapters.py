@@ -17,8 +17,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.loading.adapters import folder
 from foretoken.loading.load import require_adapters
 from foretoken.train.pair import read_target
-from media_models import built
-from sound_models import granite_speech
+from media_models import built, granite_speech
 from tiny import llama
 from tiny_families import build
 

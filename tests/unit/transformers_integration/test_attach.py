@@ -119,7 +119,7 @@ def attached(family: str) -> tuple[Any, Any]:
     "a cache",
     "embeddings",
     "an order",
-    "a streamer and more",
+    "a streamer of two rows",
 )
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
 @pytest.mark.filterwarnings("ignore")

@@ -25,6 +25,8 @@ from media_models import (
     PATCHES,
     Made,
     built,
+    canary,
+    cohere_asr,
     ids,
     lfm2_vl,
     llava,
@@ -34,15 +36,15 @@ from media_models import (
     qwen3_5,
     relative,
     speech2text,
+    vibevoice_asr,
     whisper,
 )
 from media_models import TEXT as SIZES
 from oracle import random_model
-from sound_models import HEARING, LISTENERS, canary, cohere_asr, speecht5, vibevoice_asr
 from table import TableModel
 from tiny import llama
 
-FAMILIES = [*DECODERS, *ENCODERS, *LISTENERS, *HEARING]
+FAMILIES = [*DECODERS, *ENCODERS]
 QUICK = {"llava", "qwen3_5", "whisper", "canary"}
 EACH = [
     pytest.param(f, id=f.__name__, marks=[] if f.__name__ in QUICK else pytest.mark.prove)
@@ -151,7 +153,7 @@ def test_a_draft_whose_context_is_too_short_is_silent() -> None:
 
 
 @pytest.mark.daily("moonshine")
-@pytest.mark.parametrize("family", [speech2text, moonshine, canary, cohere_asr, speecht5])
+@pytest.mark.parametrize("family", [speech2text, moonshine, canary, cohere_asr])
 def test_padding_of_sounds_is_not_heard(family: Callable[[], Made]) -> None:
     """Its decoder is told, by each family in its own way; also beside a sound without padding."""
     model, inputs = built(family)
