@@ -99,23 +99,6 @@ def relative(model: PreTrainedModel, noise: float = 0.03, seed: int = 0) -> PreT
     return model
 
 
-class BrokenOff:
-    """A request for which Ctrl-C comes at its n-th new input: before it is taken, or just after."""
-
-    def __init__(self, request: Any, n: int, *, late: bool) -> None:
-        self.request, self.left, self.late = request, n, late
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.request, name)
-
-    def set_tensor(self, name: str, tensor: Any) -> None:
-        self.left -= 1
-        if self.left or self.late:
-            self.request.set_tensor(name, tensor)
-        if not self.left:
-            raise KeyboardInterrupt
-
-
 def scores(model: PreTrainedModel, text: list[int], source: list[int] | None = None) -> Tensor:
     """Logits after every token of the text, `[len(text), V]`: one forward, no cache."""
     ids = torch.tensor([text], device=model.device)

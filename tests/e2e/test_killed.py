@@ -17,8 +17,6 @@ from pathlib import Path
 
 import pytest
 
-import hybrids
-import pairs
 from tiny import byte_level, folder, llama
 
 pytestmark = pytest.mark.prove  # every run is a process, which takes seconds to begin
@@ -117,17 +115,6 @@ def test_proof_five_thousand_lines_killed_five_times(tmp_path: Path, pair: tuple
     sizes = broken_off(tmp_path, pair, 5000, 5)
     print(f"5000 lines, killed at {sizes}")
     assert len(set(sizes)) > 3
-
-
-def test_proof_lines_of_hybrids_killed_three_times(tmp_path: Path) -> None:
-    """Target and draft keep states beside keys and values; texts follow from the seeds alone."""
-    model = hybrids.random("Qwen3_5ForCausalLM", 0, 320)
-    folder(tmp_path / "target", model, byte_level())
-    folder(tmp_path / "draft", pairs.relative(model, 0.03), byte_level())
-    pair = ("--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft"))
-    sizes = broken_off(tmp_path, pair, 600, 3)
-    print(f"600 lines, killed at {sizes}")
-    assert len(set(sizes)) > 1
 
 
 RAY = ("--ray", "local", "--replicas", "2", "--threads", "1")

@@ -1,4 +1,4 @@
-"""Attention by latents equals the reference to the bit, on every instruction set, however sequences
+"""Attention by latents is the same to the bit on every instruction set, however sequences
 are cut into passes; weights in integers give the same bits on all of them."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from decoder_reference import piecewise, require_as_defined, stirred
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.reading import NetworkReader
+from native_passes import piecewise, require_same_bits, stirred
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
@@ -50,8 +50,8 @@ def made(name: str) -> PreTrainedModel:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("name", NETWORKS)
-def test_passes_are_as_defined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_as_defined(made(name), SEQUENCE, monkeypatch)
+def test_passes_are_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_same_bits(made(name), SEQUENCE, monkeypatch)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -1,5 +1,5 @@
 """Networks whose layers read inputs of their own, and keys and values of other layers (Gemma 4's):
-passes equal the reference to the bit on every instruction set, however sequences are cut."""
+passes are the same to the bit on every instruction set, however sequences are cut."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig, PreTrainedModel
 
 import foretoken
-from decoder_reference import piecewise, require_as_defined, stirred
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.reading import NetworkReader
+from native_passes import piecewise, require_same_bits, stirred
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
@@ -36,11 +36,11 @@ def made() -> PreTrainedModel:
 
 
 @pytest.mark.prove
-def test_passes_are_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     network = made()
     lenders = [layer.attention.lender for layer in NetworkReader(network).decoder().layers]
     assert lenders == [None, None, None, 2, 2, 1]
-    require_as_defined(network, SEQUENCE, monkeypatch)
+    require_same_bits(network, SEQUENCE, monkeypatch)
 
 
 def test_passes_are_transformers_own() -> None:

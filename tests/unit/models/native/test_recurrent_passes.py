@@ -1,6 +1,5 @@
-"""Passes of models with recurrences equal the reference to the bit, computed operation by operation
-in NumPy of what was read of the network: on every instruction set, however a sequence is cut into
-passes, wherever rows go back, and whatever other rows there are."""
+"""Passes of models with recurrences are the same to the bit on every instruction set, however a
+sequence is cut into passes, wherever rows go back, and whatever other rows there are."""
 
 from __future__ import annotations
 
@@ -8,16 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import hybrids
-from decoder_reference import DecoderReference
-from foretoken.kernels import library
-from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
-from foretoken.models.native.reading import NetworkReader
+from native_passes import require_same_bits
 
-# the reference takes seconds
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove, pytest.mark.usefixtures("compiled")]
 FAMILIES = ["Qwen3_5ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"]
 FAMILIES += ["FalconH1ForCausalLM"]
@@ -45,17 +39,6 @@ def scores(model: NativeModel, sequence: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_passes_are_as_defined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = hybrids.random(name, 0).float()
-    with torch.inference_mode():
-        reader = NetworkReader(network)
-        decoder = reader.decoder()
-        expected = DecoderReference(decoder, reader.embeddings().numpy()).forward(TEXT)[1:]
-    assert np.isfinite(expected).all()
-    for instructions in library.instruction_sets():
-        monkeypatch.setenv(library.CHOICE, instructions)
-        for threads in (1, 2, 3):
-            monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda n=threads: n)
-            made = scores(NativeConversion(None, "float32", lambda: network).model(), TEXT)
-            same = made.view(np.int32) == expected.view(np.int32)
-            assert same.all(), (instructions, threads, np.argwhere(~same)[:3])
+    require_same_bits(network, TEXT, monkeypatch, lambda model, text, _: scores(model, text))
