@@ -295,7 +295,7 @@ class Routes:
     async def _generation(self, request: Request, asked: ApiRequest) -> Generation:
         """Return the texts that are asked for, within the server's limits."""
         engine, options = self._chosen(request, asked), self.options
-        prompts, n, info = asked.prompts, asked.candidates, engine.info
+        prompts, n, info = asked.prompts, asked.n or 1, engine.info
         if asked.templated:
             self._require_template(engine, asked.param("prompt"))
         if len(prompts) * n > options.max_texts:

@@ -155,13 +155,6 @@ def test_several_texts_have_keys_of_their_own(client: openai.OpenAI, spec: Any) 
     assert response.usage is not None and response.usage.prompt_tokens == read
 
 
-def test_best_of_has_the_greatest_mean_logprob(client: openai.OpenAI, spec: Any) -> None:
-    response = client.completions.create(prompt="It was", best_of=4, **SAMPLING, extra_body=GAMMA)
-    texts = [offline(spec, "It was", i, logprobs=0) for i in range(4)]
-    means = [sum(each.logprob for each in text.logprobs) / len(text.tokens) for text in texts]
-    assert response.choices[0].text == texts[means.index(max(means))].text
-
-
 def test_ids_go_in_and_texts_end_at_stop_strings(client: openai.OpenAI, spec: Any) -> None:
     ids = spec.inputs.ids("It was")
     free = offline(spec, ids).text
@@ -391,28 +384,6 @@ def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
             assert sources[-1] == mine
     assert last["speculation"]["target_calls"] == len(expected.steps)
     assert last["speculation"]["accepted"] == expected.stats.accepted
-
-
-def test_metrics_of_a_request_in_vllms_names(url: str, spec: Any) -> None:
-    asked = SAMPLING | {"prompt": "It was", "speculation": {"gamma": 3, "metrics": "detailed"}}
-    answer = post(url, "/v1/completions", asked).json()["metrics"]["speculative_decoding"]
-    steps = [step for step in offline(spec, "It was", gamma=3).steps if step.drafted]
-    assert answer["per_step_accepted"] == [step.accepted for step in steps]
-    assert answer["per_step_drafted"] == [step.drafted for step in steps]
-    kept, drafted = sum(answer["per_step_accepted"]), sum(answer["per_step_drafted"])
-    assert answer["num_accepted_draft_tokens"] == kept and answer["num_draft_tokens"] == drafted
-    assert answer["mean_acceptance_length"] == 1 + kept / len(steps)
-    assert answer["draft_acceptance_rate"] == kept / drafted
-    assert sum(answer["acceptance_histogram"]) == answer["num_spec_steps"] == len(steps)
-    by_length = answer["acceptance_histogram_by_draft_length"]
-    assert len(by_length["3"]) == 4 and sum(map(sum, by_length.values())) == len(steps)
-    short = asked | {"speculation": {"gamma": 3, "metrics": "summary"}}
-    stream = short | {"stream": True, "stream_options": {"include_usage": True}}
-    last = events(post(url, "/v1/completions", stream))[-1]["metrics"]["speculative_decoding"]
-    assert last == {name: value for name, value in answer.items() if "per_step" not in name}
-    assert post(url, "/v1/completions", short | {"n": 2}).json()["metrics"] is None
-    plain = post(url, "/v1/completions", asked | {"speculation": {"drafter": False}}).json()
-    assert "metrics" not in plain
 
 
 def test_what_speculation_does_now(url: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -193,33 +192,6 @@ class Answer(Generic[Asked]):
             ]
         return {"speculation": report}
 
-    def metrics(self) -> dict[str, Any]:
-        """Return vLLM's metrics if asked for; null for several outputs."""
-        detail = self.asked.speculation.metrics
-        if detail is None:
-            return {}
-        if len(self.texts) > 1:
-            return {"metrics": None}
-        steps = [step for step in self.texts[0].steps if step.drafted]
-        accepted, drafted = [s.accepted for s in steps], [s.drafted for s in steps]
-        widest = max(drafted, default=0)
-        counts: dict[str, Any] = {
-            "mean_acceptance_length": 1 + sum(accepted) / len(steps) if steps else None,
-            "draft_acceptance_rate": sum(accepted) / sum(drafted) if steps else None,
-            "acceptance_histogram": _histogram(accepted, widest),
-            "acceptance_histogram_by_draft_length": {
-                str(n): _histogram([k for k, d in zip(accepted, drafted, strict=True) if d == n], n)
-                for n in sorted(set(drafted))
-            },
-            "num_spec_steps": len(steps),
-            "num_accepted_draft_tokens": sum(accepted),
-            "num_draft_tokens": sum(drafted),
-            "num_spec_tokens": widest,
-        }
-        if detail == "detailed":
-            counts |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
-        return {"metrics": {"speculative_decoding": counts}}
-
 
 class ChoicesAnswer(Answer[Asked]):
     """Answer of one choice or several: of a chat, or of continuations."""
@@ -243,18 +215,13 @@ class ChoicesAnswer(Answer[Asked]):
         """Return the fields of an output's first chunk other than its choice."""
         return {}
 
-    @property
-    def kept(self) -> list[GeneratedText]:
-        """The outputs that are returned."""
-        return self.texts
-
     def body(self) -> dict[str, Any]:
         choices = [
             self._choice(i, self.choice(i, text), text.tokens, text.done)
-            for i, text in enumerate(self.kept)
+            for i, text in enumerate(self.texts)
         ]
         answer = self._head(self.kinds[0]) | {"choices": choices, "usage": self.usage()}
-        return answer | self.metrics() | self.speculation(whole=True)
+        return answer | self.speculation(whole=True)
 
     async def events(self) -> AsyncGenerator[str]:
         head, options = self._head(self.kinds[1]), self.asked.stream_options
@@ -276,7 +243,7 @@ class ChoicesAnswer(Answer[Asked]):
                 yield event(head | chunk)
         if options is not None and options.include_usage:
             last: dict[str, Any] = {"choices": [], "usage": self.usage()}
-            yield event(head | last | self.metrics() | self.speculation())
+            yield event(head | last | self.speculation())
         yield DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -363,12 +330,6 @@ def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
         "draft_seconds": step.draft_seconds,
         "target_seconds": step.score_seconds,
     }
-
-
-def _histogram(values: list[int], widest: int) -> list[int]:
-    """Count each number from 0 to `widest`."""
-    counts = Counter(values)
-    return [counts[n] for n in range(widest + 1)]
 
 
 def known(each: TokenLogprob) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import takewhile
-from statistics import fmean
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag
@@ -13,7 +12,6 @@ from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.wire import (
     MOST_LOGPROBS,
-    MOST_N,
     MOST_PROMPTS,
     ApiRequest,
     Flag,
@@ -50,7 +48,6 @@ class Text(Predicting):
     max_tokens: Whole | None = Field(16, ge=0)
     logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
     echo: Flag | None = None
-    best_of: Whole | None = Field(None, ge=1, le=MOST_N)
 
     sets: ClassVar[dict[str, tuple[str, ...]]] = {
         **ApiRequest.sets,
@@ -68,18 +65,12 @@ class Text(Predicting):
         return prompts
 
     @property
-    def candidates(self) -> int:
-        return max(self.n or 1, self.best_of or 1)
-
-    @property
     def max_new_tokens(self) -> int | None:
         return None if self.max_tokens is None else max(1, self.max_tokens)
 
     @property
     def reported(self) -> int | None:
-        """Logprobs also choose the best of several outputs."""
-        ranked = self.candidates > (self.n or 1)
-        return 0 if self.logprobs is None and ranked else self.logprobs
+        return self.logprobs
 
     @property
     def reported_of_prompt(self) -> int | None:
@@ -90,11 +81,6 @@ class Text(Predicting):
         return bool(self.echo)
 
     def require(self) -> None:
-        n, best = self.n or 1, self.best_of
-        if best is not None and best < n:
-            raise BadRequestError(f"best_of is {best}, below n={n}", "best_of")
-        if best is not None and self.stream and best > n:
-            raise BadRequestError("best_of does not go with stream", "best_of")
         super().require()
         if self.max_tokens == 0 and (self.stream or not self.echo):
             message = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
@@ -116,17 +102,11 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
         super().__init__(*arguments)
         self._waiting = defaultdict[int, list[TokenLogprob]](list)  # for text that is held back
 
-    @property
-    def kept(self) -> list[GeneratedText]:
-        n, count = self.asked.n or 1, self.generation.n
+    def body(self) -> dict[str, Any]:
         if self.asked.max_tokens == 0:  # what the engine wrote to read the prompt
             for text in self.texts:
                 text.text, text.tokens, text.logprobs = "", [], []
-        if count == n:
-            return self.texts
-        groups = (self.texts[at : at + count] for at in range(0, len(self.texts), count))
-        ranked = (sorted(texts, key=_likelihood, reverse=True) for texts in groups)
-        return [text for texts in ranked for text in texts[:n]]
+        return super().body()
 
     def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
         whole, asked = text.accepted.echo + text.text, self.asked
@@ -158,11 +138,6 @@ class TextAnswer(answers.ChoicesAnswer[Text]):
         if part.done is None:  # what is held back may be cut, and its tokens stand at the end then
             tokens, self._waiting[i] = _split_at(tokens, end)
         return {"text": part.text, "logprobs": _logprobs(tokens, self.asked.logprobs, end)}
-
-
-def _likelihood(text: GeneratedText) -> float:
-    """The mean logprob of a text's tokens."""
-    return fmean(each.logprob for each in text.logprobs) if text.logprobs else 0.0
 
 
 def _split_at(

@@ -212,7 +212,7 @@ class ResponseAnswer(answers.Answer[Responses]):
                 "total_tokens": usage["total_tokens"],
             },
         }
-        return response | self.metrics() | self.speculation(whole=True)
+        return response | self.speculation(whole=True)
 
 
 def _shown(choice: str | NamedTool | None) -> Any:

@@ -32,6 +32,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "nothing in a request reaches another host"),
     "access_programs": ((), "there are no programs here"),
     "background_options": ((), "answers are written while the client waits"),
+    "best_of": ((1,), "give n, and choose among the texts by their logprobs"),
     "suffix": (("",), "texts are continued, not filled in"),
     "prompt_cache_options": ((), "give cache_salt to keep a prefix apart"),
     "prompt_cache_retention": (("in_memory",), "prefixes are kept in memory alone"),

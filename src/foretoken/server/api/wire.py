@@ -80,9 +80,6 @@ class Speculation(Wire):
     rule: Literal["block", "speculative", "coupled"] | None = None
     lenience: Number | None = Field(None, gt=0, le=1)
     steps: Flag = Field(False, description="tell of every step in the answer")
-    metrics: Literal["summary", "detailed"] | None = Field(
-        None, description="vLLM's metrics of the request, in the answer"
-    )
 
 
 class StreamOptions(Wire):
@@ -236,12 +233,8 @@ class ApiRequest(Sampled):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """The prompts, each with `candidates` outputs."""
+        """The prompts, each with `n` outputs."""
         raise NotImplementedError
-
-    @property
-    def candidates(self) -> int:
-        return self.n or 1
 
     @property
     def max_new_tokens(self) -> int | None:

@@ -19,19 +19,10 @@ export function drawPanel($, run, pairs, info) {
   const here = speedup(pairs);
   const rows = [
     ["Predicted", info?.predicted_speedup ?? null, "predicted"],
-    ["Measured by the server", info?.measured_speedup ?? null, "measured"],
     ["Measured on this page", here.factor, "measured"],
   ];
-  const notes = [info?.predicted_speedup ? WHAT : "", measuredOn(info), pageOn(here)].filter(Boolean);
+  const notes = [info?.predicted_speedup ? WHAT : "", pageOn(here)].filter(Boolean);
   $("speedups").replaceChildren(factors(rows), ...notes.map((note) => el("p", { class: "note" }, note)));
-}
-
-/** From how many texts the server's number is. */
-function measuredOn(info) {
-  const texts = info?.measured_texts;
-  if (!texts?.speculative) return "";
-  const guessed = count(texts.speculative, "text");
-  return `The server's: ${guessed} against ${shown(texts.plain)} asked for plainly, with the same settings.`;
 }
 
 function pageOn({ texts }) {

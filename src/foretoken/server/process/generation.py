@@ -111,11 +111,8 @@ class Generation:
             self._answered.set()
 
     def _note(self, i: int, part: StepOutput) -> None:
-        request, statistics = self._requests[i], self._engine.statistics
         self.texts[i].add(part)
-        statistics.note(part.steps, plain=request.gamma == 0)
-        if part.done is not None and part.done.pace is not None:
-            statistics.compare(request, part.done.pace)
+        self._engine.statistics.note(part.steps, plain=self._requests[i].gamma == 0)
         if not part.tokens:
             return
         now = perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
@@ -195,24 +195,14 @@ class Accepted:
     prompt_ids: list[int] | None = None
 
 
-class Pace(NamedTuple):
-    """Time of an output after its first step, which prefills the prompt, and its conditions."""
-
-    tokens: int
-    seconds: float
-    length: int  # tokens of prompt and output at most
-    rows: int  # sequences that shared its steps
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End of an output; `pace` is None if it cannot be compared."""
+    """End of an output."""
 
     reason: str  # "stop" or "length"
     stop: int | str | None
     stats: Stats
     prompt_logprobs: list[TokenLogprob] | None
-    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from itertools import repeat
-from statistics import median
 
 from foretoken.engine.engine import Event
 from foretoken.errors import BusyError, ControlError, ForetokenError, InputError, one_line
@@ -13,7 +12,6 @@ from foretoken.request import Completion
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.server.process.messages import (
     Done,
-    Pace,
     Refusal,
     RefusalKind,
     StepOutput,
@@ -68,7 +66,6 @@ class OutputConverter:
             None if stop in self.eos else stop,  # as vLLM: its own end needs no reason
             completion.stats,
             self._convert_logprobs(completion.prompt_logprobs, request.offsets[1:]),
-            None if request.mixed else _measure_pace(completion, request.max_length),
         )
 
     def _convert_logprobs(
@@ -101,11 +98,3 @@ def _classify(error: Exception) -> RefusalKind:
             return kind
     log.error("a request failed", exc_info=error)
     return "failed"
-
-
-def _measure_pace(completion: Completion, max_length: int) -> Pace | None:
-    """Return the time of the steps after the first; None if there are none."""
-    if len(completion.steps) < 2:
-        return None
-    tokens, seconds, steps = completion.steady
-    return Pace(tokens, seconds, max_length, int(median(step.rows for step in steps)))

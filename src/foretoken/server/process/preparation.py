@@ -25,9 +25,6 @@ class EngineRequest:
 
     accepted: Accepted
     show_steps: bool
-    max_length: int  # tokens of prompt and output
-    plain: bool  # asked for without draft tokens, which is more than having had none
-    mixed: bool  # its time is not of its own steps: begun in another engine, or waits for drafts
     offsets: list[int]  # of the prompt's tokens, if it is echoed
     accepted_sent: bool = False
 
@@ -55,15 +52,7 @@ class RequestPreparer:
             with about("prediction"):
                 prediction = self.prompts.encode_prediction(request.prediction)
         accepted, offsets = self._accept(id, request, ids)
-        added = EngineRequest(
-            accepted,
-            request.show_steps,
-            max_length=len(ids) + limit,
-            plain=request.gamma == 0,
-            mixed=request.begun is not None,
-            offsets=offsets,
-        )
-        return added, {
+        return EngineRequest(accepted, request.show_steps, offsets), {
             "prompt": prompt,
             "id": id,
             "prediction": prediction,

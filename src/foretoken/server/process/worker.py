@@ -197,7 +197,6 @@ class Worker:
     def _report(self, events: list[Event]) -> None:
         """Send the outputs of a step."""
         outputs: list[StepOutput | Refusal] = []
-        drafts = any(step.drafted for event in events for step in event.steps)
         with self.changed:
             for event in events:
                 request = self.requests.get(event.id)
@@ -206,7 +205,6 @@ class Worker:
                 if event.finish_reason is not None:
                     del self.requests[event.id]
                 self._accept(request)
-                request.mixed |= request.plain and drafts
                 outputs.append(self.outputs.convert(event, request))
         self._send_outputs(outputs)
 

@@ -18,11 +18,9 @@ from foretoken.controls import grammar
 from foretoken.costing.costs import Costs
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
-from foretoken.records import Begun
 from foretoken.server.process import prompts, sandbox, worker
 from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
@@ -42,7 +40,6 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.replies import Replies
 from foretoken.server.process.setup import Setup, work
 from foretoken.server.process.startup import measure
-from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.server.process.worker import Worker
 from oracle import random_model
 from table import TableModel
@@ -208,61 +205,6 @@ def test_a_full_queue_and_an_aborted_text(pipe: Connection) -> None:
         pipe.send(Abort(id))
     while (heard := hear(pipe)).running or heard.waiting:
         pass
-
-
-def test_only_texts_that_were_asked_to_be_plain_are_the_plain_side() -> None:
-    """Greedy texts repeat themselves, which look-up guesses; sampled ones give it no draft
-    token."""
-    ledger = SpecDecodeStats()
-    with working(LookupDrafter()) as pipe:
-
-        def write(**options: Any) -> bool:
-            sampling = {"max_new_tokens": 60, "ignore_eos": True, "suppress_tokens": [9]} | options
-            message = add(1, [1, 2], sampling)
-            pipe.send(message)
-            assert hear(pipe) == Accepted(1, 2)
-            heard = parts(pipe, 1)
-            ending = heard[-1].done
-            assert ending is not None and ending.pace is not None
-            ledger.compare(message.request, ending.pace)
-            return any(step.drafted for part in heard for step in part.steps)
-
-        greedy = [write(gamma=4) for _ in range(3)]
-        sampled = [
-            write(gamma=4, temperature=50.0, seed=(s, 0), max_new_tokens=9) for s in range(3)
-        ]
-        assert all(greedy) and not any(sampled)
-        assert ledger.rates()["measured_speedup"] is None
-        write(gamma=0)
-        report = ledger.rates()
-        assert report["measured_speedup"] is not None
-        assert report["measured_texts"] == {"speculative": 3, "plain": 1}
-
-
-def test_times_that_are_not_of_one_text_alone_are_not_told(pipe: Connection) -> None:
-    """Of a plain text that waits for others' drafts, of what another engine began, and of a single
-    step, which reads the prompt too."""
-    sampling = {"max_new_tokens": 150, "ignore_eos": True, "suppress_tokens": [9]}
-    pipe.send(add(0, [1, 2], sampling | {"gamma": 1}))
-    while not (isinstance(message := hear(pipe), StepOutputs) and message.parts):
-        pass
-    pipe.send(add(1, [1, 2], sampling | {"gamma": 0}))
-    paces: dict[int, Any] = {}
-    while len(paces) < 2:
-        if isinstance(message := hear(pipe), StepOutputs):
-            paces |= {part.id: part.done.pace for part in message.parts if part.done}
-    assert paces[0] is not None and paces[1] is None
-
-    def pace(id: int, **options: Any) -> Any:
-        pipe.send(add(id, [1, 2], sampling | options))
-        assert hear(pipe) == Accepted(id, 2)
-        ending = parts(pipe, id)[-1].done
-        assert ending is not None
-        return ending.pace
-
-    assert pace(2, gamma=0)[2:] == (152, 1)
-    assert pace(3, gamma=0, max_new_tokens=1) is None
-    assert pace(4, gamma=0, begun=Begun([])) is None
 
 
 def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> None:
