@@ -9,9 +9,9 @@ from functools import reduce
 from itertools import groupby
 from time import time
 from typing import Any, ClassVar, Generic, TypeVar
+from uuid import uuid4
 
 from foretoken.records import StepRecord
-from foretoken.server.api.ids import fresh
 from foretoken.server.api.wire import ApiRequest
 from foretoken.server.process.generation import GeneratedText, Generation
 from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, TokenLogprob
@@ -34,6 +34,11 @@ def event(data: Any, name: str | None = None) -> str:
     """A server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def fresh(prefix: str) -> str:
+    """Return a new id of an answer or a part of one."""
+    return f"{prefix}-{uuid4().hex}"
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from foretoken.errors import shown
-from foretoken.server.api.ids import fresh
+from foretoken.server.api.answers import fresh
 from foretoken.server.api.wire import MOST_PARTS, Content, Wire, refused
 from foretoken.text.replies.reading import Told
 

@@ -17,8 +17,7 @@ from foretoken.server.process.messages import (
     StepOutput,
     TokenLogprob,
 )
-from foretoken.server.process.preparation import EngineRequest
-from foretoken.server.process.prompts import TooLongError
+from foretoken.server.process.preparation import EngineRequest, TooLongError
 from foretoken.text.decoding import Spelling
 
 MIN_LOGPROB = -9999.0  # one that JSON can hold; OpenAI's, for an impossible token

@@ -1,22 +1,39 @@
-"""Requests of clients as arguments of `Engine.add`: prompts are encoded, grammars compiled, limits
-checked."""
+"""Requests of clients as arguments of `Engine.add`: prompts are encoded, by chat templates and with
+their media, grammars compiled, limits checked."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.controls.grammar import objection
 from foretoken.errors import InputError, about
+from foretoken.media.inputs import Media
 from foretoken.sampling.checks import as_structured
 from foretoken.sampling.params import Controls
-from foretoken.server.process.grammar_sandbox import GrammarSandbox
-from foretoken.server.process.messages import Accepted, GenerateRequest, TokenLogprob
-from foretoken.server.process.prompts import PromptReader, ids_of
+from foretoken.server.process.messages import (
+    Accepted,
+    GenerateRequest,
+    Prompt,
+    TokenLogprob,
+    holds_media,
+    is_chat,
+)
 from foretoken.server.process.replies import Replies
+from foretoken.server.process.sandbox import GrammarSandbox, MediaSandbox
 from foretoken.speculator import Speculator
+from foretoken.text.chat import parts_of, rate
 from foretoken.text.decoding import Spelling, count_offsets, decode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Fields of a request that are arguments of `Engine.add`
+SAME = ("seed", "gamma", "rule", "lenience", "cache_salt", "priority", "begun")
+MAX_TOKEN_CHARACTERS = 128  # in any text that is not made to be refused
+DEFAULT_NEW_TOKENS = 4096  # for a model without a context
 
 
 @dataclass(slots=True)
@@ -100,10 +117,6 @@ class RequestPreparer:
         return {"bad_words_ids": [ids for ids in dict.fromkeys(spelled) if ids]}
 
 
-# Fields of a request that are arguments of `Engine.add`
-SAME = ("seed", "gamma", "rule", "lenience", "cache_salt", "priority", "begun")
-
-
 def blame_function(request: GenerateRequest, error: Exception) -> Exception:
     """Return the error, or if the grammar of calls does not compile one that names the function
     whose parameters cannot be followed."""
@@ -114,3 +127,112 @@ def blame_function(request: GenerateRequest, error: Exception) -> Exception:
             problem = f"the parameters of the function {function.name!r} cannot be followed"
             return InputError(f"{problem}: {reason}; correct them").about("tools")
     return error
+
+
+class TooLongError(InputError):
+    """A prompt and its limit, or a prediction, beyond the context."""
+
+
+class PromptReader:
+    """Prompts of one target as ids, refused if the context cannot hold them."""
+
+    def __init__(self, spec: Speculator, context: int | None, media: MediaSandbox) -> None:
+        self.spec, self.context, self.media = spec, context, media
+        self.max_token_characters = max_token_characters(spec.tokenizer)
+
+    def encode(
+        self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None
+    ) -> list[int] | Media:
+        """Return the ids of a text, of ids, or of messages through a chat template, with the media
+        that they hold."""
+        self._require_short(prompt, "prompt")
+        if holds_media(prompt):
+            prompt = [self._decode_media(i, turn) for i, turn in enumerate(cast(Any, prompt))]
+            return cast(Any, self.spec.inputs.prompts(cast(Any, prompt), template, variables)[0])
+        if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], int)):
+            (prompt,) = cast(Any, self.spec.inputs.prompts(cast(Any, prompt), template, variables))
+        return self.spec.inputs.ids(cast(Any, prompt))
+
+    def encode_prediction(self, text: str) -> list[int]:
+        """Return the ids of a predicted output."""
+        self._require_short(text, "prediction")
+        ids = list(self.spec.inputs.prediction(text))
+        self._require_fit(ids, "prediction")
+        return ids
+
+    def limit_new_tokens(self, prompt_tokens: int, asked: int | None, default: int | None) -> int:
+        """Return the new tokens that a request may have: as many as are asked for, else what the
+        context leaves, and `default` at most."""
+        context = self.context
+        if context is not None and prompt_tokens + (asked or 1) > context:
+            and_asked = f" and max_tokens is {asked}" if asked else ""
+            fits = prompt_tokens < context
+            remedy = "ask for fewer tokens" if fits else "shorten it"
+            raise TooLongError(
+                f"the prompt has {prompt_tokens} tokens{and_asked}, the context is {context}; "
+                f"{remedy}"
+            ).about("max_new_tokens" if fits else "prompt")
+        if asked is not None:
+            return asked
+        room = DEFAULT_NEW_TOKENS if context is None else context - prompt_tokens
+        return room if default is None else min(room, default)
+
+    def _require_short(self, prompt: Prompt, name: str) -> None:
+        """Refuse it before it is tokenized, which takes seconds for some MB of text."""
+        if isinstance(prompt, list) and not is_chat(prompt):
+            self._require_fit(prompt, name)
+            return
+        size = sum(map(_count_characters, prompt)) if is_chat(prompt) else len(prompt)
+        if self.context is not None and size > self.max_token_characters * self.context:
+            raise TooLongError(
+                f"the {name} has {size} characters, more than the context of {self.context} tokens "
+                "can hold; shorten it"
+            )
+
+    def _require_fit(self, ids: list[Any], name: str) -> None:
+        if self.context is not None and len(ids) > self.context:
+            problem = f"the {name} has {len(ids)} tokens, the context is {self.context}"
+            raise TooLongError(f"{problem}; shorten it")
+
+    def _decode_media(self, i: int, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with its images and audio as arrays."""
+        assert self.spec.processor is not None  # messages of others hold no media
+        sampling_rate = rate(self.spec.processor())
+
+        def decode(j: int, part: Mapping[str, Any]) -> dict[str, Any]:
+            kind, place = part["type"], f"message {i}, part {j}"
+            if kind == "image":
+                return {"type": kind, kind: self.media.picture(part[kind], place)}
+            if kind == "audio":
+                return {"type": kind, kind: self.media.sound(part[kind], sampling_rate, place)}
+            return dict(part)
+
+        parts = [decode(j, part) for j, part in enumerate(parts_of(message))]
+        return message | {"content": parts or message.get("content")}
+
+
+def ids_of(prompt: list[int] | Media) -> list[int]:
+    """Return an encoded prompt's ids."""
+    return prompt if isinstance(prompt, list) else prompt.ids
+
+
+def _count_characters(message: dict[str, Any]) -> int:
+    parts = parts_of(message)
+    texts = [part.get("text") for part in parts] if parts else [message.get("content")]
+    return sum(len(text or "") for text in texts)
+
+
+def max_token_characters(tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """Return the most characters that a token can stand for. Byte-level tokenizers drop none, so
+    it is their longest token; others may, and the result is a bound that no ordinary input meets.
+    """
+    longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    added: Any = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    drops = (
+        backend is None
+        or backend.normalizer is not None
+        or "ByteLevel" not in str(backend.pre_tokenizer)
+        or any(token.lstrip or token.rstrip for token in added)
+    )
+    return max(MAX_TOKEN_CHARACTERS, longest) if drops else longest

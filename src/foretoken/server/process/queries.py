@@ -12,7 +12,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, about, base_name
 from foretoken.server.process.messages import ModelInfo, Prompt
-from foretoken.server.process.prompts import PromptReader, ids_of
+from foretoken.server.process.preparation import PromptReader, ids_of
 from foretoken.server.process.replies import Replies
 from foretoken.speculator import Speculator
 from foretoken.speech.transcription import transcribes

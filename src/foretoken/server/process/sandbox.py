@@ -1,7 +1,10 @@
-"""A process of its own for work on data of clients: a few bytes may take hours or all memory, or
-break a C library, and such work cannot be stopped. It ends itself if one answer takes too long.
+"""Processes of their own for work on data of clients: a few bytes may take hours or all memory, or
+break a C library, and such work cannot be stopped. A process ends itself if one answer takes too
+long.
 
 Questions and answers are lines of JSON followed by bytes; the first line holds the settings.
+`python -m foretoken.server.process.sandbox KIND` is such a process. It imports no torch, and only
+what its kind needs, so other imports are within functions.
 """
 
 from __future__ import annotations
@@ -13,27 +16,34 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from io import BufferedReader
 from threading import Lock
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from foretoken.errors import InputError
+from foretoken.shared_cache import SharedCache
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from foretoken.sampling.checks import Structured
 
 SECONDS = 10.0  # for an answer
 BYTES = 4 * 2**30  # of its address space
+MAX_CACHED = 256  # grammars that have compiled
 
 Message = tuple[dict[str, Any], bytes]
 Answers = Callable[[dict[str, Any], bytearray], Message]
 
 
 class Sandbox:
-    """`python -m MODULE`, which calls `answer`: it starts with the first question, and again after
-    one that it could not answer. `task`, `remedy`: of an error."""
+    """A process of a kind, one of `KINDS`: it starts with the first question, and again after one
+    that it could not answer. `task`, `remedy`: of an error."""
 
-    def __init__(
-        self, module: str, task: str, remedy: str, settings: Callable[[], dict[str, Any]] = dict
-    ) -> None:
-        self._module, self._task, self._remedy, self._settings = module, task, remedy, settings
+    def __init__(self, kind: str, task: str, remedy: str) -> None:
+        self._kind, self._task, self._remedy = kind, task, remedy
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
@@ -66,9 +76,13 @@ class Sandbox:
         with self._lock:
             self._end_process()
 
+    def _settings(self) -> dict[str, Any]:
+        """Return what the process is told first."""
+        return {}
+
     def _started(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", self._module],
+            [sys.executable, "-m", __name__, self._kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -86,13 +100,105 @@ class Sandbox:
         self._process = None
 
 
-def answer(start: Callable[[dict[str, Any]], Answers]) -> None:
-    """Run such a process: `start` makes of its settings a function that answers questions."""
+class GrammarSandbox(Sandbox):
+    """A process that compiles grammars over one tokenizer: one that fails there is refused before
+    it reaches the engine."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__("grammar", "compile", "make it simpler")
+        self._tokenizer = tokenizer
+        self._good: SharedCache[None] = SharedCache(MAX_CACHED)
+
+    def _settings(self) -> dict[str, Any]:
+        from foretoken.controls.grammar import spelled
+
+        return {"tokenizer": spelled(self._tokenizer)}
+
+    def require(self, structured: Structured) -> None:
+        """Raise InputError for a grammar that does not compile within the bounds; the engine
+        reports one that is invalid."""
+        self._good.get(structured, self._require, structured)
+
+    def _require(self, structured: Structured) -> None:
+        from foretoken.controls.grammar import source
+
+        if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):
+            return  # the engine reports it better
+        self.ask(f"structured's {structured.kind}", {"grammar": source(structured)})
+
+
+class MediaSandbox(Sandbox):
+    """A process that decodes images of `pixels` and audio of `seconds` at most."""
+
+    def __init__(self, pixels: int, seconds: float) -> None:
+        super().__init__("media", "decode", "send a smaller file")
+        self._limits = {"pixels": pixels, "seconds": seconds}
+
+    def picture(self, file: bytes, place: str) -> NDArray[np.uint8]:
+        """Return an image's pixels `[H, W, 3]`; `place`: its place in the request, for errors."""
+        return self._decode("uint8", file, kind="picture", place=place)
+
+    def sound(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
+        """Return samples `[n]` of audio at `rate` Hz; `place`: as of `picture`."""
+        return self._decode("float32", file, kind="sound", place=place, rate=rate)
+
+    def _decode(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:
+        import numpy as np
+
+        fields, values = self.ask(question["place"], question | self._limits, file)
+        if "problem" in fields:
+            raise InputError(fields["problem"])
+        return np.frombuffer(values, dtype).reshape(fields["shape"])
+
+
+def compiler(settings: dict[str, Any]) -> Answers:
+    """Return the function that compiles grammars."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    # any end token: it does not matter here
+    lexicon = LLTokenizer(settings["tokenizer"], eos_token=0)
+
+    def compile_grammar(question: dict[str, Any], _: bytearray) -> Message:
+        matcher = LLMatcher(lexicon, question["grammar"], log_level=0)
+        if not matcher.is_error():
+            matcher.compute_ff_bytes()
+            matcher.compute_bitmask()
+        return {}, b""
+
+    return compile_grammar
+
+
+def decoder(_: dict[str, Any]) -> Answers:
+    """Return the function that decodes images and audio."""
+    import numpy as np
+
+    from foretoken.media.pictures import picture
+    from foretoken.media.sounds import sound
+
+    def decode(question: dict[str, Any], file: bytearray) -> Message:
+        place = question["place"]
+        try:
+            if question["kind"] == "picture":
+                values = np.asarray(picture(bytes(file), place, question["pixels"]))
+            else:
+                values = sound(bytes(file), question["rate"], place, question["seconds"])
+        except InputError as error:
+            return {"problem": str(error)}, b""
+        return {"shape": values.shape}, values.tobytes()
+
+    return decode
+
+
+KINDS: dict[str, Callable[[dict[str, Any]], Answers]] = {"grammar": compiler, "media": decoder}
+
+
+def answer(kind: str) -> None:
+    """Run such a process."""
     questions, answers = cast(BufferedReader, sys.stdin.buffer), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries may print, too
     first = _read(questions)
     assert first is not None
-    (seconds, size), respond = first[0]["limits"], start(first[0])
+    (seconds, size), respond = first[0]["limits"], KINDS[kind](first[0])
     with suppress(ImportError, ValueError, OSError):  # not on Windows
         import resource
 
@@ -118,3 +224,7 @@ def _read(pipe: BufferedReader) -> tuple[dict[str, Any], bytearray] | None:
     fields = json.loads(line)
     body = bytearray(fields.pop("bytes"))  # read in place: it may be large
     return (fields, body) if pipe.readinto(body) == len(body) else None
+
+
+if __name__ == "__main__":
+    answer(sys.argv[1])

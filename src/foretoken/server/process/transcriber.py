@@ -9,7 +9,6 @@ from threading import Event as Flag
 from time import monotonic
 
 from foretoken.errors import BusyError, about
-from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
     FromEngine,
     Reply,
@@ -17,6 +16,7 @@ from foretoken.server.process.messages import (
     TranscriptDelta,
 )
 from foretoken.server.process.outputs import refusal
+from foretoken.server.process.sandbox import MediaSandbox
 from foretoken.speculator import Speculator
 from foretoken.speech.transcription import transcribe
 from foretoken.text.chat import rate

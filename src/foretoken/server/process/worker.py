@@ -11,8 +11,6 @@ from typing import Any, cast
 
 from foretoken.engine.engine import Engine, Event
 from foretoken.errors import InputError, one_line
-from foretoken.server.process.grammar_sandbox import GrammarSandbox
-from foretoken.server.process.media_sandbox import MediaSandbox
 from foretoken.server.process.messages import (
     Abort,
     Add,
@@ -29,10 +27,15 @@ from foretoken.server.process.messages import (
     holds_media,
 )
 from foretoken.server.process.outputs import OutputConverter, refusal
-from foretoken.server.process.preparation import EngineRequest, RequestPreparer, blame_function
-from foretoken.server.process.prompts import PromptReader
+from foretoken.server.process.preparation import (
+    EngineRequest,
+    PromptReader,
+    RequestPreparer,
+    blame_function,
+)
 from foretoken.server.process.queries import Queries, describe
 from foretoken.server.process.replies import Replies
+from foretoken.server.process.sandbox import GrammarSandbox, MediaSandbox
 from foretoken.server.process.transcriber import Transcriber
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import Spelling

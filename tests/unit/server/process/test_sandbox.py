@@ -12,7 +12,7 @@ import pytest
 from foretoken.errors import InputError
 from foretoken.sampling.checks import Structured
 from foretoken.server.process import sandbox
-from foretoken.server.process.grammar_sandbox import GrammarSandbox
+from foretoken.server.process.sandbox import GrammarSandbox
 from tiny import byte_level
 
 FOREVER = Structured("json_schema", '{"type": "integer", "multipleOf": 99999989}')  # minutes
@@ -50,11 +50,11 @@ def test_what_takes_too_much_memory_is_refused(
 
 def test_the_process_stays_and_knows_what_was_good(tried: GrammarSandbox) -> None:
     tried.require(GOOD)
-    process = tried._sandbox._process
+    process = tried._process
     assert process is not None
     tried.require(Structured("choice", json.dumps(["a", "b"])))
     tried.require(Structured("regex", "a{2}"))
-    assert tried._sandbox._process is process and process.poll() is None
+    assert tried._process is process and process.poll() is None
     tried.close()
     process.wait(10)
     tried.require(GOOD)  # is not tried again
@@ -77,7 +77,7 @@ def test_one_grammar_is_tried_once_for_all_who_wait_for_it(
         time.sleep(0.2)
         return {}, b""
 
-    monkeypatch.setattr(tried._sandbox, "ask", ask)
+    monkeypatch.setattr(tried, "ask", ask)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(tried.require, [GOOD] * 16))
     assert len(asked) == 1

@@ -21,8 +21,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
-from foretoken.server.process import prompts, sandbox, worker
-from foretoken.server.process.media_sandbox import MediaSandbox
+from foretoken.server.process import preparation, sandbox, worker
 from foretoken.server.process.messages import (
     Abort,
     Accepted,
@@ -38,6 +37,7 @@ from foretoken.server.process.messages import (
     Stop,
 )
 from foretoken.server.process.replies import Replies
+from foretoken.server.process.sandbox import MediaSandbox
 from foretoken.server.process.setup import Setup, work
 from foretoken.server.process.startup import measure
 from foretoken.server.process.worker import Worker
@@ -329,10 +329,10 @@ def test_ids_beyond_the_context_are_refused_by_their_number(
 def test_a_text_is_refused_by_its_length_where_no_tokens_can_be_few_enough() -> None:
     tokenizer = byte_level()
     longest = max(map(len, tokenizer.get_vocab()))
-    assert prompts.max_token_characters(tokenizer) == longest
+    assert preparation.max_token_characters(tokenizer) == longest
     assert len(tokenizer("a" * 50).input_ids) * longest >= 50
     for other in (metaspace(), legacy(), None):
-        assert prompts.max_token_characters(other) == prompts.MAX_TOKEN_CHARACTERS
+        assert preparation.max_token_characters(other) == preparation.MAX_TOKEN_CHARACTERS
 
 
 def test_a_text_that_is_left_while_it_is_added_is_not_written(
