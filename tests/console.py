@@ -11,6 +11,8 @@ import pytest
 
 from foretoken.cli import main as foretoken
 
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
 
 class Result(NamedTuple):
     code: int

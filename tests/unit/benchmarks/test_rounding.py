@@ -7,11 +7,9 @@ from math import log2
 import numpy as np
 import pytest
 
-from foretoken.errors import InputError, RefusedError
-from foretoken.models.stock.model import Seq2SeqModel
 from scripts import benchmark
 from table import TableModel
-from tiny import TEXT, byte_level, metaspace, t5
+from tiny import TEXT, byte_level, metaspace
 
 module = benchmark("rounding")
 pieces, rounding, RoundedPiece = module.pieces, module.rounding, module.RoundedPiece
@@ -52,19 +50,6 @@ def test_the_two_distributions_at_every_position(
     assert model._texts == rounded._texts == []
 
 
-def test_a_model_agrees_with_itself() -> None:
-    model, again = models()[0], models()[0]
-    loss = rounding(model, again, [RoundedPiece(ids, 10) for ids in TEXTS])
-    assert loss.same.value == 1 and loss.overlap.value == pytest.approx(1)
-    assert loss.more_bits_per_byte.value == loss.more_bits_per_byte.error == 0
-
-
-def test_an_encoder_decoder_is_refused() -> None:
-    model = Seq2SeqModel(t5())
-    with pytest.raises(RefusedError, match="decoders alone"):
-        rounding(model, model, [RoundedPiece([1, 2], 1)] * 2)
-
-
 def test_pieces_are_spread_over_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its beginning to its end; bytes are those of what is predicted."""
     monkeypatch.setattr(module, "LETTERS", 40)
@@ -92,8 +77,3 @@ def test_a_token_that_begins_a_text_is_not_predicted(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "LETTERS", 40)
     for piece in pieces(TEXT, Begins()):  # type: ignore[arg-type]
         assert piece.ids[0] == 0 and piece.ids[-1] != 1 and piece.bytes >= 40
-
-
-def test_a_short_text_is_refused() -> None:
-    with pytest.raises(InputError, match="has 9 letters"):
-        pieces("It was it", byte_level())

@@ -59,10 +59,6 @@ def test_a_stream_that_is_not_whole(made, said):
     assert said in heard(*WHOLE, **made).failure
 
 
-def test_a_text_without_an_end():
-    assert heard(*WHOLE[:3], usage=6).failure == "1 texts have no end"
-
-
 def test_64_connections_ask_for_200_texts():
     pool = streams.requests(128, 4096, 0)
     assert [sum(len(one.prompts) for one in pool[i : i + 64]) for i in (0, 64)] == [200, 200]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from foretoken.cli.answer import TaskAnswer, answers, begin, departure, end, remarks, show, speedup
+from foretoken.cli.answer import TaskAnswer, answers, begin, departure, end, remarks, speedup
 from foretoken.cli.prompts import Line, tasks
 from foretoken.measurement.bench import Comparison
 from foretoken.sampling.logprobs import Logprobs
@@ -63,32 +63,12 @@ def test_greedy_texts_are_told_apart_from_sampled_ones():
     ]
 
 
-def test_several_texts_have_headings(capsys):
-    lines = [Line("a\nb", id="x"), Line([1, 2])]
-    spec = SimpleNamespace(tokenizer=None)
-    show(spec, made([completion(2), completion(1)], lines), steps=False)
-    assert capsys.readouterr().out == "==> prompt 0 (x): a b <==\n7,7\n\n==> prompt 1: 1,2 <==\n7\n"
-    show(spec, made([completion(2)], lines[:1]), steps=False)
-    assert capsys.readouterr().out == "7,7\n"
-    options = {"num_return_sequences": 2, "temperature": 1.0}
-    show(spec, made([completion(2), completion(1)], lines[:1], **options), steps=False)
-    assert "\n\n==> prompt 0, text 1 (x): a b <==\n7\n" in capsys.readouterr().out
-
-
 def test_messages_are_headed_by_the_last():
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
     (answer,) = made([completion()], [Line("", messages=turns)])
     assert answer.heading == "==> prompt 0: Where? <=="
     calls = [{"role": "assistant", "content": None, "tool_calls": [{}]}]
     assert made([completion()], [Line("", messages=calls)])[0].heading == "==> prompt 0:  <=="
-
-
-def test_texts_that_failed_are_remarks_in_any_form():
-    completions = [completion(1), completion(1, "error", error="no token is left")]
-    for as_json in (True, False):
-        lines = list(remarks(made(completions, max_new_tokens=1), 0.5, as_json=as_json))
-        assert lines[0] == "error: prompt 1: no token is left" and len(lines) == 2 - as_json
-    assert list(remarks(made(completions[:1], max_new_tokens=1), 1.0, as_json=False)) == []
 
 
 def test_plain_decoding_is_not_compared_with_itself(capsys):

@@ -1,61 +1,32 @@
-"""`foretoken chat`, in this process on small models."""
+"""`foretoken chat`, with and without `--raw`, in this process on small models."""
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import foretoken
-from console import Result, Run, mistake
-from foreign import refusal, replaying, said
+from console import TEMPLATE, Result, mistake
+from foreign import refusal, replaying, said, streamed
 from foretoken.cli import option
 from foretoken.costing import pair_costs
 from terminal import CTRL_C, CTRL_D, terminal
 from tiny import byte_level, folder, llama
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `target` and `draft`, without a chat template; one in a file; and a long context."""
-    base = tmp_path_factory.mktemp("chat")
-    folder(base / "target", llama(320, eos_token_id=None), byte_level())
-    folder(base / "draft", llama(320, seed=1, num_hidden_layers=1), byte_level())
-    folder(base / "long", llama(320, 2**15, eos_token_id=None), byte_level())
-    (base / "chat.jinja").write_text(TEMPLATE)
-    return base
-
-
-@pytest.fixture
-def pair(base: Path) -> tuple[object, ...]:
-    return ("--target", base / "target", "--draft", base / "draft", "--gamma", 2)
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with a long context."""
+    place = tmp_path_factory.mktemp("long") / "target"
+    return folder(place, llama(320, 2**15, eos_token_id=None), byte_level())
 
 
 @pytest.fixture
 def template(base: Path) -> tuple[object, ...]:
     return ("--chat-template", base / "chat.jinja")
-
-
-@pytest.fixture(scope="module")
-def spec(base: Path) -> foretoken.Speculator:
-    return foretoken.load(base / "target", base / "draft")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
-    """Call the console script; `stdin`: what is piped in."""
-
-    def call(*args: object, stdin: bytes = b"") -> Result:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        return console(*args)
-
-    return call
 
 
 def turns(*texts: str) -> list[dict[str, str]]:
@@ -84,15 +55,8 @@ def test_lines_are_turns(run, pair, template, spec):
     assert result == Result(0, f"{first.text}\n{second.text}\n", "")
 
 
-def test_variables_of_a_template(run, pair, base, spec):
-    (base / "named.jinja").write_text("{{ name }}: {{ messages[-1].content }}")
-    flags = ("--chat-template", base / "named.jinja", "--chat-template-kwargs", '{"name": "It"}')
-    (completion,) = spec.generate("It: was", gamma=2, max_new_tokens=5)
-    result = run("chat", "-q", "was", *pair, *flags, "--max-new-tokens", 5)
-    assert result.out == completion.text + "\n"
-
-
 def test_answers_fill_what_the_context_holds(run, pair, template):
+    mistake(run("chat", *pair, *template, stdin=""), "standard input is empty")
     result = run("chat", *pair, *template, stdin=b"Where?\nWhy?\n")
     assert result.code == 1  # the second turn has no room
     assert "the text is cut off after" in result.err and "there is room for no more" in result.err
@@ -100,13 +64,13 @@ def test_answers_fill_what_the_context_holds(run, pair, template):
 
 
 @pytest.mark.prove
-def test_answers_follow_the_generation_config_up_to_a_limit(run, template, base, spec):
+def test_answers_follow_the_generation_config_up_to_a_limit(run, template, tmp_path):
     """What is given wins, and temperature 0 is greedy; --raw and --gamma are as ever."""
-    folder(base / "asks", llama(320, 2**12, eos_token_id=None), byte_level())
+    folder(tmp_path / "asks", llama(320, 2**12, eos_token_id=None), byte_level())
     suggested = {"do_sample": True, "temperature": 0.6, "top_k": 5}
-    (base / "asks" / "generation_config.json").write_text(json.dumps(suggested))
-    pair = ("--target", base / "asks", "--draft", "none", "--seed", 3)
-    asks = foretoken.load(base / "asks", "none")
+    (tmp_path / "asks" / "generation_config.json").write_text(json.dumps(suggested))
+    pair = ("--target", tmp_path / "asks", "--draft", "none", "--seed", 3)
+    asks = foretoken.load(tmp_path / "asks", "none")
 
     def text(**sampling: object) -> str:
         sampling = {"max_new_tokens": 12, "seed": 3} | sampling
@@ -149,20 +113,15 @@ def test_nothing_is_measured_within_or_after_an_answer(run, base, template, monk
     assert measured == [0] and len(pieces) > 2
 
 
-def test_mistakes(run, pair, template, base):
-    mistake(run("chat", "-q", "x", *pair), "give --chat-template FILE, or continue plain text")
-    mistake(run("chat", "-q", "x"), "has no chat template")  # the pair that ships
-    mistake(run("chat", *pair, *template), "standard input is empty")
-    mistake(run("chat", "-q", " ", *pair, *template), "--quick is empty")
-    mistake(run("chat", "-q", "x", *pair, "--chat-template", base / "no"), "there is no such file")
-    mistake(run("chat", "-q", "x" * 200, *pair, *template), "the model holds 96")
-
-
-def test_one_that_fails(run, pair, template):
-    every = ",".join(map(str, range(320)))
-    result = run("chat", "-q", "x", *pair, *template, "--suppress-tokens", every)
-    assert result.code == 1 and result.out == "" and result.err.startswith("error: ")
-    assert result.err.count("\n") == 1
+def test_raw_continues_every_line_by_itself(run, pair, spec):
+    sampling = {"temperature": 1.0, "max_new_tokens": 9}
+    seeds = [(7, 0), (7, 1)]
+    texts = spec.generate(["It was", " /the day"], gamma=2, seed=seeds, **sampling)
+    flags = ("chat", "--raw", *pair, "--temperature", 1, "--max-new-tokens", 9)
+    result = run(*flags, "--seed", 7, stdin=b"It was\n\n /the day\n")
+    assert result == Result(0, "".join(f"{each.text}\n" for each in texts), "")
+    drawn = {run(*flags, "-q", "It was").out for _ in range(2)}  # without a seed
+    assert len(drawn | {f"{texts[0].text}\n"}) == 3
 
 
 def test_a_server_instead(run, monkeypatch):
@@ -176,14 +135,20 @@ def test_a_server_instead(run, monkeypatch):
         assert second["messages"] == turns("Where?", "It was.", "Why?")
         assert server.requests[0][2]["authorization"] == "Bearer secret"
         mistake(run("chat", "-q", "x", "--url", server.url), "no key")
-        assert json.dumps(server.requests[-1][1])
-    mistake(run("chat", "-q", "x", "--url", server.url), "cannot be reached")
+    choice = {"index": 0, "text": " cold.", "finish_reason": "stop"}
+    with replaying(completions=[streamed({"choices": [choice]})]) as server:
+        raw = ("chat", "--raw", "--url", server.url)
+        result = run(*raw, "--seed", 3, stdin=b"It was\nIt is\n")
+        assert result == Result(0, " cold.\n cold.\n", "")
+        bodies = server.bodies("/v1/completions")
+        mistake(run(*raw, "-q", "a\udcff"), "the request is not valid text")
+    assert [(body["prompt"], body["seed"]) for body in bodies] == [("It was", 3), ("It is", 4)]
 
 
 @pytest.mark.prove
-def test_on_a_terminal(base, template):
+def test_on_a_terminal(long, template, tmp_path):
     """Ctrl-C ends an answer that would go on for long; what came is in the next prompt."""
-    args = ("--target", base / "long", "--draft", "none", "--runtime", "transformers", *template)
+    args = ("--target", long, "--draft", "none", "--runtime", "transformers", *template)
     with terminal("chat", *args) as screen:
         screen.until("> ")
         screen.type("Where?\n")
@@ -196,18 +161,18 @@ def test_on_a_terminal(base, template):
         screen.until("> ")
         screen.type("Why?\n")
         screen.until("> ")
-        screen.type(f"/save {base / 'talk.json'}\n")
+        screen.type(f"/save {tmp_path / 'talk.json'}\n")
         screen.until("4 messages are in")
         screen.type(CTRL_D)
         assert screen.code() == 0
-    talk = json.loads((base / "talk.json").read_text())
+    talk = json.loads((tmp_path / "talk.json").read_text())
     assert [m["role"] for m in talk] == ["user", "assistant"] * 2 and talk[1]["content"]
     assert talk[2]["content"] == "Why?"
 
 
 @pytest.mark.prove
-def test_quick_is_interrupted(base, template):
-    args = ("--target", base / "long", "--draft", "none", "--runtime", "transformers", *template)
+def test_quick_is_interrupted(long, template):
+    args = ("--target", long, "--draft", "none", "--runtime", "transformers", *template)
     with terminal("chat", "-q", "Where?", "--show-tokens", *args, NO_COLOR="1") as screen:
         while not screen.shown.strip():
             assert screen.read(60)

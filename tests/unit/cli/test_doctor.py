@@ -33,15 +33,10 @@ def test_versions_the_processor_memory_and_devices(
     assert "\nnative decoder: " in shown
 
 
-def test_options_without_a_model_to_load(console: Run) -> None:
-    mistake(console("doctor", "--dtype", "int8"), "name one: foretoken doctor MODEL")
-
-
 def test_a_runtime_that_was_asked_for(console: Run, tmp_path: Path) -> None:
     model = folder(tmp_path / "m", llama(320), byte_level())
     result = console("doctor", model, "--runtime", "transformers", "--json")
     assert json.loads(result.out)["why"].startswith("it was asked for")
-    mistake(console("doctor", model, "--dtype", "int5"), "int5")
 
 
 @pytest.mark.native

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from console import Run, mistake
 from foretoken.measurement.plan import FORMAT, PlanOptions, choose
 
@@ -83,32 +81,3 @@ def test_a_gguf_file_is_named(console: Run, tmp_path: Path):
     for target in (file, file.parent):
         words, _ = exported(console, "--target", target, "--draft", "none")
         assert words == ["vllm", "serve", str(file)]
-
-
-@pytest.mark.parametrize("draft", ["self", "self:0-3", "a.module:file", "copy", "uniform"])
-def test_drafts_of_this_package_are_refused(console: Run, draft: str):
-    told = f"draft {draft} exists in foretoken only; give the folder of a model"
-    mistake(console("export", "vllm", *GIVEN, "--draft", draft), told)
-
-
-def test_mistakes_are_one_line(console: Run, tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"is_encoder_decoder": true}')
-    assistant = tmp_path / "assistant"
-    assistant.mkdir()
-    (assistant / "config.json").write_text('{"model_type": "gemma4_assistant"}')
-    for arguments, message in (
-        (("--target", "a/t", "--gamma", 4), "a target of yours needs --draft"),
-        (("--target", "a/t", "--draft", "b/d"), "give --gamma, as foretoken bench picks"),
-        (("--target", tmp_path, "--draft", "b/d", "--gamma", 1), "an encoder-decoder"),
-        (("--target", "a/t", "--draft", "none", "--gamma", 3), "gamma is 3 with --draft"),
-        ((*GIVEN, "--gamma", -1), "gamma is -1 with --draft b/d; give 1 or more"),
-        ((*GIVEN, "--gamma", 0), "gamma is 0 with --draft b/d; give 1 or more"),
-        ((*GIVEN, "--temperature", "nan"), "temperature is nan"),
-        ((*GIVEN, "--draft", ""), "draft is empty; give a folder or a hub id"),
-        ((*GIVEN, "--draft", assistant), "is of kind assistant, which vLLM does not have"),
-        (("m.json", *GIVEN), "not both"),
-        ((tmp_path / "m.json",), "m.json cannot be read: there is no such file; give one with"),
-        ((tmp_path,), "cannot be read"),
-        ((tmp_path / "config.json",), "is not a benchmark; make one with foretoken bench --out"),
-    ):
-        mistake(console("export", "vllm", *arguments), message)

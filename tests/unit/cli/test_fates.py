@@ -62,10 +62,6 @@ def test_parts_of_a_character_are_not_lost():
     assert shown.plain == "\ufffd"  # as the text that ends so
 
 
-def test_the_legend_names_every_colour():
-    assert {span.style for span in legend().spans} == {ACCEPTED, REJECTED, CORRECTED}
-
-
 def test_marks_where_there_is_no_colour():
     steps = [record([5, 6, 7], 1, [5, 9]), record([1], 1, [1, 3])]
     shown = lines([0], steps, None, marks=True)

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.cli.prompts import PLAIN, SAMPLING, Line, for_model, read
+from foretoken.cli.prompts import PLAIN, SAMPLING, Line, Messages, Template, for_model, read, tasks
 from foretoken.errors import InputError, RefusedError
+from foretoken.sampling.params import SamplingParams
+from tiny import byte_level
 
 
 def test_a_line_of_a_file_ends_with_a_newline_alone(tmp_path):
@@ -58,23 +60,29 @@ def test_a_line_with_messages_and_options(tmp_path):
         ({"prompt": "a", "stop": "x"}, "stop is unknown here; did you mean stop_strings?"),
         ({"prompt": "a", "top-k": 1}, "top-k is unknown here; did you mean top_k?"),
         ({"prompt": "a", "zzz": 1}, "zzz is unknown here; give some of prompt, id, mess"),
-        ({"prompt": "a", "stopping": []}, "stopping is unknown here; did you mean"),
+        ({"prompt": "a", "top_p": 2}, "top_p is 2"),
         ({"prompt": "a", "messages": [USER]}, "give a prompt or messages, one of them"),
         ({"id": 1}, "give a prompt or messages, one of them"),
         ({"messages": []}, "the conversation is empty"),
         ({"messages": "a"}, "messages is 'a'; give a list of messages"),
-        ({"prompt": ""}, "the prompt is empty; give text or ids"),
-        ({"prompt": [1, True]}, "prompt is [1, True]; give text or ids"),
         ({"messages": [{"role": "user"}]}, "message 0 has the content None"),
         ({"messages": [{"content": "a"}]}, "message 0 has the role None"),
+        ({"prompt": ""}, "the prompt is empty; give text or ids"),
+        ({"prompt": []}, "the prompt is empty; give text or ids"),
+        ({"prompt": [1, True]}, "prompt is [1, True]; give text or ids"),
         ({"prompt": None}, "prompt is None; give text or ids"),
+        ("[]", "it is no object"),
+        ("text", "it is 'text', which is no"),
+        ('{"prompt": ', "it is '{\"prompt\": ', which is no"),
+        ('{"prompt": ' + "[" * 100_000, 'it is \'{"prompt": [['),
+        ('{"prompt": "a", "id": NaN}', 'it is \'{"prompt": "a", "id": NaN}\', which is no'),
         ('{"prompt": "a", "logit_bias": {"5": -Infinity}}', 'it is \'{"prompt": '),
     ],
 )
 def test_invalid_lines_are_told_by_place(tmp_path, row, says):
     with pytest.raises(InputError) as error:
-        parse(tmp_path, {"prompt": "a"}, row)
-    assert str(error.value).startswith(f"{tmp_path / 'p.jsonl'}, line 2: {says}")
+        tasks(parse(tmp_path, {"prompt": "a"}, "", row), {})
+    assert str(error.value).startswith(f"{tmp_path / 'p.jsonl'}, line 3: {says}")
 
 
 def test_a_command_that_follows_no_options_refuses_them(tmp_path):
@@ -85,9 +93,69 @@ def test_a_command_that_follows_no_options_refuses_them(tmp_path):
         parse(tmp_path, {"id": 1}, holding=PLAIN)
 
 
-def test_an_error_says_where_a_line_stands():
-    with pytest.raises(RefusedError, match="^f, line 3: cannot be$"):
-        with Line("a", place="f, line 3").named():
-            raise RefusedError("cannot be")
-    with pytest.raises(RefusedError, match="^cannot be$"), Line("a").named():
-        raise RefusedError("cannot be")
+# Messages: who says what, and what no line has a use for
+
+BRIEF = {"role": "system", "content": "Be brief."}
+
+
+def wrap(messages: Messages, *lines: Line) -> list[Line]:
+    wrapped = [messages.wrapped(line) for line in lines]
+    messages.require_used(wrapped)
+    return wrapped
+
+
+def test_prompts_become_messages():
+    lines = [Line("Where?", id=3), Line("", messages=[USER])]
+    assert wrap(Messages(), *lines) == lines
+    assert [line.messages for line in wrap(Messages(chat=True), *lines)] == [[USER], [USER]]
+    with_system = wrap(Messages(chat=True, system="Be brief."), *lines)
+    assert [line.messages for line in with_system] == [[BRIEF, USER], [BRIEF, USER]]
+    assert with_system[0].id == 3
+    own = {"role": "developer", "content": "Be long."}
+    (line,) = wrap(Messages(system="Be brief."), Line("", messages=[own, USER]))
+    assert line.messages == [own, USER]
+
+
+def test_options_without_messages():
+    for name in ("system", "chat_template", "chat_template_kwargs"):
+        with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is for messages, and"):
+            wrap(Messages(**{name: "x"}), Line("a"))
+    with pytest.raises(InputError, match="^f, line 2: --chat takes a text or messages"):
+        wrap(Messages(chat=True), Line([1, 2], place="f, line 2"))
+    with pytest.raises(InputError, match="--chat takes a text"):
+        wrap(Messages(chat=True), Line(""))
+
+
+def test_a_template_and_its_variables(tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages[0].content }}{{ mood }}")
+    template = Messages(chat_template=file, chat_template_kwargs='{"mood": "!"}').template
+    spec = SimpleNamespace(tokenizer=byte_level())
+    assert byte_level().decode(template.prompt(Line("", messages=[USER]), spec)) == "Where?!"
+    assert template.prompt(Line("a"), spec) == "a"
+    assert Messages().template == Template()
+    for wrong in (
+        {"chat_template": tmp_path / "no"},
+        *({"chat_template_kwargs": each} for each in ("[1]", "null", "{")),
+    ):
+        with pytest.raises(InputError, match="no such file|chat_template_kwargs is "):
+            Messages(**wrong).template  # noqa: B018
+
+
+# A line's own options over the command line's
+
+
+def test_a_line_wins():
+    lines = [Line("a"), Line("b", sampling={"top_k": 3, "stop_strings": None})]
+    first, second = tasks(lines, {"top_k": 5, "temperature": 1.0, "stop_strings": ["x"]})
+    assert first.params == SamplingParams(1.0, 5, stop_strings=["x"])
+    assert second.params == SamplingParams(1.0, 3) and second.number == 1
+    assert second.given == {"top_k": 3, "temperature": 1.0, "stop_strings": None}
+
+
+def test_errors_of_a_line_say_where_it_stands():
+    line = Line("b", sampling={"num_return_sequences": 2}, place="f, line 7")
+    with pytest.raises(RefusedError, match="^f, line 7: num_return_sequences=2 at temperature 0"):
+        tasks([Line("a"), line], {})
+    with pytest.raises(RefusedError, match="^num_return_sequences=2"):
+        tasks([Line("a", place="f, line 1")], {"num_return_sequences": 2})

@@ -3,8 +3,6 @@ of ours in tests/e2e/test_clients.py."""
 
 from __future__ import annotations
 
-import json
-import sys
 from contextlib import closing
 
 import pytest
@@ -163,19 +161,6 @@ def test_a_wish_without_a_name_is_refused():
             source.require({"top_p": 2})
 
 
-def test_the_key_is_sent_and_asked_for():
-    with replaying(chat=[said("a")]) as server, opened(server.url, "secret") as source:
-        answered(source)
-    assert {headers["authorization"] for _, _, headers in server.requests} == {"Bearer secret"}
-    with replaying(models=[refusal(401, "no key.")]) as server:
-        with pytest.raises(InputError, match="^no key"):
-            with opened(server.url):
-                pass
-    with pytest.raises(InputError, match="holds characters that no header can"):
-        with opened("http://127.0.0.1:9", "a\nb"):
-            pass
-
-
 @pytest.mark.parametrize(
     ("answer", "kind", "says"),
     [
@@ -254,14 +239,6 @@ def test_what_a_server_cannot_do_is_told_before_anything_is_asked():
             assert source.facts == {}
 
 
-def test_requests_are_json_in_utf8():
-    with replaying(chat=[said("a")]) as server, opened(server.url) as source:
-        answered(source, [{"role": "user", "content": "naïve \U0001f600"}])
-    path, payload, headers = server.requests[-1]
-    assert headers["content-type"] == "application/json" and json.dumps(payload)
-    assert payload["messages"][0]["content"] == "naïve \U0001f600"
-
-
 def test_a_busy_server_is_asked_again(capsys):
     """When it says so; meanwhile a line tells."""
     with replaying(chat=[refusal(503, "busy", Retry_After="1"), said("a")]) as server:
@@ -326,9 +303,3 @@ def test_what_leads_nowhere(url, key, says):
     with pytest.raises(InputError) as error, connected(url, key) as client:
         get(client, "/models")
     assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(InputError, match=r"needs openai, .* pip install 'foretoken\[client\]'"):
-        connected("http://127.0.0.1:9", None)

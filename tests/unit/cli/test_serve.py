@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,34 +16,6 @@ import pytest
 from console import Run, mistake
 from foretoken.measurement.plan import FORMAT
 from served import pair, until
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--port", "70000"], "--port is 70000"),
-        (["--metrics-compat", "sglang"], "give vllm"),
-        (["--log-format", "xml"], "text, json"),
-        (["--log-level", "loud"], "debug, info"),
-        (["--max-rows", "0"], "--max-rows is 0"),
-        (["--max-texts", "0"], "--max-texts is 0"),
-        (["--drain", "nan"], "--drain is nan"),
-        (["--api-key", ""], "--api-key is empty"),
-        (["--host", "nowhere.invalid"], "nowhere.invalid:8000 cannot be listened on"),
-        (["nowhere/at/all"], "nowhere"),
-        (["--target", "nowhere/at/all"], "nowhere"),
-        (["here", "--target", "there"], "the target is 'here' and --target 'there'; give one"),
-        (["--gamma", "-1"], "gamma is -1"),
-        (["--rule", "eagle"], "rule is 'eagle'"),
-        (["--draft", "none", "--speculative-config", "{}"], "sets --draft, --gamma and --rule"),
-        (["--speculative-config", '{"modle": "a"}'], "holds 'modle'; did you mean model?"),
-        (["--speculative-config", "no.json"], "no.json cannot be read: there is no such file"),
-        (["--speculative-config", "/"], "/ cannot be read"),
-        (["--chat-template", "nowhere.jinja"], "nowhere.jinja"),
-    ],
-)
-def test_mistakes_are_told_at_once(console: Run, arguments: list[str], said: str) -> None:
-    mistake(console("serve", *arguments), said)
 
 
 def test_names_and_speculation_reach_the_server(
@@ -146,43 +117,6 @@ def test_adapters_are_merged_into_the_target_or_served_by_name(
         assert loaded == {"novels": base and base.format(adapters), **places}
         assert list(setups)[0] == "novels"  # the target, whose engine checks the others
         assert setups["novels"].adapters == (*places.values(),)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["fast="], "--adapter is 'fast='; give NAME=FOLDER, or a folder"),
-        (["=~/one"], "--adapter is '=~/one'; give NAME=FOLDER, or a folder"),
-        (["a=~/one", "a=~/two"], "--adapter gives the name 'a' twice"),
-        (["~/one", "~/two"], "--adapter gives two adapters without names"),
-        (["~/one", "a=~/two"], "/one stands beside others; give it a name too"),
-        (["novels=~/one"], "/one has the target's name; give another, or the target a"),
-        (["a=~"], "holds no adapter: adapter_config.json: "),
-        (["a=~/one", "b=no/where/at/all"], "adapter is 'no/where/at/all'; give a folder or"),
-    ],
-)
-def test_mistakes_of_adapters_are_told_at_once(
-    console: Run, adapters: Path, given: list[str], said: str
-) -> None:
-    flags = [part for each in given for part in ("--adapter", each)]
-    mistake(console("serve", *flags), said)
-
-
-def test_adapters_with_names_are_for_one_machine(console: Run, adapters: Path) -> None:
-    for more in (("--replicas", "2"), ("--ray", "local")):
-        said = "--replicas and --ray run engines of one model; serve"
-        mistake(console("serve", "--adapter", "a=~/one", *more), said)
-
-
-def test_a_port_that_is_taken(console: Run) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        message = (
-            f"127.0.0.1:{port} cannot be listened on (Address already in use); give another --port"
-        )
-        mistake(console("serve", "--port", port), message)
 
 
 @pytest.mark.prove

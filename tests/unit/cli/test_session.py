@@ -194,28 +194,6 @@ def test_options_are_set_and_checked(run):
     ]
 
 
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        ("/zzzz", "/zzzz is no command; /help lists all"),
-        ("/", "/ is no command; /help lists all"),
-        ("/undo", "there is no turn to take back"),
-        ("/undo 2", "the command is /undo"),
-        ("/save", "the command is /save FILE"),
-        (
-            "/save /no/such/folder/x",
-            "x cannot be written: there is no folder /no/such/folder; make it",
-        ),
-        ("/load /no/such/file", "there is no such file"),
-        ("/stats", "there is no text yet"),
-    ],
-)
-def test_mistakes_end_nothing(run, typed, says):
-    result = run(Said("a"), typed=[typed, "x"])
-    assert result.code == 0 and result.out == "a\n" and says in result.err
-    assert result.err.count("\n") == 3 and result.err.endswith("\n\n")
-
-
 def test_plain_text_has_no_turns(run):
     source = Said("a", "b")
     result = run(source, typed=["x", "//y", "/undo", "/help"], talk=False)
@@ -238,16 +216,6 @@ def test_the_pace_of_an_answer_beside_plain_decoding(run):
     alone = run(Said("A good answer"), typed=["Hi"]).err
     assert "a second\n" in alone and "plain" not in alone
     assert "a second" not in run(Said("No"), typed=["Hi"]).err  # too short to tell
-
-
-def test_stats_say_how_far_lenience_went(run):
-    class Lenient(Said):
-        def parts(self, prompt, sampling, number, reply):
-            yield from super().parts(prompt, sampling, number, reply)
-            reply.bias = 0.6
-
-    told = run(Lenient("abc"), typed=["x", "/stats"]).err
-    assert "3 tokens, 0.2000 from the target's distribution (mean of its tokens), 0.0" in told
 
 
 def test_a_developer_s_message_is_a_head_too(run, tmp_path):
@@ -310,9 +278,25 @@ def test_a_limit_that_cuts_an_answer_is_told(run):
 def test_the_limit_of_an_answer_is_told(run, monkeypatch):
     monkeypatch.setattr(session, "ANSWER_TOKENS", 3)
     said = "the text is cut off after 3 tokens; {} allows more\n"
-    assert run(Said("..."), quick="x").err == said.format("--max-new-tokens")
     assert run(Said("..."), piped=b"x\n").err == said.format("--max-new-tokens")
     assert said.format("/set max_new_tokens") in run(Said("..."), typed=["x"]).err
+
+
+def test_mistakes_end_nothing(run):
+    mistakes = {
+        "/zzzz": "/zzzz is no command; /help lists all",
+        "/": "/ is no command; /help lists all",
+        "/undo": "there is no turn to take back",
+        "/undo 2": "the command is /undo",
+        "/save": "the command is /save FILE",
+        "/save /no/such/x": "x cannot be written: there is no folder /no/such; make it",
+        "/load /no/such/file": "there is no such file",
+        "/stats": "there is no text yet",
+    }
+    result = run(Said("a"), typed=[*mistakes, "x"])
+    told = result.err.splitlines()[1:-1]
+    assert result.code == 0 and result.out == "a\n"
+    assert all(says in each for says, each in zip(mistakes.values(), told, strict=True))
 
 
 def test_errors_end_nothing(run):

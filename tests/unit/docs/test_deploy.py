@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import jsonschema
-import pytest
 import yaml
 from typer.main import get_command
 
@@ -15,9 +13,6 @@ from scripts import ROOT
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 BLOCKS = [[*yaml.safe_load_all(block)] for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]
-STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
-GROUP = {"rayStartParams": STRINGS, "template": {"type": "object"}}
-COUNTS = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), {"type": "integer"})
 
 
 def options(command: str) -> set[str]:
@@ -28,48 +23,6 @@ def options(command: str) -> set[str]:
 def test_every_configuration_is_yaml() -> None:
     kinds = [each.get("kind") or next(iter(each)) for block in BLOCKS for each in block]
     assert kinds == ["target", "Deployment", "services", "RayJob", "Service"]
-
-
-def test_kubernetes_knows_every_field() -> None:
-    """By the schemas of `pip install kubernetes-validate` (108 MB, so not in the extra dev); of the
-    RayJob its pods, as KubeRay's own fields are not among them."""
-    schemas = pytest.importorskip("kubernetes_validate")
-    (deployment,), (job, service) = BLOCKS[1], BLOCKS[3]
-    cluster = job["spec"]["rayClusterSpec"]
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    head = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
-    pods = [head | {"template": group["template"]} for group in groups]
-    for document in (deployment, service, *pods):
-        schemas.validate(document, "1.33", strict=True)
-    wrong = pods[0] | {"template": {"spec": {"container": []}}}
-    with pytest.raises(schemas.ValidationError):
-        schemas.validate(wrong, "1.33", strict=True)
-
-
-def closed(**properties: Any) -> dict[str, Any]:
-    """The schema of an object with these keys and no others."""
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
-def test_the_rayjobs_own_fields_are_kuberays() -> None:
-    """Names and types as in KubeRay's `ray-operator/apis/ray/v1`, those that are used here."""
-    workers = closed(groupName={"type": "string"}, **COUNTS, **GROUP)
-    cluster = closed(
-        rayVersion={"type": "string"},
-        headGroupSpec=closed(**GROUP),
-        workerGroupSpecs={"type": "array", "items": workers},
-    )
-    spec = closed(
-        entrypoint={"type": "string"},
-        shutdownAfterJobFinishes={"type": "boolean"},
-        rayClusterSpec=cluster,
-    )
-    job = BLOCKS[3][0]
-    assert job["apiVersion"] == "ray.io/v1"
-    jsonschema.validate(job["spec"], spec)
-    wrong = job["spec"] | {"shutdownAfterJobFinished": True}
-    with pytest.raises(jsonschema.ValidationError, match="shutdownAfterJobFinished"):
-        jsonschema.validate(wrong, spec)
 
 
 def test_every_option_of_a_command_is_one() -> None:

@@ -124,39 +124,6 @@ def test_sections_agree_with_the_signature(name: str) -> None:
         assert not mistakes(value)
 
 
-def test_a_docstring_that_disagrees_is_found() -> None:
-    def lacks(a: int, b: int) -> int:
-        """Return the sum.
-
-        Args:
-            a: A number.
-
-        Returns:
-            The sum.
-        """
-        return a + b
-
-    def invents(a: int) -> None:
-        """Print a number.
-
-        Args:
-            a: A number.
-            c: Another.
-        """
-
-    def bare(a: int) -> int:
-        """Return a number."""
-        return a
-
-    def refers(gamma: int, other: int) -> None:
-        """Print a prompt. Other arguments are those of `Speculator.generate`."""
-
-    assert mistakes(refers) == ["Args has no other"]
-    assert mistakes(lacks) == ["Args has no b"]
-    assert mistakes(invents) == ["the signature has no c"]
-    assert mistakes(bare) == ["Args has no a", "Returns is missing"]
-
-
 # Named in docstrings, and not ours: of transformers, of typer and of Python
 THEIRS = {"guidance_scale", "max_length", "min_length", "from_pretrained", "help", "convert_model"}
 THEIRS |= {"__set_name__"}
@@ -208,16 +175,6 @@ def test_names_in_docstrings_exist() -> None:
     source = ROOT / "src"
     files = {path.relative_to(source): path.read_text() for path in source.rglob("*.py")}
     assert len(files) > 100 and lost(files) == []
-
-
-def test_a_name_that_is_gone_is_found() -> None:
-    row = "class Row:\n    'All but the last `behind`.'\n    pending: int = 1\n"
-    others = (
-        "class Kept:\n    'A `Row`: `ready` in `a`.'\n    ready: int\ndef behind():\n    pass\n"
-    )
-    section = "def f(a):\n    'Do.\\n\\nArgs:\\n    a: One.\\n    b: Two.'\n"
-    files = {Path("a.py"): row, Path("b.py"): others, Path("c.py"): section}
-    assert lost(files) == ["a.py, Row: behind", "c.py, f: b"]
 
 
 @pytest.mark.parametrize("name", EXEMPLARY)

@@ -14,12 +14,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gguf_file import write_gguf
 from scripts import ROOT
-from tiny import byte_level, llama
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-CHAT = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 # All modules but those that draw, or need Ray
 IMPORT_ALL = """
 import importlib, pkgutil
@@ -104,16 +101,6 @@ def run(installed: Path, *command: object) -> str:
 
 def test_it_is_enough_to_import(installed: Path) -> None:
     run(installed, "-c", IMPORT_ALL)
-
-
-@pytest.mark.prove
-def test_it_is_enough_to_chat_with_a_gguf_file(installed: Path, tmp_path: Path) -> None:
-    file = tmp_path / "tiny.gguf"
-    model = llama(320, context=512, hidden_size=64, intermediate_size=96)
-    write_gguf(file, model, byte_level(), template=CHAT)
-    options = "--target", file, "--gamma", 2, "--max-new-tokens", 4
-    assert run(installed, "-m", "foretoken", "chat", "-q", "hi", *options)
-    assert run(installed, "-m", "foretoken", "generate", "hi", "--show-tokens", *options)
 
 
 def test_the_readme_installs_the_same_with_pip() -> None:

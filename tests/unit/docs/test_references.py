@@ -18,13 +18,6 @@ def test_code_that_a_page_names_exists(page: Path) -> None:
     assert dead(page.read_text(encoding="utf-8")) == []
 
 
-def test_a_name_that_is_gone_is_found() -> None:
-    page = (
-        "`foretoken.load` in step.py; `foretoken.Engine.add`, `foretoken.lost.name`; lost/step.py"
-    )
-    assert dead(page) == ["lost/step.py", "foretoken.lost.name"]
-
-
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
 def test_the_table_of_folders_has_each(page: str) -> None:
     cells = re.findall(r"^\| (.*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.M)

@@ -52,11 +52,6 @@ def test_greedy_is_whether_the_argmax_agrees():
     assert shares == [float(np.argmax(P(t)) == np.argmax(Q(t))) for t in prefixes()]
 
 
-def test_uniform_draft_tokens():
-    shares = overlaps(TableModel(P, V), UniformDrafter(V), request(), NEW, SAMPLED)
-    assert shares == pytest.approx([np.minimum(P(t), 1 / V).sum() for t in prefixes()])
-
-
 def test_copies_overlap_by_p_and_silence_is_told():
     new = [3, 1, 2, 3]
     shares = overlaps(TableModel(P, V), LookupDrafter(), request(), new, SAMPLED)

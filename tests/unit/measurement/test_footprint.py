@@ -30,7 +30,7 @@ def test_llama_by_hand():
     assert quarter.pass_bytes == 2 * layer * (0.5 + 2 / 64) + 320 * 32
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX", "OPT", "Phi-3", "Gemma 3"])
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "Gemma 3"])
 def test_operations_are_those_that_torch_counts(name):
     network = build(name)
     ids = torch.tensor([[5]])
@@ -78,6 +78,20 @@ def test_drafters():
     assert of_drafter(drafter, "d", "float32").parameters == 320 * 32 * 2 + 15520
 
 
+@pytest.mark.native
+@pytest.mark.parametrize(("dtype", "bits"), [("int8", 8), ("int4", 4)])
+def test_the_bytes_of_panels_are_their_own(tmp_path, dtype, bits):
+    """With scales, and the output layer in eight bits: 34 bytes for 32 weights, or 18."""
+    network = llama(320, hidden_size=256, intermediate_size=512, head_dim=64)
+    where = folder(tmp_path / "model", network)
+    model = load(where, "none", dtype=dtype, runtime="native").target
+    sizes = of_model(model, str(where), dtype)
+    layers = sizes.operations // 2 - 320 * 256
+    expected = layers * (bits + 0.5) / 8 + 320 * 256 * 8.5 / 8
+    assert expected <= sizes.pass_bytes < expected + 2**15  # norms, and room for prefetches
+    assert sizes.weight_bytes == sizes.pass_bytes + 320 * 256 * 4
+
+
 @pytest.mark.parametrize(
     ("dim", "ff", "layers", "heads", "millions"), [(768, 3072, 12, 12, 97), (256, 1024, 2, 4, 6)]
 )
@@ -92,17 +106,3 @@ def test_the_papers_networks_have_the_size_it_says(dim, ff, layers, heads, milli
         counts[tied] = round(of_model(TableModelOf(network), "name", "float32").parameters / 1e6)
     assert counts[False] == millions
     assert counts[True] == millions - round(8000 * dim / 1e6)
-
-
-@pytest.mark.native
-@pytest.mark.parametrize(("dtype", "bits"), [("int8", 8), ("int4", 4)])
-def test_the_bytes_of_panels_are_their_own(tmp_path, dtype, bits):
-    """With scales, and the output layer in eight bits: 34 bytes for 32 weights, or 18."""
-    network = llama(320, hidden_size=256, intermediate_size=512, head_dim=64)
-    where = folder(tmp_path / "model", network)
-    model = load(where, "none", dtype=dtype, runtime="native").target
-    sizes = of_model(model, str(where), dtype)
-    layers = sizes.operations // 2 - 320 * 256
-    expected = layers * (bits + 0.5) / 8 + 320 * 256 * 8.5 / 8
-    assert expected <= sizes.pass_bytes < expected + 2**15  # norms, and room for prefetches
-    assert sizes.weight_bytes == sizes.pass_bytes + 320 * 256 * 4

@@ -28,11 +28,7 @@ def test_a_read_of_memory(monkeypatch: pytest.MonkeyPatch):
     read, size = machine.bandwidth(CPU)
     assert size == 2**20 and read.n == machine.READS and read.median > 0
     assert torch.get_num_threads() == threads
-
-
-def test_peak_memory_never_falls():
-    before = machine.peak_bytes(CPU)
-    assert 10**7 < before <= machine.peak_bytes(CPU)
+    assert 10**7 < machine.peak_bytes(CPU)
 
 
 def info(folder: Path, line: str) -> Path:

@@ -59,11 +59,3 @@ def test_logits_are_those_of_each_text_alone(make):
     assert torch.allclose(together, alone, atol=1e-4)
     forced = [replace(t, request=replace(t.request, forced={1: 9})) for t in texts]
     assert torch.equal(logits(of.target, forced), together[[0, 2, 4, 5, 7, 8]])
-
-
-def test_an_exam_is_spread_over_the_examples():
-    of, data = models(llama), examples()
-    authors = Authors(of, 1.0, 6)
-    prompts = [text.request.prompt for text in authors.exam(data, 3, 0)]
-    assert prompts == [list(e.prompt) for e in data[:6:2]]
-    assert len(authors.exam(data, 32, 0)) == len(data)

@@ -70,14 +70,6 @@ def test_plain_lines_are_sources_and_one_in_sixteen_is_held_out(tmp_path):
     assert not any(e.reference for e in examples.train)
 
 
-def test_a_digest_tells_data_apart(tmp_path):
-    digests = set()
-    for name, text in (("a", TEXT * 20), ("b", TEXT * 20), ("c", TEXT * 21)):
-        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
-        digests.add(read(tmp_path / f"{name}.txt", byte_level(), 4, encoder_decoder=False).digest)
-    assert len(digests) == 2
-
-
 @pytest.mark.parametrize(
     "row, said",
     [

@@ -54,30 +54,6 @@ def test_values_are_those_of_the_formula(name, T):
 
 
 @every
-def test_least_where_the_distributions_are_equal(name):
-    target = logits(1)
-    draft = target.clone().requires_grad_()
-    value = loss(name, target, draft)
-    assert value.abs().max() < 1e-12
-    (slope,) = torch.autograd.grad(value.sum(), draft)
-    assert slope.abs().max() < 1e-12
-    for seed in range(20):
-        assert (loss(name, target, target + logits(seed, 0.1)) > 0).all()
-
-
-@every
-def test_neither_a_constant_nor_the_order_of_tokens_matters(name):
-    target, draft = logits(1), logits(2)
-    value, order = loss(name, target, draft), torch.randperm(V)
-    shifted = loss(name, target + 3, draft - 7)
-    assert torch.allclose(value, shifted, rtol=0, atol=1e-12)
-    turned = loss(name, target[..., order], draft[..., order])
-    assert torch.allclose(value, turned, rtol=0, atol=1e-12)
-    swapped = loss(name, draft, target)
-    assert torch.allclose(value, swapped, atol=1e-12) == (name in ("tv", "nla", "jsd"))
-
-
-@every
 def test_values_and_gradients_are_finite_at_zeros(name):
     target, draft = logits(1), logits(2)
     target[..., :4], draft[..., 2:6] = -torch.inf, -torch.inf  # zeros of p, of q and of both
@@ -92,13 +68,6 @@ def test_values_and_gradients_are_finite_at_zeros(name):
         assert (value[0, 0] > 0).all() and value.max() <= -LEAST + 10
 
 
-@every
-def test_nothing_flows_to_a_target_that_was_run_without_gradients(name):
-    target, draft = logits(1), logits(2).requires_grad_()
-    loss(name, target, draft).sum().backward()
-    assert target.grad is None and draft.grad is not None
-
-
 def test_total_variation_is_what_is_rejected_and_its_gradient_is_known():
     target, draft = logits(1), logits(2).requires_grad_()
     value = loss("tv", target, draft)
@@ -108,27 +77,3 @@ def test_total_variation_is_what_is_rejected_and_its_gradient_is_known():
     low = (q < p).double()
     expected = -q * (low - (q * low).sum(-1, keepdim=True))
     assert torch.allclose(slope, expected, rtol=0, atol=1e-12)
-
-
-def test_the_log_of_alpha_learns_where_total_variation_does_not():
-    target, draft = torch.zeros(V), torch.zeros(V)
-    target[0], draft[1] = 40.0, 40.0  # they hardly overlap
-    slopes = {}
-    for name in ("tv", "nla", "kl", "lk"):
-        leaf = draft.clone().requires_grad_()
-        (slopes[name],) = torch.autograd.grad(loss(name, target, leaf), leaf)
-    assert slopes["tv"].abs().max() < 1e-12
-    assert all(slopes[name].abs().max() > 0.1 for name in ("nla", "kl", "lk"))
-
-
-def test_bounds_between_the_losses():
-    """-log a >= 1 - a; Pinsker: 1 - alpha <= sqrt(KL / 2); JSD <= log 2 times total variation."""
-    for seed in range(30):
-        target, draft = logits(seed, 3.0), logits(seed + 100, 3.0)
-        values = {name: loss(name, target, draft) for name in LOSSES}
-        assert (values["nla"] >= values["tv"]).all()
-        assert (values["tv"] <= (values["kl"] / 2).sqrt()).all()
-        assert (values["tv"] <= (values["rkl"] / 2).sqrt()).all()
-        assert (values["jsd"] <= math.log(2) * values["tv"]).all()
-        low, high = (f(values["kl"], values["tv"]) for f in (torch.minimum, torch.maximum))
-        assert ((low <= values["lk"]) & (values["lk"] <= high)).all()

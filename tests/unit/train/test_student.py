@@ -65,28 +65,23 @@ def test_a_run_that_was_killed_ends_as_an_unbroken_one(tmp_path: Path, lesson: L
     assert files[0].keys() == files[1].keys()
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
     assert {**rest, "seconds": 0} == {**whole, "seconds": 0}
-
-
-def test_states_of_another_target_are_refused(tmp_path: Path) -> None:
-    train(tmp_path / "draft", network())
+    check_format(tmp_path, target, "eagle3" if lesson is EAGLE else "dspark", files[0])
     with pytest.raises(InputError, match="holds states of another target, of other texts"):
-        train(tmp_path / "draft", network(seed=1))
+        train(tmp_path / "whole", network(seed=1), lesson)
+    with pytest.raises(InputError, match="texts behind other prompts"):
+        examples(target, tmp_path / "whole.texts", 20)
 
 
-@BOTH
-def test_the_file_is_a_draft_in_the_format_of_speculators(tmp_path: Path, lesson: Lesson) -> None:
-    target = network()
-    train(tmp_path / "draft", target, lesson)
-    target.save_pretrained(tmp_path / "target")
-    config = json.loads((tmp_path / "draft/config.json").read_text())
-    kind = "eagle3" if lesson is EAGLE else "dspark"
+def check_format(folder: Path, target: PreTrainedModel, kind: str, tensors: Any) -> None:
+    """Check that a draft is in the format of speculators, and drafts."""
+    target.save_pretrained(folder / "target")
+    config = json.loads((folder / "whole/config.json").read_text())
     assert config["speculators_model_type"] == kind and config["draft_vocab_size"] == 40
     verifier = config["speculators_config"]["verifier"]
     assert verifier["architectures"] == ["LlamaForCausalLM"]
-    tensors = load_file(tmp_path / "draft/model.safetensors")
     ids = torch.arange(40) + tensors["d2t"]
     assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
-    spec = foretoken.load(tmp_path / "target", tmp_path / "draft", runtime="transformers")
+    spec = foretoken.load(folder / "target", folder / "whole", runtime="transformers")
     (text,) = spec.generate([[5, 9]], max_new_tokens=12, gamma=3)
     (plain,) = spec.generate([[5, 9]], max_new_tokens=12, gamma=0)
     assert text.tokens == plain.tokens and text.stats.drafted
@@ -105,15 +100,6 @@ def test_states_have_the_room_that_was_given(tmp_path: Path) -> None:
     assert len(some) < len(learnt) and len(exam) < len(held_out) and some and exam
     with pytest.raises(InputError, match="more room for states"):
         KeptTexts(tmp_path / "none", target, (2, 3, 3), 10).make(texts, lambda n: None)
-
-
-def test_texts_behind_other_prompts_are_refused(tmp_path: Path) -> None:
-    target = network()
-    first = examples(target, tmp_path / "texts")
-    again = examples(target, tmp_path / "texts")
-    assert [list(x.reference) for x in first.train] == [list(x.reference) for x in again.train]
-    with pytest.raises(InputError, match="texts behind other prompts"):
-        examples(target, tmp_path / "texts", 20)
 
 
 def test_options_that_are_invalid(tmp_path: Path) -> None:

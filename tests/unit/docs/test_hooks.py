@@ -1,10 +1,12 @@
-"""Files outside of docs/ that pages link to go along with the site, and links lead there."""
+"""The hooks of the site: links out of docs/, nothing from the network, and formulas as MathML."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from markdown import Markdown
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -71,3 +73,40 @@ def test_a_page_from_outside_brings_what_it_links_to(site):
     card = Page(None, files.src_uris["repository/models/card.md"], config)
     text = links.on_page_markdown((root / "models/card.md").read_text(), card, config, files)
     assert text == "[log](../results/log.json), [a](../../a.md)"
+
+
+network = hook("network")
+PAGE = SimpleNamespace(file=SimpleNamespace(src_uri="a.md"))
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        '<script src="https://unpkg.com/x"></script>',
+        "<img alt=a src=//example.com/a.png>",
+        '<link href="https://fonts.example/css" rel="stylesheet">',
+        "<style>@import 'http://example.com/a.css'</style>",
+        '<p style="background: url(https://example.com/a.png)">',
+    ],
+)
+def test_a_page_that_loads(html):
+    with pytest.raises(PluginError, match="a.md would load from the network"):
+        network.on_post_page(html, PAGE, None)
+
+
+def test_a_page_that_links():
+    html = '<a href="https://arxiv.org/abs/2211.17192">paper</a><script src="a.js"></script>'
+    html += '<link rel="canonical" href="https://example.com/"><img src="data:image/png;base64,a">'
+    assert network.on_post_page(html, PAGE, None) == html
+
+
+def test_a_block_becomes_mathml():
+    config = MkDocsConfig()
+    config.mdx_configs = {}
+    hook("formulas").on_config(config)
+    extension = "pymdownx.superfences"
+    page = Markdown(extensions=[extension], extension_configs=config.mdx_configs)
+    html = page.convert("```math\n\\frac{1}{1 - \\alpha}\n```\n\n```python\nx\n```\n")
+    assert '<div class="formula"><math' in html and 'display="block"' in html
+    assert "<mfrac>" in html and "&#x003B1;" in html and "\\frac" not in html
+    assert html.count("<math") == 1
