@@ -242,18 +242,6 @@ def test_plain_decoding_beside_it_writes_the_same_at_temperature_0(opened: Opene
     page.wait_for_selector("#speedups div:last-child dd:not(.none)")
 
 
-def test_a_conversation_goes_on(opened: Opened) -> None:
-    page = opened()
-    bodies: list[Any] = []
-    page.on("request", lambda each: bodies.append(each.post_data_json) if each.post_data else None)
-    send(page, "One")
-    first = made(finished(page))
-    send(page, "Two")
-    page.wait_for_selector(".turn >> nth=1")
-    finished(page)
-    assert [turn["content"] for turn in bodies[-1]["messages"]] == ["One", first, "Two"]
-
-
 def test_what_the_server_refuses_is_shown(opened: Opened) -> None:
     page = opened()
     send(page, temperature="-1")
@@ -848,17 +836,3 @@ def test_speech_is_written_down(opened: Opened, spoken: str, tmp_path: Path) -> 
     page.wait_for_selector(".turn:last-child .error p")
     assert page.locator(".turn").count() == 2
     assert not refused.evaluate("turn => turn.isConnected")
-
-
-def test_the_microphone_is_written_down(opened: Opened, spoken: str) -> None:
-    page = opened(spoken)
-    page.wait_for_selector("#send:enabled")
-    page.get_by_role("button", name="Record").focus()
-    page.keyboard.press("Enter")
-    page.get_by_role("button", name="Stop recording").wait_for()
-    assert page.is_disabled("#send")
-    page.wait_for_timeout(300)
-    page.keyboard.press("Escape")
-    page.wait_for_selector("#attached audio")
-    page.click("#send")
-    finished(page)

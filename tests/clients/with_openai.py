@@ -10,22 +10,7 @@ client = openai.OpenAI(max_retries=0)
 common: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 100}
 assert MODEL in [each.id for each in client.models.list()]
 
-# Completions: several prompts, whole and in pieces, with logprobs
-done = client.completions.create(
-    model=MODEL, prompt=[ASK, "It was"], max_tokens=5, logprobs=2, echo=True, user="me"
-)
-assert [each.index for each in done.choices] == [0, 1] and done.usage
-assert done.choices[0].text.startswith(ASK) and done.choices[0].logprobs
-pieces = client.completions.create(model=MODEL, prompt=ASK, max_tokens=5, stream=True)
-assert [each.choices[0].finish_reason for each in pieces][-1] in ("length", "stop")
-
-# Chats: whole, in pieces, parsed
-chat = client.chat.completions.create(**common, n=2, logprobs=True, top_logprobs=1)
-assert len(chat.choices) == 2 and chat.choices[0].logprobs and chat.usage
-last = [
-    *client.chat.completions.create(**common, stream=True, stream_options={"include_usage": True})
-][-1]
-assert not last.choices and last.usage
+# Chats, parsed: what is not, whole and in pieces, has tests in tests/unit/server
 parsed = client.chat.completions.parse(**common, response_format=Weather)
 assert isinstance(parsed.choices[0].message.parsed, Weather)
 tool = openai.pydantic_function_tool(Weather)
