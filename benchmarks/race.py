@@ -47,13 +47,13 @@ from foretoken.measurement.bench import (
     RaceTask,
     Round,
     Turn,
-    label,
     own_turns,
     prepare,
     race,
     repeat_tasks,
 )
 from foretoken.measurement.machine import cores
+from foretoken.measurement.options import label
 from foretoken.models.native.model import NativeModel
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams

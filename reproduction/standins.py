@@ -141,7 +141,7 @@ def digits(
     import numpy as np  # late: these take seconds
     from transformers import ImageGPTConfig
 
-    from foretoken.train.loop import TrainingRecipe
+    from foretoken.train.recipe import TrainingRecipe
     from reproduction.train import train_images
     from reproduction.train_ngram import fit
 

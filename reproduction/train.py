@@ -36,12 +36,8 @@ from foretoken.loading import sources
 from foretoken.models.rows import padded
 from foretoken.train import corpus
 from foretoken.train.corpus import Example, ExampleLine
-from foretoken.train.loop import (
-    Loop,
-    TrainingRecipe,
-    folder_of_run,
-    require_positive,
-)
+from foretoken.train.loop import Loop, folder_of_run
+from foretoken.train.recipe import TrainingRecipe, require_positive
 from reproduction import new_tokenizer
 
 WINDOWS = 24  # held-out windows that are measured while training; all are at the end

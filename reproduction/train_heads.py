@@ -23,14 +23,9 @@ from foretoken.loading.load import load
 from foretoken.models.rows import padded
 from foretoken.train import corpus
 from foretoken.train.corpus import Example, Examples
-from foretoken.train.loop import (
-    Loop,
-    TrainingRecipe,
-    folder_of_run,
-    require_positive,
-    require_share,
-)
+from foretoken.train.loop import Loop, folder_of_run
 from foretoken.train.pair import Authors, LessonText, Pair, scores
+from foretoken.train.recipe import TrainingRecipe, require_positive, require_share
 from reproduction.blockwise import Heads, ends_of
 
 HELD_OUT = 32  # prompts that heads are measured on

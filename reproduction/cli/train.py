@@ -66,7 +66,7 @@ def lm(
     """Train a Llama-architecture model; logs the held-out loss, resumes after a kill."""
     from transformers import LlamaConfig
 
-    from foretoken.train.loop import TrainingRecipe
+    from foretoken.train.recipe import TrainingRecipe
     from reproduction.train import train_lm
 
     quiet()
@@ -126,7 +126,7 @@ def seq2seq(
     """
     from transformers import T5Config
 
-    from foretoken.train.loop import TrainingRecipe
+    from foretoken.train.recipe import TrainingRecipe
     from reproduction.train import train_seq2seq
 
     quiet()

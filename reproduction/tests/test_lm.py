@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.train.loop import TrainingRecipe
+from foretoken.train.recipe import TrainingRecipe
 from reproduction.train import train_lm
 from tiny import TEXT
 

@@ -17,7 +17,7 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.train import corpus
 from foretoken.train.corpus import Example
-from foretoken.train.loop import TrainingRecipe
+from foretoken.train.recipe import TrainingRecipe
 from reproduction.new_tokenizer import read_tokenizer
 from reproduction.train import (
     GRAIN,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import tiny
 from foretoken import load
 from foretoken.errors import InputError
-from foretoken.train.loop import TrainingRecipe
+from foretoken.train.recipe import TrainingRecipe
 from reproduction import cli
 from reproduction.blockwise import Heads
 from reproduction.train_heads import Teacher, distributions, measure, train_heads

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import transformers
+
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.sampling.params import OPTIONS, SamplingParams
 
@@ -79,12 +81,10 @@ class Settings:
 def check_file(folder: Path) -> None:
     """InputError for a generation config that cannot be read: transformers would ignore it, and
     with it the ids that end a text."""
-    from transformers import GenerationConfig  # late: a kept conversion does without it
-
     file = folder / "generation_config.json"
     if file.exists():
         try:
-            GenerationConfig.from_pretrained(folder)
+            transformers.GenerationConfig.from_pretrained(folder)
         except Exception as error:  # the library raises many kinds
             raise InputError(f"{file} cannot be read: {one_line(error)}") from None
 
@@ -92,10 +92,8 @@ def check_file(folder: Path) -> None:
 def read_settings(network: PreTrainedModel) -> Settings:
     """Read the generation config, or without one the model's own config. Raises InputError for
     invalid ids, RefusedError where a text has no beginning or several."""
-    from transformers import GenerationConfig  # late: as above
-
     own = getattr(network, "generation_config", None)
-    config = own or GenerationConfig.from_model_config(network.config)
+    config = own or transformers.GenerationConfig.from_model_config(network.config)
     start = None
     if network.config.is_encoder_decoder:
         start = _id(config, "decoder_start_token_id")

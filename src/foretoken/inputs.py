@@ -25,6 +25,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams, gathered
 from foretoken.text import chat
 from foretoken.text.decoding import Transcript
+from foretoken.text.messages import Message, conversations, holds_media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,7 +55,7 @@ class InputProcessor:
         media = self._media(prompts)
         if media is not None:
             return cast(list[Prompt], media)
-        chats = chat.conversations(prompts)
+        chats = conversations(prompts)
         if chats is not None:
             return [self._chat(messages, template) for messages in chats]
         if template != (None, None):
@@ -98,10 +99,10 @@ class InputProcessor:
         return requests
 
     def _chat(
-        self, messages: list[chat.Message], template: tuple[str | None, Mapping[str, Any] | None]
+        self, messages: list[Message], template: tuple[str | None, Mapping[str, Any] | None]
     ) -> Prompt:
         """A conversation as ids, or as ids and media."""
-        if not chat.holds_media(messages):
+        if not holds_media(messages):
             return chat.ids(messages, self.tokenizer, *template)
         if self.processor is None:
             raise InputError(

@@ -1,7 +1,4 @@
-"""Checks of a call's prompts, seeds and speculation options, whatever the model.
-
-Imports no torch, so that a mistake on the command line is reported without delay.
-"""
+"""Checks of a call's prompts, seeds and speculation options, whatever the model."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from foretoken.errors import InputError, shown, whole
 from foretoken.media import TEXT
+from foretoken.sampling import verifier
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.speculation import COUPLED, SpeculationOptions
@@ -34,8 +32,6 @@ Seed = int | Sequence[int | tuple[int, int]] | None
 def check(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
     """Return the verifier of the draft tokens; raises as `SpeculationOptions` does."""
     asked = SpeculationOptions(gamma, rule, lenience)
-    from foretoken.sampling import verifier  # late: torch takes seconds
-
     if rule == COUPLED:
         return verifier.COUPLED
     distribution_rule = verifier.NAMED[rule] if isinstance(rule, str) else verifier.OwnRule(rule)

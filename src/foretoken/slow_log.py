@@ -81,15 +81,14 @@ def show_waiting(text: str) -> Generator[None]:
 
 
 def _display() -> Any:
-    from rich.console import Console  # late: it takes a tenth of a second
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich import console, progress  # late: it takes a tenth of a second
 
-    text = TextColumn("{task.description}", markup=False)
-    display = Progress(
-        SpinnerColumn(),
+    text = progress.TextColumn("{task.description}", markup=False)
+    display = progress.Progress(
+        progress.SpinnerColumn(),
         text,
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
+        progress.TimeElapsedColumn(),
+        console=console.Console(stderr=True),
         transient=True,
     )
     display.start()

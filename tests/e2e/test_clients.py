@@ -16,7 +16,8 @@ import httpx2
 import pytest
 
 from console import Result, mistake
-from foretoken.cli.sources import ChatReply, RemoteModel, TextError, get, remote
+from foretoken.cli.remote import RemoteModel, get, remote
+from foretoken.cli.reply import ChatReply, TextError
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawn
 from served import LOADING, pair, serving, until

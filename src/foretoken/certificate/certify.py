@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic_core import to_json
 
 from foretoken.certificate.identity import (
     Difference,
@@ -24,9 +26,8 @@ from foretoken.certificate.sampled import (
 )
 from foretoken.certificate.watched import Log, Watched, draft_tests
 from foretoken.drafters.base import Drafter
-from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, whole
-from foretoken.measurement.estimate import Test
+from foretoken.measurement.estimate import POWER, Test
 from foretoken.options import Prompt, as_list, check, keys_of
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.distributions import SamplingParams
@@ -113,6 +114,22 @@ class Certificate:
     controls: list[Control]
 
     @property
+    def odds(self) -> str:
+        """Describe how seldom the certificate of an exact pair fails."""
+        return f"an exact pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
+
+    @property
+    def legend(self) -> str:
+        """Describe what a test catches."""
+        finds = f"that a test finds with a chance of {POWER:.0%}"
+        return f"catches: the least total variation {finds}"
+
+    def to_json(self, **pair: Any) -> str:
+        """Return the verdict, facts about the pair and all results as JSON, null for infinity."""
+        document = {"verdict": self.verdict, **pair, **asdict(self)}
+        return to_json(document, inf_nan_mode="null").decode()
+
+    @property
     def failed(self) -> list[Test]:
         return [test for test in self.tests if test.p_value < self.level]
 
@@ -142,7 +159,7 @@ def certify(
     """
     plan = plan or CertificatePlan()
     prompts = as_list(prompts)
-    if isinstance(spec.drafter, NoDrafter):
+    if not spec.costing.drafts:
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
         raise InputError("there is no prompt; give one or more")

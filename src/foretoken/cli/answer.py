@@ -19,7 +19,6 @@ from foretoken.costing.contention import remark
 from foretoken.sampling.params import SamplingParams
 from foretoken.slow_log import show_waiting
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request
     from foretoken.sampling.logprobs import Logprobs
@@ -164,9 +163,7 @@ def figures(tokens: int, calls: int, alpha: float | None) -> str:
 
 def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
     """Learn what steps cost before the first token of these texts, which run together."""
-    from foretoken.drafters.none import NoDrafter
-
-    if not isinstance(spec.drafter, NoDrafter):
+    if spec.costing.drafts:
         with show_waiting("measuring what steps cost"):
             spec.costing.learn(params, len(params))
 
@@ -181,10 +178,8 @@ OTHERWISE = "--gamma 2 makes all that there are, --draft names another draft"
 
 def _silence(spec: Speculator, completion: Completion) -> str | None:
     """Say that automatic gamma decoded plainly; None where it did not, or there is no draft."""
-    from foretoken.drafters.none import NoDrafter
-
     made = [step.drafted > 0 for step in completion.steps]
-    if isinstance(spec.drafter, NoDrafter) or not made or sum(made) >= (1 - RARELY) * len(made):
+    if not spec.costing.drafts or not made or sum(made) >= (1 - RARELY) * len(made):
         return None
     return f"gamma is automatic: {SELDOM.format(sum(made) / len(made))}; {OTHERWISE}"
 

@@ -21,12 +21,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from foretoken.cli import answer, option
 from foretoken.cli.command import quiet
-from foretoken.cli.prompts import ModelTask, Template
+from foretoken.cli.prompts import ModelTask, Template, parquet
+from foretoken.cluster import session
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
 from foretoken.storage.files import lock, naming, parse_json
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
     from foretoken.request import Completion
@@ -158,8 +158,7 @@ def write(output: Path, lines: Lines, cluster: option.Cluster) -> int:
     if output.is_dir():
         output /= "results.jsonl"
     if output.suffix == ".parquet":
-        with option.needing("ray"):
-            from foretoken.cluster import table
+        table = parquet()
         results = output.with_suffix(".jsonl")
         failed = write(results, lines, cluster)
         if results.exists():  # one text at least
@@ -227,7 +226,7 @@ def here(lines: Lines, names: list[Name]) -> Completed:
     """Yield each text, or why there is none, as it is done by an engine in this process, which has
     READ prompts at a time."""
     spec = lines.loading.load(*lines.names, lines.require_any).prepared()
-    from foretoken.engine.engine import Engine
+    from foretoken.engine.engine import Engine  # late: after mistakes are told
 
     unsent, running = iter(names), dict[int, Name]()
     gamma = lines.speculation["gamma"]
@@ -249,18 +248,16 @@ def here(lines: Lines, names: list[Name]) -> Completed:
 
 def on_ray(lines: Lines, names: list[Name], cluster: option.Cluster) -> Completed:
     """Yield the same by workers on Ray; by default one worker with all threads."""
+    session.prepare(cluster.address)  # before ray is imported
     with option.needing("ray"):
-        from foretoken.cluster import session
-
-        session.prepare(cluster.address)  # before ray is imported
-        from foretoken.cluster.lines import PromptTask, texts
+        from foretoken.cluster import lines as on_cluster
     session.join(cluster.address)
     try:
         count = cluster.replicas or 1
         threads = session.threads(count, cluster.threads)
         session.require_memory(count, session.weights(*lines.names), 0)
         tasks = [
-            PromptTask(
+            on_cluster.PromptTask(
                 partial(lines.template.prompt, lines.tasks[name[0]].line),
                 lines.params(name),
                 lines.key(name),
@@ -269,7 +266,7 @@ def on_ray(lines: Lines, names: list[Name], cluster: option.Cluster) -> Complete
             for name in names
         ]
         life = lines.names, lines.loading.arguments, lines.engine
-        for place, text in texts(tasks, count, threads, *life):
+        for place, text in on_cluster.texts(tasks, count, threads, *life):
             yield names[place], text
     finally:
         session.leave()

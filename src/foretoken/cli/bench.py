@@ -6,11 +6,11 @@ import hashlib
 import json
 import shlex
 import sys
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from datetime import date
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,16 +24,7 @@ from foretoken.cli.command import command, flag, quiet
 from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
 from foretoken.errors import InputError, base_name
-from foretoken.loading import hub, named
-from foretoken.sampling.checks import SEED
-from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.speculation import SpeculationOptions
-from foretoken.storage import files
-
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
-if TYPE_CHECKING:
-    from foretoken.measurement.bench import Key, Race, RaceTask, Turn
-    from foretoken.speculator import Speculator
+from foretoken.measurement.options import FEWEST, BenchOptions, label
 
 DEFAULT_PROMPTS = (
     "The old house stood at the end of the lane, and",
@@ -66,48 +57,6 @@ class TimedTexts:
     top_p: option.TopP = 1.0
     seed: option.Seed = 0
     rule: option.Rule = "block"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions(TimedTexts):
-    """Options that all contestants share. Results of equal options go on from one another."""
-
-    target: str
-    drafts: list[str | None]  # None: the default one
-    gammas: list[int]
-    batch: list[int]  # texts at once
-    prompts: int
-    prompts_sha256: str
-    loading: dict[str, Any]  # keywords of `foretoken.load` that are not its defaults
-
-    @property
-    def params(self) -> SamplingParams:
-        return SamplingParams(
-            self.temperature, self.top_k, self.top_p, max_new_tokens=self.max_new_tokens
-        )
-
-    def require(self) -> None:
-        """Raise InputError for mistakes, before models load."""
-        assert self.params  # raises InputError
-        for gamma in self.gammas:
-            SpeculationOptions(gamma, self.rule)
-        SEED("seed", self.seed)
-        if self.repeats < 1:
-            raise InputError(f"repeats is {self.repeats}; give 1 or more")
-        if self.max_new_tokens < self.gammas[-1] + 2:
-            raise InputError(
-                f"max_new_tokens is {self.max_new_tokens}, too few to time gamma "
-                f"{self.gammas[-1]}; give {self.gammas[-1] + 2} or more"
-            )
-        if len(set(self.drafts)) < len(self.drafts):
-            raise InputError("--draft names a draft twice; give each once")
-        if self.batch[0] < 1:
-            raise InputError(f"batch is {self.batch}; give numbers from 1")
-        if self.batch[-1] > 1:
-            from foretoken.speculator import MAX_ROWS
-
-            if self.batch[-1] > MAX_ROWS:
-                raise InputError(f"batch is {self.batch}; give numbers from 1 to {MAX_ROWS}")
 
 
 @command
@@ -160,12 +109,18 @@ def bench(
         prompts_sha256=hashlib.sha256(written).hexdigest(),
         loading=option.changed(loading),
     )
-    asked.require()
     loading.require(target)
     if out is not None:
         option.require_file(out)
     quiet()
-    running = Benchmark(asked, loading, lines, out)
+    from foretoken.measurement import benchmark  # late: mistakes are told before torch is imported
+
+    template = prompt_files.Template()
+    running = benchmark.Benchmark(
+        asked, loading.load, lambda known: template.prompts(lines, known), out, _progress
+    )
+    if running.resumed is not None:
+        print(f"{out}: {running.resumed} lines are done already", file=sys.stderr)
     running.run()
     document = running.document
     if document["best"] is None:
@@ -189,157 +144,16 @@ def numbers(name: str, text: str) -> list[int]:
         raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
-@dataclass(slots=True)
-class Benchmark:
-    """A benchmark under way: its document grows draft by draft, and is saved as it grows."""
-
-    asked: BenchOptions
-    loading: option.PairLoading
-    lines: list[prompt_files.Line]
-    out: Path | None
-    document: dict[str, Any] = field(init=False)
-    unsaved: OSError | None = None  # why the last figures are not in the file
-
-    def __post_init__(self) -> None:
-        """Begin with what the same command has saved. InputError for another file at `out`."""
-        import torch
-
-        from foretoken.measurement.machine import describe
-        from foretoken.measurement.plan import FORMAT
-
-        machine = describe(torch.device(self.asked.loading.get("device", "cpu")))
-        same = {"format": FORMAT, "machine": asdict(machine), "asked": asdict(self.asked)}
-        same["files_sha256"] = self._files()
-        self.document = {"date": date.today().isoformat(), "figures": [], **same}
-        self.document |= dict.fromkeys(("runtime", "memory", "others", "best"))
-        if self.out is None or not self.out.exists():
-            return
-        with suppress(ValueError, KeyError, TypeError):  # of a file that something else wrote
-            found = files.parse_json(files.read_text(self.out, "JSON"))
-            if {key: found[key] for key in same} == same:
-                whole = [row for row in found["figures"] if self._whole(row)]
-                self.document = found | {"figures": whole}
-                self._conclude()
-                print(f"{self.out}: {len(whole)} lines are done already", file=sys.stderr)
-                return
-        raise InputError(
-            f"{self.out} is not of the same command and models; remove it or give another"
-        )
-
-    def _files(self) -> str:
-        """Return a digest of the sizes and times of the files of all models that are here."""
-        drafts = [named.without_front(draft) for draft in self.asked.drafts if draft]
-        places = [named.draft(draft) or draft for draft in drafts]
-        names = [self.asked.target, *places, self.asked.loading.get("adapter")]
-        stamps = [hub.stamps(name) for name in names if name]
-        return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
-
-    def _whole(self, row: dict[str, Any]) -> bool:
-        return row["tokens_per_second"]["n"] == self.asked.repeats
-
-    def run(self) -> None:
-        """Measure what is missing, until Ctrl-C."""
-        done = [*self.document["figures"]]
-        self.document["interrupted"] = True
-        with suppress(KeyboardInterrupt):
-            for draft in self.asked.drafts:
-                known = {row["batch"] for row in done if row["asked"] == draft}
-                left = [texts for texts in self.asked.batch if texts not in known]
-                if left and not self._measure(draft, left):
-                    return
-            self.document["interrupted"] = False
-            self._save()
-
-    def _measure(self, draft: str | None, batch: list[int]) -> bool:
-        """Measure a draft with each number of texts at once; return False after Ctrl-C."""
-        from foretoken.measurement.bench import own_turns, prepare, repeat_tasks
-
-        asked, prompts = self.asked, list[Any]()
-        spec = self.loading.load(
-            asked.target,
-            draft,
-            lambda target: prompts.extend(prompt_files.Template().prompts(self.lines, target)),
-        ).prepared()
-        spec, tasks = prepare(spec, prompts, asked.params, asked.seed)
-        self.document["runtime"] = spec.target.runtime
-        self.document["memory"] = self.document["memory"] or measure_memory(spec, self.loading)
-        turns = own_turns(spec, asked.gammas, asked.rule)
-        for texts in batch:
-            given = repeat_tasks(tasks, texts) if texts > 1 else tasks
-            reading = contention.read()
-            raced = self._race(turns, given, spec.draft_name, together=texts > 1)
-            if raced.rounds:
-                others = contention.share([contention.taken(reading)])
-                about = {"asked": draft, "draft": spec.draft_name, "batch": texts, "others": others}
-                self.document["figures"] += [
-                    about | asdict(raced.figures(key)) for key in raced.rounds[0]
-                ]
-                self._conclude()
-                self._save()
-            if len(raced.rounds) < asked.repeats:
-                return False
-        return True
-
-    def _race(
-        self, turns: dict[Key, Turn], tasks: list[RaceTask], draft: str, *, together: bool
-    ) -> Race:
-        """Run the rounds, with progress on standard error."""
-        from foretoken.measurement.bench import label, race
-
-        repeats, texts = self.asked.repeats, len(tasks) if together else 1
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task(draft, total=(repeats + 1) * len(turns))
-
-            def report(key: Key) -> None:
-                progress.update(
-                    bar, advance=1, description=f"{draft}, {texts} at once: {label(key[1])}"
-                )
-
-            return race(turns, tasks, repeats, together=together, report=report)
-
-    def _conclude(self) -> None:
-        """Note the fastest draft and gamma, and the share of the processors that others took."""
-        from foretoken.measurement.plan import PlanOptions, choose
-
-        asked, rows = self.asked, self.document["figures"]
-        measured = PlanOptions(None, asked.rule, asked.temperature, asked.top_k, asked.top_p)
-        load = {"target": asked.target, **asked.loading}
-        self.document["best"] = asdict(choose(rows, measured, load)) if rows else None
-        shares = [row["others"] for row in rows if row["others"] is not None]
-        self.document["others"] = max(shares, default=None)
-
-    def _save(self) -> None:
-        """Write the file; where that fails, the figures are printed at the end all the same."""
-        if self.out is not None:
-            text = json.dumps(self.document, indent=2, allow_nan=False) + "\n"
-            try:
-                files.write(self.out, text.encode())
-                self.unsaved = None
-            except OSError as error:
-                self.unsaved = error
-
-
-def measure_memory(spec: Speculator, loading: option.PairLoading) -> dict[str, Any]:
-    """Return the bytes that a pass of the target reads, and how fast this machine reads."""
-    from foretoken.measurement.footprint import of_model
-    from foretoken.measurement.machine import bandwidth, peak_bytes
-
-    trust = loading.trust_remote_code
-    model = of_model(spec.target, spec.target_name, loading.dtype, loading.revision, trust=trust)
-    peak = peak_bytes(spec.target.device)  # before the large read
-    seconds, size = bandwidth(spec.target.device)
-    return {
-        "weight_bytes": model.weight_bytes,
-        "pass_bytes": model.pass_bytes,
-        "peak_bytes": peak,
-        "bytes_per_second": size / seconds.median,
-    }
+@contextmanager
+def _progress(title: str, turns: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar on standard error."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task(title, total=turns)
+        yield lambda text: progress.update(bar, advance=1, description=text)
 
 
 def _show(document: dict[str, Any], console: Console) -> None:
     """Print the figures, what memory allows, and the advice."""
-    from foretoken.measurement.plan import FEWEST
-
     asked = document["asked"]
     how = f"temperature {asked['temperature']:g}" if asked["temperature"] else "greedy"
     prose(
@@ -363,8 +177,6 @@ def _show(document: dict[str, Any], console: Console) -> None:
 
 
 def _table(figures: list[dict[str, Any]]) -> Table:
-    from foretoken.measurement.bench import label
-
     heads = ("first ms", "tokens/s", "quartiles", "a call", "alpha", "c", "v", "theory", "speed-up")
     view, last = table("", *heads, gap=0), None
     for row in figures:

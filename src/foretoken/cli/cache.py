@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument
@@ -17,10 +17,8 @@ from foretoken.cli.command import command
 from foretoken.cli.render import page, prose, table
 from foretoken.errors import InputError
 from foretoken.loading import inventory, named
-
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
-if TYPE_CHECKING:
-    from foretoken.costing.stored import Kept
+from foretoken.models import store
+from foretoken.storage.cache import cache_problem, forget
 
 app = typer.Typer(
     no_args_is_help=True, help="List models, conversions and measured costs, or remove the latter."
@@ -83,9 +81,6 @@ def clear(
     as_json: option.Json = False,
 ) -> None:
     """Remove conversions and measured costs, which are made again when needed."""
-    from foretoken.models import store
-    from foretoken.storage.cache import cache_problem, forget
-
     if problem := cache_problem():
         raise InputError(f"nothing is stored, so nothing can be removed: {problem}")
     if model is None:
@@ -116,23 +111,13 @@ def _fitting(models: list[inventory.ModelHere]) -> list[dict[str, Any]]:
 
 def _kept() -> dict[str, Any]:
     """Return the conversions and measured costs in the cache folder."""
-    from foretoken.costing import stored
-    from foretoken.models import store
-    from foretoken.storage.cache import cache_problem
+    from foretoken.costing import stored  # late: torch takes seconds, and `--help` does without
 
     if problem := cache_problem():
         return {"folder": None, "problem": problem, "conversions": [], "costs": []}
     entries = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.entries()]
-    costs = [{**asdict(each), "trust": _trust(each)} for each in stored.entries()]
+    costs = [{**asdict(each), "trust": each.trust} for each in stored.entries()]
     return {"folder": str(store.folder()), "problem": None, "conversions": entries, "costs": costs}
-
-
-def _trust(kept: Kept) -> str:
-    """Say how far stored costs can be trusted."""
-    halves = "measured once" if kept.spread is None else f"halves {kept.spread:.2f} times apart"
-    others = "" if kept.others is None else f", others took {kept.others:.0%} of the processors"
-    off = "" if kept.off is None else f", {kept.off:.1f} times off in later steps"
-    return f"{halves}{others}{off}{'; measured again by a later start' if off else ''}"
 
 
 def _date(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,6 @@ from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.speculation import SpeculationOptions
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.certificate.certify import Certificate
     from foretoken.loading.target import KnownTarget
@@ -77,13 +76,10 @@ def certify(
     SEED("seed", seed)
     target = option.chosen(target)
     loading.require(target)
-    from foretoken.certificate.certify import (
-        CertificatePlan,
-        distributions,
-    )
-    from foretoken.certificate.certify import certify as issue
+    from foretoken.certificate import certify as certificates  # late: after mistakes are told
 
-    plan = CertificatePlan(gamma, rule, seed=seed, distributions=distributions(params))
+    tested = certificates.distributions(params)
+    plan = certificates.CertificatePlan(gamma, rule, seed=seed, distributions=tested)
     quiet()
     chosen: list[Prompt] = []
     spec = loading.load(
@@ -93,16 +89,13 @@ def certify(
     ).prepared()
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
-        certificate = issue(spec, chosen, plan, bar)
+        certificate = certificates.certify(spec, chosen, plan, bar)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     pair = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
     pair |= {"rule": rule, "gamma": gamma, "seed": seed}
     if as_json:
-        from pydantic_core import to_json
-
-        document = {"verdict": certificate.verdict, **pair, **asdict(certificate)}
-        print(to_json(document, inf_nan_mode="null").decode())
+        print(certificate.to_json(**pair))
     else:
         _show(pair, certificate)
     if certificate.verdict != "lossless":
@@ -118,9 +111,6 @@ def _prompts(target: KnownTarget, lines: list[prompt_files.Line]) -> list[Prompt
 
 
 def _show(pair: dict[str, Any], certificate: Certificate) -> None:
-    from foretoken.certificate.certify import FALSE_ALARM
-    from foretoken.measurement.estimate import POWER
-
     console = page()
     about = "target {target}, draft {draft}: {runtime}, computed in {dtype}, rule {rule}, "
     about += "gamma {gamma}, {prompts} prompts, seed {seed}"
@@ -132,10 +122,9 @@ def _show(pair: dict[str, Any], certificate: Certificate) -> None:
         view.add_row(*row)
     console.print(view)
     console.print()
-    finds = f"that a test finds with a chance of {POWER:.0%}"
-    prose(console, f"catches: the least total variation {finds}")
+    prose(console, certificate.legend)
     console.print()
-    odds = f"an exact pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
+    odds = certificate.odds
     least = f"no test of {len(certificate.tests)} fell below {certificate.level:.1e}"
     why = {
         "lossless": f"{least}; {odds}",

@@ -14,7 +14,6 @@ from typer import Option
 from foretoken.cli import answer, option, session
 from foretoken.cli.command import command, flag, quiet
 from foretoken.cli.prompts import Rendering, Template
-from foretoken.cli.sources import local, remote, require_template
 from foretoken.errors import InputError
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
@@ -85,11 +84,13 @@ def chat(
         target = option.chosen(target)
         loading.require(target)
         quiet()
-        opened = local(
+        from foretoken.cli import local  # late: mistakes are told before torch is imported
+
+        opened = local.local(
             spec := loading.load(
                 target,
                 draft,
-                check=lambda known: None if raw else require_template(template, known),
+                check=lambda known: None if raw else local.require_template(template, known),
             ),
             template,
             messages=not raw,
@@ -103,7 +104,9 @@ def chat(
         if template.text is not None:
             raise InputError("--chat-template is read by a server when it starts; give it that one")
         default = asdict(SpeculationOptions())
-        opened = remote(
+        with option.needing("client"):
+            from foretoken.cli import remote  # late: an extra
+        opened = remote.remote(
             server.url,
             os.environ.get(KEY) if server.api_key is None else server.api_key,
             server.model,

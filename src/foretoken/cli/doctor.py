@@ -4,10 +4,8 @@ why."""
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,12 +17,6 @@ from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.loading.options import LoadOptions
 from foretoken.slow_log import show_waiting
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
-if TYPE_CHECKING:
-    from foretoken.loading.facts import ModelFacts
-    from foretoken.loading.sources import Source
-
-PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".split()
 EXACT_TEXT = {
     "bitwise": "greedy text is the same to the bit with and without draft tokens, in any batch",
     "rounding": "greedy text is the same but for near-ties, which rounding may decide otherwise",
@@ -51,37 +43,16 @@ def doctor(
     left_out = option.Origin(), option.Placing(), None
     if model is None and (origin, placing, adapter) != left_out:
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
+    given = LoadOptions(**vars(origin), **vars(placing), adapter=adapter)
     quiet()
+    from foretoken.measurement import diagnosis  # late: mistakes are told before torch is imported
+
     if model is None:
-        document, lines = _machine(), _machine_lines
+        document, lines = diagnosis.describe_machine(), _machine_lines
     else:
         with show_waiting(f"reading {model}"):
-            document, lines = _placed(model, origin, placing, adapter), _placed_lines
+            document, lines = diagnosis.describe_model(model, given), _placed_lines
     print(json.dumps(document, allow_nan=False) if as_json else "\n".join(lines(document)))
-
-
-def _machine() -> dict[str, Any]:
-    """Describe the machine, and measure how fast it reads memory, in a second or two."""
-    import torch
-
-    from foretoken.loading.memory import free_bytes
-    from foretoken.loading.runtimes.native import abilities
-    from foretoken.measurement.machine import bandwidth, processor
-    from foretoken.storage.cache import versions
-
-    names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    reading, here = contention.read(), processor()
-    seconds, size = bandwidth(torch.device("cpu"))
-    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size}
-    return {
-        "versions": {"python": platform.python_version()} | versions(*PACKAGES),
-        "machine": platform.platform(),
-        "processor": {**asdict(here), "lacks": here.lacks, **rate},
-        "threads": torch.get_num_threads(),
-        "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
-        "native": abilities(),
-        "others": contention.share([contention.taken(reading)]),
-    }
 
 
 def _machine_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -101,54 +72,6 @@ def _machine_lines(document: dict[str, Any]) -> Iterator[str]:
     if warning := contention.remark(document["others"]):
         yield warning
     yield "what a model runs on, and why: foretoken doctor MODEL"
-
-
-def _placed(
-    model: str, origin: option.Origin, placing: option.Placing, adapter: str | None
-) -> dict[str, Any]:
-    from foretoken.loading import published
-    from foretoken.loading.facts import ModelFacts, Placement
-    from foretoken.loading.memory import usable
-    from foretoken.loading.runtimes.place import place
-    from foretoken.loading.sources import source
-
-    LoadOptions(**vars(placing))
-    if draft := published.find(model, origin.revision):
-        return {"model": draft.name, "runtime": None, "why": draft.described}
-    device = usable(placing.device)
-    placement = Placement(placing.dtype, device, placing.runtime)
-    read = source(model, origin.revision, origin.trust_remote_code, adapter)
-    facts = ModelFacts(read, placement)
-    placed = place(facts, placement)
-    steady = placed.model.capabilities.batch_invariant
-    found = {"model": read.name, "runtime": placed.model.runtime, "why": placed.why}
-    lacks, ends = _lacks(read), _remark_on_ends(read, facts)
-    exact = {"exact": "bitwise" if steady else "rounding", "lacks": lacks, "ends": ends}
-    return {**found, **exact, "dtype": placed.model.computed, "asked": placement.dtype}
-
-
-def _remark_on_ends(read: Source, facts: ModelFacts) -> str | None:
-    """Say where the chat template ends turns with another token than the model's files name."""
-    from foretoken.loading.sources import tokenizer
-    from foretoken.loading.target import ends_of_chats
-
-    file = read.path if read.gguf is None else read.gguf
-    known = tokenizer(file, read.options.get("revision"), read.trust)
-    return ends_of_chats(facts.settings.ends, known)[1]
-
-
-def _lacks(read: Source) -> str | None:
-    """Say why the processor of a model's pictures and sounds cannot be loaded; None where it can,
-    or there is none."""
-    from foretoken.loading.sources import processor
-
-    load = processor(read)
-    try:
-        if load is not None:
-            load()
-    except InputError as error:
-        return str(error)
-    return None
 
 
 def _placed_lines(document: dict[str, Any]) -> Iterator[str]:

@@ -14,12 +14,12 @@ import typer
 from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.render import page, prose
+from foretoken.cli.speculative import read_plan
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import hub, named
 from foretoken.loading.options import ROUNDED
+from foretoken.loading.published import known_kind
 from foretoken.sampling.params import SamplingParams
-
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 
 OURS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
 # Options of a measurement that the command has, or that it does not depend on
@@ -87,8 +87,6 @@ def vllm(
 
 
 def _measured(file: Path) -> ExportSetting:
-    from foretoken.measurement.plan import read_plan
-
     plan = read_plan(file)
     target = plan.load["target"]
     if adapter := plan.load.get("adapter"):
@@ -174,8 +172,6 @@ def speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
     Raises:
         RefusedError: vLLM has no such draft.
     """
-    from foretoken.loading.published import known_kind
-
     draft, count = setting.draft, {"num_speculative_tokens": setting.gamma}
     if draft == "none" or not setting.gamma:
         return None

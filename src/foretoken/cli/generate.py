@@ -18,7 +18,6 @@ from foretoken.errors import ControlError, InputError
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.speculation import SpeculationOptions
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.request import Completion, Request, Row
     from foretoken.speculator import Speculator
@@ -141,16 +140,16 @@ def _answer(
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:
-            from foretoken.measurement.bench import REPEATS
-            from foretoken.measurement.bench import compare as measured
+            from foretoken.measurement import bench  # late: after mistakes are told
 
             steps = answers[0].completion.steps  # whose time is without that of a measurement
             once = sum(x.draft_seconds + x.score_seconds + x.verify_seconds for x in steps)
-            seconds = 2 * REPEATS * once
+            seconds = 2 * bench.REPEATS * once
             if seconds > 1:
-                said = f"timing {REPEATS} texts plainly and {REPEATS} with drafts, in turn"
+                n = bench.REPEATS
+                said = f"timing {n} texts plainly and {n} with drafts, in turn"
                 print(f"{said}, about {seconds:.0f} s", file=sys.stderr)
-            comparison = measured(spec, ready[0], seed=seed, **tasks[0].given, **speculation)
+            comparison = bench.compare(spec, ready[0], seed=seed, **tasks[0].given, **speculation)
     finally:
         if as_json:
             answer.end(comparison)
@@ -198,11 +197,11 @@ def _all(spec: Speculator, rows: list[Row], speculation: dict[str, Any]) -> Iter
 
     Progress of many is shown on standard error.
     """
-    from foretoken.options import check
-    from foretoken.speculator import MAX_ROWS
+    from foretoken.options import check  # late: after mistakes are told
 
     completions = spec.completions(rows, check(**speculation), speculation["gamma"])
-    several = bar(completions, "generating", len(rows)) if len(rows) > MAX_ROWS else completions
+    many = len(rows) > spec.costing.batch
+    several = bar(completions, "generating", len(rows)) if many else completions
     for row, completion in zip(rows, several, strict=True):
         if row.began or row.finish_reason is not None:
             yield completion

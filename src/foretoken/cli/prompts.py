@@ -20,9 +20,8 @@ from foretoken.errors import ForetokenError, InputError, shown, whole
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import WRITABLE, SamplingParams, meant
 from foretoken.storage.files import read_text
-from foretoken.text import chat
+from foretoken.text.messages import Message, require
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
     from foretoken.speculator import Speculator
@@ -39,7 +38,7 @@ class Line:
 
     prompt: str | list[int]
     id: Any = None
-    messages: list[chat.Message] = field(default_factory=list[chat.Message])
+    messages: list[Message] = field(default_factory=list[Message])
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     seed: int | None = None
     place: str = ""  # in its file, for errors
@@ -97,9 +96,14 @@ def _rows(file: Path) -> list[str]:
     """Return the lines of a file; of a Parquet file its rows, as JSON."""
     if file.suffix != ".parquet":
         return [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
+    return parquet().lines(file)
+
+
+def parquet():  # not annotated: the type is the module's
+    """Import what reads and writes Parquet files, which comes with an extra."""
     with needing("ray"):
         from foretoken.cluster import table
-    return table.lines(file)
+    return table
 
 
 def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
@@ -116,7 +120,7 @@ def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
         if seed is not None:
             SEED("seed", seed)
         if messages is not None:
-            chat.require(messages)
+            require(messages)
         elif not (
             isinstance(prompt, str) or (isinstance(prompt, list) and all(map(whole, prompt)))
         ):
@@ -157,6 +161,8 @@ class Template(NamedTuple):
         """Return a line's prompt for the model; messages become ids."""
         if not line.messages:
             return for_model(line, target)
+        from foretoken.text import chat  # late: torch takes seconds
+
         return chat.ids(line.messages, target.tokenizer, self.text, self.variables)
 
     def prompts(

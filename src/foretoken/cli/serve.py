@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from foretoken.cli import option
 from foretoken.cli.command import Config, command, flag
 from foretoken.cli.speculative import Speculative, plan_of, speculative
+from foretoken.cluster import session
 from foretoken.engine.options import OPTIONS as ENGINE
 from foretoken.engine.options import EngineOptions
 from foretoken.errors import InputError, shown
@@ -23,12 +24,11 @@ from foretoken.sampling.options import DeclaredOption
 from foretoken.sampling.speculation import SpeculationOptions
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import Logs, ServerOptions
+from foretoken.server.process.setup import Setup
 from foretoken.storage.files import read_text
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.measurement.plan import Plan
-    from foretoken.server.process.setup import Setup
 
 
 def _flags(options: Mapping[str, DeclaredOption]) -> dict[str, DeclaredOption]:
@@ -183,8 +183,6 @@ def serve(
         given["chat_template"] = read_text(server.chat_template, "a Jinja template")
     with option.needing("serve"):
         from foretoken.server.run import run
-    from foretoken.server.process.setup import Setup
-
     given["max_texts"] = min(given["max_texts"], keywords["max_rows"] + keywords["max_waiting"])
     given["served_model_name"] = given.get("served_model_name") or _name(target)
     options = ServerOptions(**given, gamma=gamma)
@@ -203,10 +201,8 @@ def serve(
     if not cluster.used:
         run(setups, options)
         return
+    session.prepare(cluster.address)  # before ray is imported
     with option.needing("serve,ray"):
-        from foretoken.cluster import session
-
-        session.prepare(cluster.address)  # before ray is imported
         from foretoken.cluster import front
     count, threads = cluster.replicas or 1, cluster.threads
     front.run(setup, options, replicas=count, threads=threads, address=cluster.address)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -28,12 +28,16 @@ from foretoken.cli.command import hold_messages, release_messages
 from foretoken.cli.option import ANSWER_TOKENS
 from foretoken.cli.prompts import require_key
 from foretoken.cli.render import labelled, page
-from foretoken.cli.sources import ChatReply, LocalModel, RemoteModel, ReplyPart, TextError
+from foretoken.cli.reply import ChatReply, ReplyPart, TextError
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 from foretoken.storage.files import parse_json, read_text, write
-from foretoken.text import chat
 from foretoken.text.decoding import REPLACEMENT
+from foretoken.text.messages import require
+
+if TYPE_CHECKING:
+    from foretoken.cli.local import LocalModel
+    from foretoken.cli.remote import RemoteModel
 
 STYLES = {"accepted": fates.ACCEPTED, "corrected": fates.CORRECTED, "bonus": fates.CORRECTED}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
@@ -267,7 +271,7 @@ class Session:
         path = Path(file).expanduser()
         try:
             messages = parse_json(read_text(path, "messages"))
-            chat.require(messages)
+            require(messages)
         except ValueError as error:  # InputError is one
             raise InputError(f"{path} holds no conversation: {error}") from None
         self.messages = messages
@@ -370,11 +374,17 @@ def _typed() -> str:
 
 def _begun() -> bool:
     """Return True if the line being typed holds text."""
-    with suppress(ImportError):  # where there is no readline nothing can be known
-        import readline
+    editor = _line_editor()
+    return editor is not None and bool(editor.get_line_buffer())
 
-        return bool(readline.get_line_buffer())
-    return False
+
+def _line_editor():  # not annotated: the type is the module's
+    """Import readline, which edits the lines that are typed; None where there is none."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    return readline
 
 
 def _terminated(*_: object) -> None:
@@ -398,8 +408,7 @@ def run(
     if quick is not None:
         session.one(quick)
     elif sys.stdin is not None and sys.stdin.isatty():
-        with suppress(ImportError):  # where there is none, lines are typed as the terminal has them
-            import readline  # noqa: F401
+        _line_editor()
         signal.signal(signal.SIGTERM, _terminated)  # unlike Ctrl-C it ends more than an answer
         session.typed()
     else:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from foretoken.cli.option import as_json
 from foretoken.errors import InputError, shown, whole
+from foretoken.loading.published import known_kind
 from foretoken.sampling.params import meant
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
     from foretoken.measurement.plan import Plan
 
@@ -38,9 +38,14 @@ def plan_of(text: str | None) -> Plan | None:
     """Return the benchmark's plan in the file that the option names; None for vLLM's JSON."""
     if not text or text.lstrip().startswith(("{", "[")):
         return None
-    from foretoken.measurement.plan import read_plan
-
     return read_plan(Path(text))
+
+
+def read_plan(file: Path) -> Plan:
+    """Read the plan in a file of `foretoken bench --out`."""
+    from foretoken.measurement import plan  # late: `--help` does without pydantic
+
+    return plan.read_plan(file)
 
 
 def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
@@ -67,8 +72,6 @@ def speculative(text: str | None, *flags: Any) -> SpeculativeSettings:
     if not isinstance(draft, str) or (DRAFTS[method] and model not in (None, method)):
         raise _bad("model", model, "name the draft model, and none for ngram and mtp")
     if method in OVER_STATES:
-        from foretoken.loading.published import known_kind
-
         kind = known_kind(draft, None)
         if kind not in (None, method):
             raise _bad("method", method, f"{draft} is a draft of kind {kind}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -29,12 +29,7 @@ from foretoken.cli import option
 from foretoken.cli.command import command, quiet
 from foretoken.errors import InputError
 from foretoken.storage import files
-
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
-if TYPE_CHECKING:
-    from foretoken.train.loop import TrainingRecipe
-    from foretoken.train.student import Lesson
-
+from foretoken.train.recipe import TrainingRecipe
 
 Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
 Made = TypeVar("Made")
@@ -55,8 +50,6 @@ class Schedule:
 
     @property
     def recipe(self) -> TrainingRecipe:
-        from foretoken.train.loop import TrainingRecipe
-
         return made(TrainingRecipe, self)
 
 
@@ -111,26 +104,23 @@ def distill(
     the draft. OUT/model gets the weights with the best alpha on held-out prompts, continued by the
     target: use it as --draft. The same command resumes a run that was killed.
     """
-    from foretoken.train.corpus import read
-    from foretoken.train.distill import Distillation
-    from foretoken.train.distill import distill as teach
-    from foretoken.train.pair import pair
-
-    target = option.chosen(target)
+    target, recipe = option.chosen(target), training.recipe
     quiet()
+    from foretoken.train import corpus, distill, pair  # late: after mistakes are told
+
     shares = on_policy, training.target_generated
-    lesson = Distillation(loss, temperature, *shares, training.length, held_out)
-    recipe = training.recipe
+    lesson = distill.Distillation(loss, temperature, *shares, training.length, held_out)
     origin = {**reading.arguments, "draft_revision": draft_revision}
-    models = pair(target, draft, fields(shape), training.seed, **origin)
+    models = pair.pair(target, draft, fields(shape), training.seed, **origin)
     spec = models.together
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
     encoder_decoder = spec.target.encoder_decoder
-    examples = read(data, spec.tokenizer, training.length, encoder_decoder=encoder_decoder)
+    examples = corpus.read(data, spec.tokenizer, training.length, encoder_decoder=encoder_decoder)
     with resumable(f"interrupted; the same command goes on from {out}"):
         with progress_bar("distilling", training.steps) as bar:
-            summary = teach(models, examples, out, lesson, recipe, partial(_report_lesson, bar))
+            report = partial(_report_lesson, bar)
+            summary = distill.distill(models, examples, out, lesson, recipe, report)
     lines = [
         size(out / "model", summary),
         f"alpha {summary['alpha']:.4f} on held-out prompts at step {summary['best_step']}, "
@@ -219,9 +209,7 @@ def eagle(
     Sources without a target in --data are the prompts. The file is in the format of speculators,
     which vLLM reads too. The same command resumes a run that was killed.
     """
-    from foretoken.train.eagle import EagleLesson
-
-    _teach(loading, data, out, training, EagleLesson, target, as_json=as_json)
+    _teach(loading, data, out, training, target, as_json=as_json)
 
 
 @app.command()
@@ -239,31 +227,26 @@ def dspark(
     One pass of the draft guesses a whole block; each guess then follows the one before it, and the
     block ends where the draft expects no more to be accepted. The rest is as in train eagle.
     """
-    from foretoken.train.dspark import DSparkLesson
-
-    _teach(loading, data, out, training, DSparkLesson, target, as_json=as_json)
+    _teach(loading, data, out, training, target, as_json=as_json)
 
 
 def _teach(
     loading: option.Loading,
     data: Path,
     out: Path,
-    training: StatesTraining,
-    kind: type[Lesson],
+    training: EagleTraining | DSparkTraining,
     target: str | None,
     *,
     as_json: bool,
 ) -> None:
     """Train a draft over the target's states."""
-    from foretoken.train.corpus import read
-    from foretoken.train.loop import folder_of_run
-    from foretoken.train.own_texts import own_texts
-    from foretoken.train.pair import read_target
-    from foretoken.train.student import teach
-
-    target = option.chosen(target)
+    target, recipe = option.chosen(target), training.recipe
     quiet()
-    lesson, recipe = made(kind, training), training.recipe
+    # late: after mistakes are told
+    from foretoken.train import corpus, dspark, eagle, loop, own_texts, pair, student
+
+    kind = eagle.EagleLesson if isinstance(training, EagleTraining) else dspark.DSparkLesson
+    lesson = made(kind, training)
     if not 0 < training.states < 1e9:
         raise InputError(f"states is {training.states}; give gigabytes, more than 0")
     option.require_folder(out)
@@ -275,13 +258,13 @@ def _teach(
     spec = replace(loading.load(target, "none"), suggested={})  # no sampling params of its config
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give it with one")
-    prompts = read(data, spec.tokenizer, training.length, encoder_decoder=False)
-    folder = folder_of_run(run)
+    prompts = corpus.read(data, spec.tokenizer, training.length, encoder_decoder=False)
+    folder = loop.folder_of_run(run)
     origin = loading.revision, loading.trust_remote_code, loading.tokenizer, loading.adapter
     with resumable("interrupted; the same command goes on"):
         count = len(prompts.train) + len(prompts.held_out)
         with progress_bar("writing texts", count) as bar:
-            examples = own_texts(
+            examples = own_texts.own_texts(
                 spec,
                 prompts,
                 folder / "texts",
@@ -290,10 +273,10 @@ def _teach(
                 seed=training.seed,
                 report=lambda n: bar(n, "writing texts", None),
             )
-        network, _ = read_target(target, *origin)
+        network, _ = pair.read_target(target, *origin)
         network.requires_grad_(False)
         with progress_bar("training", training.steps) as bar:
-            summary = teach(
+            summary = student.teach(
                 network,
                 examples,
                 out,

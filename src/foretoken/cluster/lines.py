@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray.data
+import torch
+from transformers.utils import logging as transformers
 
+from foretoken.engine.asynchronous import AsyncEngine
 from foretoken.errors import ForetokenError
+from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from foretoken.engine.asynchronous import AsyncEngine
     from foretoken.request import Completion
     from foretoken.speculator import Speculator
 
@@ -76,12 +79,6 @@ class BatchWorker:
         loading: dict[str, Any],
         engine: dict[str, Any],
     ) -> None:
-        import torch
-        from transformers.utils import logging as transformers
-
-        from foretoken.engine.asynchronous import AsyncEngine
-        from foretoken.loading.load import load
-
         transformers.disable_progress_bar()
         torch.set_num_threads(threads)
         self._spec = load(*names, **loading).prepared()

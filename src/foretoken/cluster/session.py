@@ -27,6 +27,13 @@ BASE = 400_000_000  # bytes of a replica beside weights, keys and values
 CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
+def _ray():  # not annotated: the type is the module's
+    """Import ray, late as it is an extra and reads the environment that `prepare` sets."""
+    import ray
+
+    return ray
+
+
 def prepare(address: str) -> None:
     """Before ray is imported, which takes seconds: a Ray that `join` is to start here (LOCAL)
     listens on the loopback alone, unless the environment says otherwise. InputError for an address
@@ -41,13 +48,11 @@ def join(address: str, cpus: int | None = None) -> None:
     """Become part of the cluster at `address` ("host:port", or "auto": the one that this machine is
     part of); LOCAL: of one that is started here with so many `cpus`, and ends with this process.
     `prepare` comes before. InputError where that is impossible."""
-    import ray
-
     limits = {} if address != LOCAL else {"num_cpus": cpus, "object_store_memory": OBJECTS}
     ended = signal.getsignal(signal.SIGTERM)
     try:
         with _quiet():
-            ray.init(
+            _ray().init(
                 address,  # LOCAL: a new one, even on a machine that is part of another
                 include_dashboard=None if limits == {} else False,
                 logging_level=WARNING,
@@ -63,17 +68,13 @@ def join(address: str, cpus: int | None = None) -> None:
 
 def leave() -> None:
     """End what `join` began."""
-    import ray
-
-    ray.shutdown()
+    _ray().shutdown()
 
 
 def threads(replicas: int, count: int | None) -> int:
     """Threads of a replica: as asked, or the cluster's processors shared out; InputError where it
     has too few."""
-    import ray
-
-    there = int(ray.cluster_resources().get("CPU", 0))
+    there = int(_ray().cluster_resources().get("CPU", 0))
     each = count or max(1, there // replicas)
     if each * replicas > there:
         raise InputError(
@@ -86,9 +87,7 @@ def threads(replicas: int, count: int | None) -> int:
 def require_memory(replicas: int, weights: int, kv: int) -> None:
     """InputError where so many replicas do not fit. weights: bytes of target and draft, which
     replicas of a machine share; kv: bytes of keys and values of each."""
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in _ray().nodes() if node["Alive"]]
     there = sum(int(node.get("memory", 0)) for node in nodes)
     needed = replicas * (BASE + kv) + min(replicas, len(nodes)) * weights
     if needed > there:

@@ -217,21 +217,27 @@ class GrammarMatcher:
         return f"{name} cannot be followed after {len(self._tokens)} tokens: {reason}; correct it"
 
 
-def _lexicon(tokenizer: Any, end: int) -> LLTokenizer:
-    """llguidance's form of a fast tokenizer."""
+def _llguidance():  # not annotated: the type is the module's
+    """Import llguidance, late as it is an extra; InputError where it is missing."""
     try:
-        from llguidance import LLTokenizer  # late: an extra
+        import llguidance
     except ImportError:
         raise InputError(
             "structured output needs llguidance; pip install 'foretoken[grammar]'"
         ) from None
+    return llguidance
+
+
+def _lexicon(tokenizer: Any, end: int) -> LLTokenizer:
+    """llguidance's form of a fast tokenizer."""
+    llguidance = _llguidance()
     if end >= len(tokenizer):
         raise InputError(
             f"structured output ends with an EOS token and this tokenizer has none of id {end}; "
             "set eos_token_id in the model's generation config"
         )
     try:
-        lexicon = LLTokenizer(spelled(tokenizer), eos_token=end)
+        lexicon = llguidance.LLTokenizer(spelled(tokenizer), eos_token=end)
     except ValueError as error:
         raise InputError(
             f"structured output cannot read this tokenizer: {one_line(error)}; leave structured out"
@@ -283,9 +289,7 @@ def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) 
 
 def _compiled(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
     """InputError where it does not compile."""
-    from llguidance import LLMatcher
-
-    compiled = LLMatcher(lexicon, source(structured), log_level=0)
+    compiled = _llguidance().LLMatcher(lexicon, source(structured), log_level=0)
     if compiled.is_error():
         raise _refused(structured.kind, _reason(compiled.get_error()))
     return compiled
@@ -293,9 +297,8 @@ def _compiled(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
 
 def objection(schema: Any) -> str | None:
     """Say why no text can be held to a JSON schema, or None."""
-    from llguidance import LLMatcher
-
-    return _reason(LLMatcher.validate_grammar(source(Structured("json_schema", schema)))) or None
+    matcher = _llguidance().LLMatcher
+    return _reason(matcher.validate_grammar(source(Structured("json_schema", schema)))) or None
 
 
 def source(structured: Structured) -> str:
@@ -310,13 +313,11 @@ def source(structured: Structured) -> str:
 def _grammars(kind: str, text: str) -> list[dict[str, Any]]:
     """Return the grammars that llguidance compiles: the first is the one that a text follows.
     ValueError where a grammar's text is not what its kind says."""
-    from llguidance import LLMatcher
-
     if kind == "json_schema":
         schema = exact_schema(json.loads(text), SPACES)
         return [_lark("start: @schema"), {"name": "schema", "json_schema": schema}]
     if kind == "regex":
-        escaped = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]
+        escaped = json.loads(_llguidance().LLMatcher.grammar_from_regex(text))["grammars"][0]
         return [_lark(escaped["lark_grammar"])]
     if kind == "lark":
         return [_lark(text)]

@@ -43,6 +43,11 @@ class PairCosts:
     _policies: dict[int, Adaptive] = field(default_factory=dict[int, Adaptive])
     _watches: dict[str, Watch] = field(default_factory=dict[str, Watch])
 
+    @property
+    def drafts(self) -> bool:
+        """Tell whether the drafter makes draft tokens of its own."""
+        return not isinstance(self.drafter, NoDrafter)
+
     def step_costs(
         self, params: SamplingParams, rows: int = 1, *, again: bool | None = None
     ) -> Costs:
@@ -108,7 +113,7 @@ class PairCosts:
         `gamma`, or where that is None what pays."""
         if gamma is None:
             predicted = any(request.prediction for request in requests)
-            if isinstance(self.drafter, NoDrafter) and not predicted:
+            if not self.drafts and not predicted:
                 forced = any(request.params.structured for request in requests)
                 return FreeOnly() if forced else Fixed(0)
             if all(request.limit < 2 for request in requests):
@@ -137,8 +142,7 @@ class PairCosts:
         if found is None:
             return FreeOnly()
         alone, shared = found
-        drafts = not isinstance(self.drafter, NoDrafter)
-        policy = Adaptive(shared, alone, drafts, self.drafter.priors)
+        policy = Adaptive(shared, alone, self.drafts, self.drafter.priors)
         return self._policies.setdefault(id(shared), policy)
 
     def freeze(self, measured: Mapping[tuple[str, int], Costs]) -> None:

@@ -49,6 +49,14 @@ class Kept:
     attempts: int = 1
     off: float | None = None  # the factor by which later steps contradict them
 
+    @property
+    def trust(self) -> str:
+        """Say how far the costs can be trusted."""
+        halves = "measured once" if self.spread is None else f"halves {self.spread:.2f} times apart"
+        others = "" if self.others is None else f", others took {self.others:.0%} of the processors"
+        off = "" if self.off is None else f", {self.off:.1f} times off in later steps"
+        return f"{halves}{others}{off}{'; measured again by a later start' if off else ''}"
+
     def due(self, alone: Kept | None = None) -> bool:
         """Tell whether to measure again. alone: the costs of one row, which these extend."""
         if alone is not None and alone.when > self.when:

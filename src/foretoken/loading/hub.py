@@ -14,8 +14,6 @@ from typing import Any
 from foretoken.errors import InputError, one_line, shown
 from foretoken.loading import named
 
-# Late imports: `--help` does without the hub's library
-
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
 MAGIC = b"GGUF"
 PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # one of one is whole
@@ -24,6 +22,13 @@ IN_HUB = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
 REMEDY = "give a model's folder, a GGUF file or a hub id"
 OFFLINE = "give a folder or GGUF file, or a model in the hub's cache (foretoken cache list)"
 EXPECTED = "a model's folder holds config.json, a tokenizer and weights (*.safetensors)"
+
+
+def library():  # not annotated: the type is the module's
+    """Import the hub's library, late as `--help` does without it."""
+    import huggingface_hub
+
+    return huggingface_hub
 
 
 def path(name: str | Path) -> str:
@@ -133,10 +138,8 @@ def _require_gguf(file: Path) -> None:
 
 
 def _fetched(id: str, name: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(id, name, revision=revision))
+        return Path(library().hf_hub_download(id, name, revision=revision))
     except Exception as error:  # of many kinds
         raise InputError(f"{id}:{name} cannot be had from the hub: {one_line(error)}") from None
 
@@ -169,29 +172,28 @@ def way(place: str, revision: str | None) -> dict[str, Any]:
 
 @cache  # asked once for a model and its tokenizer
 def _hub_options(name: str, revision: str | None) -> dict[str, Any]:
-    from huggingface_hub import errors as hub
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
+    hub = library()
     try:
-        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=WAIT)
+        url = hub.hf_hub_url(name, "config.json", revision=revision)
+        hub.get_hf_file_metadata(url, timeout=WAIT)
         return {}
-    except (hub.GatedRepoError, hub.EntryNotFoundError):
+    except (hub.errors.GatedRepoError, hub.errors.EntryNotFoundError):
         return {}  # the hub has it; transformers says what is wrong with it
-    except hub.RevisionNotFoundError:
+    except hub.errors.RevisionNotFoundError:
         raise InputError(
             f"the hub has {name}, but no revision {revision!r}; give another"
         ) from None
-    except hub.HFValidationError:
+    except hub.errors.HFValidationError:
         raise InputError(f"{name!r} is no folder; {REMEDY}") from None
-    except hub.RepositoryNotFoundError:
+    except hub.errors.RepositoryNotFoundError:
         why, remedy = "the hub has no such model", REMEDY
-    except hub.OfflineModeIsEnabled:
+    except hub.errors.OfflineModeIsEnabled:
         why, remedy = "HF_HUB_OFFLINE keeps the hub from being asked", OFFLINE
     except Exception as error:  # network errors are of many types
         if getattr(getattr(error, "response", None), "status_code", None) == 404:
             why, remedy = "the hub has no such model", REMEDY
         else:
             why, remedy = f"the hub cannot be reached ({one_line(error)})", OFFLINE
-    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+    if isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
         return {"local_files_only": True}
     raise InputError(f"there is no folder {name!r}, and {why}; {remedy}")

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, one_line
-from foretoken.loading import named, published
+from foretoken.loading import hub, named, published
 from foretoken.storage.files import parse_json
-
-# Late imports: `--help` does without the hub's library and NumPy
 
 WEIGHTS = ("*.safetensors", "*.bin")
 DEPTH = 3  # of folders below one that is searched
@@ -100,12 +98,10 @@ def _places(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
 
 def _cached() -> Iterator[tuple[str, Path]]:
     """Yield the models in the hub's cache, of each the last version."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
+    library = hub.library()
     try:
-        repos = scan_cache_dir().repos
-    except CacheNotFound:
+        repos = library.scan_cache_dir().repos
+    except library.errors.CacheNotFound:
         return
     for repo in sorted(repos, key=lambda repo: repo.repo_id):
         if repo.repo_type != "model" or not repo.revisions:
@@ -170,7 +166,7 @@ def _of_gguf(name: str, file: Path) -> ModelHere | None:
 
 def _header(file: Path) -> dict[str, Any]:
     """Read a GGUF file's own account; its precision: the kind that most of its bytes have."""
-    from foretoken.loading import gguf
+    from foretoken.loading import gguf  # late: `--help` does without NumPy
 
     reader = gguf.header(file)
     family = reader.fields["general.architecture"].contents()

@@ -16,7 +16,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.lookup import Repeats
 from foretoken.errors import FRONT, RefusedError, base_name
 from foretoken.generation_config import require_ids
-from foretoken.loading import adapters, gguf, named
+from foretoken.loading import adapters, gguf, merging, named
 from foretoken.loading.chosen import chosen, rounded
 from foretoken.loading.draft import by_name, draft_of, name_of
 from foretoken.loading.facts import ModelFacts, Placement
@@ -174,7 +174,7 @@ def require_adapters(
         asked = LoadOptions(**options)
         base = source(target or named.default(), asked.revision, asked.trust_remote_code)
         for name in names:
-            adapters.require_fit(base.empty, adapters.folder(name))
+            merging.require_fit(base.empty, adapters.folder(name))
 
 
 def _known(

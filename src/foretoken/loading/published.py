@@ -10,8 +10,6 @@ from foretoken.errors import InputError, one_line, shown
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
-# Late imports: `--help` does without the hub's library
-
 READ = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the hub
 BLOCKS = ("dflash", "dspark")
 ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -75,13 +73,11 @@ def find(name: str | Path, revision: str | None) -> Published | None:
 def known_kind(name: str, revision: str | None) -> str | None:
     """Return the kind of a draft in a folder, or on the hub where its config is in the cache; None
     for a model, and where that is not known. Nothing is fetched."""
-    from huggingface_hub import try_to_load_from_cache
-
     if hub.is_folder(name):
         return kind_of(_config(Path(name) / "config.json"))
     if not hub.HUB_ID.fullmatch(name):
         return None
-    held = try_to_load_from_cache(name, "config.json", revision=revision)
+    held = hub.library().try_to_load_from_cache(name, "config.json", revision=revision)
     return kind_of(_config(Path(held))) if isinstance(held, str) else None
 
 
@@ -95,21 +91,19 @@ def _config(file: Path | None) -> dict[str, Any]:
 
 
 def _on_hub(name: str, revision: str | None) -> Path | None:
-    from huggingface_hub import hf_hub_download
-
     try:
         options = hub.way(name, revision)
-        return Path(hf_hub_download(name, "config.json", revision=revision, **options))
+        return Path(
+            hub.library().hf_hub_download(name, "config.json", revision=revision, **options)
+        )
     except Exception:  # as above
         return None
 
 
 def _fetched(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-
-    options = hub.way(name, revision)
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": READ}
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=READ, **options))
+        return Path(hub.library().snapshot_download(name, **options, **hub.way(name, revision)))
     except Exception as error:  # of many kinds
         raise InputError(f"{name} cannot be had from the hub: {one_line(error)}") from None
 

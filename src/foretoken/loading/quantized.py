@@ -10,6 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 
 from foretoken.errors import InputError, RefusedError, one_line
 
@@ -26,11 +27,10 @@ def plain(config: PreTrainedConfig, name: str) -> dict[str, Any]:
     stored = getattr(config, "quantization_config", None)
     if stored is None:
         return {}
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KINDS  # late
-
     settings: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
     method = str(settings.get("quant_method") or "a method that it does not name")
-    kind: Any = KINDS.get(method)
+    library: Any = transformers  # whose parts are imported when they are named
+    kind = library.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
     if kind is None or "dequantize" not in inspect.signature(kind).parameters:
         raise RefusedError(
             f"{name} is quantized by {method}, from which transformers makes no plain weights; "

@@ -23,7 +23,7 @@ import transformers
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file, ids_of
-from foretoken.loading import adapters, gguf, hub, memory, named, quantized, weights
+from foretoken.loading import adapters, gguf, hub, memory, merging, named, quantized, weights
 from foretoken.loading.published import known_kind
 from foretoken.models.stock.sizes import positions
 from foretoken.models.stock.third_party import third_party_sources
@@ -148,7 +148,7 @@ class Source:
         where there is no room for them."""
         memory.require(self.name, memory.weight_bytes(self.empty, dtype), device)
         if self.adapter is not None:
-            adapters.require_fit(self.empty, self.adapter)
+            merging.require_fit(self.empty, self.adapter)
         options = self.options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
         options |= gguf.whole() if self.gguf else quantized.plain(self.config, self.name)
         try:
@@ -166,9 +166,9 @@ class Source:
         if "quantization_config" in options:
             quantized.forget(network, dtype, self.name)
         if self.own_adapter:
-            network = adapters.merged_inside(network)
+            network = merging.merged_inside(network)
         if self.adapter is not None:
-            network = adapters.merged(network, self.adapter)
+            network = merging.merged(network, self.adapter)
         ready: Any = network
         return ready.to(device).eval()
 
@@ -345,10 +345,9 @@ def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
 def _of_images() -> Any:
     """Return the auto class of models that write images token by token (ImageGPT), of which
     transformers has the mapping alone."""
-    from transformers.models.auto import auto_factory, modeling_auto  # late: takes seconds
-
-    mapping = {"_model_mapping": modeling_auto.MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING}
-    base: Any = auto_factory._BaseAutoModelClass
+    auto: Any = transformers.models.auto  # its parts are imported when they are named
+    mapping = {"_model_mapping": auto.modeling_auto.MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING}
+    base = auto.auto_factory._BaseAutoModelClass
     return type("AutoModelForCausalImageModeling", (base,), mapping)
 
 

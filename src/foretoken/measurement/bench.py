@@ -18,7 +18,6 @@ from typing import Any
 from foretoken import theory
 from foretoken.costing import contention
 from foretoken.costing.costs import of
-from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
 from foretoken.generation_config import Ends
 from foretoken.options import Prompt
@@ -57,11 +56,6 @@ class RaceRun:
     first_seconds: float  # from the start until these
     seconds: float
     steps: tuple[StepRecord, ...] = ()
-
-
-def label(gamma: Gamma) -> str:
-    """Return the name of a gamma."""
-    return "automatic" if gamma is None else f"gamma {gamma}" if gamma else "plain"
 
 
 Round = dict[Key, list[RaceRun]]  # a contestant's turn: a run for each task
@@ -115,7 +109,7 @@ def own(
 
 def own_turns(spec: Speculator, gammas: Sequence[int], rule: str) -> dict[Key, Turn]:
     """Return plain decoding and, with a draft, these gammas and the automatic one."""
-    ours = [0] if isinstance(spec.drafter, NoDrafter) else [*sorted({0, *gammas}), None]
+    ours = [*sorted({0, *gammas}), None] if spec.costing.drafts else [0]
     return {(OWN, gamma): partial(own, spec, gamma=gamma, rule=rule) for gamma in ours}
 
 

@@ -19,6 +19,11 @@ from foretoken.loading.memory import free_bytes
 from foretoken.storage.cache import versions
 from foretoken.timing import Spread, summarize, time_in_turns
 
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None
+
 READ_BYTES = 2**29  # far beyond any cache
 READS = 7
 
@@ -75,8 +80,7 @@ def peak_bytes(device: torch.device) -> int:
     """The most memory that this process has held, on the device if it has its own."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # late: Windows has none
-
+    assert resource is not None
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024  # others count in kB
 

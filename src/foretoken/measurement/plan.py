@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from foretoken.costing import contention
 from foretoken.errors import InputError, mismatch
 from foretoken.loading.options import ROUNDED, LoadOptions, require_known
+from foretoken.measurement.options import FEWEST
 from foretoken.storage import files
 
 FORMAT = "foretoken.bench"
-FEWEST = 3  # rounds: of fewer no quartiles are known
 ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED]
 
 

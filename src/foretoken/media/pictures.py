@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from foretoken.errors import InputError, one_line, shown
+from foretoken.media.data_urls import decoded, is_data_url
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,7 +23,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM")
 MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 GREY16 = {"I;16", "I;16B", "I;16L", "I;16N"}
 BITS, POLARITY, SIGN = 258, 262, 339  # tags of TIFF: per sample; 0 if 0 is white; 1: unsigned
-DATA = "data:"
 GIVE = "give a file, a data URL, a PIL image or an array [height, width, 3]"
 
 
@@ -45,10 +45,7 @@ def picture(value: Any, place: str, most: int | None = None) -> Image:
         >>> picture(numpy.zeros((2, 3), dtype="uint8"), "image 0").size
         (3, 2)
     """
-    try:
-        from PIL import Image, ImageOps  # late: an extra
-    except ImportError:
-        raise InputError(f"{place} needs Pillow; pip install 'foretoken[media]'") from None
+    Image, ImageOps, _ = _pillow(place)
     most = MOST_PIXELS if most is None else most
     opened = value if isinstance(value, Image.Image) else _opened(value, place, most)
     width, height = opened.size
@@ -69,10 +66,18 @@ def picture(value: Any, place: str, most: int | None = None) -> Image:
         ) from None
 
 
+def _pillow(place: str):  # not annotated: the types are Pillow's
+    """Import Pillow, late as it is an extra; InputError where it is missing."""
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise InputError(f"{place} needs Pillow; pip install 'foretoken[media]'") from None
+    return Image, ImageOps, UnidentifiedImageError
+
+
 def _opened(value: Any, place: str, most: int) -> Image:
     """The picture in a file, a data URL or an array; its pixels are not read yet."""
-    from PIL import Image, UnidentifiedImageError
-
+    Image, _, UnidentifiedImageError = _pillow(place)
     array = getattr(value, "__array__", None)
     try:
         with warnings.catch_warnings():
@@ -100,8 +105,7 @@ def _opened(value: Any, place: str, most: int) -> Image:
 
 def _too_large(place: str, most: int) -> InputError:
     """For an image that PIL refused to open: its own limit may be the lower one."""
-    from PIL import Image
-
+    Image, *_ = _pillow(place)
     most = min(most, 2 * (Image.MAX_IMAGE_PIXELS or most))
     return InputError(f"{place} has more than {most:,} pixels; make it smaller")
 
@@ -111,27 +115,6 @@ def _bytes(values: Any, place: str) -> Any:
     if str(values.dtype) == "uint8":
         return values
     raise InputError(f"{place} is an array of {values.dtype}; give bytes (uint8), 0 to 255")
-
-
-def is_data_url(value: Any) -> bool:
-    """Tell whether a value is a URL that holds its file itself."""
-    return isinstance(value, str) and value[: len(DATA)].lower() == DATA
-
-
-def decoded(url: str, place: str) -> bytes:
-    """Return the bytes in a data URL; InputError where they are not in base64."""
-    head, comma, body = url.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
-        raise InputError(f"{place} is {shown(url)}; give a data URL in base64")
-    return from_base64(body, place)
-
-
-def from_base64(text: str, place: str) -> bytes:
-    """Return the bytes of a text; InputError where it is not in base64."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InputError(f"{place} is not in base64; encode it again") from None
 
 
 def _tiff_tags(image: Image) -> Mapping[int, Any]:
@@ -151,8 +134,7 @@ def _require_range(image: Image, place: str) -> None:
 
 def _plain(image: Image, tags: Mapping[int, Any]) -> Image:
     """The picture in RGB, on white."""
-    from PIL import Image
-
+    Image, *_ = _pillow("a picture")
     if image.mode == "I" or image.mode in GREY16:
         image = _narrow(image, tags)
     elif image.mode in ("La", "RGBa"):  # multiplied by alpha
@@ -166,9 +148,7 @@ def _plain(image: Image, tags: Mapping[int, Any]) -> Image:
 
 def _narrow(image: Image, tags: Mapping[int, Any]) -> Image:
     """Convert a grey image of 16 bits, or 12 in TIFF, to 8 bits with alpha."""
-    import numpy as np
-    from PIL import Image
-
+    Image, *_ = _pillow("a picture")
     values = np.asarray(image)
     bits = 12 if tags.get(BITS) == (12,) else 16
     grey = (values >> (bits - 8)).astype(np.uint8)

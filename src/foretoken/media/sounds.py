@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 from math import gcd
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.errors import InputError, one_line, shown
-from foretoken.media.pictures import decoded, is_data_url
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from foretoken.media.data_urls import decoded, is_data_url
 
 LEAST_RATE, MOST_RATE = 1000, 768_000  # Hz
 BLOCK = 2**18  # samples that are read at a time
@@ -96,8 +95,6 @@ def _require_length(file: Any, place: str, most: float | None) -> None:
 def _decode(file: Any, place: str, most: float | None) -> NDArray[np.float32]:
     """Return the samples that are really in a file: a truncated one has fewer than its header
     states. `file.blocks()` would yield its whole uninitialized buffer then."""
-    import numpy as np
-
     # else soundfile seeks after each read, which fails in a file of unknown length
     file.seekable = lambda: False
     parts, count = [np.zeros(0, np.float32)], 0
@@ -113,8 +110,6 @@ def _decode(file: Any, place: str, most: float | None) -> NDArray[np.float32]:
 
 def _require_levels(samples: NDArray[Any], place: str) -> None:
     """Raise InputError for samples that are not finite or far beyond full scale."""
-    import numpy as np
-
     if not np.isfinite(samples).all():
         raise InputError(f"{place} holds samples that are not finite; give a sound")
     peak = max(samples.max(initial=0), -samples.min(initial=0))
@@ -128,8 +123,6 @@ def _too_long(place: str, seconds: float, most: float) -> InputError:
 
 def _floats(value: Any, place: str) -> NDArray[np.float32]:
     """Samples from -1 to 1; InputError for what is no channel of samples."""
-    import numpy as np  # late: the command line does without
-
     try:
         values = np.asarray(value)
     except Exception as error:  # a tensor with gradients, in bfloat16 or on a GPU

@@ -14,10 +14,10 @@ from typing import Any, cast
 import httpx2
 
 from foretoken.errors import InputError, kind_of, shown
-from foretoken.media.pictures import decoded, from_base64, is_data_url
+from foretoken.media.data_urls import decoded, from_base64, is_data_url
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import Prompt, is_chat
-from foretoken.text.chat import MEDIA, parts_of
+from foretoken.text.messages import MEDIA, parts_of
 
 MOST = 32  # pictures and sounds of a request
 SECONDS = 20.0  # to fetch one

@@ -15,6 +15,11 @@ from typing import IO, Any
 
 from foretoken.errors import InputError, one_line
 
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None
+
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
@@ -71,9 +76,7 @@ def read_text(file: Path, holds: str) -> str:
 def lock(file: IO[bytes], path: Path) -> None:
     """Let no other process lock a file that is open here, until it is closed; InputError where one
     has it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
+    if fcntl is None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,15 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+from jinja2 import Environment, TemplateError, meta
+
 from foretoken.errors import InputError, about, one_line, shown
 from foretoken.media.pictures import picture
 from foretoken.media.sounds import sound
+from foretoken.text.messages import MEDIA, UNREAD, Message, parts_of, require
 from foretoken.text.templates import reads_parts, reads_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]  # "role", and "content": a str or a list of parts
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # as OpenAI's
 
 # Arguments of transformers' `apply_chat_template` that are no variables of a template.
@@ -27,44 +30,12 @@ OURS = frozenset(
     "return_assistant_tokens_mask tokenizer_kwargs".split()
 )
 
-# Kinds of parts that are no text, and the names that their contents have
-MEDIA: dict[str, tuple[str, ...]] = {
-    "image": ("image", "url", "path", "base64"),
-    "audio": ("audio", "url", "path"),
-}
 # The parts of processors that read them
 READERS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
-# Kinds that are not read, and why: transformers would fetch addresses, or drop them
-WEB = "an address, which is not fetched here; give a part of the type image or audio"
-UNREAD = {"video": "a video, which is not read here; give pictures of it"}
-UNREAD |= dict.fromkeys(("image_url", "input_image", "audio_url", "input_audio", "video_url"), WEB)
 # Arguments of processors, which would read files and addresses of a client's choice
 PROCESSORS = frozenset("images videos audio audios text processor_kwargs device".split())
 OWN = frozenset("tools documents add_generation_prompt continue_final_message".split())
 RATE = 16_000  # Hz of processors that name no other
-
-
-def conversations(prompts: Any) -> list[list[Message]] | None:
-    """The conversations in `prompts`, which are one (a list of messages) or a list of several; None
-    where they are prompts of other kinds. InputError where only some are conversations."""
-    if isinstance(prompts, Mapping) and "role" in prompts:
-        raise InputError("prompts is a single message; give a list of messages")
-    if _is_conversation(prompts):
-        return [list(prompts)]
-    if not isinstance(prompts, list | tuple) or not any(map(_is_conversation, prompts)):
-        return None
-    for i, prompt in enumerate(prompts):
-        if not _is_conversation(prompt):
-            problem = "empty" if prompt == [] else shown(prompt)
-            raise InputError(
-                f"prompt {i} is {problem}, others are conversations; give lists of messages only"
-            )
-    return [list(prompt) for prompt in prompts]
-
-
-def _is_conversation(prompt: Any) -> bool:
-    """By the first of its messages: ids may be many."""
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def ids(
@@ -107,43 +78,6 @@ def ids(
     if not rendered:
         raise InputError("the chat template makes no text of the messages; give another one")
     return cast(list[int], rendered)
-
-
-def require(messages: object) -> None:
-    """InputError for what is no conversation."""
-    if not isinstance(messages, list | tuple):
-        raise InputError(f"messages is {shown(messages)}; give a list of messages")
-    if not messages:
-        raise InputError("the conversation is empty; give one message or more")
-    for i, message in enumerate(messages):
-        _require_message(i, message)
-
-
-def _require_message(i: int, message: Any) -> None:
-    if not isinstance(message, Mapping):
-        raise InputError(f"message {i} is {shown(message)}; give a dict with 'role' and 'content'")
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        problem = f"message {i} has the role {shown(role)}; give a str, such as 'user'"
-        raise InputError(problem).about(f"prompt[{i}].role")
-    if not isinstance(content, str | list | tuple) and not _calls(message):
-        raise InputError(
-            f"message {i} has the content {shown(content)}; give a str or a list of parts"
-        ).about(f"prompt[{i}].content")
-    for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
-        known = isinstance(part, Mapping)
-        if not known or (
-            part.get("type", "text") == "text" and not isinstance(part.get("text"), str)
-        ):
-            problem = f"message {i}, part {j} is {shown(part)}"
-            raise InputError(
-                f"{problem}; give a dict with 'type', and 'text' in one of text"
-            ).about(f"prompt[{i}].content")
-    try:
-        str(content).encode()
-    except UnicodeEncodeError:
-        problem = InputError(f"message {i} is not valid text; give text in UTF-8")
-        raise problem.about(f"prompt[{i}].content") from None
 
 
 def _source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
@@ -233,11 +167,6 @@ def _plain_call(call: Any) -> Any:
         return call
 
 
-def _calls(message: Message) -> bool:
-    """Tell whether a message without content says which tools to call."""
-    return message.get("content") is None and bool(message.get("tool_calls"))
-
-
 def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a template's variables besides the messages: the caller's, and a turn opened for the
     assistant unless they say otherwise."""
@@ -253,12 +182,6 @@ def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
             f"chat_template_kwargs holds {foreign[0]!r}, which no template reads; leave it out"
         )
     return {"add_generation_prompt": not arguments.get("continue_final_message"), **arguments}
-
-
-def holds_media(messages: Sequence[Message]) -> bool:
-    """Tell whether a part of a message is a picture or a sound."""
-    kinds_of = (part.get("type") for message in messages for part in parts_of(message))
-    return any(kind in (*MEDIA, *UNREAD) for kind in kinds_of)
 
 
 def media(
@@ -321,8 +244,6 @@ def _require_heard(
     longest = max(map(len, sounds), default=0)
     if not most or longest <= most:
         return
-    import torch  # late: the command line does without
-
     cut = [dict(message) for message in messages]
     for message in cut:
         if parts := parts_of(message):
@@ -394,21 +315,12 @@ def kinds(processor: Any) -> tuple[str, ...]:
 @lru_cache(16)
 def _variables_of(source: str) -> frozenset[str]:
     """The variables that a template reads, and those that transformers itself takes."""
-    from jinja2 import Environment, TemplateError, meta  # late: takes a while
-
     try:
         extensions = ["jinja2.ext.loopcontrols", "jinja2.ext.do"]
         read = meta.find_undeclared_variables(Environment(extensions=extensions).parse(source))
     except TemplateError:  # of tags that transformers alone knows
         read = set[str]()
     return OWN | read
-
-
-def parts_of(message: Message) -> list[Mapping[str, Any]]:
-    """Return the parts of a message's content, of which a text has none."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    listed = cast(list[Any], content) if isinstance(content, list | tuple) else []
-    return [part for part in listed if isinstance(part, Mapping)]
 
 
 def _read(i: int, message: Message, hertz: int, template: str) -> dict[str, Any]:

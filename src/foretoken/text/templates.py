@@ -10,6 +10,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from transformers.utils.chat_template_utils import render_jinja_template
+
 WORD = "wordforatry"
 # Templates that go through the parts of a content, and those that know texts, too
 LOOP = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
@@ -46,8 +48,6 @@ def _whole(written: str) -> bool:
 @lru_cache(64)
 def _written(template: str, kind: str | None = None) -> str | None:
     """A user's message by this template: a text, or for a kind parts; None where it fails."""
-    from transformers.utils.chat_template_utils import render_jinja_template  # late: takes a while
-
     content: Any = WORD
     if kind is not None:
         content = [{"type": "text", "text": WORD}]

@@ -25,14 +25,9 @@ from foretoken.measurement.agreement import overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.corpus import Examples
-from foretoken.train.loop import (
-    Loop,
-    TrainingRecipe,
-    folder_of_run,
-    require_positive,
-    require_share,
-)
+from foretoken.train.loop import Loop, folder_of_run
 from foretoken.train.pair import Authors, LessonText, Pair, fingerprint, logits
+from foretoken.train.recipe import TrainingRecipe, require_positive, require_share
 
 LEAST = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
 

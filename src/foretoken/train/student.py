@@ -28,8 +28,9 @@ from foretoken.storage import files
 from foretoken.train.corpus import Examples
 from foretoken.train.distill import LEAST, LOSSES
 from foretoken.train.kept_states import KeptTexts, TextStates
-from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, require_positive
+from foretoken.train.loop import Loop, folder_of_run
 from foretoken.train.pair import fingerprint
+from foretoken.train.recipe import TrainingRecipe, require_positive
 
 ROWS = 128  # places whose distributions are made at a time
 LITTLE = 1e-12

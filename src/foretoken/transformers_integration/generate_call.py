@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -338,11 +339,6 @@ class GenerateCall:
         Its scores and logits are float32, one `[B, V]` for each new place; rows that have ended
         before have zeros there. It has no cache, and neither attentions nor hidden states.
         """
-        from transformers.generation.utils import (  # late: takes seconds
-            GenerateDecoderOnlyOutput,
-            GenerateEncoderDecoderOutput,
-        )
-
         config = self.config
         pad = getattr(config, "_pad_token_tensor", None)
         new = pad_sequence(
@@ -354,7 +350,10 @@ class GenerateCall:
         if not config.return_dict_in_generate:
             return sequences
         encoder_decoder = self.encoder_decoder
-        kind = GenerateEncoderDecoderOutput if encoder_decoder else GenerateDecoderOnlyOutput
+        kinds: Any = transformers.generation
+        kind = kinds.GenerateDecoderOnlyOutput
+        if encoder_decoder:
+            kind = kinds.GenerateEncoderDecoderOutput
         return kind(
             sequences=sequences,
             scores=_places([self._scores(row) for row in rows]) if config.output_scores else None,
@@ -424,9 +423,7 @@ def ending_strings(
         return []
     if tokenizer is None:
         raise InputError("stop_strings needs a tokenizer; load the Speculator with one")
-    from transformers import StopStringCriteria  # late: takes seconds
-
-    return [StopStringCriteria(tokenizer, strings)]
+    return [transformers.StopStringCriteria(tokenizer, strings)]
 
 
 def _sampling(config: GenerationConfig) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_written(
 ):
     """It is found before anything is loaded; the figures are printed where it fails later."""
     with monkeypatch.context() as patch:
-        patch.setattr("foretoken.cli.bench.Benchmark", None)
+        patch.setattr("foretoken.measurement.benchmark.Benchmark", None)
         mistake(call(*pair, *QUICK, "--out", "/proc/x.json"), "/proc/x.json cannot be written")
 
     def full(path: Path, content: bytes) -> None:

@@ -8,8 +8,9 @@ from contextlib import closing
 import pytest
 
 from foreign import MODELS, Answer, body, chat, event, refusal, replaying, said, streamed
-from foretoken.cli import sources as module
-from foretoken.cli.sources import ChatReply, ReplyToken, TextError, connected, get, place, remote
+from foretoken.cli import remote as module
+from foretoken.cli.remote import connected, get, place, remote
+from foretoken.cli.reply import ChatReply, ReplyToken, TextError
 from foretoken.errors import InputError
 
 TALK = [{"role": "user", "content": "Where?"}]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from foretoken.cli.reply import ReplyPart, ReplyToken
 from foretoken.cli.session import Printer
-from foretoken.cli.sources import ReplyPart, ReplyToken
 
 ACCEPTED, CORRECTED, BONUS, PLAIN = "accepted", "corrected", "bonus", "plain"
 GREEN, BLUE, OFF = "\x1b[32m", "\x1b[1;34m", "\x1b[0m"

@@ -17,7 +17,7 @@ from console import Result
 from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
 from foretoken.cli.option import ANSWER_TOKENS
-from foretoken.cli.sources import ChatReply, ReplyPart, ReplyToken, TextError
+from foretoken.cli.reply import ChatReply, ReplyPart, ReplyToken, TextError
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 from terminal import CTRL_C, CTRL_D, terminal

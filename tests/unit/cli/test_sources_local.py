@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 import foretoken
+from foretoken.cli.local import LocalModel, local, require_template
 from foretoken.cli.prompts import Template
-from foretoken.cli.sources import ChatReply, LocalModel, TextError, local, require_template
+from foretoken.cli.reply import ChatReply, TextError
 from foretoken.errors import ForetokenError, InputError
 from tiny import byte_level, llama, t5
 

@@ -13,8 +13,8 @@ import pytest
 
 from foretoken.cli.option import SamplingOptions, Structure
 from foretoken.cli.prompts import SAMPLING, numbered
+from foretoken.cli.remote import NAMES
 from foretoken.cli.serve import serve
-from foretoken.cli.sources import NAMES
 from foretoken.engine.options import OPTIONS as ENGINE
 from foretoken.engine.options import AllEngineKeywords, EngineOptions
 from foretoken.errors import InputError

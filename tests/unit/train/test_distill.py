@@ -17,8 +17,8 @@ from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.distill import LOSSES, Distillation, alpha, distill
-from foretoken.train.loop import TrainingRecipe
 from foretoken.train.pair import Authors, LessonText, Pair, fresh, joined, logits
+from foretoken.train.recipe import TrainingRecipe
 from pairs import random, relative
 from tiny import llama, t5
 

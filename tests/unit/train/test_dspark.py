@@ -23,7 +23,7 @@ from foretoken.sampling.keys import RowKey
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.dspark import BlockStudent, DSparkLesson, rarest
 from foretoken.train.kept_states import TextStates
-from foretoken.train.loop import TrainingRecipe
+from foretoken.train.recipe import TrainingRecipe
 from foretoken.train.student import taps_of, teach
 from students import ROOM, V, network
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from foretoken.errors import InputError
-from foretoken.train.loop import Loop, TrainingRecipe, folder_of_run, learning_rate, optimizers
+from foretoken.train.loop import Loop, folder_of_run, learning_rate, optimizers
+from foretoken.train.recipe import TrainingRecipe
 from tiny import llama, t5
 
 RECIPE = TrainingRecipe(steps=6, batch=1, learning_rate=1e-3, warmup=1, save_every=2)

@@ -20,8 +20,8 @@ from foretoken.train.corpus import Example, Examples
 from foretoken.train.dspark import DSparkLesson
 from foretoken.train.eagle import EagleLesson
 from foretoken.train.kept_states import KeptTexts
-from foretoken.train.loop import TrainingRecipe
 from foretoken.train.own_texts import own_texts
+from foretoken.train.recipe import TrainingRecipe
 from foretoken.train.student import Lesson, teach
 from students import ROOM, V, examples, network
 

@@ -166,17 +166,15 @@ class NativeConversion:
 def _hears(network: PreTrainedModel) -> dict[str, Any] | None:
     """Return what an encoder of media reads, and a name of it; None for one of text. Raises
     RefusedError for media of many sizes."""
-    # late: these take seconds
-    from foretoken.models.stock.media import encoder_weights, made_up, stand_in
-
     if reads_ids(network):
         return None
-    inputs = made_up(network)
+    media = embedded.stock_media()
+    inputs = media.made_up(network)
     if inputs is None or len(inputs) != 1:
         raise RefusedError(f"{type(network).__name__} reads {network.main_input_name} of any size")
     ((name, x),) = inputs.items()
-    states = stand_in(network, [0])
-    key = f"{encoder_weights(network)} float32 cpu"
+    states = media.stand_in(network, [0])
+    key = f"{media.encoder_weights(network)} float32 cpu"
     return {"input": name, "shape": [*x.shape], "states": [*states.shape[1:]], "key": key}
 
 
@@ -200,13 +198,11 @@ def abilities() -> str:
 
 def form() -> Form:
     """Return how the self-check tries a family on the native kernels: in memory, in float32."""
-    # late: these take seconds
-    from foretoken.models.stock.cache import admit
-    from foretoken.models.stock.selfcheck import Form
+    from foretoken.models.stock import cache, selfcheck  # late: these take seconds
 
-    return Form(
+    return selfcheck.Form(
         "the native decoder",
         lambda network: NativeConversion(None, "float32", lambda: network).model(),
         switches=True,
-        admit=partial(admit, states=True),
+        admit=partial(cache.admit, states=True),
     )

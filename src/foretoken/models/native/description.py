@@ -144,13 +144,12 @@ def describe(
     that is built in another way than the kernels know. switch: it turns rows of more tokens by
     other frequencies; None: it does not."""
     # late: what reads networks imports transformers, and kept ones do without
-    from foretoken.models.native.reading import NetworkReader
-    from foretoken.models.native.stacks import EncoderDecoderReader
+    from foretoken.models.native import reading, stacks
 
     with (folder / FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
         if network.config.is_encoder_decoder:
-            encoder, crossing, decoder = EncoderDecoderReader(network).both()
+            encoder, crossing, decoder = stacks.EncoderDecoderReader(network).both()
             own = _vectors(decoder)
             facts = _network(decoder, writer, own)
             facts |= {"crossing": _network(crossing, writer, False), "encoder_network": None}
@@ -167,7 +166,7 @@ def describe(
                 writer.digest.update(json.dumps(_without_places(made)).encode())
                 facts["encoder_key"] = writer.digest.hexdigest()
         else:
-            reader = NetworkReader(network)
+            reader = reading.NetworkReader(network)
             decoder = reader.decoder()
             facts = _network(decoder, writer, decoder.pairs is None and _table(reader))
             facts["ropes"] = [_rope(rope, reader.base, switch) for rope in decoder.ropes]

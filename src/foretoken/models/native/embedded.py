@@ -112,13 +112,19 @@ def added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
     return made
 
 
+def stock_media():  # not annotated: the type is the module's
+    """Import what reads media on torch, late as it takes seconds, which text does without."""
+    from foretoken.models.stock import media
+
+    return media
+
+
 def facts_of(network: PreTrainedModel) -> dict[str, Any]:
     """Return what is stored of a decoder that reads media. Raises RefusedError for one that reads
     more of them than `EmbeddedPrompt` has, or that is within a model whose `generate` differs."""
-    from foretoken.models.stock.media import accepted_by, writer  # late: takes seconds
-
-    more = accepted_by(type(network.get_decoder())) - ARGUMENTS
-    if more or writer(network) is not network:
+    media = stock_media()
+    more = media.accepted_by(type(network.get_decoder())) - ARGUMENTS
+    if more or media.writer(network) is not network:
         raise unread(network, ", ".join(sorted(more)) or "media by a model within it")
     return {"axes": axes_of(network)}
 

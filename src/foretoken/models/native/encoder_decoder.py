@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.media.inputs import ENCODED, Media, objection_of_size
+from foretoken.models.native.embedded import stock_media
 from foretoken.models.native.media import every_torch_thread
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
@@ -170,8 +171,6 @@ class NativeMediaDecoder(NativeEncoderDecoder):
     @torch.inference_mode()
     def _heard(self, media: Media | None) -> Tensor:
         """The encoder's states of media, `[S, H]`, or random ones, by which passes are measured."""
-        from foretoken.models.stock.media import heard  # late: takes seconds
-
         if media is None:
             return torch.randn(self.width, generator=torch.Generator().manual_seed(0))
         if ENCODED in media.inputs:
@@ -180,7 +179,7 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         if known is not None:
             return known[0].float()[0]
         with every_torch_thread():
-            return heard(self._network, media, self.encoder_key).float()[0]
+            return stock_media().heard(self._network, media, self.encoder_key).float()[0]
 
 
 def _shown(encoder: NativePasses, parts: list[RowPart]) -> list[Tensor]:

@@ -20,7 +20,13 @@ from torch import Tensor
 from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.kernels.tokens import THREADS
 from foretoken.media.inputs import Media
-from foretoken.models.native.embedded import INPUTS, EmbeddedPrompt, added_states, ends_of
+from foretoken.models.native.embedded import (
+    INPUTS,
+    EmbeddedPrompt,
+    added_states,
+    ends_of,
+    stock_media,
+)
 from foretoken.models.native.model import NativeModel, Unshared
 from foretoken.models.rows import check_room
 from foretoken.storage.cache import remember, remembered
@@ -57,13 +63,13 @@ class NativeMediaModel(NativeModel):
 
     @cached_property
     def _network(self) -> Any:
-        return _front(self._load().float().eval())
+        return stock_media().front(self._load().float().eval())
 
     def objection(self, media: Media) -> str | None:
         names, whole = frozenset(media.inputs), None
         if names not in self._checked and not self._known(names):
             whole = self._load().float().eval()  # once for the check and what is left of it
-            vars(self).setdefault("_network", _front(whole))
+            vars(self).setdefault("_network", stock_media().front(whole))
         try:
             self._embedded(media)
         except RefusedError as error:
@@ -85,10 +91,9 @@ class NativeMediaModel(NativeModel):
     def _check(self, network: PreTrainedModel, media: Media) -> str | None:
         """Compare with transformers' own `generate` of all of the model, in float32, until they
         agree, once for each kind of media; return why they differ."""
-        from foretoken.models.stock.media import objection  # late: takes seconds
-
         with every_torch_thread():
-            reason, judged = objection(network, self._exact(network), media)  # pyright: ignore
+            exact: Any = self._exact(network)
+            reason, judged = stock_media().objection(network, exact, media)
         if reason:
             return f"{reason}; {INSTEAD}" if judged and " is not exact " in reason else reason
         if self.identity is not None:
@@ -134,25 +139,18 @@ class NativeMediaModel(NativeModel):
     def _embedded(self, media: Media) -> EmbeddedPrompt:
         """Return what the decoder reads of a prompt with media, which keep it. Raises RefusedError
         where a token attends to the last one, which is read by itself."""
-        from foretoken.models.stock.media import (  # late: takes seconds
-            UNENDED,
-            decoder_arguments,
-            first_pass,
-            marks,
-        )
-
         key = f"embedded {id(self)}"
         if key in media.encoded:
             return media.encoded[key]
-        network, ids = self._network, media.ids
-        if not ids or ids[-1] in marks(network):
-            raise RefusedError(UNENDED)
+        network, ids, stock = self._network, media.ids, stock_media()
+        if not ids or ids[-1] in stock.marks(network):
+            raise RefusedError(stock.UNENDED)
         with every_torch_thread():
             fitted = media.fitted(len(ids), network.dtype, network.device)
-            given = decoder_arguments(network, first_pass(network, torch.tensor([ids]), fitted))
-            made = self._understood(ids, given)
+            first = stock.first_pass(network, torch.tensor([ids]), fitted)
+            made = self._understood(ids, stock.decoder_arguments(network, first))
         if made.ends is not None and len(ids) > 1 and made.ends[-2] >= len(ids):
-            raise RefusedError(UNENDED)
+            raise RefusedError(stock.UNENDED)
         media.encoded[key] = made
         return made
 
@@ -180,26 +178,13 @@ class NativeMediaModel(NativeModel):
 
     def _looked_up(self, ids: list[int], inputs: Tensor) -> list[int]:
         """Return the tokens whose inputs of layers these are: another one stands for media."""
-        from foretoken.models.stock.media import marks  # late: takes seconds
-
         config = self._network.config.get_text_config(decoder=True)
-        marked = marks(self._network)
+        marked = stock_media().marks(self._network)
         other = [config.pad_token_id if id in marked else id for id in ids]
         table = self._network.get_decoder().embed_tokens_per_layer
         if not torch.equal(table(torch.tensor(other)).reshape(inputs[0].shape), inputs[0]):
             raise RefusedError(f"the native decoder does not know its inputs of layers; {INSTEAD}")
         return other
-
-
-def _front(network: PreTrainedModel) -> Any:
-    """Return a network without its decoder's layers."""
-    from foretoken.models.stock.attention import twin  # late: takes seconds
-    from foretoken.models.stock.taps import layers_of
-
-    front = twin(network)
-    layers: Any = layers_of(front)
-    del layers[:]
-    return front
 
 
 @contextmanager

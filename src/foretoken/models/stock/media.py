@@ -28,6 +28,7 @@ from foretoken.media.inputs import ENCODED, Media, main_input
 from foretoken.models.base import Model
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.sizes import reads_ids, sketch
+from foretoken.models.stock.taps import layers_of
 
 NEW = 4  # tokens of the check: the first by the prompt's pass, the others by one behind it
 # Largest |delta logit| over the spread of the logits; half precisions round at every layer
@@ -354,3 +355,11 @@ def random_states(model: PreTrainedModel, source: Tensor) -> Tensor:
     width = next(size for size in sizes if isinstance(size, int))
     table = torch.randn(KINDS, width, generator=torch.Generator().manual_seed(0))
     return F.embedding(source.cpu() % KINDS, table).to(source.device, model.dtype)
+
+
+def front(network: PreTrainedModel) -> Any:
+    """Return a network without its decoder's layers."""
+    made = twin(network)
+    layers: Any = layers_of(made)
+    del layers[:]
+    return made

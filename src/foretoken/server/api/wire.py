@@ -19,7 +19,7 @@ from foretoken.sampling.params import OPTIONS, Controls, SamplingParams
 from foretoken.server.api import unsupported
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import GenerateRequest, Prompt, ReplyFacts
-from foretoken.text.chat import MEDIA
+from foretoken.text.messages import MEDIA
 from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import Wish
 

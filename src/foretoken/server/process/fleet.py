@@ -35,7 +35,7 @@ from foretoken.server.process.messages import (
 )
 from foretoken.server.process.setup import Setup
 from foretoken.server.process.statistics import SpecDecodeStats
-from foretoken.text.chat import MEDIA, parts_of
+from foretoken.text.messages import MEDIA, parts_of
 
 MAX_MOVES = 3  # engines that a request may lose: one that kills them must not kill all
 ENGINE_TIMEOUT_S = 300.0  # that a request waits for an engine, if all are being started again

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeGuard
 
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
-from foretoken.text import chat
+from foretoken.text import messages as chat_messages
 from foretoken.text.replies.grammar import Wish
 
 Query = Literal["tokenize", "detokenize", "speculation"]
@@ -22,7 +22,7 @@ def is_chat(prompt: Prompt) -> TypeGuard[list[dict[str, Any]]]:
 
 def holds_media(prompt: Prompt) -> bool:
     """Return whether a prompt is messages with pictures or sounds among their parts."""
-    return is_chat(prompt) and chat.holds_media(prompt)
+    return is_chat(prompt) and chat_messages.holds_media(prompt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.replies import Replies
 from foretoken.server.process.sandbox import GrammarSandbox, MediaSandbox
 from foretoken.speculator import Speculator
-from foretoken.text.chat import parts_of, rate
+from foretoken.text.chat import rate
 from foretoken.text.decoding import Spelling, count_offsets, decode
+from foretoken.text.messages import parts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

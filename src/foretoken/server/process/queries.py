@@ -8,7 +8,6 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.drafters.none import NoDrafter
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, about, base_name
 from foretoken.server.process.messages import ModelInfo, Prompt
@@ -72,7 +71,7 @@ class Queries:
 
 def describe(spec: Speculator, engine: Engine, replies: Replies) -> ModelInfo:
     """Return the facts of an engine's models."""
-    tokenizer, drafts = spec.tokenizer, not isinstance(spec.drafter, NoDrafter)
+    tokenizer, drafts = spec.tokenizer, spec.costing.drafts
     return ModelInfo(
         target=base_name(spec.target_name),
         draft=base_name(spec.draft_name) if drafts else None,

@@ -3,8 +3,8 @@ break a C library, and such work cannot be stopped. A process ends itself if one
 long.
 
 Questions and answers are lines of JSON followed by bytes; the first line holds the settings.
-`python -m foretoken.server.process.sandbox KIND` is such a process. It imports no torch, and only
-what its kind needs, so other imports are within functions.
+`python -m foretoken.server.process.sandbox KIND` is such a process. It imports no torch, so
+what the engine's process needs of grammars is imported within a function.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ from io import BufferedReader
 from threading import Lock
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foretoken.errors import InputError
+from foretoken.media.pictures import picture
+from foretoken.media.sounds import sound
 from foretoken.shared_cache import SharedCache
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from foretoken.sampling.checks import Structured
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None
 
 SECONDS = 10.0  # for an answer
 BYTES = 4 * 2**30  # of its address space
@@ -110,9 +117,7 @@ class GrammarSandbox(Sandbox):
         self._good: SharedCache[None] = SharedCache(MAX_CACHED)
 
     def _settings(self) -> dict[str, Any]:
-        from foretoken.controls.grammar import spelled
-
-        return {"tokenizer": spelled(self._tokenizer)}
+        return {"tokenizer": _grammars().spelled(self._tokenizer)}
 
     def require(self, structured: Structured) -> None:
         """Raise InputError for a grammar that does not compile within the bounds; the engine
@@ -120,11 +125,15 @@ class GrammarSandbox(Sandbox):
         self._good.get(structured, self._require, structured)
 
     def _require(self, structured: Structured) -> None:
-        from foretoken.controls.grammar import source
-
         if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):
             return  # the engine reports it better
-        self.ask(f"structured's {structured.kind}", {"grammar": source(structured)})
+        self.ask(f"structured's {structured.kind}", {"grammar": _grammars().source(structured)})
+
+
+def _grammars():  # not annotated: the type is the module's
+    from foretoken.controls import grammar
+
+    return grammar
 
 
 class MediaSandbox(Sandbox):
@@ -143,8 +152,6 @@ class MediaSandbox(Sandbox):
         return self._decode("float32", file, kind="sound", place=place, rate=rate)
 
     def _decode(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:
-        import numpy as np
-
         fields, values = self.ask(question["place"], question | self._limits, file)
         if "problem" in fields:
             raise InputError(fields["problem"])
@@ -170,10 +177,6 @@ def compiler(settings: dict[str, Any]) -> Answers:
 
 def decoder(_: dict[str, Any]) -> Answers:
     """Return the function that decodes images and audio."""
-    import numpy as np
-
-    from foretoken.media.pictures import picture
-    from foretoken.media.sounds import sound
 
     def decode(question: dict[str, Any], file: bytearray) -> Message:
         place = question["place"]
@@ -199,10 +202,9 @@ def answer(kind: str) -> None:
     first = _read(questions)
     assert first is not None
     (seconds, size), respond = first[0]["limits"], KINDS[kind](first[0])
-    with suppress(ImportError, ValueError, OSError):  # not on Windows
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    with suppress(ValueError, OSError):
+        if resource:
+            resource.setrlimit(resource.RLIMIT_AS, (size, size))
     while (question := _read(questions)) is not None:
         faulthandler.dump_traceback_later(seconds, exit=True)  # which needs no lock
         fields, body = respond(*question)

@@ -162,6 +162,13 @@ class FormReading:
         return form.after.strip() if isinstance(form, NamedForm) else "}"
 
 
+def _chat_parsing():  # not annotated: the types are the modules'
+    """Import transformers' parsers of replies, late as the HTTP process does without them."""
+    from transformers.utils.chat_parsing import content_parsers, response_templates
+
+    return content_parsers, response_templates
+
+
 class FieldReading:
     """Reads the calls of a tokenizer's own response template, by transformers' parsers."""
 
@@ -171,9 +178,7 @@ class FieldReading:
         self.field = field
 
     def read(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
-        from transformers.utils.chat_parsing.content_parsers import process_field
-
-        value = process_field(body, self.field, captures)
+        value = _chat_parsing()[0].process_field(body, self.field, captures)
         calls = [_field_call(each) for each in (value if isinstance(value, list) else [value])]
         if not calls:
             raise ValueError("there is no call")
@@ -217,9 +222,7 @@ def format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) -> list[
 def template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
     """The regions of a tokenizer's own response template. InputError where it cannot be read."""
     try:
-        from transformers.utils.chat_parsing import response_templates
-
-        loaded = response_templates.load_response_template(template)
+        loaded = _chat_parsing()[1].load_response_template(template)
     except (ImportError, ValueError) as error:
         problem = f"the tokenizer's response_template cannot be read: {one_line(error)}"
         raise InputError(f"{problem}; name a --tool-parser") from None

@@ -1,9 +1,6 @@
-"""Sources of answers for `foretoken chat`: a model in this process, or one of a server, through the
-`openai` client.
+"""Answers for `foretoken chat` by a model of a server, through the `openai` client, an extra.
 
-A local model runs in an engine of one row, which keeps the prefix of a conversation where the
-backend can. A server of foretoken's also says what became of every draft token; others send the
-text alone. Knows nothing of terminals.
+A server of foretoken's also says what became of every draft token; others send the text alone.
 """
 
 from __future__ import annotations
@@ -13,25 +10,24 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from foretoken.cli import answer
+import httpx2
+from openai import (
+    APIConnectionError,
+    APIError,
+    APIStatusError,
+    DefaultHttpxClient,
+    InternalServerError,
+    OpenAI,
+)
+
 from foretoken.cli.command import StderrLines
-from foretoken.cli.option import ANSWER_TOKENS, needing
-from foretoken.cli.prompts import Line, Template
-from foretoken.errors import ForetokenError, InputError, base_name, one_line, shown
+from foretoken.cli.option import ANSWER_TOKENS
+from foretoken.cli.reply import ChatReply, Prompt, ReplyPart, ReplyToken, TextError
+from foretoken.errors import InputError, one_line, shown
 from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
 from foretoken.slow_log import log_if_slow
-from foretoken.text.decoding import Stream
-
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
-if TYPE_CHECKING:
-    from openai import APIError, OpenAI
-
-    from foretoken.engine.engine import Engine
-    from foretoken.loading.target import KnownTarget
-    from foretoken.records import StepRecord
-    from foretoken.speculator import Speculator
 
 log = logging.getLogger(__name__)
 CONNECT, SILENCE = 10.0, 300.0  # seconds until a server must answer, and go on
@@ -42,156 +38,9 @@ WIDEST = 300  # characters of a server's message
 NAMES = {name: each.api.name for name, each in OPTIONS.items() if each.api}
 GRAMMARS = {"json_schema": "json", "regex": "regex", "lark": "grammar", "choice": "choice"}
 
-Prompt = str | list[dict[str, Any]]  # text to continue, or messages
-
-
-class TextError(ForetokenError):
-    """One text failed; the next may not."""
-
 
 class RejectedError(InputError):
     """A request that the server does not take."""
-
-
-class ReplyToken(NamedTuple):
-    """A token as it is spelled after those before it, and the fate of its draft token."""
-
-    text: str
-    fate: str  # accepted; corrected or bonus: the target's own; plain: nothing was drafted
-
-
-class ReplyPart(NamedTuple):
-    """New text of a reply, and the tokens of the steps since the last part.
-
-    Tokens may be ahead of the text, some of which is held back for a stop string.
-    """
-
-    text: str
-    tokens: list[ReplyToken]
-
-
-@dataclass(slots=True)
-class ChatReply:
-    """A reply so far: its text and counts of its steps."""
-
-    text: str = ""
-    tokens: int = 0
-    calls: int = 0  # target forwards; 0 where the source does not say
-    overlaps: list[float] = field(default_factory=list[float])  # sum min(p, q), by draft token
-    bias: float = 0.0  # of all tokens; 0 where the source does not say
-    seconds: float = 0.0
-    waited: float = 0.0  # of these, until the first token
-    plain: float | None = None  # seconds a token by plain decoding, where known before the reply
-    finish_reason: str | None = None  # None: broken off
-
-
-@dataclass(frozen=True, slots=True)
-class LocalModel:
-    """A Speculator and its engine. `template` makes prompts of messages; all texts share `seed`."""
-
-    spec: Speculator
-    engine: Engine
-    template: Template
-    gamma: int | None
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return ", ".join(map(base_name, (self.spec.target_name, self.spec.draft_name)))
-
-    def defaults(self, *, messages: bool) -> dict[str, Any]:
-        """Return the options of texts for which none are given: of answers the sampling that the
-        model's generation config asks for, and a limit."""
-        return {**self.spec.suggested, "max_new_tokens": ANSWER_TOKENS} if messages else {}
-
-    def plain_seconds(self, options: Mapping[str, Any]) -> float | None:
-        """Return what a token takes by plain decoding, after a short prompt; None if it has not
-        been measured. `options`: all of them, defaults included."""
-        known = self.gamma is None and self.spec.costing.nearest(SamplingParams(**options))
-        return known[0].seconds(0) if known else None
-
-    def require(self, options: Mapping[str, Any]) -> None:
-        """Raise InputError or RefusedError for options that the model cannot honour."""
-        from foretoken.controls.own import require
-
-        require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
-
-    def parts(
-        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
-    ) -> Generator[ReplyPart]:
-        """Answer a prompt part by part, counting in `reply`; closing it early drops the text.
-
-        number: prompts before this one. Raises TextError if the text fails.
-        """
-        spec, messages = self.spec, not isinstance(prompt, str)
-        line = Line(prompt) if isinstance(prompt, str) else Line("", messages=[*prompt])
-        ids = spec.inputs.ids(self.template.prompt(line, spec))
-        params = SamplingParams(**{**self.defaults(messages=messages), **options})
-        if not messages:
-            spec.tell_suggested([params])
-        behind = [] if spec.target.encoder_decoder else ids
-        stream = Stream(spec.tokenizer, behind) if spec.tokenizer else None
-        id = self.engine.add(ids, params, gamma=self.gamma, seed=(self.seed, number))
-        try:
-            while reply.finish_reason is None:
-                for event in self.engine.step():
-                    text = answer.piece(event.text, event.tokens, reply.tokens)
-                    reply.tokens += len(event.tokens)
-                    reply.finish_reason = event.finish_reason
-                    reply.calls += len(event.steps)
-                    reply.overlaps += [each for step in event.steps for each in step.overlaps]
-                    reply.bias += sum(each for step in event.steps for each in step.biases)
-                    tokens = [token for step in event.steps for token in _tokens(step, stream)]
-                    yield ReplyPart(text, tokens)
-                    if event.completion is not None and event.completion.error is not None:
-                        raise TextError(event.completion.error)
-        finally:
-            if reply.finish_reason is None:
-                self.engine.abort(id)
-
-
-def require_template(template: Template, target: KnownTarget) -> None:
-    """Raise InputError for a target and a template that make no prompts of messages."""
-    problem = f"{base_name(target.name)} has no"
-    if target.tokenizer is None:
-        raise InputError(
-            f"{problem} tokenizer, so it reads ids alone; give --tokenizer, a folder or hub id"
-        )
-    if template.text is None and not getattr(target.tokenizer, "chat_template", None):
-        raise InputError(
-            f"{problem} chat template, which makes a prompt of messages; give --chat-template "
-            "FILE, or continue plain text: foretoken chat --raw; or talk with a chat model: "
-            "foretoken chat smollm2"
-        )
-
-
-@contextmanager
-def local(
-    spec: Speculator,
-    template: Template,
-    *,
-    messages: bool,
-    gamma: int | None,
-    seed: int,
-    rule: str,
-    lenience: float,
-) -> Iterator[LocalModel]:
-    """Open a Speculator as a source.
-
-    messages: prompts are conversations, each beginning as the last one did.
-    """
-    from foretoken.engine.engine import Engine
-
-    with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
-        yield LocalModel(spec, engine, template, gamma, seed)
-
-
-def _tokens(step: StepRecord, stream: Stream | None) -> Iterator[ReplyToken]:
-    """Spell the tokens that a step committed."""
-    own = "corrected" if step.drafted else "plain"
-    for i, token in enumerate(step.kept):
-        spelled = stream.add([token]) if stream else str(token)
-        yield ReplyToken(spelled, "accepted" if i < step.accepted else own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +165,6 @@ def connected(url: str, key: str | None) -> OpenAI:
     """Return a client of a server. InputError for an invalid address or key."""
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("the API key holds characters that no header can; give it as it was made")
-    with needing("client"):
-        from openai import DefaultHttpxClient, OpenAI
-    import httpx2
-
     its = logging.getLogger("openai._base_client")  # it says when it asks again
     its.setLevel(logging.INFO)
     its.handlers = [StderrLines()]
@@ -348,8 +193,6 @@ def first_model(client: OpenAI) -> str:
 
 def get(client: OpenAI, path: str) -> dict[str, Any]:
     """Return the JSON object there, {} where there is none; ask again while the server loads."""
-    from openai import InternalServerError
-
     try:
         with told(client):
             try:
@@ -363,7 +206,6 @@ def get(client: OpenAI, path: str) -> dict[str, Any]:
 
 def _loaded(ask: Callable[[], Any]) -> Any:
     """Return what a server answers, asking again as long as it says that its model is loading."""
-    from openai import InternalServerError
 
     def answers() -> list[Any]:
         nonlocal pause
@@ -390,8 +232,6 @@ def _loaded(ask: Callable[[], Any]) -> Any:
 def told(client: OpenAI) -> Generator[None]:
     """Raise the client's errors in one line: InputError for what the user can mend, TextError for
     a server that fails."""
-    from openai import APIError
-
     try:
         yield
     except APIError as error:
@@ -403,9 +243,6 @@ def told(client: OpenAI) -> Generator[None]:
 
 
 def _error(error: APIError, server: str) -> Exception:
-    import httpx2
-    from openai import APIConnectionError, APIStatusError
-
     body = error.body
     said = str((body.get("message") if isinstance(body, dict) else body) or "")
     printable = "".join(each if each.isprintable() else " " for each in said)

@@ -1,0 +1,128 @@
+"""Answers for `foretoken chat` by a model in this process, in an engine of one row, which keeps the
+prefix of a conversation where the backend can. Imported late: it imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.cli import answer
+from foretoken.cli.option import ANSWER_TOKENS
+from foretoken.cli.prompts import Line, Template
+from foretoken.cli.reply import ChatReply, Prompt, ReplyPart, ReplyToken, TextError
+from foretoken.controls.own import require
+from foretoken.engine.engine import Engine
+from foretoken.errors import InputError, base_name
+from foretoken.loading.target import KnownTarget
+from foretoken.records import StepRecord
+from foretoken.sampling.params import SamplingParams
+from foretoken.speculator import Speculator
+from foretoken.text.decoding import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A Speculator and its engine. `template` makes prompts of messages; all texts share `seed`."""
+
+    spec: Speculator
+    engine: Engine
+    template: Template
+    gamma: int | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return ", ".join(map(base_name, (self.spec.target_name, self.spec.draft_name)))
+
+    def defaults(self, *, messages: bool) -> dict[str, Any]:
+        """Return the options of texts for which none are given: of answers the sampling that the
+        model's generation config asks for, and a limit."""
+        return {**self.spec.suggested, "max_new_tokens": ANSWER_TOKENS} if messages else {}
+
+    def plain_seconds(self, options: Mapping[str, Any]) -> float | None:
+        """Return what a token takes by plain decoding, after a short prompt; None if it has not
+        been measured. `options`: all of them, defaults included."""
+        known = self.gamma is None and self.spec.costing.nearest(SamplingParams(**options))
+        return known[0].seconds(0) if known else None
+
+    def require(self, options: Mapping[str, Any]) -> None:
+        """Raise InputError or RefusedError for options that the model cannot honour."""
+        require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
+
+    def parts(
+        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
+    ) -> Generator[ReplyPart]:
+        """Answer a prompt part by part, counting in `reply`; closing it early drops the text.
+
+        number: prompts before this one. Raises TextError if the text fails.
+        """
+        spec, messages = self.spec, not isinstance(prompt, str)
+        line = Line(prompt) if isinstance(prompt, str) else Line("", messages=[*prompt])
+        ids = spec.inputs.ids(self.template.prompt(line, spec))
+        params = SamplingParams(**{**self.defaults(messages=messages), **options})
+        if not messages:
+            spec.tell_suggested([params])
+        behind = [] if spec.target.encoder_decoder else ids
+        stream = Stream(spec.tokenizer, behind) if spec.tokenizer else None
+        id = self.engine.add(ids, params, gamma=self.gamma, seed=(self.seed, number))
+        try:
+            while reply.finish_reason is None:
+                for event in self.engine.step():
+                    text = answer.piece(event.text, event.tokens, reply.tokens)
+                    reply.tokens += len(event.tokens)
+                    reply.finish_reason = event.finish_reason
+                    reply.calls += len(event.steps)
+                    reply.overlaps += [each for step in event.steps for each in step.overlaps]
+                    reply.bias += sum(each for step in event.steps for each in step.biases)
+                    tokens = [token for step in event.steps for token in _tokens(step, stream)]
+                    yield ReplyPart(text, tokens)
+                    if event.completion is not None and event.completion.error is not None:
+                        raise TextError(event.completion.error)
+        finally:
+            if reply.finish_reason is None:
+                self.engine.abort(id)
+
+
+def require_template(template: Template, target: KnownTarget) -> None:
+    """Raise InputError for a target and a template that make no prompts of messages."""
+    problem = f"{base_name(target.name)} has no"
+    if target.tokenizer is None:
+        raise InputError(
+            f"{problem} tokenizer, so it reads ids alone; give --tokenizer, a folder or hub id"
+        )
+    if template.text is None and not getattr(target.tokenizer, "chat_template", None):
+        raise InputError(
+            f"{problem} chat template, which makes a prompt of messages; give --chat-template "
+            "FILE, or continue plain text: foretoken chat --raw; or talk with a chat model: "
+            "foretoken chat smollm2"
+        )
+
+
+@contextmanager
+def local(
+    spec: Speculator,
+    template: Template,
+    *,
+    messages: bool,
+    gamma: int | None,
+    seed: int,
+    rule: str,
+    lenience: float,
+) -> Iterator[LocalModel]:
+    """Open a Speculator as a source.
+
+    messages: prompts are conversations, each beginning as the last one did.
+    """
+    with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
+        yield LocalModel(spec, engine, template, gamma, seed)
+
+
+def _tokens(step: StepRecord, stream: Stream | None) -> Iterator[ReplyToken]:
+    """Spell the tokens that a step committed."""
+    own = "corrected" if step.drafted else "plain"
+    for i, token in enumerate(step.kept):
+        spelled = stream.add([token]) if stream else str(token)
+        yield ReplyToken(spelled, "accepted" if i < step.accepted else own)

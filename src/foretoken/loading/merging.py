@@ -1,0 +1,136 @@
+"""Adapters merged into a target when it is loaded, with the extra `peft`.
+
+A merged target runs as any model does. Does not know drafts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.loading import adapters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+REFUSED = (".*missing adapter keys", ".*tie_word_embeddings")  # warnings of peft's: errors here
+
+
+def _peft() -> Any:
+    """Import peft, late as it is an extra."""
+    import peft
+
+    return peft
+
+
+def require_fit(empty: PreTrainedModel, adapter: Path) -> None:
+    """Raise InputError for an adapter of another model and RefusedError for one that cannot be
+    merged, by names and shapes alone: before weights are loaded. empty: the base's structure."""
+    peft = _peft()
+    with _told(empty, adapter):
+        network: Any = deepcopy(empty)  # which peft changes
+        config: Any = peft.PeftConfig.from_pretrained(str(adapter))
+        config.init_lora_weights = False  # some kinds are computed from the base's weights
+        with torch.device("meta"):
+            wrapped = peft.PeftModel(network, config)
+        _require_every_key(wrapped, adapter)
+        _require_own_tables(wrapped, adapter)
+
+
+def merged(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+    """Return the network with the changes of an adapter that fits in its weights. Raises InputError
+    for weights that are invalid."""
+    with _told(network, adapter):
+        wrapped: Any = _peft().PeftModel.from_pretrained(network, adapter)
+        return wrapped.merge_and_unload(safe_merge=True)
+
+
+def merged_inside(network: PreTrainedModel) -> PreTrainedModel:
+    """Return a network that transformers has loaded with an adapter of its own, with that merged:
+    its `generate` turns it off for text, so what is left reads text beside sounds alone."""
+    changed: Any = network
+    if not getattr(changed, "_hf_peft_config_loaded", False):
+        raise InputError(
+            f"{type(network).__name__} needs its adapter, and there is none, or no peft to read "
+            "it; pip install 'foretoken[peft]'"
+        )
+    layer = _peft().tuners.tuners_utils.BaseTunerLayer
+    with _told(network, Path(str(network.name_or_path))):
+        parts: list[tuple[str, Any]] = [*network.named_modules()]
+        for name, part in parts:
+            if isinstance(part, layer):
+                part.merge(safe_merge=True)
+                above, _, own = name.rpartition(".")
+                setattr(network.get_submodule(above), own, part.get_base_layer())
+    changed._hf_peft_config_loaded = False
+    changed.config.adapter_merged = True
+    return network
+
+
+@contextmanager
+def _told(network: PreTrainedModel, adapter: Path) -> Iterator[None]:
+    """InputError, in a line, for whatever peft raises of an adapter and a network."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a name that is going
+            for refused in REFUSED:
+                warnings.filterwarnings("ignore", refused)
+            yield
+    except (InputError, RefusedError):
+        raise
+    except Exception as error:  # peft raises many kinds
+        problem = f"the adapter {adapter} does not fit {type(network).__name__}"
+        raise InputError(
+            f"{problem}: {adapters.first_sentence(error)}; give an adapter of this base"
+        ) from None
+
+
+def _shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of an adapter's weights by name, without reading them."""
+    if not (adapter / adapters.SAFE).is_file():
+        weights = torch.load(adapter / adapters.PICKLED, "meta", weights_only=True, mmap=True)
+        return {name: tuple(weight.shape) for name, weight in weights.items()}
+    with safe_open(adapter / adapters.SAFE, "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+
+
+def _require_every_key(wrapped: Any, adapter: Path) -> None:
+    """InputError where the file lacks a weight, of which peft would leave the random one, holds one
+    that the network has no place for, or one of another shape."""
+    held = _shapes(adapter)
+    state = _peft().get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    needed = {name: tuple(weight.shape) for name, weight in state.items()}
+    surplus = {name for name in held.keys() - needed if "lora" in name}
+    other = {
+        f"{name} as {held[name]}, not {needed[name]}"
+        for name in held.keys() & needed
+        if held[name] != needed[name]
+    }
+    kinds = (needed.keys() - held, "lacks"), (surplus, "has no place in it for"), (other, "holds")
+    for names, says in kinds:
+        if names:
+            raise InputError(
+                f"the adapter {adapter} does not fit {type(wrapped.get_base_model()).__name__}: "
+                f"it {says} {min(names)} ({len(names)} such); give the base that it was made for"
+            )
+
+
+def _require_own_tables(wrapped: Any, adapter: Path) -> None:
+    """RefusedError for a change of embeddings that are the output layer too: merged, it would
+    change both."""
+    network = wrapped.get_base_model()
+    tables = network.get_input_embeddings(), network.get_output_embeddings()
+    tied = getattr(network.config.get_text_config(decoder=True), "tie_word_embeddings", False)
+    if tied and any(hasattr(table, "lora_A") for table in tables):
+        raise RefusedError(
+            f"the adapter {adapter} changes embeddings that {type(network).__name__} shares with "
+            "its output layer, and a merge would change both; untie them and merge it with peft"
+        )

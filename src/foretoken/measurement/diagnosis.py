@@ -1,0 +1,85 @@
+"""The diagnosis of `foretoken doctor`: the machine, or the backend that a model runs on, and why."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from foretoken.costing import contention
+from foretoken.errors import InputError
+from foretoken.loading import published
+from foretoken.loading.facts import ModelFacts, Placement
+from foretoken.loading.memory import free_bytes, usable
+from foretoken.loading.options import LoadOptions
+from foretoken.loading.runtimes.native import abilities
+from foretoken.loading.runtimes.place import place
+from foretoken.loading.sources import Source, processor, source, tokenizer
+from foretoken.loading.target import ends_of_chats
+from foretoken.measurement import machine
+from foretoken.storage.cache import versions
+
+PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".split()
+
+
+def describe_machine() -> dict[str, Any]:
+    """Describe the machine, and measure how fast it reads memory, in a second or two."""
+    names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    reading, here = contention.read(), machine.processor()
+    seconds, size = machine.bandwidth(torch.device("cpu"))
+    rate = {"bytes_per_second": size / seconds.median, "read_bytes": size}
+    return {
+        "versions": {"python": platform.python_version()} | versions(*PACKAGES),
+        "machine": platform.platform(),
+        "processor": {**asdict(here), "lacks": here.lacks, **rate},
+        "threads": torch.get_num_threads(),
+        "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
+        "native": abilities(),
+        "others": contention.share([contention.taken(reading)]),
+    }
+
+
+def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
+    """Describe the backend that a model runs on, why, and how exact it is there.
+
+    Raises:
+        InputError, RefusedError: The model cannot be loaded.
+    """
+    if draft := published.find(model, options.revision):
+        return {"model": draft.name, "runtime": None, "why": draft.described}
+    placement = Placement(options.dtype, usable(options.device), options.runtime)
+    read = source(model, options.revision, options.trust_remote_code, options.adapter)
+    facts = ModelFacts(read, placement)
+    placed = place(facts, placement)
+    steady = placed.model.capabilities.batch_invariant
+    return {
+        "model": read.name,
+        "runtime": placed.model.runtime,
+        "why": placed.why,
+        "exact": "bitwise" if steady else "rounding",
+        "lacks": _processor_problem(read),
+        "ends": _remark_on_ends(read, facts),
+        "dtype": placed.model.computed,
+        "asked": placement.dtype,
+    }
+
+
+def _remark_on_ends(read: Source, facts: ModelFacts) -> str | None:
+    """Say where the chat template ends turns with another token than the model's files name."""
+    file = read.path if read.gguf is None else read.gguf
+    known = tokenizer(file, read.options.get("revision"), read.trust)
+    return ends_of_chats(facts.settings.ends, known)[1]
+
+
+def _processor_problem(read: Source) -> str | None:
+    """Say why the processor of a model's images and audio cannot be loaded; None where it can, or
+    there is none."""
+    load = processor(read)
+    try:
+        if load is not None:
+            load()
+    except InputError as error:
+        return str(error)
+    return None

@@ -1,0 +1,62 @@
+"""Options of a benchmark, checked before models are loaded, and the names of its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.errors import InputError
+from foretoken.sampling.checks import SEED
+from foretoken.sampling.params import SamplingParams
+from foretoken.sampling.speculation import SpeculationOptions
+
+FEWEST = 3  # rounds: of fewer no quartiles are known
+
+
+def label(gamma: int | None) -> str:
+    """Return the name of a gamma; None: automatic."""
+    return "automatic" if gamma is None else f"gamma {gamma}" if gamma else "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options that all contestants share. Results of equal options continue one another."""
+
+    target: str
+    drafts: list[str | None]  # None: the default one
+    gammas: list[int]
+    batch: list[int]  # texts at once
+    prompts: int
+    prompts_sha256: str
+    loading: dict[str, Any]  # keywords of `foretoken.load` that are not its defaults
+    max_new_tokens: int
+    repeats: int  # rounds to time, after one that warms up
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    rule: str
+
+    def __post_init__(self) -> None:
+        """Raise InputError for options that are invalid."""
+        assert self.params  # raises InputError
+        for gamma in self.gammas:
+            SpeculationOptions(gamma, self.rule)
+        SEED("seed", self.seed)
+        if self.repeats < 1:
+            raise InputError(f"repeats is {self.repeats}; give 1 or more")
+        if self.max_new_tokens < self.gammas[-1] + 2:
+            raise InputError(
+                f"max_new_tokens is {self.max_new_tokens}, too few to time gamma "
+                f"{self.gammas[-1]}; give {self.gammas[-1] + 2} or more"
+            )
+        if len(set(self.drafts)) < len(self.drafts):
+            raise InputError("--draft names a draft twice; give each once")
+        if self.batch[0] < 1:
+            raise InputError(f"batch is {self.batch}; give numbers from 1")
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            self.temperature, self.top_k, self.top_p, max_new_tokens=self.max_new_tokens
+        )

@@ -1,0 +1,32 @@
+"""Data URLs, which hold a file themselves, and the base64 in them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from foretoken.errors import InputError, shown
+
+DATA = "data:"
+
+
+def is_data_url(value: Any) -> bool:
+    """Tell whether a value is a URL that holds its file itself."""
+    return isinstance(value, str) and value[: len(DATA)].lower() == DATA
+
+
+def decoded(url: str, place: str) -> bytes:
+    """Return the bytes in a data URL; InputError where they are not in base64."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise InputError(f"{place} is {shown(url)}; give a data URL in base64")
+    return from_base64(body, place)
+
+
+def from_base64(text: str, place: str) -> bytes:
+    """Return the bytes of a text; InputError where it is not in base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError(f"{place} is not in base64; encode it again") from None

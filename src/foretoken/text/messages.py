@@ -1,0 +1,98 @@
+"""Messages of a chat: whether they are a conversation, and the parts that their contents have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from foretoken.errors import InputError, shown
+
+Message = Mapping[str, Any]  # "role", and "content": a str or a list of parts
+
+# Kinds of parts that are no text, and the names that their contents have
+MEDIA: dict[str, tuple[str, ...]] = {
+    "image": ("image", "url", "path", "base64"),
+    "audio": ("audio", "url", "path"),
+}
+# Kinds that are not read, and why: transformers would fetch addresses, or drop them
+WEB = "an address, which is not fetched here; give a part of the type image or audio"
+UNREAD = {"video": "a video, which is not read here; give pictures of it"}
+UNREAD |= dict.fromkeys(("image_url", "input_image", "audio_url", "input_audio", "video_url"), WEB)
+
+
+def conversations(prompts: Any) -> list[list[Message]] | None:
+    """The conversations in `prompts`, which are one (a list of messages) or a list of several; None
+    where they are prompts of other kinds. InputError where only some are conversations."""
+    if isinstance(prompts, Mapping) and "role" in prompts:
+        raise InputError("prompts is a single message; give a list of messages")
+    if _is_conversation(prompts):
+        return [list(prompts)]
+    if not isinstance(prompts, list | tuple) or not any(map(_is_conversation, prompts)):
+        return None
+    for i, prompt in enumerate(prompts):
+        if not _is_conversation(prompt):
+            problem = "empty" if prompt == [] else shown(prompt)
+            raise InputError(
+                f"prompt {i} is {problem}, others are conversations; give lists of messages only"
+            )
+    return [list(prompt) for prompt in prompts]
+
+
+def _is_conversation(prompt: Any) -> bool:
+    """By the first of its messages: ids may be many."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def require(messages: object) -> None:
+    """InputError for what is no conversation."""
+    if not isinstance(messages, list | tuple):
+        raise InputError(f"messages is {shown(messages)}; give a list of messages")
+    if not messages:
+        raise InputError("the conversation is empty; give one message or more")
+    for i, message in enumerate(messages):
+        _require_message(i, message)
+
+
+def _require_message(i: int, message: Any) -> None:
+    if not isinstance(message, Mapping):
+        raise InputError(f"message {i} is {shown(message)}; give a dict with 'role' and 'content'")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        problem = f"message {i} has the role {shown(role)}; give a str, such as 'user'"
+        raise InputError(problem).about(f"prompt[{i}].role")
+    if not isinstance(content, str | list | tuple) and not _calls(message):
+        raise InputError(
+            f"message {i} has the content {shown(content)}; give a str or a list of parts"
+        ).about(f"prompt[{i}].content")
+    for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
+        known = isinstance(part, Mapping)
+        if not known or (
+            part.get("type", "text") == "text" and not isinstance(part.get("text"), str)
+        ):
+            problem = f"message {i}, part {j} is {shown(part)}"
+            raise InputError(
+                f"{problem}; give a dict with 'type', and 'text' in one of text"
+            ).about(f"prompt[{i}].content")
+    try:
+        str(content).encode()
+    except UnicodeEncodeError:
+        problem = InputError(f"message {i} is not valid text; give text in UTF-8")
+        raise problem.about(f"prompt[{i}].content") from None
+
+
+def _calls(message: Message) -> bool:
+    """Tell whether a message without content says which tools to call."""
+    return message.get("content") is None and bool(message.get("tool_calls"))
+
+
+def holds_media(messages: Sequence[Message]) -> bool:
+    """Tell whether a part of a message is a picture or a sound."""
+    kinds_of = (part.get("type") for message in messages for part in parts_of(message))
+    return any(kind in (*MEDIA, *UNREAD) for kind in kinds_of)
+
+
+def parts_of(message: Message) -> list[Mapping[str, Any]]:
+    """Return the parts of a message's content, of which a text has none."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    listed = cast(list[Any], content) if isinstance(content, list | tuple) else []
+    return [part for part in listed if isinstance(part, Mapping)]
