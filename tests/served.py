@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,8 @@ from copy import deepcopy
 from pathlib import Path
 from threading import Thread
 from typing import Any
+
+import httpx2
 
 from engines import loaded
 from foretoken.server.options import ServerOptions
@@ -92,3 +95,60 @@ def until(good: Any, seconds: float = 300.0) -> None:
     while not good():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.01)
+
+
+BAD_REQUESTS = json.loads((Path(__file__).parent / "unit/server/bad_requests.json").read_text())
+AS_JSON = {"Content-Type": "application/json"}
+HELLO = [{"role": "user", "content": "Hello"}]
+LEAST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+}
+
+
+def require_refused(url: str, kind: str, path: str) -> None:
+    """Every bad request of a kind of model at this path is refused in one line that names its
+    field as `param`, and its remedy where the file has one; a stream before it begins."""
+    wrong: list[Any] = []
+    with httpx2.Client(base_url=url, timeout=60) as client:
+        for param, more, *remedy in BAD_REQUESTS[kind][path]:
+            body = expanded(more)
+            bodies = [body.encode("latin-1")] if isinstance(body, str) else []
+            if not bodies:
+                body = LEAST.get(path, {}) | body
+                streamed = path in LEAST and not body.keys() & {"stream", "stream_options"}
+                bodies = [body, body | {"stream": True}][: 1 + streamed]
+                bodies = [json.dumps(each).encode() for each in bodies]
+            for each in bodies:
+                answer = client.post(path, content=each, headers=AS_JSON)
+                if answer.status_code not in (400, 404):
+                    wrong.append((param, more, answer.text))
+                    continue
+                error = answer.json()["error"]
+                good = error["param"] == param
+                good = good and error["type"] == "invalid_request_error"
+                good = good and "\n" not in error["message"] and len(error["message"]) < 600
+                if not (good and all(part in error["message"] for part in remedy)):
+                    wrong.append((param, more, error))
+    assert not wrong, wrong
+
+
+def expanded(value: Any) -> Any:
+    """A value of `bad_requests.json`: {"repeat": "a", "times": 9} stands for nine of them,
+    {"ids": 9, "value": 1} for an object of nine names,
+    {"join": ["a", "b"]} for "ab", {"nest": 9} for a list in nine others."""
+    match value:
+        case {"repeat": part, "times": int(times)}:
+            return expanded(part) * times
+        case {"ids": int(count), "value": each}:
+            return dict.fromkeys(map(str, range(count)), each)
+        case {"join": parts}:
+            return "".join(map(expanded, parts))
+        case {"nest": int(depth)}:
+            return json.loads("[" * depth + "]" * depth)
+        case dict():
+            return {name: expanded(each) for name, each in value.items()}
+        case list():
+            return [expanded(each) for each in value]
+    return value

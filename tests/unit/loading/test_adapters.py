@@ -17,6 +17,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.loading.adapters import folder
 from foretoken.loading.load import require_adapters
 from foretoken.train.pair import read_target
+from loads import refused
 from media_models import built, granite_speech
 from tiny import llama
 from tiny_families import build
@@ -42,27 +43,26 @@ def expected(wrapped: Any) -> list[int]:
     return text[0, len(PROMPT) :].tolist()
 
 
-def test_its_text_is_that_of_peft(tmp_path: Path) -> None:
+def test_its_text_is_that_of_peft(tmp_path: Path, console: Run) -> None:
+    """Also when its weights are a pickle; a draft is trained on the merged target."""
     wrapped = saved(tmp_path)
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     spec = foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
     (text,) = spec.generate(PROMPT, max_new_tokens=12, gamma=2, ignore_eos=True)
     assert list(text.tokens) == expected(wrapped)
     assert spec.target_name.endswith(f" with {adapter}")
-    plain = foretoken.load(base, "lookup", runtime="transformers")
-    ours = spec.target.model.get_parameter("model.layers.0.self_attn.q_proj.weight")
-    assert not torch.equal(ours, plain.target.model.model.layers[0].self_attn.q_proj.weight)
-
-
-def test_a_draft_is_trained_on_the_merged_target(tmp_path: Path) -> None:
-    saved(tmp_path)
-    base, adapter = str(tmp_path / "base"), str(tmp_path / "adapter")
-    merged, _ = read_target(base, None, False, None, adapter)
-    plain, _ = read_target(base, None, False, None)
-    spec = foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
+    merged, _ = read_target(str(base), None, False, None, str(adapter))
+    plain, _ = read_target(str(base), None, False, None)
     name = "model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(merged.get_parameter(name), spec.target.model.get_parameter(name))
     assert not torch.equal(merged.get_parameter(name), plain.get_parameter(name))
+    shown = console("doctor", str(base), "--adapter", str(adapter))
+    assert shown.code == 0 and f"base with {adapter} runs on" in shown.out
+    weights = adapter / "adapter_model.safetensors"
+    torch.save(load_file(weights), weights.with_suffix(".bin"))
+    weights.unlink()
+    spec = foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
+    assert list(spec.generate(PROMPT, max_new_tokens=12)[0].tokens) == expected(wrapped)
 
 
 @pytest.mark.native
@@ -85,34 +85,27 @@ def test_each_adapter_has_a_conversion_of_its_own(tmp_path: Path) -> None:
 def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
     saved(tmp_path)
     base, adapter = tmp_path / "base", tmp_path / "adapter"
-    with pytest.raises(RefusedError, match="holds an adapter"):
-        foretoken.load(adapter, "lookup")
-    with pytest.raises(InputError, match="holds no adapter: adapter_config.json: "):
-        foretoken.load(base, "lookup", adapter=base)
-    with pytest.raises(InputError, match="adapter is 3"):
-        foretoken.load(base, "lookup", adapter=3)
-    with pytest.raises(InputError, match="the target is in memory"):
-        foretoken.load(build("Llama"), "lookup", adapter=adapter)
+    options: dict[str, Any] = {"adapter": adapter, "runtime": "transformers"}
+    refused(RefusedError, "holds an adapter", adapter, "lookup")
+    refused(InputError, "holds no adapter: adapter_config.json: ", base, "lookup", adapter=base)
+    refused(InputError, "adapter is 3", base, "lookup", adapter=3)
+    refused(InputError, "the target is in memory", build("Llama"), "lookup", adapter=adapter)
     weights = load_file(adapter / "adapter_model.safetensors")
     few = {name: weight for name, weight in weights.items() if "q_proj" in name}
     more = weights | {next(iter(weights)).replace("layers.0", "layers.9"): torch.zeros(4, 32)}
-    for wrong, says in ((few, "it lacks base_model.*v_proj"), (more, "has no place in it for")):
-        save_file(wrong, adapter / "adapter_model.safetensors")
-        with pytest.raises(InputError, match=f"does not fit LlamaForCausalLM: .*{says}"):
-            foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
     bad = {name: weight * torch.nan for name, weight in weights.items()}
-    save_file(bad, adapter / "adapter_model.safetensors")
-    with pytest.raises(InputError, match="does not fit LlamaForCausalLM: NaNs detected"):
-        foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
     wide = {name: torch.zeros(9, 9) for name in weights}
-    save_file(wide, adapter / "adapter_model.safetensors")
-    with pytest.raises(InputError, match=r"holds base_.* as \(9, 9\), not \(4, 32\)") as caught:
-        foretoken.load(base, "lookup", adapter=adapter, runtime="transformers")
-    assert "\n" not in str(caught.value)
+    for wrong, says in (
+        (few, "does not fit LlamaForCausalLM: .*it lacks base_model.*v_proj"),
+        (more, "does not fit LlamaForCausalLM: .*has no place in it for"),
+        (bad, "does not fit LlamaForCausalLM: NaNs detected"),
+        (wide, r"holds base_.* as \(9, 9\), not \(4, 32\)"),
+    ):
+        save_file(wrong, adapter / "adapter_model.safetensors")
+        refused(InputError, says, base, "lookup", **options)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"peft_type": "IA3"}))
-    with pytest.raises(RefusedError, match="is of kind IA3, and only LORA is merged here"):
-        foretoken.load(base, "lookup", adapter=adapter)
+    refused(RefusedError, "is of kind IA3, and only LORA", base, "lookup", adapter=adapter)
 
 
 def test_an_adapter_of_another_base_is_refused_before_weights_are_read(
@@ -142,18 +135,6 @@ def test_an_adapter_of_another_base_is_refused_before_weights_are_read(
         require_adapters(base, [str(adapter)])
     assert all(name in str(all_.value) for name in others) and "\n" not in str(all_.value)
     assert len(read) == 1
-
-
-def test_a_pickled_adapter_is_merged_likewise(tmp_path: Path) -> None:
-    wrapped = saved(tmp_path)
-    weights = tmp_path / "adapter" / "adapter_model.safetensors"
-    torch.save(load_file(weights), weights.with_suffix(".bin"))
-    weights.unlink()
-    spec = foretoken.load(
-        tmp_path / "base", "lookup", adapter=tmp_path / "adapter", runtime="transformers"
-    )
-    (text,) = spec.generate(PROMPT, max_new_tokens=12, gamma=2, ignore_eos=True)
-    assert list(text.tokens) == expected(wrapped)
 
 
 def test_a_home_folder_may_be_written_as_a_tilde(
@@ -187,12 +168,6 @@ def test_a_change_of_embeddings_that_are_the_output_layer_too_is_refused(tmp_pat
         foretoken.load(tmp_path / "base", "lookup", adapter=tmp_path / "adapter")
 
 
-def test_doctor_names_it(tmp_path: Path, console: Run) -> None:
-    saved(tmp_path)
-    shown = console("doctor", str(tmp_path / "base"), "--adapter", str(tmp_path / "adapter"))
-    assert shown.code == 0 and f"base with {tmp_path / 'adapter'} runs on" in shown.out
-
-
 def test_doctor_says_which_library_a_processor_lacks(tmp_path: Path, console: Run) -> None:
     llama(32, 64).save_pretrained(tmp_path)
     assert "text alone" not in console("doctor", str(tmp_path)).out
@@ -217,23 +192,17 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
     for gamma in (0, 3):
         (out,) = spec.generate(inputs, max_new_tokens=8, gamma=gamma)
         assert out.tokens == made[0, inputs["input_ids"].shape[1] :].tolist()
-    with pytest.raises(
-        InputError, match="prompt 0 is text alone, and the target reads pictures or s"
-    ):
+    with pytest.raises(InputError, match="prompt 0 is text alone"):
         spec.generate([[5, 6, 7]], max_new_tokens=4)
-    with pytest.raises(RefusedError, match="guidance reads ids alone, and this model none without"):
+    with pytest.raises(RefusedError, match="guidance reads ids alone"):
         spec.guided(2.0)
-    with pytest.raises(RefusedError, match="brings an adapter, and takes no other"):
-        foretoken.load(tmp_path, "lookup", adapter=tmp_path)
-    with pytest.raises(InputError, match="generate turns its adapter on and off"):
-        foretoken.load(theirs, "lookup")
-    with pytest.raises(RefusedError, match="merged on torch alone"):
-        foretoken.load(tmp_path, "lookup", runtime="native")
+    refused(RefusedError, "brings an adapter, and takes no", tmp_path, "lookup", adapter=tmp_path)
+    refused(InputError, "generate turns its adapter on and off", theirs, "lookup")
+    refused(RefusedError, "merged on torch alone", tmp_path, "lookup", runtime="native")
     weights = load_file(tmp_path / "adapter_model.safetensors")
     broken = {name: weight * float("nan") for name, weight in weights.items()}
     save_file(broken, tmp_path / "adapter_model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match="does not fit.*NaNs"):
-        foretoken.load(tmp_path, "lookup")
+    refused(InputError, "does not fit.*NaNs", tmp_path, "lookup")
     (tmp_path / "adapter_config.json").unlink()
     plain = foretoken.load(tmp_path, "lookup", runtime="transformers")
     assert plain.generate([[5, 6, 7]], max_new_tokens=4)[0].tokens

@@ -88,14 +88,19 @@ def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, meas
     assert best.prepared() is best
 
 
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The choices that are remembered, by target and draft."""
+    choices: dict[str, str] = {}
+    monkeypatch.setattr(chosen, "remembered", lambda file: choices)
+    monkeypatch.setattr(chosen, "remember", lambda file, name, kind: choices.update({name: kind}))
+    return choices
+
+
 @pytest.mark.native
-def test_a_drafter_that_took_the_place_of_the_loaded_one_stays(target, measured):
+def test_a_quick_target_looks_up_and_a_drafter_of_ones_own_stays(target, measured, monkeypatch):
     mine = replace(foretoken.load(target), drafter=LookupDrafter())
     assert mine.prepared() is mine and not measured["asked"]
-
-
-@pytest.mark.native
-def test_a_quick_target_looks_up(target, measured, monkeypatch):
     monkeypatch.setattr(chosen, "QUICK", 2 * PASS)
     assert isinstance(foretoken.load(target).prepared().drafter, LookupDrafter)
     assert measured["asked"] == ["lookup"]
@@ -123,17 +128,14 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_draft_is_rounded_where_that_is_faster(
-    by_dtype, best, target, draft, monkeypatch, caplog
+    by_dtype, best, target, draft, kept, monkeypatch, caplog
 ):
     def step_costs(pair: PairCosts, params: object, rows: int = 1) -> Costs:
         assert isinstance(pair.drafter, LMDrafter)
         return costs(by_dtype[pair.drafter.model.computed], 0.8)
 
-    kept: dict[str, str] = {}
     monkeypatch.setattr(PairCosts, "step_costs", step_costs)
     monkeypatch.setattr(drafts, "SMALL", 1000)
-    monkeypatch.setattr(chosen, "remembered", lambda file: kept)
-    monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
     caplog.set_level(logging.INFO, "foretoken.loading.chosen")
     for _ in range(2):  # measured, then remembered
         drafter = foretoken.load(target, draft).prepared().drafter
@@ -148,30 +150,16 @@ def test_a_draft_is_rounded_where_that_is_faster(
 
 
 @pytest.mark.native
-def test_a_choice_stays(target, measured, monkeypatch):
-    """Whatever later measurements would say: the draft does not change between runs."""
-    kept: dict[str, str] = {}
-    monkeypatch.setattr(chosen, "remembered", lambda file: kept)
-    monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
+def test_a_choice_stays(target, measured, kept, tmp_path):
+    """Whatever later measurements would say: the draft does not change between runs. Other weights
+    are chosen for anew."""
     measured |= {"lookup+self:int4": costs(0.2, 0.97)}
     assert foretoken.load(target).prepared().draft_name == "lookup+self:int4"
     assert measured["asked"] == ["lookup", "lookup+self:int4"] and list(kept.values()) == ["int4"]
-    measured |= {"lookup+self:int4": costs(0.9, 0.5), "lookup+self:int8": costs(0.1, 0.99)}
-    assert (
-        foretoken.load(target).prepared().draft_name == "lookup+self:int4"
-        and len(measured["asked"]) == 2
-    )
-
-
-@pytest.mark.native
-def test_other_weights_are_chosen_for_anew(target, measured, monkeypatch, tmp_path):
-    kept: dict[str, str] = {}
-    monkeypatch.setattr(chosen, "remembered", lambda file: kept)
-    monkeypatch.setattr(chosen, "remember", lambda file, name, kind: kept.update({name: kind}))
-    other = folder(
-        tmp_path / "other", llama(seed=9, hidden_size=128, intermediate_size=192), byte_level()
-    )
-    measured |= {"lookup+self:int4": costs(0.2, 0.97)}
-    for each in (target, other):
-        assert foretoken.load(each).prepared().draft_name == "lookup+self:int4"
+    own = llama(seed=9, hidden_size=128, intermediate_size=192)
+    other = folder(tmp_path / "other", own, byte_level())
+    assert foretoken.load(other).prepared().draft_name == "lookup+self:int4"
     assert list(kept.values()) == ["int4", "int4"]
+    measured |= {"lookup+self:int4": costs(0.9, 0.5), "lookup+self:int8": costs(0.1, 0.99)}
+    assert foretoken.load(target).prepared().draft_name == "lookup+self:int4"
+    assert len(measured["asked"]) == 4

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -17,8 +16,10 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
+from foretoken.loading.draft import kinds
 from loads import PADDED, refused
 from tiny import byte_level, folder, llama, metaspace, t5
+from tiny_families import build
 
 pytestmark = pytest.mark.daily
 
@@ -33,30 +34,28 @@ def renamed() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
 
 
-@pytest.mark.parametrize(
-    ("draft", "near"),
-    [
+def test_names_that_are_no_drafters(bare):
+    """A mistyped one gets the nearest, one that has moved its new place; others are models."""
+    for draft, near in (
         ("look-up", "lookup"),
         ("Lookup", "lookup"),
         ("coppy", "copy"),
         ("non", "none"),
         ("uniforms", "uniform"),
         ("selfie:int4", "self:KIND"),
-    ],
-)
-def test_a_name_that_was_mistyped_gets_the_nearest(bare, draft, near):
-    refused(InputError, f"draft is '{draft}'; did you mean '{near}'", bare, draft)
-
-
-@pytest.mark.parametrize("draft", ["ngram:a/b.safetensors", "heads:a", "ngram", "heads"])
-def test_drafts_that_moved_get_their_new_spelling(bare, draft):
-    remedy = f"give 'reproduction.{draft.partition(':')[0]}:FILE' in a checkout"
-    refused(InputError, f"draft is '{draft}'; .*{remedy}", bare, draft)
-
-
-@pytest.mark.parametrize("draft", ["gpt2", "opt", "t5-small", "owner/lookup", "me/look-up", "C:/a"])
-def test_other_names_are_models(bare, draft):
-    assert "did you mean" not in refused(InputError, ".", bare, draft)
+    ):
+        refused(InputError, f"draft is '{draft}'; did you mean '{near}'", bare, draft)
+    for draft in ("ngram:a/b.safetensors", "heads:a", "ngram", "heads"):
+        remedy = f"give 'reproduction.{draft.partition(':')[0]}:FILE' in a checkout"
+        refused(InputError, f"draft is '{draft}'; .*{remedy}", bare, draft)
+    for draft in ("gpt2", "opt", "t5-small", "owner/lookup", "me/look-up", "C:/a"):
+        assert "did you mean" not in refused(InputError, ".", bare, draft)
+    for draft in ("lookup+", "lookup+none", "lookup+lookup", "lookup+lookup+self"):
+        message = re.escape(f"draft is {draft!r}; give lookup+ and a draft model")
+        refused(InputError, message, bare, draft)
+    assert kinds("float32", 5) == ["self:int8", "self:int4", "self:0,2,4"]
+    assert kinds("int8", 4) == ["self:int4", "self:0,2,3"]
+    assert kinds("int4", 2) == [] and kinds("auto", 1) == ["self:int8", "self:int4"]
 
 
 def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypatch):
@@ -69,26 +68,16 @@ def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("draft", "kind"),
-    [
-        (None, LookupDrafter),
-        ("lookup", LookupDrafter),
-        ("none", NoDrafter),
-        ("uniform", UniformDrafter),
-    ],
+    ("draft", "kind"), [(None, LookupDrafter), ("none", NoDrafter), ("uniform", UniformDrafter)]
 )
 def test_drafts_by_name(pair, draft, kind):
     spec = foretoken.load(pair[0], draft)
     assert type(spec.drafter) is kind and spec.draft_name == (draft or "lookup")
     completion = spec.generate("It was", max_new_tokens=8, gamma=2, temperature=1.0)[0]
     assert len(completion.tokens) == 8
-
-
-def test_a_drafter_of_ones_own(pair):
     mine = LookupDrafter()
     spec = foretoken.load(pair[0], mine)
     assert spec.drafter is mine and spec.draft_name == "LookupDrafter"
-    refused(InputError, "draft is 5", pair[0], 5)
 
 
 # Vocabularies
@@ -107,11 +96,9 @@ def test_a_cascade_of_another_vocabulary_is_refused_with_a_token(pair, tmp_path)
 
 
 def test_an_encoder_decoder_of_another_vocabulary_is_refused(tmp_path):
-    one, other = t5(320), t5(400)
-    target = folder(tmp_path / "target", one, byte_level())
-    refused(
-        RefusedError, "has another tokenizer", target, folder(tmp_path / "d", other, metaspace())
-    )
+    target = folder(tmp_path / "target", t5(320), byte_level())
+    draft = folder(tmp_path / "d", t5(400), metaspace())
+    refused(RefusedError, "has another tokenizer", target, draft)
 
 
 def test_without_two_tokenizers_sizes_must_agree(pair, bare):
@@ -183,17 +170,12 @@ def test_padded_rows_are_fine(pair, swap, temperature):
         assert plain[0].tokens == spec.generate("It was", gamma=3, **options)[0].tokens
 
 
-def test_a_prompt_with_ids_that_the_draft_lacks(pair):
-    spec = foretoken.load(*pair)
-    for prompt in ([330], [5, 330], [330, 5]):
-        completions = spec.generate([prompt, [5, 6]], gamma=3, max_new_tokens=6, temperature=1.0)
-        assert completions[0].stats.drafted == 0 and completions[1].stats.drafted
-
-
-@pytest.mark.parametrize("kind", ["encoder-decoder", "decoder-only"])
-def test_a_source_with_ids_that_the_draft_lacks(kind, tmp_path):
-    target = folder(tmp_path / "target", t5(350), metaspace())
-    network = t5(330, seed=1) if kind == "encoder-decoder" else llama(330)
+@pytest.mark.parametrize("kind", ["causal", "encoder-decoder", "decoder-only"])
+def test_a_prompt_with_ids_that_the_draft_lacks(kind, tmp_path):
+    V = 330
+    causal, seq2seq = (lambda V: llama(V, seed=1)), (lambda V: t5(V, seed=1))
+    target = folder(tmp_path / "target", (llama if kind == "causal" else t5)(350), metaspace())
+    network = (seq2seq if kind == "encoder-decoder" else causal)(V)
     spec = foretoken.load(target, folder(tmp_path / "draft", network, metaspace()))
     completions = spec.generate([[5, 340], [5, 6], [340]], gamma=2, max_new_tokens=4)
     drafted = [c.stats.drafted for c in completions]
@@ -203,21 +185,8 @@ def test_a_source_with_ids_that_the_draft_lacks(kind, tmp_path):
 
 
 def test_a_source_longer_than_the_drafts_encoder():
-    draft = transformers.BartForConditionalGeneration(
-        transformers.BartConfig(
-            vocab_size=64,
-            d_model=16,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=16,
-            decoder_ffn_dim=16,
-            max_position_embeddings=32,
-        )
-    )
-    spec = foretoken.load(t5(64), draft)
-    long, short = spec.generate([[5] * 40, [5] * 4], gamma=2, max_new_tokens=5)
+    spec = foretoken.load(t5(64), build("BART"))  # of 128 positions
+    long, short = spec.generate([[5] * 140, [5] * 4], gamma=2, max_new_tokens=5)
     assert long.stats.drafted == 0 and short.stats.drafted
 
 
@@ -246,9 +215,3 @@ def test_a_lookup_stands_in_front_of_a_draft(bare):
     steps = spec.generate([prompt], max_new_tokens=64, gamma=3)[0].steps
     assert any(step.predicted for step in steps)
     assert not any(step.predicted for step in alone.generate([prompt], max_new_tokens=12)[0].steps)
-
-
-@pytest.mark.parametrize("draft", ["lookup+", "lookup+none", "lookup+lookup", "lookup+lookup+self"])
-def test_only_a_draft_model_stands_behind_a_lookup(bare, draft):
-    message = re.escape(f"draft is {draft!r}; give lookup+ and a draft model")
-    refused(InputError, message, bare, draft)

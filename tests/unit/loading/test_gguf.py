@@ -20,6 +20,7 @@ from foretoken.loading.sources import source
 from foretoken.loading.target import TargetEnds
 from foretoken.storage.cache import forget
 from gguf_file import write_gguf
+from loads import refused
 from tiny import byte_level, llama
 
 TEMPLATE = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
@@ -41,13 +42,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+def written(
+    file: Path, tokenizer: Any = None, kind: Any = GGMLQuantizationType.Q8_0, **more: Any
+) -> Path:
+    """A file of a model of 323 output rows whose tokenizer has 320 ids."""
+    model = llama(323, hidden_size=64, intermediate_size=96, **more.pop("shape", {}))
+    write_gguf(file, model, tokenizer or byte_level(), kind, **more)
+    return file
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_ends_are_read_without_the_rest(
     tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "tiny.gguf"
-    model = llama(320, hidden_size=64, intermediate_size=96, tie_word_embeddings=tied)
-    write_gguf(file, model, byte_level(), GGMLQuantizationType.Q4_0)
+    shape = {"tie_word_embeddings": tied}
+    file = written(tmp_path / "tiny.gguf", kind=GGMLQuantizationType.Q4_0, shape=shape)
     read = source(file, None, False)
     whole = read.network(torch.float32, torch.device("cpu"))
     monkeypatch.delattr(TargetEnds, "network")
@@ -56,10 +65,10 @@ def test_ends_are_read_without_the_rest(
     assert torch.equal(ends.head, whole.get_output_embeddings().weight)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.daily("Q4_0", "Q5_1")
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 def test_values_are_those_of_the_file(tmp_path: Path, kind: GGMLQuantizationType) -> None:
-    file = tmp_path / "tiny.gguf"
-    write_gguf(file, llama(320, hidden_size=64, intermediate_size=96), byte_level(), kind)
+    file = written(tmp_path / "tiny.gguf", kind=kind)
     network = source(file, None, False).network(torch.float32, torch.device("cpu"))
     stock: Any = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file=file.name, dtype=torch.float32
@@ -71,12 +80,8 @@ def test_values_are_those_of_the_file(tmp_path: Path, kind: GGMLQuantizationType
 
 def test_commands_take_it(folder: Path, console: Run) -> None:
     file = str(folder / "tiny.gguf")
-    shown = console(
-        "generate", "It was", "--target", file, "--draft", "none", "--max-new-tokens", 2
-    )
-    assert shown.code == 0, shown.err
-    gone = console("generate", "It was", "--target", str(folder / "gone.gguf"))
-    assert gone.code == 2 and "gone.gguf cannot be read: No such file" in gone.err
+    few = ("--draft", "none", "--max-new-tokens", 2)
+    assert console("generate", "It was", "--target", file, *few).code == 0
 
 
 @pytest.mark.parametrize(
@@ -124,16 +129,14 @@ def test_a_text_ends_with_each_end_of_the_file(
 ) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": words})
-    model = llama(323, hidden_size=64, intermediate_size=96)
-    write_gguf(tmp_path / "tiny.gguf", model, tokenizer, ends=fields)
+    written(tmp_path / "tiny.gguf", tokenizer, ends=fields)
     assert foretoken.load(tmp_path, "none", runtime="transformers").ends.eos == ends
 
 
 def test_a_turns_end_that_is_a_plain_word_ends_nothing(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens(["<|im_end|>"])  # a normal token of the file
-    model = llama(323, hidden_size=64, intermediate_size=96)
-    write_gguf(tmp_path / "tiny.gguf", model, tokenizer)
+    written(tmp_path / "tiny.gguf", tokenizer)
     assert foretoken.load(tmp_path, "none", runtime="transformers").ends.eos == {0}
 
 
@@ -144,37 +147,25 @@ def test_a_changed_file_has_its_own_tokenizer(tmp_path: Path, cache: Path) -> No
         assert len(gguf.tokenizer(file, sources._tokenizer)) == V
 
 
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "no.gguf"
-    file.write_bytes(b"not a model")
-    with pytest.raises(InputError, match="no.gguf is no GGUF file, though it is named so"):
-        foretoken.load(file)
-    with pytest.raises(InputError, match="missing.gguf cannot be read: No such file"):
-        foretoken.load(tmp_path / "missing.gguf")
-
-
-def test_a_file_that_is_cut_off_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_files_that_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = (folder / "tiny.gguf").read_bytes()
-    for length in (len(whole) - 5000, 400):
-        cut = tmp_path / f"{length}.gguf"
-        cut.write_bytes(whole[:length])
-        with pytest.raises(InputError) as raised:
-            foretoken.load(cut, "lookup", runtime="transformers")
-        assert "\n" not in str(raised.value) and f"{length}.gguf" in str(raised.value)
-
-
-def test_several_files_in_a_folder_are_named(folder: Path, tmp_path: Path) -> None:
-    for name in ("a.gguf", "b.gguf"):
-        shutil.copy(folder / "tiny.gguf", tmp_path / name)
-    with pytest.raises(InputError, match=r"several GGUF files \(a.gguf, b.gguf\)"):
-        foretoken.load(tmp_path)
-
-
-def test_a_part_is_refused(folder: Path, tmp_path: Path) -> None:
+    for name, held in (("no", b"not a model"), ("cut", whole[:-5000]), ("head", whole[:400])):
+        (tmp_path / f"{name}.gguf").write_bytes(held)
     part = tmp_path / "m-00001-of-00002.gguf"
     shutil.copy(folder / "tiny.gguf", part)
+    refused(InputError, "no.gguf is no GGUF file", tmp_path / "no.gguf")
+    refused(InputError, "cut.gguf", tmp_path / "cut.gguf")
+    refused(InputError, "head.gguf", tmp_path / "head.gguf")
+    refused(InputError, "missing.gguf cannot be read: No such", tmp_path / "missing.gguf")
+    refused(InputError, r"several GGUF files \(cut.gguf, head.gguf", tmp_path)
+    refused(InputError, "nobody/nothing:a.gguf cannot be had", "nobody/nothing:a.gguf")
+    refused(InputError, "a file, which has none", folder / "tiny.gguf", revision="main")
     with pytest.raises(InputError, match="one of several parts"):
         hub.gguf(part)
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    refused(InputError, r"needs gguf and accelerate.*foretoken\[gguf\]", folder)
 
 
 def test_one_part_of_one_is_whole(folder: Path, tmp_path: Path) -> None:
@@ -183,22 +174,6 @@ def test_one_part_of_one_is_whole(folder: Path, tmp_path: Path) -> None:
     assert hub.gguf(whole) == whole == hub.gguf(tmp_path)
     spec = foretoken.load(whole, "none", runtime="transformers")
     assert len(spec.generate([5, 6], max_new_tokens=2)[0].tokens) == 2
-
-
-def test_a_file_has_no_revision(folder: Path) -> None:
-    with pytest.raises(InputError, match="is a file, which has none"):
-        foretoken.load(folder / "tiny.gguf", revision="main")
-
-
-def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"needs gguf and accelerate.*foretoken\[gguf\]"):
-        foretoken.load(folder)
-
-
-def test_a_file_of_the_hub_is_named_with_its_model() -> None:
-    with pytest.raises(InputError, match=r"nobody/nothing:a.gguf cannot be had from the hub"):
-        foretoken.load("nobody/nothing:a.gguf")
 
 
 def test_a_damaged_tokenizer_in_the_cache_is_made_again(folder: Path, cache: Path) -> None:

@@ -58,12 +58,10 @@ def refused(name: str, says: str, revision: str | None = None) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_the_hub_is_not_asked():
-    refused(
-        "no-such-folder",
-        "^there is no folder 'no-such-folder', and HF_HUB_OFFLINE keeps .*",
-    )
+def test_the_hub_is_not_asked(tmp_path):
+    refused("no-such-folder", "^there is no folder 'no-such-folder', and HF_HUB_OFFLINE keeps .*")
     assert sources.tokenizer("no/such", None, False) is None
+    refused(str(tmp_path), "revision is 'old', but .* is a folder, which has none", "old")
 
 
 def test_the_hub_cannot_be_reached(monkeypatch, online):
@@ -73,15 +71,17 @@ def test_the_hub_cannot_be_reached(monkeypatch, online):
     refused("no-such-folder", "and the hub cannot be reached (.*)")
 
 
-@pytest.mark.parametrize("headers", [{"X-Error-Code": "RepoNotFound"}, {}])
-def test_the_hub_has_no_such_model(answers, headers):
-    answers[0] = (404, headers)
-    refused("no-such-folder", "there is no folder 'no-such-folder', and the hub has no such model")
-
-
-def test_the_hub_has_no_such_revision(answers):
-    answers[0] = (404, {"X-Error-Code": "RevisionNotFound"})
-    refused("a/b", "the hub has a/b, but no revision 'old'", "old")
+@pytest.mark.parametrize(
+    ("name", "code", "revision", "says"),
+    [
+        ("no-such-folder", "RepoNotFound", None, "no folder 'no-such-folder', and the hub has no"),
+        ("no-such-folder", None, None, "no folder 'no-such-folder', and the hub has no such model"),
+        ("a/b", "RevisionNotFound", "old", "the hub has a/b, but no revision 'old'"),
+    ],
+)
+def test_the_hub_has_no_such_model(answers, name, code, revision, says):
+    answers[0] = (404, {"X-Error-Code": code} if code else {})
+    refused(name, says, revision)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,3 @@ def test_a_folder_asks_nobody(tmp_path, monkeypatch):
             hub.path(wrong)
     monkeypatch.undo()
     refused("./no", "^'./no' is no folder")
-    with pytest.raises(InputError, match="target is 5"):
-        hub.path(5)
-
-
-def test_a_folder_has_no_revision(tmp_path):
-    refused(str(tmp_path), "revision is 'old', but .* is a folder, which has none", "old")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -84,38 +83,20 @@ def test_it_drafts_and_the_texts_are_the_targets(here: Path, argument: str) -> N
     assert made.tokens == plain.tokens and made.stats.drafted
 
 
-@pytest.mark.parametrize(
-    ("draft", "says"),
-    [
+def test_mistakes_are_one_line(here: Path) -> None:
+    for draft, says in (
         ("mydrafts.theirs:a", "there is no module mydrafts.theirs; give one that can be imported"),
         ("nowhere:a", "there is no module nowhere"),
         ("silentdraft:a", "the module silentdraft has no function drafter; give it drafter"),
         ("mydrafts.ours:nothing", "its function drafter returned 5; return a Drafter"),
         ("mydrafts.ours:half", "Half lacks start and commit and leave"),
         ("mydrafts.ours:narrow", "UniformDrafter guesses among 7 tokens, the target has 320"),
-    ],
-)
-def test_mistakes_are_one_line(here: Path, draft: str, says: str) -> None:
-    refused(InputError, says, "target", draft)
-
-
-def test_options_of_draft_models_are_refused(here: Path) -> None:
+    ):
+        refused(InputError, says, "target", draft)
     says = "draft_dtype is 'int8', but mydrafts.ours:a is no model"
     refused(InputError, says, "target", "mydrafts.ours:a", draft_dtype="int8")
-
-
-def test_what_the_module_itself_raises_is_raised(here: Path) -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):  # what a module raises itself
         foretoken.load("target", "needydraft:a")
-
-
-def test_commands_take_it(here: Path, console: Run) -> None:
-    words = ("generate", "It was", "--target", "target", "--draft", "mydrafts.ours:a", "--json")
-    result = console(*words, "--gamma", 2, "--max-new-tokens", 8)
-    assert result.code == 0, result.err
-    document = json.loads(result.out)
-    assert document["draft"] == "mydrafts.ours:a"
-    assert document["completions"][0]["stats"]["drafted"]
 
 
 def test_the_documented_example(here: Path, console: Run) -> None:

@@ -37,6 +37,10 @@ def made(folder: Path, size: int, **config: Any) -> Path:
     return folder
 
 
+def gguf(file: Path) -> None:
+    write_gguf(file, llama(320, hidden_size=64, intermediate_size=96), byte_level())
+
+
 def found(*folders: Path) -> dict[str, ModelHere]:
     return {model.name: model for model in models(folders)}
 
@@ -73,9 +77,7 @@ def test_folders_and_what_is_below_them(tmp_path: Path) -> None:
 
 
 def test_gguf_files(tmp_path: Path) -> None:
-    write_gguf(
-        tmp_path / "tiny.gguf", llama(320, hidden_size=64, intermediate_size=96), byte_level()
-    )
+    gguf(tmp_path / "tiny.gguf")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     here = found(tmp_path)
     whole, broken = (here[str(tmp_path / f"{name}.gguf")] for name in ("tiny", "broken"))
@@ -86,7 +88,7 @@ def test_gguf_files(tmp_path: Path) -> None:
 
 def test_a_package_with_a_model(tmp_path: Path) -> None:
     file = tmp_path / "site" / "package" / "tiny.gguf"
-    write_gguf(file, llama(320, hidden_size=64, intermediate_size=96), byte_level())
+    gguf(file)
     assert found()[str(file)].family == "llama"
     assert len(found(tmp_path / "site")) == len(found())  # each once
 
@@ -95,11 +97,7 @@ def test_the_cache_of_the_hub(hub: Path, tmp_path: Path) -> None:
     folder = hub / "models--some--model"
     commit = "a" * 40
     made(folder / "snapshots" / commit, 500, vocab_size=320)
-    write_gguf(
-        folder / "snapshots" / commit / "q.gguf",
-        llama(320, hidden_size=64, intermediate_size=96),
-        byte_level(),
-    )
+    gguf(folder / "snapshots" / commit / "q.gguf")
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(commit)
     (folder / "blobs").mkdir()

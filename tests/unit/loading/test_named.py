@@ -50,11 +50,8 @@ def test_smollm2_is_found_without_being_imported(installed: Path) -> None:
     assert hub.path("smollm2") == str(hub.gguf("smollm2")) == str(installed)
     hub.require("smollm2", None)
     assert named.default() == "smollm2"
-
-
-def test_the_draft_that_ships_for_it() -> None:
-    folder = named.draft("smollm2")
-    assert folder is not None and known_kind(str(folder), None) == "eagle3"
+    draft = named.draft("smollm2")
+    assert draft is not None and known_kind(str(draft), None) == "eagle3"
     assert kind_of({}) is None and named.draft("lookup") is None and named.draft(None) is None
 
 
@@ -72,16 +69,6 @@ def test_a_folder_of_that_name_is_a_folder(tmp_path: Path, monkeypatch: pytest.M
     assert named.pair("novels") is None and named.draft("novels") is None
 
 
-def test_the_environment_names_the_default(monkeypatch: pytest.MonkeyPatch, console: Run) -> None:
-    monkeypatch.setenv(named.DEFAULT, "/nowhere/model")
-    code, printed, told = console("generate", "Hi")
-    assert code == 2 and printed == ""
-    assert told.startswith("no target is given: /nowhere/model") and told.count("\n") == 2
-    assert named.default() == "/nowhere/model"
-    monkeypatch.setenv(named.DEFAULT, "")
-    assert named.default() in ("novels", "smollm2")
-
-
 COMMANDS = {
     "generate": ["Hi"],
     "chat": ["-q", "Hi"],
@@ -94,6 +81,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.daily("generate", "export vllm", "train eagle")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_the_same_default(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: Run
@@ -106,7 +94,10 @@ def test_every_command_takes_the_same_default(
     if command == "export vllm":  # which looks nothing up
         assert code == 0 and "/nowhere/model" in printed
     else:
-        assert code == 2 and "'/nowhere/model'" in told.splitlines()[-1]
+        assert code == 2 and printed == "" and "'/nowhere/model'" in told.splitlines()[-1]
+        assert named.default() == "/nowhere/model"
+    monkeypatch.setenv(named.DEFAULT, "")
+    assert named.default() in ("novels", "smollm2")
 
 
 def test_load_takes_the_default_of_the_commands(

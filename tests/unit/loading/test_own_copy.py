@@ -17,6 +17,7 @@ from foretoken.measurement.agreement import overlaps
 from foretoken.models.companion import Companion
 from foretoken.models.native.model import NativeCompanion
 from foretoken.sampling.params import SamplingParams
+from loads import refused
 from tiny import byte_level, folder, llama, t5
 
 pytestmark = pytest.mark.native
@@ -34,7 +35,7 @@ def seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder(tmp_path_factory.mktemp("own") / "t5", model, byte_level())
 
 
-DRAFTS = ("self:0", "self", "self:int8")
+DRAFTS = ("self:0", "self:int8")
 CASES = [("target", draft) for draft in DRAFTS]
 CASES += [pytest.param("seq2seq", draft, marks=pytest.mark.prove) for draft in DRAFTS]
 
@@ -56,46 +57,38 @@ def test_greedy_text_is_the_targets(kind, draft, request):
 
 
 def test_a_rounded_copy_is_nearly_the_target(target):
-    alpha = {}
-    for draft in ("self:int8", "self:int4", "self:0"):
-        (completion,) = foretoken.load(target, draft).generate(
-            [3, 4, 5], max_new_tokens=64, gamma=2, temperature=1.0, ignore_eos=True
-        )
-        alpha[draft] = completion.stats.alpha
-    assert (
-        1 > alpha["self:int8"] > alpha["self:int4"] > alpha["self:0"] and alpha["self:int8"] > 0.9
+    options = {"max_new_tokens": 64, "gamma": 2, "temperature": 1.0, "ignore_eos": True}
+    int8, int4, cut = (
+        foretoken.load(target, draft).generate([3, 4, 5], **options)[0].stats.alpha
+        for draft in ("self:int8", "self:int4", "self:0")
     )
+    assert 1 > int8 > int4 > cut and int8 > 0.9
 
 
-def test_the_target_may_be_rounded_itself(target):
-    spec = foretoken.load(target, "self", dtype="int8")
-    assert spec.target.computed == "int8" and spec.drafter.model.computed == "int4"
-    assert len(spec.generate([3, 4], max_new_tokens=8, gamma=2, temperature=1.0)[0].tokens) == 8
-    spec = foretoken.load(target, "self", draft_dtype="int8")
-    assert spec.drafter.model.computed == "int8"
-    spec = foretoken.load(target, "self:0", dtype="bfloat16")
-    assert len(spec.generate([3, 4], max_new_tokens=8, gamma=2, temperature=1.0)[0].tokens) == 8
-    spec = foretoken.load(target, "self:0", draft_dtype="int4")
-    assert spec.drafter.model.computed == "int4"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_copies_have_the_arithmetic_of_the_target(target, dtype):
-    plain = foretoken.load(target, "none", dtype=dtype)
-    for draft, draft_dtype in (("self", None), ("self:int8", None), ("self:0", "bfloat16")):
-        spec = foretoken.load(target, draft, dtype=dtype, draft_dtype=draft_dtype)
-        assert spec.target.computed == plain.target.computed
-        (completion,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
-        assert completion.stats.drafted and len(completion.tokens) == 12
+@pytest.mark.parametrize(
+    ("draft", "options", "computed"),
+    [
+        ("self", {"dtype": "int8"}, "int4"),
+        ("self", {"draft_dtype": "int8"}, "int8"),
+        ("self", {"dtype": "bfloat16"}, None),
+        ("self:0", {"dtype": "bfloat16"}, None),
+        ("self:0", {"draft_dtype": "int4"}, "int4"),
+        ("self:0", {"draft_dtype": "bfloat16"}, None),
+    ],
+)
+def test_the_arithmetic_of_target_and_copy(target, draft, options, computed):
+    spec = foretoken.load(target, draft, **options)
+    plain = foretoken.load(target, "none", dtype=options.get("dtype", "float32"))
+    assert spec.target.computed == plain.target.computed
+    assert computed in (None, spec.drafter.model.computed)
+    (completion,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
+    assert completion.stats.drafted and len(completion.tokens) == 12
 
 
 def test_it_is_replayed_and_measured(target):
-    spec = foretoken.load(target, "self:int8")
-    requests = spec.inputs.requests([[3, 4, 5], [7, 8]], SamplingParams(1.0, max_new_tokens=6), 0)
-    texts = [
-        completion.tokens for completion in spec.generate([[3, 4, 5], [7, 8]], max_new_tokens=6)
-    ]
-    params = SamplingParams(1.0)
+    spec, params = foretoken.load(target, "self:int8"), SamplingParams(1.0, max_new_tokens=6)
+    requests = spec.inputs.requests([[3, 4, 5], [7, 8]], params, 0)
+    texts = [each.tokens for each in spec.generate([[3, 4, 5], [7, 8]], max_new_tokens=6)]
     places = list(replay(spec.target, spec.drafter, requests, texts, params))
     betas = [torch.minimum(place.p, place.q).sum(-1) for place in places]
     assert all(float(beta.min()) > 0.8 for beta in betas)
@@ -108,6 +101,8 @@ def test_a_model_in_memory():
     spec = foretoken.load(model, "self", runtime="native")
     plain = foretoken.load(model, "none").generate([3, 4, 5], max_new_tokens=12)
     assert spec.generate([3, 4, 5], max_new_tokens=12, gamma=2)[0].tokens == plain[0].tokens
+    assert smaller("bfloat16") == ("int8", "int4")
+    assert smaller("int8") == ("int4",) and smaller("int4") == ()
 
 
 def test_a_kept_copy_is_not_made_again(target, monkeypatch):
@@ -125,57 +120,33 @@ def test_a_seed_gives_one_text_whatever_ran_before(target, draft):
     spec = foretoken.load(target, draft, dtype="int8")
 
     def texts(gamma: int | None) -> list[list[int]]:
-        completions = spec.generate(
-            ["It was", "the day"], max_new_tokens=40, temperature=1.0, seed=3, gamma=gamma
-        )
-        return [each.tokens for each in completions]
+        options = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3, "gamma": gamma}
+        return [each.tokens for each in spec.generate(["It was", "the day"], **options)]
 
     first = {gamma: texts(gamma) for gamma in (0, 3)}
     texts(None)
     assert {gamma: texts(gamma) for gamma in (3, 0)} == first
 
 
-def refused(kind: type[ForetokenError], says: str, *args, **options) -> None:
-    with pytest.raises(kind, match=says) as error:
-        foretoken.load(*args, **options)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+INVALID: list[tuple[str, dict[str, str], type[ForetokenError], str]] = [
+    ("self:2", {}, InputError, "some of the target's 2 layers, 0 to 1"),
+    ("self:0-1", {}, InputError, "some of the target's 2 layers"),
+    ("self:1,0", {}, InputError, "in order"),
+    ("self:0-999999999999", {}, InputError, "some of the target's 2 layers"),
+    ("self:0,", {}, InputError, "give self, self:int4, self:int8, or self: with numbers"),
+    ("self:", {}, InputError, "'self:'; give self, self:int4, self:int8"),
+    ("self:int3", {}, InputError, "'self:int3'; give self, self:int4"),
+    ("self:int4", {"draft_dtype": "int8"}, InputError, "'int8'; leave one of them out"),
+    ("self", {"dtype": "int4"}, InputError, "weights are in int4 too; give a target of another"),
+    ("self", {"runtime": "transformers"}, RefusedError, "give runtime='native'"),
+    ("self", {"draft_dtype": "float16"}, RefusedError, "the native decoder has no float16"),
+]
 
 
-@pytest.mark.parametrize(
-    ("draft", "options", "says"),
-    [
-        ("self:2", {}, "some of the target's 2 layers, 0 to 1"),
-        ("self:0-1", {}, "some of the target's 2 layers"),
-        ("self:1,0", {}, "in order"),
-        ("self:0-999999999999", {}, "some of the target's 2 layers"),
-        ("self:0,", {}, "give self, self:int4, self:int8, or self: with numbers"),
-        ("self:", {}, "'self:'; give self, self:int4, self:int8"),
-        ("self:int3", {}, "'self:int3'; give self, self:int4"),
-        ("self:int4", {"draft_dtype": "int8"}, "draft_dtype 'int8'; leave one of them out"),
-        ("self", {"dtype": "int4"}, "weights are in int4 too; give a target of another"),
-        ("selff", {}, "did you mean 'self'"),
-    ],
-)
-def test_invalid_names(target, draft, options, says):
-    refused(InputError, says, target, draft, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"runtime": "transformers"}, "transformers does not share; give runtime='native'"),
-        ({"draft_dtype": "float16"}, "the native decoder has no float16"),
-    ],
-)
-def test_what_shares_no_rows(target, options, says):
-    refused(RefusedError, says, target, "self", **options)
-    if "runtime" in options:
-        refused(RefusedError, "transformers does not share", llama(), "self")
-
-
-def test_roundings_that_are_smaller():
-    assert smaller("bfloat16") == ("int8", "int4")
-    assert smaller("int8") == ("int4",) and smaller("int4") == ()
+def test_copies_that_are_refused(target):
+    for draft, options, kind, says in INVALID:
+        refused(kind, says, target, draft, **options)
+    refused(RefusedError, "transformers does not share", llama(), "self")
 
 
 def test_a_prompt_is_read_once_by_the_target_alone(target, monkeypatch):

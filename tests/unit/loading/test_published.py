@@ -24,8 +24,7 @@ from foretoken import cli
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.published import kind_of
 from foretoken.loading.weights import Weights
-
-pytestmark = pytest.mark.daily
+from loads import refused
 
 PROMPTS = [[5, 9, 17], [3]]
 
@@ -45,6 +44,11 @@ def llama(folder: Path) -> tuple[PreTrainedModel, Path]:
     return target, folder / "target"
 
 
+def blocks_of(place: Path, target: PreTrainedModel, kind: str = "dspark") -> Path:
+    config = blocks.speculators(kind)
+    return saved(place, config, blocks.tensors(config, target))
+
+
 def assert_own_texts(spec: foretoken.Speculator) -> None:
     drafted = spec.generate(PROMPTS, max_new_tokens=16, gamma=3)
     plain = spec.generate(PROMPTS, max_new_tokens=16, gamma=0)
@@ -52,60 +56,58 @@ def assert_own_texts(spec: foretoken.Speculator) -> None:
     assert sum(text.stats.drafted for text in drafted) > 0
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.daily("dflash-transformers", "dspark-native")
 @pytest.mark.parametrize(
-    "runtime", ["transformers", pytest.param("native", marks=pytest.mark.native)]
+    ("kind", "runtime"),
+    [
+        pytest.param(kind, runtime, marks=marks, id=f"{kind}-{runtime}")
+        for kind in ("dflash", "dspark")
+        for runtime, marks in (("transformers", ()), ("native", pytest.mark.native))
+    ],
 )
 def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     target, folder = llama(tmp_path)
-    config = blocks.speculators(kind)
-    draft = saved(tmp_path / kind, config, blocks.tensors(config, target))
+    draft = blocks_of(tmp_path / kind, target, kind)
     spec = foretoken.load(folder, draft, runtime=runtime)
     (model,) = spec.drafter.holds
     assert spec.target.runtime == runtime and spec.drafter.runtime == "transformers"
     assert spec.target.taps and model.computed == "float32"
     assert_own_texts(spec)
     assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == "transformers"
+    spec = foretoken.load(folder, draft, runtime=runtime, draft_dtype="bfloat16")
+    assert spec.drafter.holds[0].computed == "bfloat16"
+    assert_own_texts(spec)
+    refused(
+        RefusedError, "draft_dtype='int8' runs on the native decoder only", folder, draft,
+        draft_dtype="int8", runtime=runtime,
+    )  # fmt: skip
 
 
 @pytest.mark.native
 def test_blocks_beside_a_target_in_memory(tmp_path: Path) -> None:
     target = tiny.llama(320, context=128, num_hidden_layers=6).bfloat16()
-    config = blocks.speculators("dspark")
-    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
-    spec = foretoken.load(target, draft, runtime="native")
+    spec = foretoken.load(target, blocks_of(tmp_path / "draft", target), runtime="native")
     assert spec.target.runtime == "native"
     assert target.lm_head.weight.dtype == torch.bfloat16
     assert_own_texts(spec)
 
 
-def test_the_precision_of_blocks_is_asked_for(tmp_path: Path) -> None:
-    target, folder = llama(tmp_path)
-    config = blocks.speculators("dspark")
-    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
-    options: dict[str, Any] = {"runtime": "transformers"}
-    spec = foretoken.load(folder, draft, draft_dtype="bfloat16", **options)
-    assert spec.drafter.holds[0].computed == "bfloat16"
-    assert_own_texts(spec)
-    with pytest.raises(RefusedError, match="draft_dtype='int8' runs on the native decoder only"):
-        foretoken.load(folder, draft, draft_dtype="int8", **options)
+def assistant(folder: Path, *, ordered: bool) -> tuple[Path, Path]:
+    """Folders of a target and of its assistant."""
+    assistants.target(64).float().save_pretrained(folder / "target")
+    tensors = assistants.network(64, ordered=ordered).state_dict()
+    tensors = {k: x.float() if x.is_floating_point() else x for k, x in tensors.items()}
+    config = assistants.assistant_config(64, ordered=ordered).to_dict()
+    return folder / "target", saved(folder / "draft", config, tensors)
 
 
 def test_an_assistant_has_its_target_on_torch(tmp_path: Path) -> None:
-    assistants.target(64).float().save_pretrained(tmp_path / "target")
-    tensors = assistants.network(64, ordered=True).state_dict()
-    tensors = {k: x.float() if x.is_floating_point() else x for k, x in tensors.items()}
-    config = assistants.assistant_config(64, ordered=True).to_dict()
-    draft = saved(tmp_path / "draft", config, tensors)
-    spec = foretoken.load(tmp_path / "target", draft)
+    target, draft = assistant(tmp_path, ordered=True)
+    spec = foretoken.load(target, draft)
     assert spec.target.runtime == "transformers"
     assert_own_texts(spec)
-    for options, said in (
-        ({"runtime": "native"}, "which torch alone lends, not native"),
-        ({"dtype": "int8"}, "not int8"),
-    ):
-        with pytest.raises(RefusedError, match=said):
-            foretoken.load(tmp_path / "target", draft, **options)
+    refused(RefusedError, "which torch alone lends, not native", target, draft, runtime="native")
+    refused(RefusedError, "not int8", target, draft, dtype="int8")
 
 
 def test_a_layer_for_multi_token_prediction_by_itself(tmp_path: Path) -> None:
@@ -129,88 +131,56 @@ def test_a_layer_for_multi_token_prediction_by_itself(tmp_path: Path) -> None:
     assert [text.tokens for text in texts[0]] == [text.tokens for text in texts[1]]
 
 
-def test_a_draft_of_another_target_is_refused_before_that_is_loaded(tmp_path: Path) -> None:
-    _, folder = llama(tmp_path)
-    other = tiny.llama(320, num_hidden_layers=6, hidden_size=64)
-    config = blocks.speculators()
-    config["transformer_layer_config"] = {**blocks.LAYERS, "hidden_size": 64}
-    draft = saved(tmp_path / "draft", config, blocks.tensors(config, other))
-    (folder / "model.safetensors").write_bytes(b"nothing that could be loaded")
-    with pytest.raises(InputError, match="give a draft for this target"):
-        foretoken.load(folder, draft)
-
-
-def test_the_verifier_the_layers_and_the_ids_are_the_target_s(tmp_path: Path) -> None:
+def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
+    """One line each: of another verifier, layers, ids or sizes; of a kind that is not known; and
+    options of other drafts."""
     target, folder = llama(tmp_path)
     other = {"verifier": {"name_or_path": "x/y", "architectures": ["Qwen3ForCausalLM"]}}
-    for i, (more, said) in enumerate(
+    own = blocks.speculators()
+    for i, (config, more, says) in enumerate(
         (
-            ({"speculators_config": other}, r"drafts for x/y \(Qwen3ForCausalLM\)"),
-            ({"aux_hidden_state_layer_ids": [7]}, "behind layer 7, the target has 6"),
-            ({"mask_token_id": 320}, "mask_token_id 320"),
+            (own, {"speculators_config": other}, r"drafts for x/y \(Qwen3ForCausalLM\)"),
+            (own, {"aux_hidden_state_layer_ids": [7]}, "behind layer 7, the target has 6"),
+            (own, {"mask_token_id": 320}, "mask_token_id 320"),
+            (blocks.ZLAB, {"vocab_size": 151936}, "vocab_size 151936, this one has 320"),
+            (blocks.ZLAB, {"num_target_layers": 36}, "num_target_layers 36, this one has 6"),
+            (blocks.ZLAB, {"num_hidden_layers": 10**6}, "num_hidden_layers 1000000"),
+            (blocks.ZLAB, {"rope_parameters": "x"}, "cannot be read as a draft of kind 'dflash'"),
         )
     ):
-        config = blocks.speculators() | more
-        draft = saved(tmp_path / f"{i}", config, blocks.tensors(config, target))
-        with pytest.raises(ForetokenError, match=said):
-            foretoken.load(folder, draft)
-
-
-@pytest.mark.prove
-def test_blocks_of_another_target_are_refused(tmp_path: Path) -> None:
-    target, folder = llama(tmp_path)
-    for i, (more, said) in enumerate(
-        (
-            ({"vocab_size": 151936}, "a target of vocab_size 151936, this one has 320"),
-            ({"num_target_layers": 36}, "a target of num_target_layers 36, this one has 6"),
-            ({"num_hidden_layers": 10**6}, "num_hidden_layers 1000000, its files hold"),
-            (
-                {"rope_parameters": "x"},
-                "cannot be read as a draft of kind 'dflash': its files rais",
-            ),
-        )
-    ):
-        draft = saved(tmp_path / f"{i}", blocks.ZLAB | more, blocks.tensors(blocks.ZLAB, target))
-        with pytest.raises(ForetokenError, match=said) as refused:
-            foretoken.load(folder, draft)
-        assert "\n" not in str(refused.value)
+        draft = saved(tmp_path / f"{i}", config | more, blocks.tensors(config, target))
+        refused(ForetokenError, says, folder, draft)
     broken = blocks.tensors(blocks.ZLAB, target) | {"norm.weight": torch.full((32,), torch.nan)}
-    with pytest.raises(RefusedError, match="the draft holds invalid numbers in norm.weight"):
-        foretoken.load(folder, saved(tmp_path / "broken", blocks.ZLAB, broken))
-
-
-def test_a_draft_is_no_target(tmp_path: Path) -> None:
-    draft = pairdrafts.eagle_file(320, (2, 3, 3)).save(tmp_path / "draft")
-    with pytest.raises(InputError, match=r"is a draft \(eagle3\), no model"):
-        foretoken.load(draft)
-
-
-def test_options_of_other_drafts_are_refused(tmp_path: Path) -> None:
-    target, folder = llama(tmp_path)
-    for draft in ("lookup", "none", "self", folder):
-        with pytest.raises(InputError, match="draft_taps is 'inputs', but .* reads no states"):
-            foretoken.load(folder, draft, draft_taps="inputs")
-    draft = saved(tmp_path / "draft", blocks.ZLAB, blocks.tensors(blocks.ZLAB, target))
-    with pytest.raises(InputError, match="revision is 'x', but .* is a folder, which has none"):
-        foretoken.load(folder, draft, draft_revision="x")
-    layer = pairdrafts.eagle_file(320, (2, 3, 3)).with_config(draft_taps="inputs")
-    for asked in ("inputs", "outputs"):
-        with pytest.raises(InputError, match=f"draft_taps is '{asked}', but .* says which states"):
-            foretoken.load(folder, layer.save(tmp_path / asked), draft_taps=asked)
+    broken = saved(tmp_path / "broken", blocks.ZLAB, broken)
+    refused(RefusedError, "invalid numbers in norm.weight", folder, broken)
+    x = {"x": torch.ones(1)}
+    draft = saved(tmp_path / "peagle", {"speculators_model_type": "peagle"}, x)
+    refused(RefusedError, "of kind 'peagle', which is not known here", folder, draft)
     layers = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 2}
-    draft = saved(tmp_path / "mtp", layers, {"x": torch.ones(1)})
-    with pytest.raises(RefusedError, match="num_nextn_predict_layers 2, a single layer"):
-        foretoken.load(folder, draft)
+    draft = saved(tmp_path / "mtp", layers, x)
+    refused(RefusedError, "num_nextn_predict_layers 2, a single layer", folder, draft)
+    refused(RefusedError, "holds no layer for multi-token prediction", folder, "mtp")
+    for draft in ("lookup", "none", "self", folder):
+        says = "draft_taps is 'inputs', but .* reads no states"
+        refused(InputError, says, folder, draft, draft_taps="inputs")
+    draft = saved(tmp_path / "draft", blocks.ZLAB, blocks.tensors(blocks.ZLAB, target))
+    says = "revision is 'x', but .* is a folder, which has none"
+    refused(InputError, says, folder, draft, draft_revision="x")
+    layer = pairdrafts.eagle_file(320, (2, 3, 3)).with_config(draft_taps="inputs")
+    layer = layer.save(tmp_path / "eagle")
+    for asked in ("inputs", "outputs"):
+        says = f"draft_taps is '{asked}', but .* says which states"
+        refused(InputError, says, folder, layer, draft_taps=asked)
+    refused(InputError, r"is a draft \(eagle3\), no model", layer)
+    assert kind_of(json.loads((folder / "config.json").read_text())) is None
+    assert kind_of({"architectures": ["LlamaForCausalLMEagle3"]}) == "eagle3"
 
-
-@pytest.mark.native
-def test_a_precision_that_a_draft_lacks_is_refused(tmp_path: Path) -> None:
-    target, folder = llama(tmp_path)
-    pairdrafts.add_mtp(folder, pairdrafts.filed(pairdrafts.mtp_layer(target), "mtp"))
-    with pytest.raises(RefusedError, match="draft_dtype='int8' runs on the native decoder only"):
-        foretoken.load(folder, "mtp", draft_dtype="int8")
-    spec = foretoken.load(folder, "mtp", draft_dtype="auto")
-    assert spec.drafter.holds[0].computed == "float32"
+    config = blocks.speculators()
+    config["transformer_layer_config"] = {**blocks.LAYERS, "hidden_size": 64}
+    wide = tiny.llama(320, num_hidden_layers=6, hidden_size=64)
+    draft = saved(tmp_path / "wide", config, blocks.tensors(config, wide))
+    (folder / "model.safetensors").write_bytes(b"nothing that could be loaded")
+    refused(InputError, "give a draft for this target", folder, draft)
 
 
 @pytest.mark.prove
@@ -227,17 +197,6 @@ def test_conversions_with_and_without_states_are_both_kept(
         for each in ("none", draft, other):
             foretoken.load(folder, each, dtype="int8", runtime="native")
     assert "converting" not in caplog.text  # the second time
-
-
-def test_kinds_that_are_not_known_and_models(tmp_path: Path) -> None:
-    _, folder = llama(tmp_path)
-    assert kind_of(json.loads((folder / "config.json").read_text())) is None
-    assert kind_of({"architectures": ["LlamaForCausalLMEagle3"]}) == "eagle3"
-    draft = saved(tmp_path / "draft", {"speculators_model_type": "peagle"}, {"x": torch.ones(1)})
-    with pytest.raises(RefusedError, match="of kind 'peagle', which is not known here"):
-        foretoken.load(folder, draft)
-    with pytest.raises(RefusedError, match="holds no layer for multi-token prediction"):
-        foretoken.load(folder, "mtp")
 
 
 def test_weights_in_pieces_and_pickles(tmp_path: Path) -> None:
@@ -263,8 +222,7 @@ def test_doctor_says_what_a_draft_is_and_export_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, folder = llama(tmp_path)
-    config = blocks.speculators("dspark")
-    draft = saved(tmp_path / "draft", config, blocks.tensors(config, target))
+    draft = blocks_of(tmp_path / "draft", target)
     told = CliRunner().invoke(cli.app, ["doctor", str(draft)])
     assert told.exit_code == 0 and "is a draft of kind dspark" in told.output
     pair = ["--target", str(folder), "--gamma", "3", "--draft"]
@@ -280,36 +238,17 @@ def test_doctor_says_what_a_draft_is_and_export_names_it(
     assert '"method": "dspark", "model": "a/draft"' in line
 
 
-@pytest.mark.parametrize("kind", ["dflash", "assistant"])
-def test_memory_for_keys_and_values_is_counted(kind: str, tmp_path: Path) -> None:
+def test_memory_for_keys_and_values_is_counted(tmp_path: Path) -> None:
     """Rows that the memory has no room for together run one after another, to the same texts."""
-    if kind == "assistant":
-        target = assistants.target(64).float()
-        target.save_pretrained(tmp_path / "target")
-        tensors = assistants.network(64).state_dict()
-        tensors = {name: x.float() for name, x in tensors.items()}
-        config, folder = (
-            assistants.assistant_config(64, ordered=False).to_dict(),
-            tmp_path / "target",
-        )
-    else:
-        target, folder = llama(tmp_path)
-        config = blocks.speculators()
-        tensors = blocks.tensors(config, target)
-    draft = saved(tmp_path / "draft", config, tensors)
-    spec = foretoken.load(folder, draft, runtime="transformers")
+    target, folder = llama(tmp_path)
+    spec = foretoken.load(folder, blocks_of(tmp_path / "d", target), runtime="transformers")
     alone = [text.tokens for text in spec.generate(PROMPTS, max_new_tokens=8, gamma=2)]
     parts = (spec.target, *spec.drafter.holds)
-    sized = [part for part in parts if part.capabilities.memory]
-    room = sum(part.memory([16], [0]) for part in sized)
-    assert len(sized) == 2 - (kind == "assistant")
+    room = sum(part.memory([16], [0]) for part in parts if part.capabilities.memory)
     texts: dict[int, list[int]] = {}
     with foretoken.Engine(spec, kv_memory=room) as engine:
         ids = [engine.add(prompt, max_new_tokens=8, gamma=2) for prompt in PROMPTS]
-        most = 0
         while engine.running or engine.waiting:
-            most = max(most, engine.running)
-            for event in engine.step():
-                if event.completion is not None:
-                    texts[event.id] = event.completion.tokens
-    assert [texts[id] for id in ids] == alone and most == 1
+            assert engine.running <= 1
+            texts |= {e.id: e.completion.tokens for e in engine.step() if e.completion}
+    assert [texts[id] for id in ids] == alone

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +17,12 @@ from foretoken import RefusedError, load, slow_log
 from foretoken.kernels import library
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.runtimes.native import read_ahead
-from foretoken.loading.runtimes.place import Placed, place
+from foretoken.loading.runtimes.place import place
 from foretoken.loading.sources import Source, source
 from foretoken.models import store
 from foretoken.models.native import conversion
 from foretoken.models.stock import check_results
 from foretoken.models.stock.small_copy import randomize_weights
-from tiny import llama
 from tiny_families import EXPERTS, build
 
 pytestmark = pytest.mark.native
@@ -60,10 +61,6 @@ def refused(folder: Path, seed: int = 0) -> str:
     randomize_weights(model)
     model.save_pretrained(folder)
     return str(folder)
-
-
-def at(path: str, **placement: object) -> Placed:
-    return place(ModelFacts(source(path, None, trust=False)), Placement(**placement))
 
 
 def stock(path: str, prompt: list[int], n: int) -> list[int]:
@@ -116,92 +113,82 @@ def test_a_conversion_is_named_by_format_and_versions(
     assert name() != before
 
 
-def test_bfloat16_weights_are_rounded(tmp_path: Path) -> None:
-    path = saved(tmp_path / "m", seed=3)
-    full, half = at(path).model, at(path, dtype="bfloat16").model
-    rounded = type(build("Llama")).from_pretrained(path, dtype=torch.bfloat16).float()
-    for model in (full, half):
-        model.start([[5, 6]])
-    ours = half.score([[7]], [1])[0, 0].clone()
-    with torch.no_grad():
-        theirs = rounded(torch.tensor([[5, 6, 7]])).logits[0, -1]
-    assert torch.allclose(ours, theirs, atol=0.05 * float(theirs.std()))
-    assert not torch.allclose(full.score([[7]], [1])[0, 0], theirs, atol=1e-4)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    base = tmp_path_factory.mktemp("models")
+    in_memory = build("Llama").double()
+    return {"dense": saved(base / "m", 4), "experts": refused(base / "e"), "memory": in_memory}
 
 
-def test_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = saved(tmp_path / "m", seed=4)
-    placed = at(path, dtype="float64")
-    assert placed.model.runtime == "transformers" and "no float64" in placed.why
-    assert at(path, runtime="transformers").why.startswith("it was asked for")
-    with pytest.raises(RefusedError, match="no float64"):
-        at(path, dtype="float64", runtime="native")
-    monkeypatch.setattr(library, "FILE", tmp_path / "none.so")
-    library.library.cache_clear()
-    placed = at(path)
-    assert placed.model.runtime == "transformers" and "was not compiled" in placed.why
-    with pytest.raises(RefusedError, match="was not compiled.*"):
-        at(path, runtime="native")
-    with pytest.raises(RefusedError, match="was not compiled.*"):
-        at(path, dtype="int8")
-    library.library.cache_clear()
+# A source, how it is asked for, the backend that it gets and why; or, without one, the refusal
+MATRIX: list[tuple[str, dict[str, Any], str | None, str]] = [
+    ("dense", {}, "native", "it passed the self-check"),
+    ("dense", {}, "native", "it passed the self-check"),  # whatever is kept
+    ("dense", {"dtype": "int8"}, "native", ""),
+    ("dense", {"runtime": "native"}, "native", ""),
+    ("dense", {"runtime": "transformers"}, "transformers", "it was asked for"),
+    ("dense", {"dtype": "float64"}, "transformers", "the native decoder has no float64"),
+    ("dense", {"dtype": "float64", "runtime": "native"}, None, "no float64"),
+    ("experts", {}, "transformers", "native decoder expects (experts"),
+    ("experts", {"runtime": "native"}, None, "(experts"),
+    ("experts", {"dtype": "int8"}, None, "; give dtype='float32'"),
+    ("memory", {}, "transformers", ""),
+    ("memory", {"runtime": "native"}, "native", ""),
+]
+UNCOMPILED: list[tuple[str, dict[str, Any], str | None, str]] = [
+    ("dense", {}, "transformers", "was not compiled"),
+    ("dense", {"runtime": "native"}, None, "was not compiled"),
+    ("dense", {"dtype": "int8"}, None, "was not compiled"),
+]
 
 
-def test_a_family_that_fails_its_check_stays_on_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def require(
+    models: dict[str, Any], rows: list[tuple[str, dict[str, Any], str | None, str]]
 ) -> None:
-    path = saved(tmp_path / "m", seed=5)
+    for name, asked, runtime, says in rows:
+        facts = ModelFacts(
+            source(models[name], None, trust=False) if name != "memory" else models[name]
+        )
+        if runtime is None:
+            with pytest.raises(RefusedError, match=re.escape(says)):
+                place(facts, Placement(**asked))
+        else:
+            placed = place(facts, Placement(**asked))
+            assert placed.model.runtime == runtime and says in placed.why, (name, asked)
+
+
+def test_which_backend_serves_a_source_and_why(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(models, MATRIX)
+    assert models["memory"].dtype == torch.float64  # still
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "FILE", tmp_path / "none.so")
+        library.library.cache_clear()
+        require(models, UNCOMPILED)
+    library.library.cache_clear()
 
     def wrong(*args: object) -> object:
         raise RefusedError("llama is not exact over the native decoder")
 
     monkeypatch.setattr(check_results, "self_check", wrong)
-    with pytest.raises(RefusedError, match="is not exact over the native decoder; leave runtime"):
-        at(path, runtime="native")
+    other = {"dense": saved(tmp_path / "other", seed=5)}
+    require(other, [("dense", {"runtime": "native"}, None, "native decoder; leave runtime")])
 
 
-@pytest.mark.native
-def test_the_order_is_fixed(tmp_path: Path) -> None:
-    """The native decoder, then torch, whatever is kept of each. A name is followed."""
-    other, dense = refused(tmp_path / "other"), str(tmp_path / "dense")
-    llama(64, head_dim=16).save_pretrained(dense)
-    assert at(dense, runtime="native").model.runtime == "native"
-    for _ in range(2):
-        assert at(dense).model.runtime == "native" and at(dense).why == "it passed the self-check"
-    assert at(dense, dtype="int8").model.runtime == "native"
-    placed = at(other)
-    assert placed.model.runtime == "transformers"
-    assert "native decoder expects (experts" in placed.why
-    with pytest.raises(RefusedError, match=r"\(experts .*\)"):
-        at(other, runtime="native")
-    placed = at(dense, dtype="float64")
-    assert placed.model.runtime == "transformers"
-    assert placed.why.startswith("the native decoder has no float64")
-
-
-@pytest.mark.native
 def test_a_family_that_the_native_decoder_refuses_is_checked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next process does not read its configuration for that."""
     path = refused(tmp_path / "m", seed=8)
     with pytest.raises(RefusedError, match=r"\(experts .*\)"):
-        at(path, dtype="int8")
+        load(path, dtype="int8")
     monkeypatch.setattr(check_results, "self_check", lambda *args: pytest.fail("checked again"))
     monkeypatch.setattr(Source, "empty", property(lambda self: pytest.fail("it was read")))
     model = ModelFacts(source(path, None, trust=False))
     assert read_ahead(model, Placement("int8")).result() is None
     with pytest.raises(RefusedError, match=r"\(experts .*\); give dtype='float32'"):
         place(model, Placement("int8"))
-
-
-def test_a_model_in_memory_is_used_as_it_is_unless_a_runtime_is_asked_for() -> None:
-    torch.manual_seed(6)
-    model = build("Llama").double()
-    assert place(ModelFacts(model), Placement()).model.runtime == "transformers"
-    placed = place(ModelFacts(model), Placement(runtime="native"))
-    assert placed.model.runtime == "native"
-    assert model.dtype == torch.float64  # still
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(

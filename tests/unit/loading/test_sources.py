@@ -54,10 +54,6 @@ def test_a_models_files(tmp_path):
         source(path, None, False).files()
 
 
-def test_networks_in_memory():
-    assert in_memory(llama(64)) and not in_memory("m") and not in_memory(torch.nn.Linear(1, 1))
-
-
 def test_where_there_is_no_tokenizer(tmp_path):
     path = folder(tmp_path / "m", llama(64))
     assert tokenizer(path, None, False) is tokenizer(llama(64), None, False) is None
@@ -65,6 +61,7 @@ def test_where_there_is_no_tokenizer(tmp_path):
         tokenizer(path, None, False, required=True)
     own = byte_level()
     assert tokenizer(own, None, False) is own
+    assert in_memory(llama(64)) and not in_memory("m") and not in_memory(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace])

@@ -13,6 +13,7 @@ import foretoken
 from console import mistake
 from foretoken.errors import InputError
 from foretoken.measurement.footprint import of_model
+from loads import refused
 from table import TableModel
 from tiny import TEXT, byte_level, folder, llama
 
@@ -55,24 +56,21 @@ def model(tmp_path: Path, mark: Path) -> Path:
     return path
 
 
-def test_the_code_runs_where_it_is_trusted(model, mark):
-    """So that the tests below would notice."""
-    spec = foretoken.load(model, "none", trust_remote_code=True)
-    assert mark.exists() and type(spec.target.model).__name__ == "Own"
-
-
 def test_a_folder_of_a_model(console, model, mark, tmp_path):
-    with pytest.raises(InputError, match="cannot be read as a model"):
-        foretoken.load(model, "none")
+    refused(InputError, "cannot be read as a model", model, "none")
     plain = folder(tmp_path / "plain", llama(320))
-    with pytest.raises(InputError, match="tokenizer .* cannot be read"):
-        foretoken.load(plain, "none", tokenizer=model)
+    refused(InputError, "tokenizer .* cannot be read", plain, "none", tokenizer=model)
     mistake(console("doctor", model), "cannot be read as a model")
     table = TableModel(lambda text: [1.0], 1)
     table.runtime = "other"
     assert of_model(table, str(model), "float32").parameters is None
+    for value in ("False", "", 1, 0, None):
+        says = "trust_remote_code is .*"
+        refused(InputError, says, model, "none", trust_remote_code=value)
     assert not mark.exists()
     assert of_model(table, str(model), "float32", trust=True).parameters and mark.exists()
+    spec = foretoken.load(model, "none", trust_remote_code=True)
+    assert type(spec.target.model).__name__ == "Own"
 
 
 def test_trainers(console, model, mark, tmp_path):
@@ -86,13 +84,6 @@ def test_trainers(console, model, mark, tmp_path):
         ("distill", *text, tmp_path / "d", "--draft", model),
     ):
         mistake(console("train", *args), "cannot be read")
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize("value", ["False", "no", "", 1, 0, None])
-def test_trust_is_true_or_false(value, model, mark):
-    with pytest.raises(InputError, match="trust_remote_code is .*"):
-        foretoken.load(model, "none", trust_remote_code=value)
     assert not mark.exists()
 
 

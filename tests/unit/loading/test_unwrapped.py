@@ -54,6 +54,10 @@ def test_a_compiled_model_s_own_generate_is_speculative_until_detached() -> None
     model = llama(64)
     compiled: Any = torch.compile(model)
     expected = model.generate(torch.tensor([IDS]), **PLAIN).tolist()
+    spec = foretoken.load(compiled, "lookup")
+    assert (
+        compiled.generate(torch.tensor([IDS]), custom_generate=spec, **PLAIN).tolist() == expected
+    )
     spec = foretoken.attach(compiled, llama(64, seed=1), runtime="transformers")
     assert spec.target.model is model
     calls: list[int] = []
@@ -64,14 +68,6 @@ def test_a_compiled_model_s_own_generate_is_speculative_until_detached() -> None
     assert calls
     foretoken.detach(compiled)
     assert "generate" not in vars(model)
-
-
-def test_a_compiled_model_takes_a_custom_generate() -> None:
-    model = llama(64)
-    compiled: Any = torch.compile(model)
-    spec = foretoken.load(compiled, "lookup")
-    tokens = compiled.generate(torch.tensor([IDS]), custom_generate=spec, **PLAIN)
-    assert tokens.tolist() == model.generate(torch.tensor([IDS]), **PLAIN).tolist()
 
 
 def test_parts_may_be_compiled() -> None:

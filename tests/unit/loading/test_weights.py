@@ -19,8 +19,6 @@ from gguf_file import write_gguf
 from loads import refused
 from tiny import byte_level, folder, llama
 
-pytestmark = pytest.mark.daily
-
 LAYERS = 3
 
 
@@ -64,6 +62,11 @@ def test_more_layers_than_the_config_says(model: Path, form: str) -> None:
     in_form(configure(model, num_hidden_layers=LAYERS - 1), form)
     refused(InputError, "holds weights of layer 2 of model.layers, its config has", model)
     refused(InputError, "holds weights of layer 2 of model.layers", llama(64), model)  # as a draft
+    for count in (10**6, 0, -3):
+        configure(model, num_hidden_layers=count)
+        with pytest.MonkeyPatch.context() as patch:  # before any is built
+            patch.setattr(AutoModelForCausalLM, "from_config", unbuilt)
+            refused(InputError, f"has num_hidden_layers {count} in its config", model)
 
 
 def test_weights_of_a_hub_model_are_compared_as_they_are_read(
@@ -73,16 +76,6 @@ def test_weights_of_a_hub_model_are_compared_as_they_are_read(
     monkeypatch.setattr("foretoken.loading.weights.read_header", lambda *_: {})  # not here yet
     with pytest.raises(InputError, match="holds weights of layer 2 of model.layers"):
         read.network(torch.float32, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("form", ["one", "shards", "bin"])
-@pytest.mark.parametrize("count", [10**6, 0, -3])
-def test_a_count_of_layers_is_refused_before_any_is_built(
-    model: Path, form: str, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(AutoModelForCausalLM, "from_config", unbuilt)
-    in_form(configure(model, num_hidden_layers=count), form)
-    refused(InputError, f"has num_hidden_layers {count} in its config", model)
 
 
 def test_a_count_without_files_has_a_limit() -> None:
@@ -101,15 +94,16 @@ def test_a_gguf_file_is_held_to_its_header(tmp_path: Path, layers: int, says: st
     refused(InputError, says, tmp_path)
 
 
-@pytest.mark.parametrize("form", ["one", "bin"])
-@pytest.mark.parametrize("kind", [torch.int16, torch.int8, torch.uint8, torch.int64])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [("one", torch.int16), ("bin", torch.int8), ("one", torch.uint8), ("bin", torch.int64)],
+)
 def test_integers_that_nothing_explains(model: Path, form: str, kind: torch.dtype) -> None:
     file, key = model / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
     weights = load_file(file)
     weights[key] = (weights[key] * 100).to(kind)
     save_file(weights, file, metadata={"format": "pt"})
-    message = refused(InputError, f"holds {key} in", in_form(model, form))
-    assert "no quantization_config" in message
+    refused(InputError, f"holds {key} in .*no quantization_config", in_form(model, form))
 
 
 def test_what_a_config_explains_or_no_model_reads_may_be_integers() -> None:
@@ -134,14 +128,11 @@ MORE = [
 ]
 
 
-def test_weights_of_something_else_are_let_be() -> None:
+def test_weights_of_the_same_stack_are_counted_and_others_let_be() -> None:
     require_layers("m", OWN, [*OWN, *MORE])
-
-
-@pytest.mark.parametrize("extra", ["model.layers.2.q.weight", "model.layers.1.mlp.experts.1.w"])
-def test_weights_of_the_same_stack_are_not(extra: str) -> None:
-    with pytest.raises(InputError, match="its config has"):
-        require_layers("m", OWN, [*OWN, extra])
+    for extra in ("model.layers.2.q.weight", "model.layers.1.mlp.experts.1.w"):
+        with pytest.raises(InputError, match="its config has"):
+            require_layers("m", OWN, [*OWN, extra])
 
 
 def test_what_a_family_ignores_is_ignored(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

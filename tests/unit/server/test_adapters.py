@@ -93,21 +93,21 @@ def post(url: str, path: str, **body: Any) -> Any:
 def test_each_name_gives_the_text_of_its_merged_model(url: str, merged: Any, setups: Any) -> None:
     """Whole and streamed, in chats, completions and responses; without a name, the base's."""
     tokenizer: Any = AutoTokenizer.from_pretrained(setups["tiny"].target)
+    chat = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
     texts: dict[str, str] = {}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         for name in NAMES:
-            ids = tokenizer("It was").input_ids
-            new = expected(merged[name], ids)
-            texts[name] = text = tokenizer.decode(new, skip_special_tokens=True)
-            asked: Any = {"model": name, "prompt": "It was", "max_tokens": 24, "temperature": 0}
-            told = client.completions.create(**asked)
-            assert told.choices[0].text == text and told.model == name
-            chunks = [*client.completions.create(**asked, stream=True)]
-            assert "".join(chunk.choices[0].text for chunk in chunks) == text
-            assert {chunk.model for chunk in chunks} == {name}
-            chat = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
-            answer = tokenizer.decode(expected(merged[name], chat), skip_special_tokens=True)
+            texts[name], answer = (
+                tokenizer.decode(expected(merged[name], ids), skip_special_tokens=True)
+                for ids in (tokenizer("It was").input_ids, chat)
+            )
             greedy: Any = {"model": name, "temperature": 0}
+            asked = greedy | {"prompt": "It was", "max_tokens": 24}
+            told = client.completions.create(**asked)
+            assert told.choices[0].text == texts[name] and told.model == name
+            chunks = [*client.completions.create(**asked, stream=True)]
+            assert "".join(chunk.choices[0].text for chunk in chunks) == texts[name]
+            assert {chunk.model for chunk in chunks} == {name}
             done = client.chat.completions.create(messages=HELLO, max_tokens=24, **greedy)
             assert done.choices[0].message.content == answer and done.model == name
             responded = client.responses.create(input="Hello", max_output_tokens=24, **greedy)
@@ -115,33 +115,28 @@ def test_each_name_gives_the_text_of_its_merged_model(url: str, merged: Any, set
     assert len(set(texts.values())) == 3  # a server that always took one engine would fail
     bare = post(url, "/v1/completions", prompt="It was", max_tokens=24, temperature=0).json()
     assert bare["choices"][0]["text"] == texts["tiny"] and bare["model"] == "tiny"
+    ids = post(url, "/tokenize", model="tidy", prompt="It was").json()["tokens"]
+    assert post(url, "/detokenize", model="fast", tokens=ids).json()["prompt"] == "It was"
 
 
 def test_models_are_listed_by_name_and_others_are_not_found(url: str) -> None:
     listed = httpx2.get(f"{url}/v1/models").json()["data"]
-    assert [(each["id"], each["parent"]) for each in listed] == [
-        ("tiny", None),
-        ("fast", "tiny"),
-        ("tidy", "tiny"),
-    ]
+    parents = {"tiny": None, "fast": "tiny", "tidy": "tiny"}
+    assert {each["id"]: each["parent"] for each in listed} == parents
     assert {each["max_model_len"] for each in listed} == {1024}
     assert httpx2.get(f"{url}/v1/models/fast").json() == listed[1]
-    says = "the model 'slow' is not served here; 'tiny', 'fast', 'tidy' are"
-    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"):
-        form = {"messages": HELLO} if "chat" in path else {"prompt": "a"}
-        form = {"input": "a"} if path == "/v1/responses" else form
+    for path, form in (
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+    ):
         answer = post(url, path, model="slow", **form)
         error = answer.json()["error"]
         assert answer.status_code == 404 and error["code"] == "model_not_found", answer.text
-        assert error["message"] == says and error["param"] == "model"
+        assert "'tiny', 'fast', 'tidy' are" in error["message"] and error["param"] == "model"
     for path in ("/v1/models/slow", "/v1/speculation?model=slow"):
         assert httpx2.get(f"{url}{path}").status_code == 404
-
-
-def test_ids_and_back_are_those_of_the_name(url: str) -> None:
-    ids = post(url, "/tokenize", model="tidy", prompt="It was").json()["tokens"]
-    back = post(url, "/detokenize", model="fast", tokens=ids).json()
-    assert back["prompt"] == "It was"
 
 
 def test_rates_and_metrics_are_by_name(url: str) -> None:
@@ -218,8 +213,23 @@ def test_the_base_engine_checks_all_adapters_before_it_loads(
     assert "other does not fit LlamaForCausalLM: it has no place in it for" in message
 
 
-def test_a_base_starts_again_whatever_became_of_its_adapters(server: Any, setups: Any) -> None:
+def test_the_engine_of_one_name_dies_alone(server: Any, setups: Any) -> None:
+    """The others answer; /health names what is away until it is there again. The base starts
+    again whatever became of its adapters."""
     url, links = server
+    links["fast"]._process.kill()
+    until(lambda: links["fast"].state == "restarting")
+    health = httpx2.get(f"{url}/health")
+    ready = httpx2.get(f"{url}/ready").status_code
+    asked = {"prompt": "a", "max_tokens": 3}
+    answers = [post(url, "/v1/completions", model=name, **asked) for name in ("fast", "tiny")]
+    assert [each.status_code for each in answers] == [503, 200]
+    assert health.status_code == ready == 503
+    assert health.json()["engines"] == {"ready": 2, "restarting": 1}
+    assert health.json()["models"] == {"tiny": "ready", "fast": "restarting", "tidy": "ready"}
+    until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
+    assert post(url, "/v1/completions", model="fast", **asked).status_code == 200
+    assert httpx2.get(f"{url}/health").status_code == 200
     config = Path(setups["fast"].loading["adapter"]) / "adapter_config.json"
     gone = config.rename(config.with_suffix(".gone"))
     try:
@@ -228,25 +238,4 @@ def test_a_base_starts_again_whatever_became_of_its_adapters(server: Any, setups
         until(lambda: links["tiny"].state == "ready")
     finally:
         gone.rename(config)
-    assert post(url, "/v1/completions", prompt="a", max_tokens=3).status_code == 200
-
-
-def test_the_engine_of_one_name_dies_alone(server: Any) -> None:
-    """The others answer; /health names what is away until it is there again."""
-    url, links = server
-    links["fast"]._process.kill()
-    until(lambda: links["fast"].state == "restarting")
-    asked = {"prompt": "a", "max_tokens": 3}
-    answers = {name: post(url, "/v1/completions", model=name, **asked) for name in NAMES}
-    assert {name: each.status_code for name, each in answers.items()} == {
-        "tiny": 200,
-        "fast": 503,
-        "tidy": 200,
-    }
-    health = httpx2.get(f"{url}/health")
-    assert health.status_code == 503 and health.json()["engines"] == {"ready": 2, "restarting": 1}
-    assert health.json()["models"] == {"tiny": "ready", "fast": "restarting", "tidy": "ready"}
-    assert httpx2.get(f"{url}/ready").status_code == 503
-    until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
-    assert post(url, "/v1/completions", model="fast", **asked).status_code == 200
-    assert httpx2.get(f"{url}/health").status_code == 200
+    assert post(url, "/v1/completions", **asked).status_code == 200

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from multiprocessing import Pipe
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from engines import Threaded, speculator, threaded
 from foretoken.server.process import fleet as fleets
 from foretoken.server.process.client import Child, RefusedRequest, UnavailableError
-from foretoken.server.process.fleet import EngineFleet
-from foretoken.server.process.messages import Accepted, GenerateRequest, StepOutput
+from foretoken.server.process.fleet import DIGEST_CHARACTERS, DIGEST_IDS, EngineFleet, digests
+from foretoken.server.process.messages import Accepted, Failed, GenerateRequest, StepOutput
 from foretoken.server.process.setup import Setup
 
 SAMPLING = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24}
@@ -28,11 +32,21 @@ async def ready(fleet: EngineFleet, count: int) -> None:
         await asyncio.sleep(0.005)
 
 
-async def begun(count: int, made: list[Threaded], **engine: Any) -> EngineFleet:
-    fleet = EngineFleet(Setup(None, None, engine={"max_rows": 4} | engine), threaded(made), count)
+@asynccontextmanager
+async def running(count: int, made: list[Threaded]) -> AsyncIterator[EngineFleet]:
+    fleet = EngineFleet(Setup(None, None, engine={"max_rows": 4}), threaded(made), count)
     fleet.start()
     await ready(fleet, count)
-    return fleet
+    yield fleet
+    await fleet.stop(5)
+
+
+def require_generated(prompts: list[str], results: list[tuple[list[int], str, int]]) -> None:
+    """Each text is that of `generate` with the seed of its place, and was accepted once."""
+    spec = speculator()
+    for i, (prompt, (tokens, shown, answers)) in enumerate(zip(prompts, results, strict=True)):
+        (whole,) = spec.generate(prompt, seed=[(i, 0)], **SAMPLING)
+        assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
 
 
 async def text(
@@ -59,45 +73,39 @@ async def text(
 
 def test_streams_go_on_when_an_engine_is_killed() -> None:
     made: list[Threaded] = []
-    spec = speculator()
-
-    async def life() -> list[tuple[list[int], str, int]]:
-        fleet = await begun(2, made)
-        texts = [asyncio.create_task(text(fleet, f"text {i}", i)) for i in range(6)]
-        while made[0].engine.stats().steps < 4:
-            await asyncio.sleep(0.001)
-        assert made[0].engine.running
-        made[0].kill()
-        results = await asyncio.gather(*texts)
-        await ready(fleet, 2)  # another one takes its place
-        assert fleet.restarts == 1 and len(made) == 3
-        await fleet.stop(5)
-        return results
-
-    for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
-        (whole,) = spec.generate(f"text {i}", seed=[(i, 0)], **SAMPLING)
-        assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
-
-
-def test_a_text_that_ends_engines_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Threaded] = []
+    prompts = [f"text {i}" for i in range(6)]
 
     async def life() -> None:
-        fleet = await begun(2, made)
-
-        async def killer() -> None:
-            while True:
-                for each in made:
-                    if each.engine.stats().tokens:
-                        each.kill()
+        async with running(2, made) as fleet:
+            texts = [asyncio.create_task(text(fleet, each, i)) for i, each in enumerate(prompts)]
+            while made[0].engine.stats().steps < 4:
                 await asyncio.sleep(0.001)
+            assert made[0].engine.running
+            made[0].kill()
+            require_generated(prompts, await asyncio.gather(*texts))
+            await ready(fleet, 2)  # another one takes its place
+            assert fleet.restarts == 1 and len(made) == 3
 
-        killing = asyncio.create_task(killer())
-        with pytest.raises(RefusedRequest, match="the engine stopped"):
-            await text(fleet, "a", 1, max_new_tokens=300)
-        killing.cancel()
-        assert fleet.restarts == fleets.MAX_MOVES + 1
-        await fleet.stop(0)
+    asyncio.run(life())
+
+
+def test_a_text_that_ends_engines_is_given_up() -> None:
+    made: list[Threaded] = []
+
+    async def killer() -> None:
+        while True:
+            for each in made:
+                if each.engine.stats().tokens:
+                    each.kill()
+            await asyncio.sleep(0.001)
+
+    async def life() -> None:
+        async with running(2, made) as fleet:
+            killing = asyncio.create_task(killer())
+            with pytest.raises(RefusedRequest, match="the engine stopped"):
+                await text(fleet, "a", 1, max_new_tokens=300)
+            killing.cancel()
+            assert fleet.restarts == fleets.MAX_MOVES + 1
 
     asyncio.run(life())
 
@@ -106,19 +114,18 @@ def test_a_conversation_stays_with_what_has_read_it() -> None:
     made: list[Threaded] = []
 
     async def life() -> None:
-        fleet = await begun(2, made)
         talks = [[{"role": "user", "content": f"{i} is what we speak of" * 2}] for i in range(4)]
         homes: list[set[int]] = [set() for _ in talks]
-        for turn in range(3):
-            for talk, home in zip(talks, homes, strict=True):
-                before = [each.engine.stats().tokens for each in made]
-                ids = [ord(c) for c in "".join(t["content"] for t in talk)]
-                await text(fleet, ids, turn, max_new_tokens=1)
-                after = [each.engine.stats().tokens for each in made]
-                home |= {k for k in range(2) if after[k] > before[k]}
-                talk += [{"role": "assistant", "content": "x" * 9}]
+        async with running(2, made) as fleet:
+            for turn in range(3):
+                for talk, home in zip(talks, homes, strict=True):
+                    before = [each.engine.stats().tokens for each in made]
+                    ids = [ord(c) for c in "".join(t["content"] for t in talk)]
+                    await text(fleet, ids, turn, max_new_tokens=1)
+                    after = [each.engine.stats().tokens for each in made]
+                    home |= {k for k in range(2) if after[k] > before[k]}
+                    talk += [{"role": "assistant", "content": "x" * 9}]
         assert all(len(home) == 1 for home in homes), homes
-        await fleet.stop(5)
 
     asyncio.run(life())
 
@@ -127,12 +134,15 @@ def test_new_texts_go_where_there_is_least_to_do() -> None:
     made: list[Threaded] = []
 
     async def life() -> None:
-        fleet = await begun(2, made)
         same = "the same beginning of all of them " * 4
-        await asyncio.gather(*(text(fleet, f"{same}{i}", i, max_new_tokens=2) for i in range(12)))
-        shares = [each.engine.stats().finished for each in made]
-        assert sum(shares) == 12 and min(shares) >= 3, shares
-        await fleet.stop(5)
+        async with running(2, made) as fleet:
+            more = (text(fleet, f"{same}{i}", i, max_new_tokens=2) for i in range(12))
+            await asyncio.gather(*more)
+            shares = [each.engine.stats().finished for each in made]
+            assert sum(shares) == 12 and min(shares) >= 3, shares
+            engines = (fleet, *fleet._clients)  # any of them answers what takes no step
+            answers = [await each.ask("detokenize", tokens=[66]) for each in engines]
+            assert len(set(answers)) == 1
 
     asyncio.run(life())
 
@@ -142,78 +152,52 @@ def test_scaling_loses_nothing(patience: float) -> None:
     """With patience the one that leaves ends its texts; without, others go on with them."""
     made: list[Threaded] = []
 
-    async def life() -> list[tuple[list[int], str, int]]:
-        fleet = await begun(1, made)
-        texts = [asyncio.create_task(text(fleet, f"{i}", i)) for i in range(4)]
-        fleet.scale(2, patience)
-        await ready(fleet, 2)
-        texts += [asyncio.create_task(text(fleet, f"{i}", i)) for i in range(4, 8)]
-        while not all(each.engine.running for each in made):
-            await asyncio.sleep(0.001)
-        fleet.scale(1, patience)
-        assert len(fleet._clients) == 1 and sum(fleet.states.values()) == 2
-        results = await asyncio.gather(*texts)
-        while sum(fleet.states.values()) > 1:
-            await asyncio.sleep(0.005)
-        await fleet.stop(5)
-        return results
+    prompts = [*map(str, range(8))]
 
-    spec = speculator()
-    for i, (tokens, shown, answers) in enumerate(asyncio.run(life())):
-        (whole,) = spec.generate(f"{i}", seed=[(i, 0)], **SAMPLING)
-        assert (tokens, shown, answers) == (whole.tokens, whole.text, 1)
+    async def life() -> None:
+        async with running(1, made) as fleet:
+            texts = [asyncio.create_task(text(fleet, prompts[i], i)) for i in range(4)]
+            fleet.scale(2, patience)
+            await ready(fleet, 2)
+            texts += [asyncio.create_task(text(fleet, prompts[i], i)) for i in range(4, 8)]
+            while not all(each.engine.running for each in made):
+                await asyncio.sleep(0.001)
+            fleet.scale(1, patience)
+            assert len(fleet._clients) == 1 and sum(fleet.states.values()) == 2
+            require_generated(prompts, await asyncio.gather(*texts))
+            while sum(fleet.states.values()) > 1:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(life())
 
 
 def test_engines_that_have_left_leave_their_sums_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(patience: float) -> None:
+        raise OSError("its machine is gone")
+
     async def life() -> None:
-        fleet = await begun(3, [])
-        failing, leaving = fleet._clients[1:]
-        failing.restarts, leaving.preempted = 2, 5
-
-        async def fail(patience: float) -> None:
-            raise OSError("its machine is gone")
-
-        monkeypatch.setattr(failing, "stop", fail)
-        fleet.scale(1, 0)
-        while fleet._left:
-            await asyncio.sleep(0.005)
-        assert (fleet.restarts, fleet.preempted) == (2, 5)
-        await fleet.stop(5)
+        async with running(3, []) as fleet:
+            failing, leaving = fleet._clients[1:]
+            failing.restarts, leaving.preempted = 2, 5
+            monkeypatch.setattr(failing, "stop", fail)
+            fleet.scale(1, 0)
+            while fleet._left:
+                await asyncio.sleep(0.005)
+            assert (fleet.restarts, fleet.preempted) == (2, 5)
         assert fleet.state == "stopped"
 
     asyncio.run(life())
 
 
-def test_any_engine_answers_what_takes_no_step() -> None:
-    async def life() -> None:
-        fleet = await begun(2, [])
-        answers = [await each.ask("detokenize", tokens=[66]) for each in (fleet, *fleet._clients)]
-        assert len(set(answers)) == 1
-        await fleet.stop(5)
-
-    asyncio.run(life())
-
-
 def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
-    from foretoken.server.process.messages import Failed
-
-    class Bad(Threaded):
-        def __init__(self) -> None:
-            from multiprocessing import Pipe
-
-            self.pipe, self.theirs = Pipe()
-            self.theirs.send(Failed("there is no such model"))
-
-        def join(self, timeout: float) -> None:
-            pass
-
     made: list[Threaded] = []
 
     def begin(setup: Setup) -> Child:
         if not made:
             return threaded(made)(setup)
-        bad = Bad()
-        return Child(bad, bad.pipe)
+        own, theirs = Pipe()
+        theirs.send(Failed("there is no such model"))
+        return Child(mock.Mock(), own)
 
     async def life() -> None:
         fleet, told = EngineFleet(Setup(None, None), begin, 2), asyncio.Event()
@@ -229,3 +213,24 @@ def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
         assert fleet.state == "stopped"
 
     asyncio.run(life())
+
+
+@pytest.mark.parametrize(
+    ("long", "unit"),
+    [("".join(map(str, range(400))), DIGEST_CHARACTERS), ([*range(400)], DIGEST_IDS)],
+)
+def test_a_longer_prompt_begins_with_the_digests_of_a_shorter(long: Any, unit: int) -> None:
+    whole = digests(GenerateRequest(long))
+    assert len(whole) == len(long) // unit and len(set(whole)) == len(whole)
+    for cut in (0, 1, unit - 1, unit, 3 * unit + 1):
+        assert digests(GenerateRequest(long[:cut])) == whole[: cut // unit]
+    other = digests(GenerateRequest(long[unit:]))
+    assert not set(other) & set(whole), "a digest stands for all before it too"
+
+
+def test_turns_extend_each_other_and_salts_part_them() -> None:
+    talk = [{"role": role, "content": "word " * 40} for role in ("user", "assistant")]
+    first, both = digests(GenerateRequest(talk[:1])), digests(GenerateRequest(talk))
+    assert both[: len(first)] == first and len(both) > len(first) > 1
+    assert not set(first) & set(digests(GenerateRequest(talk[:1], cache_salt="b")))
+    assert digests(GenerateRequest([{"role": "user", "content": None}])) == []

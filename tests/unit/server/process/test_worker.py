@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import Pipe, get_context
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from threading import Event, Thread
 from typing import Any
@@ -27,7 +27,6 @@ from foretoken.server.process.messages import (
     Accepted,
     Add,
     Ask,
-    Failed,
     GenerateRequest,
     ModelInfo,
     Refusal,
@@ -38,7 +37,6 @@ from foretoken.server.process.messages import (
 )
 from foretoken.server.process.replies import Replies
 from foretoken.server.process.sandbox import MediaSandbox
-from foretoken.server.process.setup import Setup, work
 from foretoken.server.process.startup import measure
 from foretoken.server.process.worker import Worker
 from oracle import random_model
@@ -109,51 +107,23 @@ def add(id: int, prompt: Any, options: dict[str, Any]) -> Add:
     return Add(id, GenerateRequest(prompt, controls, **own))
 
 
-def test_a_text_is_what_generate_gives(pipe: Connection) -> None:
-    draft = LMDrafter(TableModel(random_model(2, V), V), V)
-    spec = Speculator(TableModel(DISTRIBUTION, V, context=200), draft, byte_level(), Ends())
-    (expected,) = spec.generate("It", **SAMPLING, seed=[(0, 0)])
-    pipe.send(add(3, "It", SAMPLING))
-    assert hear(pipe) == Accepted(3, len(spec.inputs.ids("It")))
-    received = parts(pipe, 3)
-    assert "".join(part.text for part in received) == expected.text
-    assert [token for part in received for token in part.tokens] == expected.tokens
-    assert received[-1].done is not None and received[-1].done.reason == expected.finish_reason
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "kind", "said"),
-    [
-        ("It", {"temperature": -1}, "input", "temperature"),
+def test_what_is_refused(pipe: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what the server's clients can send: tests/unit/server/bad_requests.json. Too many ids
+    are counted, not looked at."""
+    for prompt, options, kind, said in (
         ("It", {"tempature": 1}, "input", "did you mean temperature?"),
-        ([400], {}, "input", "400"),
-        ([1] * 300, {}, "length", "the prompt has 300 tokens, the context is 200"),
         ([1] * 190, {"max_new_tokens": 20}, "length", "max_tokens is 20"),
         ([{"role": "user", "content": "a"}], {}, "input", "no chat template"),
-        ("It", {"prediction": "ab " * 150}, "length", "tokens, the context is 200; shorten it"),
-        ("It", {"prediction": "a" * 90_000}, "length", "the prediction has 90000 characters"),
-        ("It", {"prediction": "\ud800"}, "input", "prediction is not valid text"),
-    ],
-)
-def test_what_is_refused(pipe: Connection, prompt: Any, options: Any, kind: str, said: str) -> None:
-    pipe.send(add(0, prompt, options))
-    refusal = hear(pipe)
-    assert isinstance(refusal, Refusal) and refusal.kind == kind and said in refusal.message
-
-
-def test_a_prediction_is_guessed_first(pipe: Connection) -> None:
-    begins = {"logit_bias": {byte_level()("It was").input_ids[0]: 100.0}}  # with its first token
-    coupled = SAMPLING | begins | {"rule": "coupled"}  # one text, whatever is guessed
-    pipe.send(add(0, "It", coupled | {"gamma": 0}))
-    hear(pipe)
-    plain = [token for part in parts(pipe, 0) for token in part.tokens]
-    pipe.send(add(1, "It", coupled | {"prediction": "It was"}))
-    assert isinstance(hear(pipe), Accepted)
-    received = parts(pipe, 1)
-    assert [token for part in received for token in part.tokens] == plain
-    steps = [step for part in received for step in part.steps]
-    assert not steps[0].drafted  # nothing is for the first token
-    assert steps[1].predicted and steps[1].drafted > 0
+        ("It", {"prediction": "ab " * 150}, "length", "the context is 200"),
+        ("It", {"prediction": "a" * 90_000}, "length", "90000 characters"),
+        ("It", {"prediction": "\ud800"}, "input", "prediction"),
+        ([1] * 201, SAMPLING, "length", "201 tokens, the context is 200"),
+    ):
+        if len(prompt) > 200:
+            monkeypatch.setattr(InputProcessor, "ids", None)
+        pipe.send(add(0, prompt, options))
+        refusal = hear(pipe)
+        assert isinstance(refusal, Refusal) and refusal.kind == kind and said in refusal.message
 
 
 def test_no_text_waits_for_the_costs_of_greedy_or_sampled_steps() -> None:
@@ -172,10 +142,7 @@ def test_speculation_is_told_of_the_sampling_that_was_measured_last() -> None:
     asked = Ask(0, "speculation", {"alpha": 1.0, "made": {3: 5, 0: 5}})
     spec = Speculator(TableModel(DISTRIBUTION, V), LMDrafter(TableModel(DISTRIBUTION, V), V))
     ours, theirs = Pipe()
-    told = partial(
-        Worker(theirs, spec, Engine(spec), replies(spec), MEDIA)._answer,
-        asked,
-    )
+    told = partial(Worker(theirs, spec, Engine(spec), replies(spec), MEDIA)._answer, asked)
     told()
     assert ours.recv().value == {"c": None, "v": None, "predicted_speedup": None}
     for kind, c in (("sampled", 0.5), ("greedy", 0.1)):
@@ -218,18 +185,6 @@ def test_a_step_that_fails_ends_its_requests_and_no_more(pipe: Connection) -> No
     assert parts(pipe, 1)[-1].done is not None
 
 
-@pytest.mark.prove
-def test_a_model_that_cannot_be_loaded(tmp_path: Any) -> None:
-    ours, theirs = Pipe()
-    setup = Setup(str(tmp_path / "nowhere"), None)
-    # As in life: it ignores signals and writes logs, which no test may leave behind
-    process = get_context("spawn").Process(target=work, args=(theirs, setup))
-    process.start()
-    failed = hear(ours)
-    process.join(30)
-    assert isinstance(failed, Failed) and "nowhere" in failed.message and process.exitcode == 0
-
-
 SLOW = {"structured": {"json_schema": {"type": "integer", "multipleOf": 99999989}}}
 
 
@@ -255,22 +210,31 @@ def test_a_grammar_that_takes_long_holds_up_nobody(
 PLAIN = {"template": None, "chat_template_kwargs": None, "texts": False}
 
 
+def held_up(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool]
+) -> tuple[Event, Event]:
+    """Calls of a function wait, when this holds of their arguments: the first event is set by
+    them, the second lets them go on."""
+    tried, go, own = Event(), Event(), getattr(owner, name)
+
+    def late(*args: Any, **more: Any) -> Any:
+        if when(*args):
+            tried.set()
+            assert go.wait(30)
+        return own(*args, **more)
+
+    monkeypatch.setattr(owner, name, late)
+    return tried, go
+
+
+@pytest.mark.daily("a question")
 @pytest.mark.parametrize("what", ["a long text", "a question", "a short text"])
 def test_prompts_are_prepared_where_nobody_waits(
     pipe: Connection, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Texts run on, others are begun and ended, while a prompt is tokenized."""
-    tried, go = Event(), Event()
-    tokenized = InputProcessor._tokenized
-
-    def late(self: InputProcessor, text: str, *rest: Any, **more: Any) -> list[int]:
-        if text.startswith("slow"):
-            tried.set()
-            assert go.wait(30)
-            text = "slow"
-        return tokenized(self, text, *rest, **more)
-
-    monkeypatch.setattr(InputProcessor, "_tokenized", late)
+    slow: Any = lambda inputs, text, *_: text.startswith("slow")  # noqa: E731
+    tried, go = held_up(monkeypatch, InputProcessor, "_tokenized", slow)
     monkeypatch.setattr(worker, "LONG_PROMPT", 100)
     long = "slow" * (1 if what == "a short text" else 30)
     endless = SAMPLING | {"suppress_tokens": [9], "max_new_tokens": 150, "ignore_eos": True}
@@ -297,15 +261,9 @@ def test_prompts_are_prepared_where_nobody_waits(
 def test_an_aborted_request_is_not_prepared(
     pipe: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, go, prepared = Event(), Event(), list[str]()
-
-    def late(self: InputProcessor, text: str, *rest: Any, **more: Any) -> list[int]:
-        prepared.append(text)
-        tried.set()
-        assert go.wait(30)
-        return [1]
-
-    monkeypatch.setattr(InputProcessor, "_tokenized", late)
+    prepared: list[str] = []
+    record: Any = lambda inputs, text, *_: prepared.append(text) or True  # noqa: E731
+    tried, go = held_up(monkeypatch, InputProcessor, "_tokenized", record)
     for id, text in enumerate("abc"):
         pipe.send(add(id, text, SAMPLING | {"suppress_tokens": [9]}))
     assert tried.wait(30)
@@ -315,15 +273,6 @@ def test_an_aborted_request_is_not_prepared(
     while not (isinstance(said := hear(pipe), Accepted) and said.id == 2):
         pass
     assert prepared == ["a", "c"]
-
-
-def test_ids_beyond_the_context_are_refused_by_their_number(
-    pipe: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(InputProcessor, "ids", None)
-    pipe.send(add(0, [1] * 201, SAMPLING))
-    message = "the prompt has 201 tokens, the context is 200; shorten it"
-    assert hear(pipe) == Refusal(0, "length", message, "prompt")
 
 
 def test_a_text_is_refused_by_its_length_where_no_tokens_can_be_few_enough() -> None:
@@ -338,14 +287,7 @@ def test_a_text_is_refused_by_its_length_where_no_tokens_can_be_few_enough() -> 
 def test_a_text_that_is_left_while_it_is_added_is_not_written(
     pipe: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, go, source = Event(), Event(), grammar.source
-
-    def late(structured: Any) -> str:
-        tried.set()
-        assert go.wait(30)
-        return source(structured)
-
-    monkeypatch.setattr(grammar, "source", late)
+    tried, go = held_up(monkeypatch, grammar, "source", lambda _: True)
     pipe.send(add(0, [1], SAMPLING | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
     assert tried.wait(30)
     pipe.send(Abort(0))
