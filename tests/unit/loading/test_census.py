@@ -3,8 +3,6 @@ is seen."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +33,6 @@ def test_a_class_is_judged_in_its_own_process_and_not_again_by_a_later_run(
     monkeypatch.setattr(families, "versions", lambda: {"transformers": "another"})
     with pytest.raises(TypeError):
         families.judge_all()
-
-
-def test_what_a_class_prints_is_not_shown(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(census, "judge", lambda name: os.write(1, name.encode()))
-    receive, send = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=census._tell, args=("Loud", send))
-    process.start()
-    assert receive.recv() == len("Loud")
-    process.join()
-    assert capfd.readouterr().out == ""
 
 
 def test_one_that_takes_too_long_is_ended() -> None:

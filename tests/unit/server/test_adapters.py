@@ -213,29 +213,38 @@ def test_the_base_engine_checks_all_adapters_before_it_loads(
     assert "other does not fit LlamaForCausalLM: it has no place in it for" in message
 
 
-def test_the_engine_of_one_name_dies_alone(server: Any, setups: Any) -> None:
+def test_the_engine_of_one_name_dies_alone(
+    server: Any, setups: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others answer; /health names what is away until it is there again. The base starts
     again whatever became of its adapters."""
     url, links = server
-    links["fast"]._process.kill()
-    until(lambda: links["fast"].state == "restarting")
-    health = httpx2.get(f"{url}/health")
-    ready = httpx2.get(f"{url}/ready").status_code
+    monkeypatch.setattr("foretoken.server.process.client.RESTART_DELAYS_S", (3600.0,))
+
+    def die(name: str) -> None:
+        links[name]._process.kill()
+        until(lambda: links[name].state == "restarting")
+
+    def start_again(name: str) -> None:
+        links[name]._loop.call_soon_threadsafe(links[name]._restart)
+        until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
+
+    die("fast")
     asked = {"prompt": "a", "max_tokens": 3}
-    answers = [post(url, "/v1/completions", model=name, **asked) for name in ("fast", "tiny")]
-    assert [each.status_code for each in answers] == [503, 200]
-    assert health.status_code == ready == 503
+    answers = [post(url, "/v1/completions", model=name, **asked) for name in NAMES]
+    assert [each.status_code for each in answers] == [200, 503, 200]
+    health = httpx2.get(f"{url}/health")
+    assert health.status_code == httpx2.get(f"{url}/ready").status_code == 503
     assert health.json()["engines"] == {"ready": 2, "restarting": 1}
     assert health.json()["models"] == {"tiny": "ready", "fast": "restarting", "tidy": "ready"}
-    until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
+    start_again("fast")
     assert post(url, "/v1/completions", model="fast", **asked).status_code == 200
     assert httpx2.get(f"{url}/health").status_code == 200
     config = Path(setups["fast"].loading["adapter"]) / "adapter_config.json"
     gone = config.rename(config.with_suffix(".gone"))
     try:
-        links["tiny"]._process.kill()
-        until(lambda: links["tiny"].state == "restarting")
-        until(lambda: links["tiny"].state == "ready")
+        die("tiny")
+        start_again("tiny")
     finally:
         gone.rename(config)
     assert post(url, "/v1/completions", **asked).status_code == 200
