@@ -7,9 +7,10 @@ A backend is an entry of `CASES`. Families, kernels and caches have tests of the
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -48,13 +49,25 @@ def llama() -> Any:
 
 
 @cache
+def narrow() -> Any:
+    """Of states that are no whole vectors."""
+    return tiny.llama(64, 128, hidden_size=40, head_dim=16, intermediate_size=64)
+
+
+@cache
+def gpt2() -> Any:
+    """It has no embedding for a position beyond its context, of padding either."""
+    return tiny_families.build("GPT-2")
+
+
+@cache
 def t5() -> Any:
     return tiny.t5(64, tie_word_embeddings=False)
 
 
 @cache
-def hybrid() -> Any:
-    return hybrids.random("Qwen3_5ForCausalLM", 0)
+def hybrid(name: str = "Qwen3_5") -> Any:
+    return hybrids.random(f"{name}ForCausalLM", 0)
 
 
 @cache
@@ -116,7 +129,7 @@ class Case:
 
     network: What it runs, if it is one of transformers'. within: how far its logits may be off, 0:
     no bit. exact: they are the network's own. ids: those that it is given. double: it runs in
-    float64, where tests run on a GPU there.
+    float64, where tests run on a GPU there. proof: it is one of many of a kind, for `make prove`.
     """
 
     make: Callable[[Any], Model]
@@ -125,6 +138,7 @@ class Case:
     exact: bool = False
     ids: int = 62
     double: bool = False
+    proof: bool = False
 
     def model(self, change: Callable[[Any], None] = lambda network: None) -> Model:
         if self.network is None:
@@ -136,6 +150,7 @@ class Case:
 
 CASES = {
     "torch": Case(CausalModel, within=1e-9, exact=True, double=True),
+    "torch, learned positions": Case(CausalModel, gpt2, 1e-9, exact=True, double=True),
     "torch, encoder": Case(Seq2SeqModel, t5, 1e-9, exact=True, double=True),
     "torch, states": Case(CausalModel, hybrid, 1e-4, exact=True),
     "graphs": Case(GraphModel, within=1e-9, exact=True, double=True),
@@ -147,21 +162,40 @@ CASES = {
     "native, experts": Case(native("int8"), experts),
     "native, encoder": Case(native(), t5, exact=True),
     **{f"native, encoder, {x}": Case(native(x), t5) for x in ("int8", "int4")},
+    "native, narrow": Case(native("int8"), narrow),
     "native, states": Case(native(), hybrid, exact=True),
+    **{
+        f"{form}, states of {name}": Case(make, partial(hybrid, name), within, True, proof=True)
+        for name in ("GraniteMoeHybrid", "Lfm2", "FalconH1", "KimiLinear")
+        for form, make, within in (("torch", CausalModel, 1e-4), ("native", native(), 0.0))
+        if (form, name) != ("native", "KimiLinear")
+    },
     "copy over rows": Case(companion),
     "guided": Case(lambda x: Guided(CausalModel(x), 1.8, [9, 4, 17]), within=1e-9, double=True),
     "guided by the last token": Case(lambda x: Guided(native()(x), 0.5), within=1e-5),
     "another vocabulary": Case(translated, None, 1e-9, ids=10),
     "table": Case(lambda x: TableModel(random_model(1, 64), 64), None, 1e-9),
 }
-FORMS = ("torch", "graphs", "row by row", "native", "native, bfloat16", "copy over rows")
+FORMS = (
+    "torch",
+    "torch, learned positions",
+    "graphs",
+    "row by row",
+    "native",
+    "native, bfloat16",
+    "copy over rows",
+)
 
 
 def cases(*names: str, where: Callable[[Case], bool] = lambda case: True) -> Any:
     """These, or all; those in float64 run on a GPU too."""
     chosen = [name for name in names or CASES if where(CASES[name])]
-    marks = {name: [] if CASES[name].double else [pytest.mark.cpu_only] for name in chosen}
-    return [pytest.param(name, marks=marks[name]) for name in chosen]
+
+    def marks(case: Case) -> list[Any]:
+        proof = [pytest.mark.prove] if case.proof else []
+        return proof if case.double else [*proof, pytest.mark.cpu_only]
+
+    return [pytest.param(name, marks=marks(CASES[name])) for name in chosen]
 
 
 @cache
@@ -304,6 +338,29 @@ def test_pieces(rows: Rows) -> None:
         rows.leave(0, 1)
 
 
+@pytest.mark.parametrize("turns", [15, pytest.param(100, marks=pytest.mark.prove)])
+def test_any_course(rows: Rows, turns: int) -> None:
+    """Rows join, read, go back, move, repeat and leave in random order."""
+    dice = random.Random(turns)
+
+    def ids(*sizes: int) -> list[int]:
+        return [dice.randrange(2, 60) for _ in range(dice.choice(sizes))]
+
+    for _ in range(turns):
+        count = len(rows.rows)
+        act = dice.choice(["join", "leave", "permute", "score", "score", "score"])
+        if not count or (act == "join" and count < 5):
+            rows.join(*(ids(0, 1, 2, 3, 9, 70) for _ in range(2)))
+        elif act == "leave":
+            rows.leave(dice.randrange(count))
+        elif act == "permute":
+            rows.permute(*(dice.randrange(count) for _ in range(count)))
+        else:
+            blocks = [ids(0, 1, 1, 5, 12) if len(x.rest) < 30 else [] for x in rows.rows]
+            rows.score(*blocks, need=[dice.randint(0, len(block)) for block in blocks])
+            rows.back(*(dice.randint(0, len(block)) for block in blocks))
+
+
 def test_nothing_to_run(rows: Rows) -> None:
     model = rows.model
     model.start([], [] if model.encoder_decoder else None)
@@ -392,7 +449,7 @@ def test_invalid_numbers_stay_in_their_row(name: str) -> None:
     rows.leave(0)
     rows.score([6], [7])
     rows.join([5] * 12)
-    rows.score([6, 1], [7], [8, 9])
+    rows.score([6, 1], [7], [8, 9], need=[2, 0, 1])
     rows.leave(0, 1, 2)
     rows.join(HEADS[2])
     rows.score([4, 5])

@@ -16,7 +16,6 @@ from foretoken.errors import RefusedError
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.runtimes.place import place
 from foretoken.models.graphs import (
-    ON_GRAPHS,
     FixedCache,
     GraphModel,
     Pass,
@@ -88,12 +87,6 @@ def test_ragged_equals_alone(name: str) -> None:
     pairs.must_record(name)
     model = pairs.random(name, 0)
     assert deviation(model, GraphModel(model)) < (1e-5 if name in pairs.SINGLE else 1e-6)
-
-
-@pytest.mark.daily("Llama", "Gemma 2", "GPT-2")
-@pytest.mark.parametrize("name", CAUSAL)
-def test_the_self_check_passes(name: str) -> None:
-    assert check(build(name), ON_GRAPHS).delta < 1e-5
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, wrong: Any) -> None:
@@ -231,18 +224,3 @@ def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_where_it_is_chosen() -> None:
     placed = place(ModelFacts(build("Llama")), Placement(runtime="graphs"))
     assert placed.model.runtime == "graphs" and placed.why == "it passed the self-check"
-
-
-@torch.inference_mode()
-def test_padding_is_no_token_of_another_row() -> None:
-    """Of a token whose keys and values are NaN, nothing stays behind for the next row."""
-    network = build("Llama")
-    network.get_input_embeddings().weight[5] = torch.nan
-    model = GraphModel(network)
-    model.start([[1, 2]])
-    model.score([[3, 5, 5, 5, 5]], [1])
-    model.leave([0])
-    model.start([[1, 2]])
-    logits = model.score([[3, 4, 6, 7]], [4])[0]  # in a pass of five tokens
-    whole = network(torch.tensor([[1, 2, 3, 4, 6, 7]])).logits[0, 2:]
-    assert torch.allclose(logits, whole, atol=1e-5)

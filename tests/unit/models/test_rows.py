@@ -9,9 +9,7 @@ from foretoken.errors import InputError
 from foretoken.models.rows import (
     beyond,
     by_place,
-    check_lengths,
     check_room,
-    check_sources,
     joined,
     most_slots,
     moved,
@@ -44,13 +42,6 @@ def test_those_that_do_not_leave() -> None:
     assert staying(4, [2, 0]) == [1, 3] and staying(2, []) == [0, 1] and staying(0, []) == []
 
 
-def test_lengths_only_go_back() -> None:
-    check_lengths([3, 1], [0, 1])
-    for new in ([4, 1], [-1, 1], [3]):
-        with pytest.raises(InputError, match="can only go back"):
-            check_lengths([3, 1], new)
-
-
 def test_rows_end_with_the_context() -> None:
     check_room([5, 9], [3, 0], 8)  # a row that is too long already gains nothing
     check_room([5], [3000], None)
@@ -65,12 +56,3 @@ def test_blocks_are_padded_on_the_right() -> None:
     assert padded([[], []], CPU).shape == (2, 0)
     block = torch.tensor([[1, 2]])
     assert padded(block, CPU) is block
-
-
-def test_every_prompt_has_a_source_that_fits() -> None:
-    check_sources([[], [1]], [[1], [2, 3]], 2)
-    for sources in (None, [[1]], [[1], []]):
-        with pytest.raises(InputError, match="one non-empty source for each prompt"):
-            check_sources([[], [1]], sources, None)
-    with pytest.raises(InputError, match="a source of 3 tokens, the encoder takes 2"):
-        check_sources([[]], [[1, 2, 3]], 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,28 +127,6 @@ def test_long_sources_are_read_in_one_pass() -> None:
     model.permute([])
     model.start([[], [], []], [SOURCES[0], source, SOURCES[2]])
     assert torch.equal(model.score([[], TEXT, []], [0, len(TEXT), 0])[1], alone)
-
-
-def test_drafts_of_several_rows_change_no_greedy_text() -> None:
-    spec = foretoken.load(network(), tiny.t5(64, seed=1, num_layers=1), runtime="native")
-    assert spec.target.runtime == spec.drafter.runtime == "native"
-    settings: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
-    plain = spec.generate(SOURCES, gamma=0, **settings)
-    drafted = spec.generate(SOURCES, gamma=3, **settings)
-    assert [out.tokens for out in drafted] == [out.tokens for out in plain]
-    sampled = spec.generate(SOURCES, gamma=3, temperature=1.0, **settings)
-    assert sum(step.accepted for out in sampled for step in out.steps) > 0
-
-
-@pytest.mark.parametrize("draft", ["self:int4", "self:1"])
-def test_a_target_drafts_by_copies_of_itself(draft: str, tmp_path: Path) -> None:
-    target = tiny.folder(tmp_path / "t5", network(), tiny.byte_level(64))
-    spec = foretoken.load(target, draft, runtime="native")
-    settings: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
-    plain = spec.generate(SOURCES, gamma=0, **settings)
-    drafted = spec.generate(SOURCES, gamma=3, **settings)
-    assert [out.tokens for out in drafted] == [out.tokens for out in plain]
-    assert sum(step.accepted for out in drafted for step in out.steps) > 0
 
 
 def test_an_encoder_that_target_and_draft_share_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,21 @@
 """Each thing that the native decoder knows of families, by the logits of one that has it: they are
-transformers', and equal to the bit on every instruction set."""
+transformers', and to the bit those of the reference, on every instruction set."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
 
 import census
+import foretoken
+import hybrids
 import tiny_families
+from decoder_reference import piecewise, require_as_defined
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
@@ -47,6 +51,15 @@ MPT = {"vocab_size": 64, "d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_le
 XGLM = {"vocab_size": 64, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}
 XGLM |= {"max_position_embeddings": 128, "pad_token_id": 1, "eos_token_id": 2}
 
+LATENT = ROPE | {"hidden_size": 48, "num_key_value_heads": 4, "kv_lora_rank": 40}
+WIDE = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24}
+LONG = {"qk_nope_head_dim": 20, "qk_rope_head_dim": 8, "v_head_dim": 96}  # a result is wider
+# the last three layers read keys and values of the second and third, and have MLPs twice as wide
+LENT = ROPE | {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 6, "head_dim": 24}
+LENT |= {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 64, "sliding_window": 20}
+LENT |= {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+LENT |= {"per_layer_config": {"1": {"head_dim": 32}, "5": {"head_dim": 32}}}
+LENT["layer_types"] = ["full_attention" if i in (1, 5) else "sliding_attention" for i in range(6)]
 QWEN = ROPE | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 QWEN |= {"shared_expert_intermediate_size": 40, "decoder_sparse_step": 2}
 
@@ -68,7 +81,15 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "values normed, factors of layers": ("Gemma4", GEMMA4),
     "layers without positions": ("SmolLM3", ROPE | {"no_rope_layers": [1, 0]}),
     "squares, half turned": ("Nemotron", ROPE | HALF),
-}
+    "latents, interleaved": (
+        "DeepseekV3", LATENT | WIDE | {"q_lora_rank": 36, "first_k_dense_replace": 2},
+    ),
+    "latents, whole queries": (
+        "DeepseekV2", LATENT | LONG | {"q_lora_rank": None, "first_k_dense_replace": 2},
+    ),
+    "latents, halves": ("MiniCPM3", LATENT | LONG | {"q_lora_rank": 32}),
+    "inputs of layers, keys of others": ("Gemma4", LENT),
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "BigCode": ("GPTBigCode", LEARNED),
     "BigCode, many keys": ("GPTBigCode", LEARNED | {"multi_query": False}),
@@ -120,24 +141,29 @@ def tiny(family: str, settings: dict[str, Any]) -> PreTrainedModel:
     return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 
-def built(name: str) -> PreTrainedModel:
-    """A tiny model, none of whose norms, biases and factors are what they are in a new one."""
+def stirred(made: PreTrainedModel) -> PreTrainedModel:
+    """None of its norms, biases and factors are what they are in a new one."""
     torch.manual_seed(0)
-    if name in COPIED:
-        whole = census.build(f"{name}ForCausalLM")
-        made = small_copy(type(whole), whole.config)
-    else:
-        made = tiny_families.build(name) if name in NAMED else tiny(*(FEATURES | FAMILIES)[name])
     randomize_weights(made)
     with torch.no_grad():
         for weight in made.state_dict(keep_vars=True).values():
-            if weight.ndim == 1:
+            if weight.ndim == 1 and weight.is_floating_point():
                 weight.add_(0.3 * torch.randn(weight.shape))
     return made
 
 
-def native(network: PreTrainedModel) -> NativeModel:
-    return NativeConversion(None, "float32", lambda: network).model()
+def built(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    if name in COPIED:
+        whole = census.build(f"{name}ForCausalLM")
+        return stirred(small_copy(type(whole), whole.config))
+    if name in NAMED:
+        return stirred(tiny_families.build(name))
+    return stirred(tiny(*(FEATURES | FAMILIES)[name]))
+
+
+def native(network: PreTrainedModel, dtype: str = "float32") -> NativeModel:
+    return NativeConversion(None, dtype, lambda: network).model()
 
 
 def check(name: str) -> None:
@@ -157,23 +183,61 @@ def test_families_are_computed_as_transformers_does(name: str) -> None:
     check(name)
 
 
+BLOCKS = {"hidden_size": 64, "intermediate_size": 96}  # full ones of 32 weights
+BLOCKS |= {"n_inner": 96, "tie_word_embeddings": False}
+GROUPED = {"n_routed_experts": 6, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2}
+GROUPED |= {"moe_intermediate_size": 96, "first_k_dense_replace": 1, "head_dim": 16}
+CAPS = {"head_dim": 16, "sliding_window": 40, "attn_logit_softcapping": 5.0}
+# What equals the reference, in a precision
+DEFINED: dict[str, tuple[str, tuple[str, dict[str, Any]]]] = {
+    "Llama": ("int4", ("Llama", ROPE)),
+    "Llama, in eight bits": ("int8", ("Llama", ROPE)),
+    "Gemma 2": ("int8", ("Gemma2", MIXED | CAPS)),
+    "GPT-NeoX": ("float32", ("GPTNeoX", PLAIN | HALF)),
+    "Cohere": ("int4", ("Cohere", ROPE)),
+    "OLMo 2": ("bfloat16", ("Olmo2", ROPE)),
+    "GPT-2": ("int8", ("GPT2", LEARNED)),
+    "Bloom": ("int4", ("Bloom", LEARNED | {"n_head": 4, "n_layer": 2})),
+    "MPT": ("int4", ("Mpt", MPT | {"d_model": 64, "attn_config": {"clip_qkv": 0.5}})),
+    "sinks": ("int4", ("GraniteSWA", WINDOWED | GRANITE)),
+    "experts in blocks": ("int4", ("Mixtral", EXPERTS)),
+    "experts beside an MLP": ("float32", ("Qwen2Moe", QWEN)),
+    "experts in groups": ("int8", ("Glm4Moe", ROPE | GROUPED)),
+    **{x: ("float32", FEATURES[x]) for x in FEATURES if "latents" in x or "keys of" in x},
+}
+RECURRENT = ["Qwen3_5", "GraniteMoeHybrid", "Lfm2", "FalconH1"]
+SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
+
+
 @pytest.mark.prove
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", [*DEFINED, *RECURRENT])
+def test_passes_are_as_defined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, in any pieces, by one thread or more."""
+    if name in RECURRENT:
+        dtype, network = "float32", hybrids.random(f"{name}ForCausalLM", 0).float()
+    else:
+        dtype, (family, settings) = DEFINED[name]
+        network = stirred(tiny(family, settings if name in FEATURES else settings | BLOCKS))
+        if dtype == "bfloat16":
+            network = network.bfloat16().float()
+    with torch.inference_mode():
+        require_as_defined(network.requires_grad_(False), dtype, SEQUENCE, monkeypatch)
+
+
+@pytest.mark.daily("inputs of layers, keys of others", "latents, interleaved")
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("name", FEATURES)
-def test_features_are_the_same_bits_on_every_instruction_set(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_integers_give_the_same_bits_on_every_instruction_set(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And in a prompt as token by token, by one thread or more."""
-    model, tokens = built(name), [3 + i * 7 % 61 for i in range(40)]
-    made = []
+    model, made = built(name), list[Any]()
     for instructions in library.instruction_sets():
         monkeypatch.setenv(library.CHOICE, instructions)
-        for size, threads in ((len(tokens), 1), (len(tokens), 2), (1, 2)):
-            monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-            runner = native(model)
-            runner.start([[]])
-            blocks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-            made.append(torch.cat([runner.score([b], [len(b)])[0].clone() for b in blocks]))
-    assert all(torch.equal(made[0], each) for each in made)
+        made += [
+            piecewise(native(model, dtype), SEQUENCE[:100], sizes) for sizes in ((1,), (2, 30))
+        ]
+    assert all(np.array_equal(one, made[0]) for one in made)
 
 
 REFUSED = {
@@ -195,3 +259,24 @@ def test_a_stored_factor_that_is_not_known_is_refused() -> None:
     model.register_buffer("factor", torch.ones(1))
     with pytest.raises(RefusedError, match="factor"):
         native(model)
+
+
+def test_latents_with_a_part_that_is_not_known_are_refused() -> None:
+    network: Any = built("latents, halves")
+    keys = network.model.layers[1].self_attn.kv_b_proj
+    keys.bias = torch.nn.Parameter(torch.ones(keys.out_features))
+    with pytest.raises(RefusedError, match="keys of latents with a bias"):
+        native(network)
+
+
+def test_copies_of_layers_need_those_whose_keys_they_read() -> None:
+    network = built("inputs of layers, keys of others")
+    target = native(network)
+    with pytest.raises(RefusedError, match="layer 2 is left out, whose keys"):
+        NativeConversion(None, "float32", lambda: network, some=(0, 3)).companion(target)
+    spec = foretoken.load(network, "self:0,1,2,3", runtime="native")
+    (plain,), (drafted,) = (
+        spec.generate([SEQUENCE[:40]], max_new_tokens=30, gamma=gamma, ignore_eos=True)
+        for gamma in (0, 3)
+    )
+    assert plain.tokens == drafted.tokens and drafted.stats.drafted

@@ -5,11 +5,7 @@ any blocks, any company and on every instruction set, with nothing lost where a 
 from __future__ import annotations
 
 import copy
-import json
-import os
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,9 +19,7 @@ from transformers import PreTrainedModel
 import foretoken
 import tiny
 from foretoken.errors import RefusedError
-from foretoken.kernels.library import CHOICE, instruction_sets
 from foretoken.models import store
-from foretoken.models.companion import Companion
 from foretoken.models.native import pages, passes
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
@@ -35,7 +29,6 @@ from interrupts import interrupted
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "native/turns.py")
 WHERE += ("models/prefixes.py",)
-DTYPES = ("float32", "bfloat16", "int8", "int4")
 TEXT = [(7 * i * i + 3 * i) % 61 + 2 for i in range(300)]
 
 
@@ -86,51 +79,6 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     assert torch.equal(model.score([TEXT], [len(TEXT)])[0], expected("int4"))
     model.set_lengths([200])
     require_same(model, 0, "int4")
-
-
-ON_A_SET = """
-import hashlib, json, sys
-import foretoken
-
-spec = foretoken.load(sys.argv[1], "self:int4", dtype="int8", runtime="native")
-prompts = [[5, 6, 7] * 9, [8, 9], [3] * 40]
-how = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True, "logprobs": 1}
-made = spec.generate(prompts, gamma=2, **how)
-print(json.dumps([[each.tokens, [str(x) for x in each.logprobs]] for each in made]))
-"""
-
-
-@pytest.mark.prove
-def test_every_instruction_set_makes_the_same(tmp_path: Path) -> None:
-    network().save_pretrained(tmp_path / "model")
-    environment = os.environ | {"PYTHONPATH": str(Path(foretoken.__file__).parents[1])}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", ON_A_SET, str(tmp_path / "model")]
-    made: list[Any] = []
-    for name in instruction_sets():
-        held = environment | {CHOICE: name}
-        done = subprocess.run(command, env=held, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        made.append(json.loads(done.stdout.splitlines()[-1]))
-    assert len(made) > 1 and all(each == made[0] for each in made)
-
-
-def test_some_layers_over_the_targets_rows(model: NativeModel) -> None:
-    """A copy drafts on pages that rows share, and what it leaves there is never read."""
-    conversion = NativeConversion(None, "int4", lambda: copy.deepcopy(network()), some=(1,))
-    drafting = conversion.companion(model)
-    assert isinstance(drafting, Companion)
-    model.start([TEXT[:40]])
-    model.permute([0, 0])
-    drafting.start([[], []])
-    alone = drafting.score([[9, 9], []], [2, 0])[0].clone()
-    drafting.score([[], [8] * 30], [0, 1])
-    assert drafting.lengths == [42, 70] and model.lengths == [40, 40]
-    for b in (0, 1):
-        require_same(model, b)
-    drafting.set_lengths([40, 40])
-    assert torch.equal(drafting.score([[], [9, 9]], [0, 2])[1], alone)
-    drafting.leave([0, 1])
 
 
 def test_cached_prefixes_give_way_to_rows(model: NativeModel) -> None:
@@ -209,29 +157,6 @@ def test_a_pass_without_memory_leaves_rows_as_they_were(
     assert model.lengths == [40, 60] and model.texts == [TEXT[:40], TEXT[:60]]
     for b in (0, 1):
         require_same(model, b)
-
-
-def test_logits_that_are_not_asked_for_are_finite(model: NativeModel) -> None:
-    model.passes._outputs(3, 3)[0].fill_(torch.nan)
-    model.start([[5, 6, 7], [8, 9], []])
-    logits = model.score([[1, 2, 3], [4], []], [3, 1, 0])
-    assert logits.shape == (3, 3, 64) and logits.isfinite().all()
-    assert model.hidden.shape[:2] == (3, 3) and model.hidden.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_invalid_numbers_are_gone_with_their_row(dtype: str) -> None:
-    """Also from the lanes that fill up a vector, where states are no whole vectors."""
-    sick: Any = tiny.llama(64, 256, hidden_size=40, head_dim=16, intermediate_size=64)
-    with torch.no_grad():
-        sick.get_input_embeddings().weight[63] = torch.nan
-    model = NativeConversion(None, dtype, lambda: sick).model()
-    made: list[torch.Tensor] = []
-    for text in (TEXT[:20], [63], TEXT[:20]):
-        model.start([[]])
-        made.append(model.score([text], [len(text)])[0].clone())
-        model.leave([0])
-    assert made[1].isnan().all() and made[0].isfinite().all() and torch.equal(made[0], made[2])
 
 
 def test_ctrl_c_where_arrays_grow_leaves_no_pointer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,50 +249,10 @@ def test_a_folder_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert one.tokens == two.tokens
 
 
-@pytest.mark.native
-def test_what_the_native_decoder_lacks_is_refused_by_name(tmp_path: Path) -> None:
-    network().save_pretrained(tmp_path)
-    for how, said in (({"dtype": "float16"}, "the native decoder has no float16"),):
-        options: dict[str, Any] = {"runtime": "native", **how}
-        with pytest.raises(RefusedError, match=said):
-            foretoken.load(tmp_path, "none", **options)
-
-
-@pytest.mark.native
-@pytest.mark.parametrize("dtype", ["float32", "int4"])
-@pytest.mark.parametrize("draft", ["lookup", "self:int4", "self:0"])
-def test_greedy_decoding_is_the_same_to_the_bit(tmp_path: Path, dtype: str, draft: str) -> None:
-    """Whatever is drafted and whoever is beside."""
-    if draft == f"self:{dtype}":
-        pytest.skip("it would be the target itself")
-    network().save_pretrained(tmp_path)
-    spec = foretoken.load(tmp_path, draft, dtype=dtype, runtime="native")
-    assert spec.exact == "bitwise"
-    prompts = [[5, 6, 7] * 6, [8, 9], [3] * 40]
-    how: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0, "ignore_eos": True}
-    alone = [spec.generate([prompt], gamma=0, **how)[0].tokens for prompt in prompts]
-    for gamma in (1, 3, 7):
-        assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
-
-
 def test_a_model_is_not_pickled(model: NativeModel) -> None:
     for copied in (copy.deepcopy, pickle.dumps):
         with pytest.raises(RefusedError, match="not copied or pickled; load it once more"):
             copied(model)
-
-
-@pytest.mark.native
-def test_a_child_process_goes_on(tmp_path: Path) -> None:
-    network().save_pretrained(tmp_path)
-    spec = foretoken.load(tmp_path, "none", runtime="native")
-    target: Any = spec.target
-    target.start([TEXT[:20]])
-    made = target.score([TEXT[20:23]], [3]).clone()
-    child = os.fork()
-    if child == 0:
-        target.set_lengths([20])
-        os._exit(0 if torch.equal(target.score([TEXT[20:23]], [3]), made) else 1)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_table_of_rotary_positions_grows_without_a_trace() -> None:
@@ -404,23 +289,6 @@ def test_a_context_of_32k_is_read_in_any_pieces() -> None:
     assert torch.equal(model.score([[5, 6, 7], []], [3, 0])[0], made[0])
     assert model.pool.used * model.pool.bytes <= model.memory(model.lengths, [0, 0])
     assert model.memory([2**15], [0]) < 1.01 * 2**15 * model.memory([16], [0]) / 16
-
-
-@pytest.mark.prove
-@pytest.mark.native
-@pytest.mark.parametrize("dtype", ["float32", "int4"])
-@pytest.mark.parametrize("draft", [["lookup"], []])  # by itself the one that is shipped
-def test_proof_2000_tokens_of_the_shipped_pair_are_those_of_plain_decoding(
-    draft: list[str], dtype: str
-) -> None:
-    how: dict[str, Any] = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
-    prompts = ["The captain looked", "It was the first day of", "She had never", "At last the"]
-    plain = foretoken.load("novels", "none", runtime="native", dtype=dtype)
-    alone = [plain.generate([prompt], gamma=0, **how)[0].tokens for prompt in prompts]
-    spec = foretoken.load("novels", *draft, runtime="native", dtype=dtype)
-    assert spec.exact == "bitwise" and spec.target.runtime == "native"
-    for gamma in (None, 2, 5):
-        assert [each.tokens for each in spec.generate(prompts, gamma=gamma, **how)] == alone
 
 
 @pytest.mark.parametrize("kind", ["model", "copy"])

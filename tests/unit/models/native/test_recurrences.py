@@ -58,39 +58,6 @@ def expected(model: NativeModel, sequence: list[int], need: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_rows_that_join_move_go_back_and_leave_are_each_row_alone(name: str) -> None:
-    model, dice = emptied(converted(name)), random.Random(0)
-    texts: list[list[int]] = []
-    for step in range(60):
-        act = dice.choice(["score", "score", "score", "join", "leave", "move", "again"])
-        if (act == "join" and len(texts) < 5) or not texts:
-            prompts = [ids(dice.choice([0, 1, 2, 3, 9, 64, 130]), step + i) for i in range(2)]
-            model.start(prompts)
-            texts += prompts
-        elif act in ("leave", "move"):
-            rows = dice.sample(range(len(texts)), max(1, len(texts) - (act == "leave")))
-            rows = [dice.choice(rows) for _ in rows] if dice.random() < 0.3 else rows
-            model.permute(rows)
-            texts = [list(texts[b]) for b in rows]
-        elif act == "again":
-            texts[b := dice.randrange(len(texts))] = []
-            model.set_lengths([0 if i == b else len(text) for i, text in enumerate(texts)])
-        else:
-            counts = [dice.choice([0, 1, 1, 5, 12, REWIND]) for _ in texts]
-            counts[dice.randrange(len(counts))] = dice.choice([1, 5, 64, 300])
-            blocks = [ids(n, 100 * step + b) for b, n in enumerate(counts)]
-            need = [min(n, dice.choice([0, 1, 5])) for n in counts]
-            made = model.score(blocks, need).clone()
-            for b, n in enumerate(need):
-                own = [*texts[b], *blocks[b]]
-                assert not n or torch.equal(made[b, :n], expected(model, own, n)), (step, b)
-            back = [dice.randint(0, min(n, REWIND)) for n in counts]
-            pairs = zip(texts, blocks, back, strict=True)
-            texts = [[*text, *block][: len(text) + len(block) - n] for text, block, n in pairs]
-            model.set_lengths([len(text) for text in texts])
-
-
-@pytest.mark.parametrize("name", EVERY)
 def test_a_prompt_that_begins_like_others_continues_where_states_are_stored(name: str) -> None:
     """At the end of a sequence, and where one has left another: of prompts that come one after
     another and share 70 tokens the third reads these from the cache."""

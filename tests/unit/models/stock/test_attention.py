@@ -3,7 +3,6 @@ Ctrl-C; and decoders that count positions themselves reach their context's very 
 
 from __future__ import annotations
 
-import random
 from threading import Thread
 from typing import Any
 
@@ -17,7 +16,7 @@ import tiny
 from foretoken import load
 from foretoken.errors import RefusedError
 from foretoken.models.stock import positions
-from foretoken.models.stock.selfcheck import CheckedRows, on_torch
+from foretoken.models.stock.selfcheck import on_torch
 from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.speculator import Speculator
 from interrupts import interrupted
@@ -88,19 +87,6 @@ def test_threads_may_run_one_network_at_once() -> None:
     for thread in threads:
         thread.join()
     assert texts == {0: alone, 1: alone} and state(model) == before
-
-
-@pytest.mark.parametrize("name", ["BART", "Marian"])
-def test_ragged_rows_reach_the_end_of_the_context(name: str) -> None:
-    model = lively(name, max_position_embeddings=24)
-    rows = CheckedRows(model, random.Random(0))
-    rows.start([22, 3])
-    blocks = [rows.draw(2), rows.draw(5)]  # padding reaches beyond the table
-    logits = rows.runner.score(blocks, [2, 5])
-    rows.texts = [text + block for text, block in zip(rows.texts, blocks, strict=True)]
-    for b, n in enumerate((2, 5)):
-        rows.compare(logits[b, :n], rows.alone(b, n))
-    assert rows.worst < 1e-9
 
 
 def test_what_runs_is_left_behind_by_nothing_that_matters() -> None:

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from census import build
 from foretoken.errors import RefusedError
-from foretoken.models.states import PASS, REWIND, StateLayer
+from foretoken.models.states import PASS, StateLayer
 from foretoken.models.stock import recurrences
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check
@@ -33,7 +32,6 @@ DAILY = ("Qwen3_5", "FalconH1", "Jamba")
 NEAR = 3e-5  # of the spread, in float32, of which stock forwards of Zamba themselves miss 1e-5
 EXACT = 1e-13  # in float64
 ONE_TYPE = ("Lfm2", "Lfm2Moe", "Lfm3")  # their code computes all in the model's type
-TAPS = {"Lfm2": 3, "Lfm2Moe": 3, "Lfm3": 7}  # of windows; else 4
 TEXT = [3 + (i * i + i // 3) % 47 for i in range(400)]
 Texts = list[list[int]]
 
@@ -119,18 +117,6 @@ def arrays(model: CausalModel) -> list[tuple[str, Tensor]]:
     return [each for part in parts for each in part.arrays.items()]
 
 
-@torch.inference_mode()
-def spoil(model: CausalModel) -> None:
-    """Put NaN in what is kept of no row and no token."""
-    cache = model.cache
-    cache.close()
-    for key, x in arrays(model):
-        if x.is_floating_point():
-            x[len(cache.lengths) :] = torch.nan
-        for place, b in enumerate(cache.order if key[0] in "kuct" else []):
-            x[place, :, cache.lengths[b] - cache.based[b] :] = torch.nan
-
-
 @families
 def test_widths_are_token_by_token(name: str) -> None:
     """All widths up to 9 behind one text."""
@@ -155,70 +141,6 @@ def one_by_one(model: Any) -> float:
     return rows.worst
 
 
-@families
-def test_prompts_shorter_than_a_window(name: str) -> None:
-    """Rows of 0, 1, 2, K-2, K-1 and K tokens go on token by token."""
-    taps = TAPS.get(name, 4)
-    texts = [TEXT[b : b + n] for b, n in enumerate((0, 1, 2, taps - 2, taps - 1, taps))]
-    rows = Rows(network(name), texts)
-    for _ in range(taps + 2):
-        rows.drafts(1)
-    rows.drafts(3)
-    assert rows.worst < NEAR
-
-
-@families
-def test_blocks_of_different_widths_in_a_pass(name: str) -> None:
-    """Padding moves no state; passes are also exactly as wide as the base allows, and wider."""
-    rows = Rows(network(name), [TEXT[:9], TEXT[3:4], TEXT[6:30], []])
-    rows.score([[], [5], TEXT[20:25], TEXT[40:52]])
-    rows.drafts(2)
-    for width in (REWIND, PASS, PASS + 1):
-        blocks = [TEXT[b : b + n] for b, n in enumerate((width, 1, 0, width - 1))]
-        rows.score(blocks)
-        rows.drafts(1)
-    assert rows.worst < NEAR
-
-
-def accepted(name: str, steps: int) -> Rows:
-    """A row for each way to keep from none to all of five tokens in each of so many steps."""
-    outcomes = list(product(range(6), repeat=steps))
-    rows = Rows(network(name), [TEXT[:7]] * len(outcomes))
-    for step in range(steps):
-        lengths = [len(text) for text in rows.texts]
-        rows.drafts(5)
-        rows.back([n + kept[step] for n, kept in zip(lengths, outcomes, strict=True)])
-    return rows
-
-
-@families
-def test_any_number_of_draft_tokens_may_be_accepted(name: str) -> None:
-    """All from none to all of four, in any pair of steps, then passes of one and five tokens."""
-    rows = accepted(name, 2)
-    for width in (1, 5):
-        rows.drafts(width)
-    assert rows.worst < NEAR
-
-
-@families
-def test_rows_move_with_tokens_pending(name: str) -> None:
-    """They repeat, leave and change places behind a rollback, beside places that hold NaN."""
-    rows = Rows(network(name), [TEXT[:20], TEXT[3:8], TEXT[9:70], TEXT[:4]])
-    rows.drafts(5)
-    rows.back([22, 5, 66, 8])
-    rows.become([2, 3, 0, 0, 1])
-    rows.drafts(5)
-    rows.drafts(1)
-    rows.back([len(text) - b for b, text in enumerate(rows.texts)])  # also behind the last pass
-    rows.become([0, 2, 4])
-    spoil(rows.model)
-    rows.drafts(4)
-    rows.back([len(text) - 3 for text in rows.texts])
-    rows.become([1, 1, 0])
-    rows.drafts(REWIND)
-    assert rows.worst < NEAR
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize("name", ALL)
 def test_two_thousand_tokens_in_random_blocks(name: str) -> None:
@@ -238,14 +160,6 @@ def test_two_thousand_tokens_in_random_blocks(name: str) -> None:
         worst[late] = max(worst[late], apart(logits, expected))
         at += len(block)
     assert max(worst) < NEAR and worst[1] < 5 * worst[0]
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("name", SOME)
-def test_any_three_steps(name: str) -> None:
-    rows = accepted(name, 3)
-    rows.drafts(5)
-    assert rows.worst < NEAR
 
 
 @pytest.mark.parametrize("name", ["NemotronH", "Zamba2"])

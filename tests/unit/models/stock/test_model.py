@@ -10,7 +10,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from foretoken.errors import InputError
 from foretoken.models.stock import attention
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import CheckedRows
@@ -106,20 +105,6 @@ def test_a_part_in_training_mode_is_evaluated_and_given_back() -> None:
     assert part.training
     assert part.mlp.dropout.training
     assert not model.training
-
-
-def test_padding_may_pass_the_context_but_tokens_may_not() -> None:
-    """GPT-2 has no embedding for a position past its context, padding included."""
-    model = network("GPT-2")
-    runner = CausalModel(model)
-    assert runner.context == 128
-    long, short = [3] * 127, [5]
-    runner.start([long, short])
-    logits = runner.score([[7], [8, 9, 10]], [1, 3])
-    assert torch.allclose(logits[0, 0], full(model, long + [7])[-1], atol=1e-9)
-    assert torch.allclose(logits[1], full(model, short + [8, 9, 10])[-3:], atol=1e-9)
-    with pytest.raises(InputError, match="row 0 would hold 129 tokens, the model 128"):
-        runner.score([[7], []], [1, 0])
 
 
 def test_blocks_are_padded_to_the_longest() -> None:

@@ -18,7 +18,6 @@ from transformers.modeling_layers import MtpModel
 
 import census
 import hybrids
-import moving
 import pairs
 import tiny
 from foretoken import Engine, Speculator
@@ -210,39 +209,6 @@ def test_a_text_that_outgrows_the_draft_goes_on_without() -> None:
     assert texts[1].stats.drafted > texts[0].stats.drafted > 0 == texts[2].stats.drafted
 
 
-ANOTHER = {"temperature": 0.7, "top_k": 20, "top_p": 0.9}
-
-
-def come_and_go(spec: Speculator, prompts: list[list[int]]) -> None:
-    """Rows join while others run, are read in pieces, are broken off and wait."""
-    with Engine(spec, 3) as engine:
-        waiting, ids = list(prompts), list[int]()
-        for turn in range(400):
-            if waiting and turn % 3 == 0:
-                options: Any = [{"temperature": 2.0}, {}, ANOTHER][len(waiting) % 3]
-                ids.append(engine.add(waiting.pop(), max_new_tokens=12, gamma=3, **options))
-            if turn == 7:
-                engine.abort(ids[-1])
-            if turn in (8, 14) and engine.running > 1:
-                spec.core.preempt()
-            engine.step()
-            if not waiting and not engine.running and not engine.waiting:
-                break
-    moving.require_empty(spec)
-
-
-def test_rows_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy, hot and cut rows beside one another: no q depends on the rows beside."""
-    moving.steady_times(monkeypatch)
-    file = EAGLES["norm of the output"]
-    drafter = pairs_drafter(TARGET, file.read(TARGET))
-    notes = noted(drafter)
-    prompts = [[(7 * i * i + n * i) % V for i in range(n)] for n in (3, 50, 2, 21, 34, 9, 1)]
-    come_and_go(speculator(drafter), prompts)
-    require_true(notes, law(file))
-    assert {note.params.greedy for note in notes} == {False, True}
-
-
 def test_pairs_that_nobody_gives_are_read_as_nothing() -> None:
     """As where costs are measured, or a prefix was dropped since it was found."""
     drafter: Any = on_native(copy.deepcopy(TARGET).float(), EAGLES["all tokens"].read(TARGET))
@@ -272,19 +238,6 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(name: str) -> None
     half = len(made) // 2
     assert [each[1:] for each in made[:half]] == [each[1:] for each in made[half:]]
     assert sum(fact[1] for _, _, facts in made for fact in facts) > 10
-
-
-def test_rows_that_come_and_go_with_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts that begin alike share pages of target and draft."""
-    file = EAGLES["norm of the output"]
-    target = copy.deepcopy(TARGET).float()
-    drafter: Any = on_native(target, file.read(target))
-    moving.steady_times(monkeypatch)
-    notes = noted(drafter)
-    begins = [[(7 * i * i + i) % V for i in range(n)] for n in (33, 70)]
-    prompts = [[*begins[n % 2], n, 3 * n] for n in range(6)] + [[4, 4]]
-    come_and_go(speculator(drafter), prompts)
-    require_true(notes, law(file), 1e-4)
 
 
 def test_texts_that_are_known_draft_at_once() -> None:

@@ -23,11 +23,6 @@ from pairs import DEVICE
 CPU = torch.device("cpu")
 H, DK, DV, K, C = 2, 4, 3, 4, 5  # heads, widths, taps of a window and its channels
 A = -(1 + torch.arange(DV * DK).reshape(DV, DK).double() % 5)  # decays of a scan
-FAMILIES = ["Lfm2ForCausalLM", "Qwen3_5ForCausalLM", "KimiLinearForCausalLM", "BambaForCausalLM"]
-OTHERS = ["Lfm3ForCausalLM", "OlmoHybridForCausalLM", "FalconH1ForCausalLM", "Mamba2ForCausalLM"]
-OTHERS += ["Qwen3NextForCausalLM", "Lfm2MoeForCausalLM", "GraniteMoeHybridForCausalLM"]
-OTHERS += ["JambaForCausalLM", "ZambaForCausalLM", "MambaForCausalLM", "BailingHybridForCausalLM"]
-OTHERS += ["Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration"]
 
 
 def build(name: str) -> Any:
@@ -259,39 +254,6 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert worst > 1e-3
 
 
-@pytest.mark.daily("Lfm2ForCausalLM", "Qwen3_5ForCausalLM")
-@pytest.mark.parametrize(
-    "name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.prove) for name in OTHERS)]
-)
-def test_a_family_shares_passes(name: str) -> None:
-    """And its texts are those of `generate`, with prompts wider than a pass."""
-    model = build(name)
-    spec = foretoken.load(model, "lookup", runtime="transformers")
-    assert spec.target.runtime == "transformers"
-    prompts = [[3, 7, 11, 5, 9, 3, 7, 11], [4], [5 + i % 7 for i in range(PASS + 9)]]
-    whole = [
-        model.generate(torch.tensor([p], device=DEVICE), max_new_tokens=12, do_sample=False)[
-            0
-        ].tolist()
-        for p in prompts
-    ]
-    for gamma in (0, 4):
-        completions = spec.generate(prompts, max_new_tokens=12, gamma=gamma)
-        expected = [w[len(p) :] for w, p in zip(whole, prompts, strict=True)]
-        assert [c.tokens for c in completions] == expected
-
-
-def test_a_draft_of_the_same_kind_goes_back_over_its_passes() -> None:
-    target, draft = build("LlamaForCausalLM"), build("Qwen3_5ForCausalLM")
-    spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
-    prompts = [[3, 7, 11, 5], [4, 9]]
-    plain, guessed = (
-        [c.tokens for c in spec.generate(prompts, max_new_tokens=24, gamma=gamma)]
-        for gamma in (0, 16)
-    )
-    assert plain == guessed
-
-
 def test_a_row_goes_back_to_its_beginning_or_so_far() -> None:
     model: Any = on_torch(build("Qwen3_5ForCausalLM"))
     model.start([[3 + i % 9 for i in range(200)], [5, 6]])
@@ -315,18 +277,6 @@ def test_more_draft_tokens_than_states_go_back_are_refused() -> None:
         spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
         with pytest.raises(InputError, match="gamma is 32, but the model's states go back by 32"):
             spec.generate([[3, 4]], max_new_tokens=4, gamma=REWIND)
-
-
-def test_logits_of_a_wide_block() -> None:
-    stock = build("Lfm2ForCausalLM")
-    model: Any = on_torch(stock)
-    text = [3 + i % 50 for i in range(2 * PASS + 20)]
-    model.start([[], [5]])
-    logits = model.score([text, [6, 7]], [PASS + 30, 1])
-    with torch.inference_mode():
-        whole = stock(torch.tensor([text], device=DEVICE)).logits[0, -(PASS + 30) :]
-    assert torch.allclose(logits[0], whole, atol=1e-4)
-    assert model.hidden.shape[:2] == logits.shape[:2]
 
 
 def test_memory_is_stated() -> None:
@@ -356,13 +306,3 @@ def test_a_mixer_whose_forward_was_replaced_is_refused() -> None:
             part.forward = part.forward
     with pytest.raises(RefusedError, match="GatedDeltaNet was replaced, .* on one device"):
         CausalModel(model)
-
-
-def test_the_users_own_model_is_untouched() -> None:
-    model = build("Qwen3_5ForCausalLM")
-    ids = torch.tensor([[3, 4, 5, 6]], device=DEVICE)
-    with torch.inference_mode():
-        before = model(ids).logits
-        spec = foretoken.load(model, "lookup", runtime="transformers")
-        spec.generate([[3, 4, 5]], max_new_tokens=8)
-        assert torch.equal(model(ids).logits, before)
