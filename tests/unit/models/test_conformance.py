@@ -30,11 +30,14 @@ from foretoken.models.companion import Companion
 from foretoken.models.graphs import GraphModel
 from foretoken.models.guided import Guided
 from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.shown import FINAL
+from foretoken.models.states import REWIND
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.rowwise import RowwiseModel
 from foretoken.models.vocabularies.translated import TranslatedModel
 from foretoken.models.vocabularies.words import Dictionary, Words
 from oracle import random_model
+from pairdrafts import states_of, tapped
 from table import TableModel
 
 SICK = 63  # behind this id logits are NaN, where a case says so
@@ -338,8 +341,7 @@ def test_pieces(rows: Rows) -> None:
         rows.leave(0, 1)
 
 
-@pytest.mark.parametrize("turns", [15, pytest.param(100, marks=pytest.mark.prove)])
-def test_any_course(rows: Rows, turns: int) -> None:
+def play(rows: Rows, turns: int) -> None:
     """Rows join, read, go back, move, repeat and leave in random order."""
     dice = random.Random(turns)
 
@@ -359,6 +361,72 @@ def test_any_course(rows: Rows, turns: int) -> None:
             blocks = [ids(0, 1, 1, 5, 12) if len(x.rest) < 30 else [] for x in rows.rows]
             rows.score(*blocks, need=[dice.randint(0, len(block)) for block in blocks])
             rows.back(*(dice.randint(0, len(block)) for block in blocks))
+
+
+courses = pytest.mark.parametrize("turns", [15, pytest.param(100, marks=pytest.mark.prove)])
+
+
+@courses
+def test_any_course(rows: Rows, turns: int) -> None:
+    play(rows, turns)
+
+
+class WatchedRows(Rows):
+    """Rows whose hidden states are taken at times; those of one forward are due."""
+
+    def __init__(self, case: Case, model: Model) -> None:
+        super().__init__(case, model, model)
+        self.states: list[Tensor] = []  # [n, W] of each row
+        model.show(lambda text: 0)
+
+    def compare(self, logits: Tensor, row: Row, n: int) -> None:
+        if len(row.rest) % 3 == 0:
+            self.take()
+
+    def take(self) -> None:
+        """Others may have been taken back since: each part says where it begins."""
+        for b, known in enumerate(self.model.shown()):
+            if known is not None:
+                assert known.first <= len(self.states[b]), "states are missing"
+                self.states[b] = torch.cat([self.states[b][: known.first], known.states])
+
+    def join(self, *heads: list[int]) -> None:
+        super().join(*heads)
+        self.states += [torch.empty(0) for _ in heads]
+
+    def permute(self, *order: int) -> None:
+        self.take()  # a row that is there twice shows its states twice
+        super().permute(*order)
+        self.states = [self.states[b] for b in order]
+
+    def leave(self, *gone: int) -> None:
+        super().leave(*gone)
+        self.states = [x for b, x in enumerate(self.states) if b not in gone]
+
+
+@courses
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [("torch", 1e-12), ("torch, states", 1e-3), ("native", 1e-4), ("native, states", 1e-3)],
+)
+def test_states_that_are_shown_are_those_of_one_forward(
+    name: str, within: float, turns: int
+) -> None:
+    case = CASES[name]
+    network = copy.deepcopy(case.network())
+    network = network.double() if case.double else network.float()
+    count = network.config.num_hidden_layers
+    taps = 0, count // 2, count, FINAL
+    conversion = NativeConversion(None, "float32", lambda: network, taps=taps)
+    rows = WatchedRows(case, tapped(network, taps) if "torch" in name else conversion.model())
+    play(rows, turns)
+    rows.take()
+    assert rows.rows
+    for row, states in zip(rows.rows, rows.states, strict=True):
+        if text := [*row.head, *row.rest]:
+            expected = states_of(network, text, taps)
+            assert states[: len(text)].shape == expected.shape
+            assert (states[: len(text)] - expected).abs().max() < within * expected.abs().max()
 
 
 def test_nothing_to_run(rows: Rows) -> None:
@@ -409,6 +477,21 @@ def test_lengths_only_go_back(name: str) -> None:
         rows.model.set_lengths([2, 2])
     with pytest.raises(InputError, match="one per row"):
         rows.model.score([[1]], [1])
+
+
+@pytest.mark.parametrize("name", cases("torch, states", "native, states"))
+def test_states_go_back_so_far_or_to_their_beginning(name: str) -> None:
+    rows = Rows(CASES[name], *made(name))
+    rows.join([(7 * i * i + 3 * i) % 59 + 2 for i in range(90)], [5, 6])
+    rows.score([7], [8])
+    with pytest.raises(InputError, match=f"back to 40 of 91 tokens, and .* below {REWIND}"):
+        rows.model.set_lengths([40, 3])
+    assert rows.model.lengths == [91, 3] and rows.model.rewind == REWIND
+    rows.score([3] * REWIND, [9])
+    rows.back(REWIND, 1)
+    rows.model.set_lengths([91, 0])
+    rows.rows[1] = Row([], None)
+    rows.score([9], [5, 6, 8])
 
 
 @pytest.mark.parametrize("name", cases(where=lambda case: case.network is t5))

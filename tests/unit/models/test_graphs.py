@@ -89,29 +89,29 @@ def test_ragged_equals_alone(name: str) -> None:
     assert deviation(model, GraphModel(model)) < (1e-5 if name in pairs.SINGLE else 1e-6)
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, wrong: Any) -> None:
-    monkeypatch.setattr(kind, name, wrong)
+def only_on_the_host(self: GraphModel, lengths: list[int]) -> None:
+    self.cache.lengths = list(lengths)
+
+
+def forgets(self: FixedCache, rows: list[int]) -> None:
+    self.lengths, self.long = [self.lengths[b] for b in rows], [False] * len(rows)
+    self.places = list(range(len(rows)))
+
+
+PLANTED: dict[str, tuple[Any, str, Any]] = {
+    "lengths are not taken back": (GraphModel, "set_lengths", only_on_the_host),
+    "slots are not hidden": (
+        FixedCache, "get_query_offset", lambda self, layer_idx=0: self.offset + 3,
+    ),
+    "rows stay where others were": (FixedCache, "select", forgets),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PLANTED[bug])
     with pytest.raises(RefusedError, match="not exact over fixed shapes"):
         check(build("Llama"), Form("fixed shapes", GraphModel))
-
-
-def test_lengths_that_are_not_taken_back_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_the_host_only(self: GraphModel, lengths: list[int]) -> None:
-        self.cache.lengths = list(lengths)
-
-    planted(monkeypatch, GraphModel, "set_lengths", on_the_host_only)
-
-
-def test_slots_that_are_not_hidden_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    planted(monkeypatch, FixedCache, "get_query_offset", lambda self, layer_idx=0: self.offset + 3)
-
-
-def test_rows_that_stay_where_others_were_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgets(self: FixedCache, rows: list[int]) -> None:
-        self.lengths, self.long = [self.lengths[b] for b in rows], [False] * len(rows)
-        self.places = list(range(len(rows)))
-
-    planted(monkeypatch, FixedCache, "select", forgets)
 
 
 class Work(TorchDispatchMode):

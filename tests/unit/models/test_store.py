@@ -62,26 +62,34 @@ def test_a_new_conversion_of_a_model_takes_the_place_of_the_old() -> None:
     assert {entry.folder.name for entry in store.entries()} == {"b", "c"}
 
 
-@pytest.mark.parametrize("damage", ["facts.json", "decoder.xml", "decoder.bin"])
+def in_its_place(place: Path) -> None:
+    shutil.rmtree(place)
+    place.write_text("no folder")
+
+
+def zeroed(place: Path) -> None:
+    """As long as before."""
+    (place / WEIGHTS).write_bytes(bytes((place / WEIGHTS).stat().st_size))
+
+
+def other_facts(place: Path) -> None:
+    facts = place / store.FACTS
+    facts.write_text(facts.read_text().replace('"form": "paged"', '"form": "other"'))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    **{f"no {name}": lambda p, name=name: (p / name).unlink() for name in (store.FACTS, WEIGHTS)},
+    "a folder in it": lambda place: (place / "a folder").mkdir(),
+    "a file in its place": in_its_place,
+    "bytes that changed": zeroed,
+    "facts that changed": other_facts,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_one_is_as_none(damage: str) -> None:
     store.keep("k", written(), "m", "float32")
-    (store.folder() / "k" / damage).unlink()
-    assert store.find("k") is None
-    assert store.keep("k", written(4.0), "m", "float32")
-    loaded = store.find("k")
-    assert loaded is not None and runs(loaded) == 4.0
-
-
-@pytest.mark.parametrize("part", ["a folder", ""])
-def test_what_else_lies_there_makes_it_anew(part: str) -> None:
-    """A folder in the conversion's, and a file in its place."""
-    store.keep("k", written(), "m", "float32")
-    place = store.folder() / "k"
-    if part:
-        (place / part).mkdir()
-    else:
-        shutil.rmtree(place)
-        place.write_text("no folder")
+    DAMAGE[damage](store.folder() / "k")
     assert store.find("k") is None
     assert store.keep("k", written(4.0), "m", "float32")
     loaded = store.find("k")
@@ -193,21 +201,6 @@ def test_a_digest_is_of_names_and_contents(folder: Path) -> None:
     assert store.digest([one, two]) == first
     two.rename(folder / "three")
     assert store.digest([one, folder / "three"]) != first
-
-
-def test_bytes_that_changed_are_seen(folder: Path) -> None:
-    """Also where the file is as long as before."""
-    store.keep("k", written(2.0), "m", "float32")
-    weights = store.folder() / "k" / "decoder.bin"
-    weights.write_bytes(bytes(weights.stat().st_size))
-    assert store.find("k") is None
-
-
-def test_facts_that_changed_are_seen() -> None:
-    store.keep("k", written(2.0), "m", "float32")
-    facts = store.folder() / "k" / store.FACTS
-    facts.write_text(facts.read_text().replace('"form": "paged"', '"form": "other"'))
-    assert store.entries() == [] and store.find("k") is None
 
 
 def test_a_passing_failure_does_not_cost_the_conversion(monkeypatch: pytest.MonkeyPatch) -> None:

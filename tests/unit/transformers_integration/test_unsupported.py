@@ -100,7 +100,7 @@ def test_all_that_the_integration_refuses_is_among_them():
         "the encoder was given no input",
         "the model adds a {type",
         "rows of {min",  # of a model with long rope
-        "{names} cannot be read by the ",  # pictures: models/stock/test_media.py
+        "{names} cannot be read by the ",  # pictures: models/test_media.py
         "{names} are of {len",
     }
 

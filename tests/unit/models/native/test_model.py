@@ -275,22 +275,6 @@ def test_a_table_of_rotary_positions_grows_without_a_trace() -> None:
     assert np.abs(grown.table[0, :, 2:] - 1.5 * np.sin(angles)).max() < 2e-7
 
 
-@pytest.mark.prove
-def test_a_context_of_32k_is_read_in_any_pieces() -> None:
-    long = tiny.llama(64, 2**15, head_dim=16, intermediate_size=32, num_hidden_layers=1)
-    model = NativeConversion(None, "float32", lambda: long).model()
-    text = [(7 * i * i + i // 3) % 61 + 2 for i in range(2**15 - 4)]
-    model.start([text])
-    made = model.score([[5, 6, 7]], [3]).clone()
-    model.permute([])
-    model.start([[], [9] * 30])
-    for at in range(0, len(text), 4099):
-        model.score([text[at : at + 4099], [3, 4]], [0, 2])
-    assert torch.equal(model.score([[5, 6, 7], []], [3, 0])[0], made[0])
-    assert model.pool.used * model.pool.bytes <= model.memory(model.lengths, [0, 0])
-    assert model.memory([2**15], [0]) < 1.01 * 2**15 * model.memory([16], [0]) / 16
-
-
 @pytest.mark.parametrize("kind", ["model", "copy"])
 @pytest.mark.parametrize("most", [256, 2])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.3}, {"temperature": 0.8, "top_p": 0.9}])

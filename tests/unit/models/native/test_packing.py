@@ -125,21 +125,6 @@ def test_blocks_of_files_stay_what_they_are(kind: str) -> None:
         assert np.array_equal(unpacked(panels, name), weight)
 
 
-@pytest.mark.daily("Q4_0", "Q8_0", "BF16", "Q4_K", "IQ4_NL", "MXFP4")
-@pytest.mark.parametrize("kind", [*WRITTEN, *PACKED])
-def test_products_are_off_by_the_rounding_of_states_alone(kind: str) -> None:
-    """A state is off by at most half a step, which is the largest of its block of 32 / 127; float32
-    sums add at most 1e-5 of the sum of magnitudes."""
-    weight = values(kind, 1)
-    x = np.random.default_rng(2).standard_normal((3, SHAPE[1])).astype(np.float32)
-    y = multiplied(pack(weight, 8, rounding=False), x)
-    step = np.abs(x).reshape(3, -1, 32).max(2).repeat(32, 1) / 127
-    numbers = kind in ("F16", "BF16", "F32")
-    wide, exact = np.abs(weight.T.astype(np.float64)), x.astype(np.float64) @ weight.T
-    bound = (0 if numbers else 0.5) * step @ wide + 1e-5 * np.abs(x) @ wide
-    assert (np.abs(y - exact) <= bound).all()
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from([*WRITTEN, *PACKED]),

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 import hybrids
-from foretoken.errors import InputError
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
-from foretoken.models.states import REWIND
 from interrupts import interrupted
 
 pytestmark = pytest.mark.cpu_only
@@ -87,17 +85,6 @@ def test_a_prompt_that_begins_like_others_continues_where_states_are_stored(name
             model.leave([0])
     model.remember(False)
     assert model.known(text) == 0
-
-
-def test_a_row_goes_back_no_further_than_its_states() -> None:
-    model = emptied(converted(OFTEN))
-    model.start([ids(200, 1)])
-    with pytest.raises(InputError, match=f"give a gamma below {REWIND}"):
-        model.set_lengths([60])
-    model.set_lengths([200 - REWIND])
-    model.set_lengths([0])
-    made = model.score([[5]], [1])[0].clone()
-    assert torch.equal(made, expected(model, [5], 1))
 
 
 def test_an_invalid_token_leaves_what_is_before_it_to_others() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,17 +10,13 @@ from torch import Tensor, nn
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
-import pairs
 import tiny
 from blocks import CONFIDENT, DSPARK, LAYERS, ZLAB, draft, pair, speculators, tensors
-from foretoken import SamplingParams, Speculator
-from foretoken.drafters.base import Draft
-from foretoken.drafters.dflash import BlockDrafter
+from foretoken import SamplingParams
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.shown import FINAL
 from foretoken.models.stock.dflash import StockBlocks
 from foretoken.models.stock.dflash_files import block_config, blocks
-from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.draw import Draw, SharedDraw
@@ -236,52 +230,6 @@ def test_ids_that_a_draft_lacks_are_never_guessed(params):
     if found.q is not None:
         gone = [i for i in range(V) if i not in ids]
         assert float(found.q[..., gone].abs().max()) == 0
-
-
-def test_states_are_those_of_all_tokens_before_the_last():
-    """Through prompts that are read in passes of others, rounds, and rows that leave."""
-    network, seen = copy.deepcopy(pairs.target("Llama")), []  # hidden states leave hooks in it
-
-    class Compares(BlockDrafter):
-        def propose(self, gamma: list[int], draw: Draw) -> Draft:
-            for row, read in zip(self.rows, self.blocks.lengths, strict=True):
-                ids = torch.tensor([row.text])
-                every = network(ids, output_hidden_states=True).hidden_states[1][0]
-                end = read + len(row.carried)
-                assert end in (0, len(row.text) - 1)  # 0: a text that is read in this step
-                assert end == read or torch.allclose(row.carried, every[read:end])
-                seen.append(end)
-            return super().propose(gamma, draw)
-
-    target, drafter = pair(ZLAB, network, Compares)
-    speculator = Speculator(target=target, drafter=drafter)
-    some = [replace(SAMPLED, max_new_tokens=n) for n in (9, 3, 14, 6)]
-    speculator.generate([*pairs.PROMPTS, [4]], some, gamma=3)
-    assert len(seen) > 12
-
-
-@pytest.mark.parametrize("rule", ["block", "speculative", "coupled"])
-def test_a_chain_of_the_target_s_own_bigrams_is_always_accepted(rule):
-    """In float64, so that it fails by chance, which is rounding, once in a billion times."""
-    network = tiny.llama(V, seed=6).double()
-    for layer in network.model.layers:  # so that the last token alone counts
-        layer.self_attn.o_proj.weight.data.zero_()
-        layer.mlp.down_proj.weight.data.zero_()
-    config = {**DSPARK, "markov_rank": V}
-    bigrams = torch.stack([pairs.scores(network, [x])[-1] for x in range(V)])
-    given = tensors(config, network) | {"lm_head.weight": torch.zeros(V, H)}
-    given = {name: x.double() for name, x in given.items()}
-    given["markov_head.markov_w1.weight"] = bigrams
-    given["markov_head.markov_w2.weight"] = torch.eye(V).double()
-    model = draft(config, network, given)
-    target = CausalModel(network)
-    target.tap(model.taps)
-    params = replace(SAMPLED, max_new_tokens=20, ignore_eos=True)
-    found = Speculator(target=target, drafter=BlockDrafter(target, model)).generate(
-        PROMPTS, params, gamma=4, rule=rule
-    )
-    assert all(each.stats.alpha == pytest.approx(1) for each in found)
-    assert min(each.stats.accepted for each in found) >= 14
 
 
 def test_layers_are_numbered_as_each_publisher_numbers_them():

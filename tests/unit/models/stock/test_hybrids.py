@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from census import build
 from foretoken.errors import RefusedError
-from foretoken.models.states import PASS, StateLayer
+from foretoken.models.states import StateLayer
 from foretoken.models.stock import recurrences
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check
@@ -139,27 +139,6 @@ def one_by_one(model: Any) -> float:
             single = torch.cat([each[b] for each in alone[:width]])
             rows.worst = max(rows.worst, apart(own, single))
     return rows.worst
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("name", ALL)
-def test_two_thousand_tokens_in_random_blocks(name: str) -> None:
-    """Differences do not grow with the text."""
-    dice, model = random.Random(0), network(name)
-    text = [dice.randrange(3, 60) for _ in range(2000)]
-    (whole,) = wholes(model, [text])
-    ours, at, worst = CausalModel(model), 0, [0.0, 0.0]
-    ours.start([[]])
-    while at < len(text):
-        block = text[at : at + dice.choice([1, 2, 5, 9, 40, PASS, 100])]
-        wrong = block[: dice.randint(0, 20)] + [2] * dice.randint(1, 6)
-        ours.score([wrong], [1])
-        ours.set_lengths([at])
-        logits = ours.score([block], [len(block)])[0]
-        late, expected = 2 * at > len(text), whole[at : at + len(block)]
-        worst[late] = max(worst[late], apart(logits, expected))
-        at += len(block)
-    assert max(worst) < NEAR and worst[1] < 5 * worst[0]
 
 
 @pytest.mark.parametrize("name", ["NemotronH", "Zamba2"])

@@ -62,29 +62,18 @@ def require_stock(spec: Speculator, network: PreTrainedModel, gamma: int) -> Non
     assert gamma == 0 or sum(step.accepted for text in texts for step in text.steps) > 0
 
 
-@pytest.mark.daily("transformers")
-@pytest.mark.parametrize("runtime", ["transformers", "graphs"])
-def test_texts_are_those_of_generate(runtime: str) -> None:
+@pytest.mark.native
+@pytest.mark.daily("transformers, lookup", "native, self:int8")
+@pytest.mark.parametrize(
+    "how", ["transformers, lookup", "graphs, lookup", "native, lookup", "native, self:int8"]
+)
+def test_texts_are_those_of_generate(how: str) -> None:
     """In a ragged batch, on either side of the switch and across it."""
-    spec = load(model(), "lookup", runtime=runtime)
+    runtime, draft = how.split(", ")
+    spec = load(model(), draft, runtime=runtime)
+    assert spec.target.runtime == runtime and spec.target.longest == LIMIT
     for gamma in (0, 4):
         require_stock(spec, model(), gamma)
-
-
-@pytest.mark.prove
-@pytest.mark.native
-@pytest.mark.parametrize("draft", ["lookup", "self:int8"])
-def test_texts_are_those_of_generate_natively(draft: str) -> None:
-    spec = load(model(), draft, runtime="native")
-    assert spec.target.runtime == "native" and spec.target.longest == LIMIT
-    for gamma in (0, 4):
-        require_stock(spec, model(), gamma)
-
-
-@pytest.mark.native
-def test_a_copy_of_the_target_drafts_across_the_switch() -> None:
-    spec = load(model(), "self:int8", runtime="native")
-    require_stock(spec, model(), 3)
 
 
 @pytest.mark.prove

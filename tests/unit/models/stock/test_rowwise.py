@@ -27,32 +27,6 @@ def test_rows_are_exact_over_their_own_caches(name: str) -> None:
     assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.read_whole) < 1e-5
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_texts_are_those_of_generate(name: str) -> None:
-    model: Any = build(name)
-    spec = foretoken.load(model, "lookup", runtime="transformers")
-    assert spec.target.runtime == "transformers, row by row"
-    begun = [1 if model.config.is_encoder_decoder else len(prompt) for prompt in PROMPTS]
-    whole = [
-        model.generate(torch.tensor([p]), max_new_tokens=16, do_sample=False)[0].tolist()
-        for p in PROMPTS
-    ]
-    for gamma in (0, 1, 4):
-        completions = spec.generate(PROMPTS, max_new_tokens=16, gamma=gamma)
-        assert [c.tokens for c in completions] == [w[n:] for w, n in zip(whole, begun, strict=True)]
-
-
-def test_a_draft_goes_back_over_several_passes() -> None:
-    draft, target = build("RwkvForCausalLM"), build("LlamaForCausalLM")
-    spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
-    plain = foretoken.load(target, "none", runtime="transformers")
-    texts, expected = (
-        [c.tokens for c in each.generate(PROMPTS, max_new_tokens=16, gamma=gamma)]
-        for each, gamma in ((spec, 4), (plain, 0))
-    )
-    assert texts == expected
-
-
 def test_going_back_before_every_copy_reads_the_text_again() -> None:
     model = build("RwkvForCausalLM")
     rows = RowwiseModel(model)

@@ -15,8 +15,6 @@ import transformers
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
     PreTrainedModel,
 )
 
@@ -54,13 +52,6 @@ def stays_empty(self, place, row):
 def grows_empty(self, like, rows, capacity, used):
     self.arrays = tuple(x.new_zeros(rows, x.shape[1], capacity, x.shape[3]) for x in like)
     self.is_initialized = True
-
-
-def sees_garbage(mask):
-    def everything(batch_size, q_length, kv_length, **kwargs):
-        return mask(batch_size, q_length, kv_length, **kwargs) | True
-
-    return everything
 
 
 def no_window(self, query_length, layer_idx):
@@ -388,19 +379,3 @@ def test_the_small_copy_is_far_from_flat() -> None:
         rows.start([5])
         rows.score(3)
         assert rows.spread > 0.3
-
-
-def test_what_changes_with_length_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama 4 scales queries beyond `floor_scale` tokens, by each row's own positions here."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 48}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "vocab_size": 64}
-    config = Llama4TextConfig(
-        num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0], **sizes, **heads, **experts
-    )
-    assert config.floor_scale > 1000
-    model = Llama4ForCausalLM(config)
-    assert check(model, selfcheck.ON_TORCH).delta < 1e-5
-    monkeypatch.setattr(positions.OwnScale, "forward", lambda self, states: self.queries(states))
-    with pytest.raises(RefusedError, match="llama4"):
-        check(model, selfcheck.ON_TORCH)

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import LlamaConfig, PreTrainedConfig
 
 import tiny
 from foretoken.errors import InputError
-from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.sizes import (
     LIMITS,
     PER_WEIGHT,
@@ -48,19 +46,6 @@ def test_a_context_of_no_tokens_is_refused(name: str, limit: int) -> None:
 def test_relative_positions_have_no_limit() -> None:
     model = build("T5")
     assert context_limit(model.config) is None and encoder_limit(model) is None
-
-
-def test_longrope_ends_where_its_frequencies_change() -> None:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": 32,
-        "short_factor": [1.0] * 4,
-        "long_factor": [2.0] * 4,
-    }
-    config = build("Phi-3").config
-    config.rope_parameters, config.original_max_position_embeddings = rope, 32
-    assert CausalModel(transformers.Phi3ForCausalLM(config)).context == 32
 
 
 def test_dynamic_frequencies_within_the_trained_length() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import census
 import foretoken
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import RefusedError
 from foretoken.models import states
 from foretoken.models.states import PASS, REWIND, StateLayer
 from foretoken.models.stock.cache import RaggedCache
@@ -252,31 +252,6 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     except (IndexError, RuntimeError):
         return
     assert worst > 1e-3
-
-
-def test_a_row_goes_back_to_its_beginning_or_so_far() -> None:
-    model: Any = on_torch(build("Qwen3_5ForCausalLM"))
-    model.start([[3 + i % 9 for i in range(200)], [5, 6]])
-    model.score([[7], [8]], [1, 1])
-    with pytest.raises(
-        InputError, match="row 0 would go back to 60 of 201 tokens, and .* below 32"
-    ):
-        model.set_lengths([60, 3])
-    assert model.lengths == [201, 3] and model.rewind == REWIND
-    model.set_lengths([201 - REWIND, 0])
-    first = model.score([[9], [5, 6, 8]], [1, 1])
-    again: Any = on_torch(model.model)
-    again.start([[5, 6, 8]])
-    assert torch.allclose(again.score([[4]], [1]), model.score([[3], [4]], [1, 1])[1], atol=1e-5)
-    assert bool(first.isfinite().all())
-
-
-def test_more_draft_tokens_than_states_go_back_are_refused() -> None:
-    hybrid, plain = build("Qwen3_5ForCausalLM"), build("LlamaForCausalLM")
-    for target, draft in ((hybrid, plain), (plain, hybrid)):
-        spec = foretoken.load(target, draft, runtime="transformers", same_tokenizer=True)
-        with pytest.raises(InputError, match="gamma is 32, but the model's states go back by 32"):
-            spec.generate([[3, 4]], max_new_tokens=4, gamma=REWIND)
 
 
 def test_memory_is_stated() -> None:

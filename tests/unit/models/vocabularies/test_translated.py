@@ -68,14 +68,6 @@ def test_what_follows_several_tokens_is_read_again():
     assert model.read == 2 and rows.holds([1, 2, 3]) == 3
 
 
-def test_rows_move_up_and_are_copied():
-    rows, _ = following([[1], [2], [3]])
-    rows.leave([0])
-    assert distributions(rows, [[2, 0], [3, 0]])[1] == pytest.approx(Q((3, 0)))
-    rows.permute([1, 1])
-    assert distributions(rows, [[3, 1], [3, 0, 2]])[1] == pytest.approx(Q((3, 0, 2)))
-
-
 @pytest.mark.parametrize("context", [1, 2, 5, 8])
 def test_of_a_long_text_the_end_is_read_and_moves_seldom(context):
     rows, model = following([[]], context=context)
@@ -137,17 +129,6 @@ def test_longer_tokens_than_the_last_one_are_ways_on():
         q[ours] = a / (a + ab) * float(Q_WORDS((3, 0))[theirs])
     q[0] += ab / (a + ab)
     assert distribution.tolist() == pytest.approx((q / q.sum()).tolist())
-
-
-def test_every_position_of_a_block_and_finite_numbers_beside_them():
-    model = translated()
-    model.start([[1], [1], [1]])
-    logits = model.score([[0, 3, 1], [0], []], [2, 1, 0])
-    distributions = logits.softmax(-1)
-    assert distributions[0, 0].tolist() == pytest.approx(expected((1, 2)))
-    assert distributions[0, 1].tolist() == pytest.approx(expected((1, 2, 0)))
-    assert distributions[1, 0].tolist() == pytest.approx(expected((1,)))
-    assert logits[1, 1].isfinite().all() and logits[2].isfinite().all()
 
 
 def test_what_it_writes_is_likeliest_and_is_not_kept():
