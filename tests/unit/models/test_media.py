@@ -34,6 +34,8 @@ from media_models import (
     Inputs,
     Made,
     built,
+    canary,
+    cohere_asr,
     gemma3,
     ids,
     lfm2_vl,
@@ -46,15 +48,15 @@ from media_models import (
     relative,
     speech2text,
     trocr,
+    vibevoice_asr,
     whisper,
 )
 from media_models import TEXT as SIZES
 from oracle import random_model
-from sound_models import HEARING, LISTENERS, canary, cohere_asr, speecht5, vibevoice_asr
 from table import TableModel
 from tiny import llama
 
-FAMILIES = [*DECODERS, *ENCODERS, *LISTENERS, *HEARING]
+FAMILIES = [*DECODERS, *ENCODERS]
 Family = Callable[[], Made]
 QUICK = ["llava", "qwen3_5", "whisper", "canary", "gemma3 natively", "trocr natively"]
 
@@ -161,7 +163,7 @@ def test_long_prompts_are_read_in_passes(family: Family, runtime: str) -> None:
 
 
 @pytest.mark.daily("moonshine")
-@pytest.mark.parametrize("family", [speech2text, moonshine, canary, cohere_asr, speecht5])
+@pytest.mark.parametrize("family", [speech2text, moonshine, canary, cohere_asr])
 def test_padding_of_sounds_is_not_heard(family: Family) -> None:
     """Its decoder is told, by each family in its own way; also beside a sound without padding."""
     model, inputs = built(family)

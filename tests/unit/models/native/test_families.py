@@ -1,5 +1,5 @@
 """Each thing that the native decoder knows of families, by the logits of one that has it: they are
-transformers', and to the bit those of the reference, on every instruction set."""
+transformers', and the same to the bit on every instruction set, in whatever pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import census
 import foretoken
 import hybrids
 import tiny_families
-from decoder_reference import piecewise, require_as_defined
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
@@ -52,12 +51,13 @@ XGLM = {"vocab_size": 64, "d_model": 32, "num_layers": 2, "attention_heads": 4, 
 XGLM |= {"max_position_embeddings": 128, "pad_token_id": 1, "eos_token_id": 2}
 
 LATENT = ROPE | {"hidden_size": 48, "num_key_value_heads": 4, "kv_lora_rank": 40}
+LATENT |= {"max_position_embeddings": 256}
 WIDE = {"qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24}
 LONG = {"qk_nope_head_dim": 20, "qk_rope_head_dim": 8, "v_head_dim": 96}  # a result is wider
 # the last three layers read keys and values of the second and third, and have MLPs twice as wide
 LENT = ROPE | {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 6, "head_dim": 24}
 LENT |= {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 64, "sliding_window": 20}
-LENT |= {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+LENT |= {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "max_position_embeddings": 256}
 LENT |= {"per_layer_config": {"1": {"head_dim": 32}, "5": {"head_dim": 32}}}
 LENT["layer_types"] = ["full_attention" if i in (1, 5) else "sliding_attention" for i in range(6)]
 QWEN = ROPE | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -183,61 +183,49 @@ def test_families_are_computed_as_transformers_does(name: str) -> None:
     check(name)
 
 
-BLOCKS = {"hidden_size": 64, "intermediate_size": 96}  # full ones of 32 weights
-BLOCKS |= {"n_inner": 96, "tie_word_embeddings": False}
-GROUPED = {"n_routed_experts": 6, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2}
-GROUPED |= {"moe_intermediate_size": 96, "first_k_dense_replace": 1, "head_dim": 16}
-CAPS = {"head_dim": 16, "sliding_window": 40, "attn_logit_softcapping": 5.0}
-# What equals the reference, in a precision
-DEFINED: dict[str, tuple[str, tuple[str, dict[str, Any]]]] = {
-    "Llama": ("int4", ("Llama", ROPE)),
-    "Llama, in eight bits": ("int8", ("Llama", ROPE)),
-    "Gemma 2": ("int8", ("Gemma2", MIXED | CAPS)),
-    "GPT-NeoX": ("float32", ("GPTNeoX", PLAIN | HALF)),
-    "Cohere": ("int4", ("Cohere", ROPE)),
-    "OLMo 2": ("bfloat16", ("Olmo2", ROPE)),
-    "GPT-2": ("int8", ("GPT2", LEARNED)),
-    "Bloom": ("int4", ("Bloom", LEARNED | {"n_head": 4, "n_layer": 2})),
-    "MPT": ("int4", ("Mpt", MPT | {"d_model": 64, "attn_config": {"clip_qkv": 0.5}})),
-    "sinks": ("int4", ("GraniteSWA", WINDOWED | GRANITE)),
-    "experts in blocks": ("int4", ("Mixtral", EXPERTS)),
-    "experts beside an MLP": ("float32", ("Qwen2Moe", QWEN)),
-    "experts in groups": ("int8", ("Glm4Moe", ROPE | GROUPED)),
-    **{x: ("float32", FEATURES[x]) for x in FEATURES if "latents" in x or "keys of" in x},
-}
 RECURRENT = ["Qwen3_5", "GraniteMoeHybrid", "Lfm2", "FalconH1"]
 SEQUENCE = [(7 * i * i + 3 * i) % 60 + 3 for i in range(150)]  # behind a block of attention's
+BITS = [(name, "float32") for name in (*FEATURES, *RECURRENT)]
+BITS += [(name, dtype) for name in FEATURES for dtype in ("int8", "int4")]
 
 
-@pytest.mark.prove
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("name", [*DEFINED, *RECURRENT])
-def test_passes_are_as_defined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, in any pieces, by one thread or more."""
-    if name in RECURRENT:
-        dtype, network = "float32", hybrids.random(f"{name}ForCausalLM", 0).float()
-    else:
-        dtype, (family, settings) = DEFINED[name]
-        network = stirred(tiny(family, settings if name in FEATURES else settings | BLOCKS))
-        if dtype == "bfloat16":
-            network = network.bfloat16().float()
-    with torch.inference_mode():
-        require_as_defined(network.requires_grad_(False), dtype, SEQUENCE, monkeypatch)
+def piecewise(model: NativeModel, sequence: list[int], sizes: tuple[int, ...]) -> Any:
+    """The logits of a sequence that is scored in pieces of these sizes beside another row, with
+    draft tokens that are taken back."""
+    model.permute([])
+    model.start([sequence[:1], sequence[::-1][:90]])
+    logits, n, step = np.zeros((len(sequence), model.vocab_size), np.float32), 1, 0
+    while n < len(sequence):
+        block = sequence[n : n + sizes[step % len(sizes)]]
+        draft = [1 + i for i in range(step % 3)]
+        step += 1
+        one = model.score([[*block, *draft], [5] * (step % 3)], [len(block) + len(draft), 0])[0]
+        logits[n : n + len(block)] = one[: len(block)]
+        n += len(block)
+        model.set_lengths([n, model.lengths[1]])
+    return logits[1:]
 
 
-@pytest.mark.daily("inputs of layers, keys of others", "latents, interleaved")
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
-@pytest.mark.parametrize("name", FEATURES)
-def test_integers_give_the_same_bits_on_every_instruction_set(
-    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, made = built(name), list[Any]()
-    for instructions in library.instruction_sets():
+@pytest.mark.daily("inputs of layers, keys of others, int4", "latents, interleaved, int8")
+@pytest.mark.parametrize(("name", "dtype"), BITS, ids=[", ".join(x) for x in BITS])
+def test_passes_are_the_same_bits(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one pass by one thread of portable code: on every instruction set, by one to three
+    threads, in whatever pieces."""
+    recurrent = name in RECURRENT
+    network = hybrids.random(f"{name}ForCausalLM", 0).float() if recurrent else built(name)
+    _, settings = FEATURES.get(name, ("", {}))
+    sequence = SEQUENCE[: settings.get("max_position_embeddings", 256) - 8]
+
+    def logits(instructions: str, threads: int, sizes: tuple[int, ...]) -> Any:
         monkeypatch.setenv(library.CHOICE, instructions)
-        made += [
-            piecewise(native(model, dtype), SEQUENCE[:100], sizes) for sizes in ((1,), (2, 30))
-        ]
-    assert all(np.array_equal(one, made[0]) for one in made)
+        monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda: threads)
+        return piecewise(native(network, dtype), sequence, sizes).view(np.int32)
+
+    expected = logits("portable", 1, (len(sequence),))
+    for instructions in library.instruction_sets():
+        for threads, sizes in ((1, (1,)), (2, (1, 3)), (3, (9, 70, 2))):
+            same = logits(instructions, threads, sizes) == expected
+            assert same.all(), (instructions, threads, np.argwhere(~same)[:3])
 
 
 REFUSED = {

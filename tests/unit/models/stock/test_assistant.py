@@ -94,35 +94,6 @@ def test_a_target_may_share_keys_among_its_layers_or_not(sharing: bool) -> None:
         assert torch.allclose(lent.values, kept.values[:, :, 1 - WINDOW :], atol=1e-6)
 
 
-LENGTHS = [2, LONG, WINDOW, 1, WINDOW + 2]
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [1], [3, 0], [4, 2, 1]])
-def test_rows_of_any_lengths_are_what_they_are_alone(rows: list[int], ordered: bool) -> None:
-    net, assistant = assistants.target(V), assistants.network(V, ordered=ordered)
-    target = assistants.running(net)
-    read = [text(length, length) for length in LENGTHS]
-    gone = text(5, 7)
-    target.start([gone, *read[:2]])
-    target.leave([0])  # the others' places are not their rows any more
-    target.start(read[2:])
-    target.score([[1, 2, 3, 4, 5]] * 5, [1] * 5)
-    target.set_lengths(LENGTHS)  # behind a row's own slots stand others now
-    states = torch.stack([assistants.last_state(net, each) for each in read])
-    tokens = [text(3, 20 + b) for b in range(5)]
-    together = our_steps(
-        StockAssistant(assistant, target), net, rows, [tokens[b] for b in rows], states[rows]
-    )
-    assert target.lengths == LENGTHS
-    for b, made in zip(rows, together, strict=True):
-        single = assistants.running(net)
-        single.start([read[b]])
-        alone = our_steps(StockAssistant(assistant, single), net, [0], [tokens[b]], states[[b]])[0]
-        assert torch.equal(made > -torch.inf, alone > -torch.inf)
-        assert torch.allclose(made.exp(), alone.exp(), atol=1e-5)
-
-
 def test_a_target_in_another_precision_lends_its_keys() -> None:
     net = copy.deepcopy(assistants.target(V)).to(torch.bfloat16)
     target = assistants.running(net)
