@@ -1,5 +1,7 @@
-"""Lengths at which a family behaves otherwise, which the self-check of a short copy must reach. That
-texts past its windows are those of `generate`, the census shows of every family."""
+"""Lengths at which a family behaves otherwise, which the self-check of a short copy must reach.
+
+That texts past its windows are those of `generate`, the census shows of every family.
+"""
 
 from __future__ import annotations
 
