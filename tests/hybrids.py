@@ -25,7 +25,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "KimiLinearForCausalLM": {"mlp_layer_types": ["dense"] * 3, "linear_head_dim": 16},
 }
 FAMILIES = [*SMALL]
-LONG = 300
 PROMPTS = [[5, 17, 33], [9], [3 + (7 * i * i + i) % 60 for i in range(70)], [60, 12, 7, 9, 44]]
 
 
@@ -67,13 +66,13 @@ def _varied(model: PreTrainedModel) -> bool:
 
 
 @cache
-def greedy(model: PreTrainedModel, prompt: tuple[int, ...], limit: int = LONG) -> list[int]:
+def greedy(model: PreTrainedModel, prompt: tuple[int, ...], limit: int) -> list[int]:
     """New tokens of transformers' own greedy decoding."""
     return pairs.stock(model, [*prompt], limit)
 
 
 @cache
-def margin(model: PreTrainedModel, prompt: tuple[int, ...], limit: int = LONG) -> float:
+def margin(model: PreTrainedModel, prompt: tuple[int, ...], limit: int) -> float:
     """How far the likeliest token is ahead of the next one in the greedy text, at least, by one
     full forward, as a share of the spread of the logits."""
     text = greedy(model, prompt, limit)

@@ -3,6 +3,7 @@ that refuses it."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +64,8 @@ class Refusal:
     family: str = "Llama"
 
 
-def _entry(says: str, **options: Any) -> Refusal:
-    return Refusal(says, lambda model: dict(options))
+def _entry(says: str, family: str = "Llama", **options: Any) -> Refusal:
+    return Refusal(says, lambda model: copy.deepcopy(options), family)
 
 
 def _forced(model: Any) -> dict[str, Any]:
@@ -114,19 +115,14 @@ ENTRIES: dict[str, Refusal] = {
 
 
 def _embeds(model: Any) -> dict[str, Any]:
-    return {
-        "inputs_embeds": model.get_input_embeddings()(torch.tensor([PROMPTS[0]], device=DEVICE))
-    }
+    return {"inputs_embeds": model.get_input_embeddings()(IDS)}
 
 
-def _synth_id() -> list[Any]:
-    device = torch.device("cpu")
-    return [SynthIDTextWatermarkLogitsProcessor(2, [3, 5], 64, 0, 4, device=device)]
-
-
+IDS, HOLE = (torch.tensor([ids], device=DEVICE) for ids in (PROMPTS[0], [1, 0, 1]))
+SYNTH_ID = SynthIDTextWatermarkLogitsProcessor(2, [3, 5], 64, 0, 4, device=torch.device("cpu"))
 OTHERS: dict[str, Refusal] = {
-    "a generation config": Refusal(
-        "num_beams=2 asks", lambda _: {"generation_config": GenerationConfig(num_beams=2)}
+    "a generation config": _entry(
+        "num_beams=2 asks", generation_config=GenerationConfig(num_beams=2)
     ),
     "several forced ids": _entry("forced_eos_token_id=[5, 6] is not", forced_eos_token_id=[5, 6]),
     "an assistant": Refusal("assistant_model is given", lambda m: {"assistant_model": relative(m)}),
@@ -138,64 +134,51 @@ OTHERS: dict[str, Refusal] = {
     "embeddings": Refusal("inputs_embeds is given", _embeds),
     "an encoder's embeddings": Refusal("inputs_embeds is given", _embeds, "T5"),
     "an encoder's states": Refusal(
-        "encoder_outputs is given",
-        lambda m: {"encoder_outputs": m.get_encoder()(torch.tensor([PROMPTS[0]], device=DEVICE))},
-        "T5",
+        "encoder_outputs is given", lambda m: {"encoder_outputs": m.get_encoder()(IDS)}, "T5"
     ),
-    "a hole for an encoder": Refusal(
-        "attention_mask leaves out tokens of the encoder",
-        lambda _: {"attention_mask": torch.tensor([[1, 0, 1]], device=DEVICE)},
-        "T5",
+    "a hole for an encoder": _entry(
+        "attention_mask leaves out tokens of the encoder", "T5", attention_mask=HOLE
     ),
-    "positions": Refusal(
-        "position_ids do not count",
-        lambda _: {"position_ids": torch.tensor([[4, 5, 6]], device=DEVICE)},
-    ),
-    "a hole": Refusal(
-        "attention_mask leaves out tokens behind",
-        lambda _: {"attention_mask": torch.tensor([[1, 0, 1]], device=DEVICE)},
-    ),
+    "positions": _entry("position_ids do not count", position_ids=HOLE + 4),
+    "a hole": _entry("attention_mask leaves out tokens behind", attention_mask=HOLE),
     "past the context": _entry(
         "a row may grow to 1000003 tokens, the model holds",
         max_new_tokens=10**6,
         stopping_criteria=[Nine()],
     ),
-    "a penalty twice": Refusal(
+    "a penalty twice": _entry(
         "RepetitionPenaltyLogitsProcessor is given, and repetition_penalty is set too",
-        lambda _: {
-            "repetition_penalty": 1.2,
-            "logits_processor": [RepetitionPenaltyLogitsProcessor(1.5)],
-        },
+        repetition_penalty=1.2,
+        logits_processor=[RepetitionPenaltyLogitsProcessor(1.5)],
     ),
     "an order": _entry(
         "PrefixConstrainedLogitsProcessor would come before forced_eos_token_id",
         prefix_allowed_tokens_fn=lambda b, ids: [1, 2],
         forced_eos_token_id=3,
     ),
-    "an end twice": Refusal(
+    "an end twice": _entry(
         "EosTokenCriteria is given, and eos_token_id is set too",
-        lambda _: {"eos_token_id": 3, "stopping_criteria": [EosTokenCriteria(5)]},
+        eos_token_id=3,
+        stopping_criteria=[EosTokenCriteria(5)],
     ),
-    "an end of one row": Refusal(
+    "an end of one row": _entry(
         "MaxTimeCriteria may end one row before",
-        lambda _: {"inputs": TWO, "stopping_criteria": [MaxTimeCriteria(600.0)]},
+        inputs=TWO,
+        stopping_criteria=[MaxTimeCriteria(1e9)],
     ),
     "scores for a criterion": _entry(
         "Unsure reads the scores", stopping_criteria=[Unsure()], output_scores=True, **TOLD
     ),
-    "places of a batch": Refusal(
+    "places of a batch": _entry(
         "MinNewTokensLengthLogitsProcessor counts a batch's places",
-        lambda _: {
-            "inputs": TWO,
-            "logits_processor": [MinNewTokensLengthLogitsProcessor(2, 3, 0)],
-        },
+        inputs=TWO,
+        logits_processor=[MinNewTokensLengthLogitsProcessor(2, 3, 0)],
     ),
-    "a state": Refusal(
-        "SynthIDTextWatermarkLogitsProcessor keeps a state",
-        lambda _: {"logits_processor": _synth_id()},
+    "a state": _entry(
+        "SynthIDTextWatermarkLogitsProcessor keeps a state", logits_processor=[SYNTH_ID]
     ),
-    "a streamer of two rows": Refusal(
-        "a streamer takes one row, not 2", lambda _: {"inputs": TWO, "streamer": Recorder()}
+    "a streamer of two rows": _entry(
+        "a streamer takes one row, not 2", inputs=TWO, streamer=Recorder()
     ),
 }
 REFUSALS = ENTRIES | OTHERS

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from foretoken.errors import RefusedError
+from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import CheckedRows
 from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import build
@@ -68,3 +70,10 @@ def test_two_models_interleaved() -> None:
         for rows in pairs:
             rows.score(width)
     assert max(rows.worst for rows in pairs) < 1e-6
+
+
+def test_the_wrong_class_is_refused() -> None:
+    with pytest.raises(RefusedError, match="has an encoder"):
+        CausalModel(build("T5"))
+    with pytest.raises(RefusedError, match="no encoder"):
+        Seq2SeqModel(build("Llama"))
