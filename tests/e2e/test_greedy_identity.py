@@ -137,16 +137,3 @@ def test_every_draft_gamma_and_end(name: str, kind: str) -> None:
             for prompt, text in zip(PROMPTS, texts, strict=True):
                 assert_greedy(text, model, prompt, limit, eos)
             assert (texts[0].finish_reason == "stop") == (eos is not None)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("seed", range(3))
-def test_other_weights(name: str, seed: int) -> None:
-    """Whatever the draft makes of it, also where a text repeats itself."""
-    model = pairs.random(name, 100 + seed)
-    pair = speculator(model, relative(model, noise=0.06, seed=seed))
-    for gamma in 0, 1, 4:
-        texts = pair.generate(PROMPTS, max_new_tokens=40, gamma=gamma)
-        for prompt, text in zip(PROMPTS, texts, strict=True):
-            assert_greedy(text, model, prompt, 40)
