@@ -35,6 +35,7 @@ def test_a_class_is_judged_in_its_own_process_and_not_again_by_a_later_run(
         families.judge_all()
 
 
+@pytest.mark.prove
 def test_one_that_takes_too_long_is_ended() -> None:
     (verdict,) = census.census(["LlamaForCausalLM"], workers=1, seconds=0.0)
     assert (verdict.outcome, verdict.reason) == ("failed", "not done after 0 s")

@@ -12,7 +12,6 @@ from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM
 
 import foretoken
-from console import Run
 from foretoken.errors import InputError
 from foretoken.loading import gguf, hub, sources
 from foretoken.loading.facts import ModelFacts
@@ -76,12 +75,6 @@ def test_values_are_those_of_the_file(tmp_path: Path, kind: GGMLQuantizationType
     ids = torch.arange(1, 40)[None]
     with torch.inference_mode():
         assert torch.equal(network(ids).logits, stock(ids).logits)
-
-
-def test_commands_take_it(folder: Path, console: Run) -> None:
-    file = str(folder / "tiny.gguf")
-    few = ("--draft", "none", "--max-new-tokens", 2)
-    assert console("generate", "It was", "--target", file, *few).code == 0
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
     draft = saved(tmp_path / "mtp", layers, x)
     refused(RefusedError, "num_nextn_predict_layers 2, a single layer", folder, draft)
     refused(RefusedError, "holds no layer for multi-token prediction", folder, "mtp")
-    for draft in ("lookup", "none", "self", folder):
+    for draft in ("lookup", folder):
         says = "draft_taps is 'inputs', but .* reads no states"
         refused(InputError, says, folder, draft, draft_taps="inputs")
     draft = saved(tmp_path / "draft", blocks.ZLAB, blocks.tensors(blocks.ZLAB, target))

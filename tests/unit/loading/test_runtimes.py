@@ -67,6 +67,7 @@ def stock(path: str, prompt: list[int], n: int) -> list[int]:
     return load(path, "none", runtime="transformers").generate(prompt, max_new_tokens=n)[0].tokens
 
 
+@pytest.mark.daily("Llama")
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_a_conversion_is_made_once_and_generates_the_same(
     tmp_path: Path, converting: pytest.LogCaptureFixture, name: str

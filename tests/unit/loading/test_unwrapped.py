@@ -39,6 +39,7 @@ def twice(model: Any) -> Any:
 WRAPPERS: list[Callable[[Any], Any]] = [torch.compile, nn.DataParallel, twice]
 
 
+@pytest.mark.daily("twice")
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_target_and_draft_are_the_models_inside(wrap: Callable[[Any], Any]) -> None:
     target, draft = llama(64), llama(64, seed=1)

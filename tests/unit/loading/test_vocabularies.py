@@ -65,6 +65,7 @@ def test_the_way_is_the_same_each_time(target, draft):
     )
 
 
+@pytest.mark.daily("better0")
 @pytest.mark.parametrize("better", [ByText(True, False), ByText(False, True)])
 def test_the_way_that_keeps_more_is_taken(better, target, draft, monkeypatch):
     tried = vocabularies._tried

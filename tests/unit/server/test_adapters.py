@@ -160,15 +160,6 @@ def test_rates_and_metrics_are_by_name(url: str) -> None:
     assert httpx2.get(f"{url}/v1/speculation").json()["target"] == "target"
 
 
-def test_a_client_that_goes_away_frees_the_row_of_its_name(server: Any) -> None:
-    url, links = server
-    body = {"prompt": "a", "model": "tidy", "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-        next(answer.iter_lines())
-        assert links["tidy"].running == 1 and links["fast"].running == links["tiny"].running == 0
-    until(lambda: not links["tidy"].running and not links["tidy"].open)
-
-
 def test_a_model_that_cannot_be_loaded_ends_the_server_before_others_load(
     setups: dict[str, Setup],
 ) -> None:

@@ -6,7 +6,6 @@ import base64
 import io
 import math
 from collections.abc import Iterator
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -257,33 +256,36 @@ def send(address: str, sound: Any, path: str = "transcriptions", **fields: Any) 
 
 def test_transcriptions_are_those_of_the_library(spoken: str, whispers: tuple[str, str]) -> None:
     spec = foretoken.load(*whispers, **LOADING)
-    sound = noise(31)  # two windows
-    made = transcribe(spec, sound, language="en", gamma=2)
-    assert made.text and len(made.segments) > 1
+    long, short = noise(31), noise(3)  # two windows, and one
     client = openai.OpenAI(base_url=f"{spoken}/v1", api_key="none", max_retries=0)
-    ask: Any = partial(
-        client.audio.transcriptions.create, model="tiny", file=("a.wav", sound), language="en"
-    )
-    answer = ask()
+    create = client.audio.transcriptions.create
+
+    def ask(sound: bytes, **more: Any) -> Any:
+        return create(model="tiny", file=("a.wav", sound), language="en", **more)
+
+    made = transcribe(spec, long, language="en", gamma=2)
+    assert made.text and len(made.segments) > 1
+    answer = ask(long)
     assert answer.text == made.text and answer.usage.seconds == 31
-    told = ask(response_format="verbose_json", timestamp_granularities=["word"], prompt="a captain")
-    known = transcribe(spec, sound, language="en", prompt="a captain", words=True, gamma=2)
-    assert (told.language, told.duration, told.text) == ("en", 31.0, known.text)
-    words = [word for segment in known.segments for word in segment.words or ()]
+    *events, last = list(ask(long, stream=True))
+    assert {event.type for event in events} == {"transcript.text.delta"} and len(events) > 1
+    assert "".join(event.delta for event in events).strip() == made.text == last.text
+
+    made = transcribe(spec, short, language="en", prompt="a captain", words=True, gamma=2)
+    timed: Any = {"response_format": "verbose_json", "prompt": "a captain"}
+    told = ask(short, timestamp_granularities=["word", "segment"], **timed)
+    assert (told.language, told.duration, told.text) == ("en", 3.0, made.text)
+    words = [word for segment in made.segments for word in segment.words or ()]
     assert [(w.word, w.start, w.end) for w in told.words] == [
         (w.text, w.start, w.end) for w in words
     ]
-    told = ask(response_format="verbose_json")
     assert [(s.start, s.end, s.tokens) for s in told.segments] == [
         (s.start, s.end, s.tokens) for s in made.segments
     ]
-    assert ask(response_format="srt") == as_srt(made)
-    assert ask(response_format="vtt") == as_vtt(made)
-    *events, last = list(ask(stream=True))
-    assert {event.type for event in events} == {"transcript.text.delta"} and len(events) > 1
-    assert "".join(event.delta for event in events).strip() == made.text == last.text
-    english = send(spoken, sound, "translations").json()
-    assert english["text"] == transcribe(spec, sound, translate=True, gamma=2).text
+    for form, written in (("srt", as_srt), ("vtt", as_vtt)):
+        assert ask(short, response_format=form, prompt="a captain") == written(made)
+    english = send(spoken, short, "translations").json()
+    assert english["text"] == transcribe(spec, short, translate=True, gamma=2).text
 
 
 SILENCE = io.BytesIO()  # unfolds ten-thousandfold; its header is asked first
