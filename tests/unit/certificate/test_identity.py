@@ -10,7 +10,6 @@ from foretoken.certificate.identity import (
     compare,
     first_difference,
     replay,
-    row_groups,
     singly,
 )
 from foretoken.drafters.none import NoDrafter
@@ -93,8 +92,3 @@ def test_blocks_against_single_tokens():
     single = Late(P_SHAPES, V)
     single.computed = "float32"
     assert compare(single, REQUESTS, texts, 3).ok
-
-
-def test_rows_run_together_and_every_second_one_alone():
-    assert row_groups(1) == [[0]]
-    assert row_groups(3) == [[0, 1, 2], [0], [2]]

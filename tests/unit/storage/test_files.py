@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.errors import InputError
 from foretoken.storage import files
 
 
@@ -93,3 +94,18 @@ def test_a_device_or_pipe_is_written_to_and_stays_one(tmp_path):
     os.close(reader)
     files.write(Path("/dev/null"), b"hello")
     assert Path("/dev/null").is_char_device()
+
+
+def test_text_without_its_mark(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes("\ufeffsea\r\n".encode())
+    assert files.read_text(file, "prompts") == "sea\r\n"
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        files.read_text(tmp_path / "no", "a schema")
+    (tmp_path / "b").write_bytes(b"\xff")
+    for file in (tmp_path, tmp_path / "b"):
+        with pytest.raises(InputError, match="cannot be read as text in UTF-8"):
+            files.read_text(file, "a schema")
