@@ -58,14 +58,6 @@ def test_bisection_finds_eps_or_refuses(pairs):
         pairs.bisect(lambda eps: 0.9 / (1 + eps), 0.95)
 
 
-def test_shapes_follow_from_sizes(pairs):
-    families = pairs.FAMILIES
-    assert pairs.shape(families["llama"], 443e6, 32000) == (1024, 24)
-    assert pairs.shape(families["t5"], 511e6, 32128) == (1024, 16)
-    with pytest.raises(SystemExit, match="do not hold a vocabulary of 256000"):
-        pairs.shape(families["llama"], 10e6, 256000)
-
-
 @pytest.mark.parametrize("kind, dtype", [("llama", "bfloat16")])
 def test_a_saved_pair_loads_and_is_as_its_card_says(pairs, kind, dtype, tmp_path, monkeypatch):
     sizes = ["--vocab", str(V), "--params", "1M", "--draft-params", "500K"]

@@ -59,12 +59,6 @@ def test_a_stream_that_is_not_whole(made, said):
     assert said in heard(*WHOLE, **made).failure
 
 
-def test_64_connections_ask_for_200_texts():
-    pool = streams.requests(128, 4096, 0)
-    assert [sum(len(one.prompts) for one in pool[i : i + 64]) for i in (0, 64)] == [200, 200]
-    assert pool == streams.requests(128, 4096, 0) != streams.requests(128, 4096, 1)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_difference_is_judged_by_its_margin(tmp_path, temperature):
     folder(tmp_path / "target", llama(64, 64))

@@ -79,6 +79,7 @@ def test_a_broken_rule_in_json(quick, monkeypatch):
     assert least["p_value"] < document["level"] < 1e-4 and "target's law" in least["name"]
 
 
+@pytest.mark.prove
 def test_a_distribution_of_ones_own(quick):
     """Beside temperature 1, in place of the built-in distribution."""
     distribution = ("--temperature", 0.7, "--top-k", 5, "--top-p", 0.9, "--min-p", 0.01)

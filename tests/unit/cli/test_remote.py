@@ -124,22 +124,16 @@ def test_options_have_the_names_of_the_api():
     assert payload["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+SCHEMA = {"name": "answer", "schema": {"type": "integer"}, "strict": True}
+
+
 @pytest.mark.parametrize(
     ("structured", "prompt", "sent"),
     [
         (
             {"json_schema": {"type": "integer"}},
             TALK,
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {
-                        "name": "answer",
-                        "schema": {"type": "integer"},
-                        "strict": True,
-                    },
-                }
-            },
+            {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
         ),
         ({"json_schema": {}}, "It", {"structured_outputs": {"json": {}}}),
         ({"lark": "start: /a/"}, TALK, {"structured_outputs": {"grammar": "start: /a/"}}),

@@ -99,7 +99,8 @@ def test_encoder_decoders_continue_too():
     spec = foretoken.load(t5(320), "none", tokenizer=byte_level())
     (completion,) = spec.generate("It was", max_new_tokens=8)
     with opened(spec, gamma=None) as source:
-        assert answered(source, "It was", max_new_tokens=8)[0] == completion.text
+        text, tokens, _ = answered(source, "It was", max_new_tokens=8)
+    assert text == completion.text and {token.fate for token in tokens} == {"plain"}
 
 
 def test_a_text_that_fails_is_not_the_last(spec):

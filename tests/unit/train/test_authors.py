@@ -26,7 +26,7 @@ def models(make) -> Pair:
     return joined(target, relative(target, 0.3), None)
 
 
-@pytest.mark.parametrize("make", [llama, t5])
+@pytest.mark.parametrize("make", [llama, pytest.param(t5, marks=pytest.mark.prove)])
 def test_shares_of_texts(make):
     of = models(make)
     data = examples()

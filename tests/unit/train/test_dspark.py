@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -103,6 +104,7 @@ def cyclic(V: int) -> PreTrainedModel:
     return target.requires_grad_(False)
 
 
+@pytest.mark.prove
 def test_blocks_learn_what_lies_ahead(tmp_path: Path) -> None:
     """Around a circle of 12 tokens, of which a bias of rank 1 by the token before knows little."""
     target, count = cyclic(12), 12
