@@ -93,6 +93,12 @@ def test_bad_lines_are_told_and_the_rest_is_done(run, pair, tmp_path) -> None:
     assert parsed[1, 1]["seed"] == [5, COPY]
 
 
+def test_a_target_that_can_read_no_line_is_told_before_a_file_is_made(run, base, tmp_path) -> None:
+    result = run("generate", "--target", base / "bare", *prompts(tmp_path, {"prompt": "It was"}))
+    assert result.code == 2 and "has no tokenizer" in result.err.splitlines()[-1]
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_a_disk_that_fills_leaves_whole_lines_and_is_named(tmp_path, full_disk) -> None:
     path, text = tmp_path / "out.jsonl", "a" * 700
     with (

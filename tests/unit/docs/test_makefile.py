@@ -43,6 +43,7 @@ def extras(target: str) -> list[str]:
     return re.findall(r'--editable "\.\[(.+)\]"', recipe(target))
 
 
+@pytest.mark.daily("demo")
 @pytest.mark.parametrize("target", ["demo", "chat", "serve"])
 def test_a_user_gets_what_these_commands_need(target: str) -> None:
     assert extras(target) == ["gguf,serve"]
@@ -50,6 +51,7 @@ def test_a_user_gets_what_these_commands_need(target: str) -> None:
     assert "--quiet" not in recipe(target)  # minutes without a sign of life
 
 
+@pytest.mark.daily("test")
 @pytest.mark.parametrize(
     "target", ["test", "reproduction-test", "quick", "prove", "check", "report", "docs"]
 )
