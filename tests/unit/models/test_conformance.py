@@ -363,10 +363,7 @@ def play(rows: Rows, turns: int) -> None:
             rows.back(*(dice.randint(0, len(block)) for block in blocks))
 
 
-courses = pytest.mark.parametrize("turns", [15, pytest.param(100, marks=pytest.mark.prove)])
-
-
-@courses
+@pytest.mark.parametrize("turns", [15, pytest.param(100, marks=pytest.mark.prove)])
 def test_any_course(rows: Rows, turns: int) -> None:
     play(rows, turns)
 
@@ -404,14 +401,11 @@ class WatchedRows(Rows):
         self.states = [x for b, x in enumerate(self.states) if b not in gone]
 
 
-@courses
 @pytest.mark.parametrize(
     ("name", "within"),
     [("torch", 1e-12), ("torch, states", 1e-3), ("native", 1e-4), ("native, states", 1e-3)],
 )
-def test_states_that_are_shown_are_those_of_one_forward(
-    name: str, within: float, turns: int
-) -> None:
+def test_states_that_are_shown_are_those_of_one_forward(name: str, within: float) -> None:
     case = CASES[name]
     network = copy.deepcopy(case.network())
     network = network.double() if case.double else network.float()
@@ -419,7 +413,7 @@ def test_states_that_are_shown_are_those_of_one_forward(
     taps = 0, count // 2, count, FINAL
     conversion = NativeConversion(None, "float32", lambda: network, taps=taps)
     rows = WatchedRows(case, tapped(network, taps) if "torch" in name else conversion.model())
-    play(rows, turns)
+    play(rows, 60)
     rows.take()
     assert rows.rows
     for row, states in zip(rows.rows, rows.states, strict=True):
@@ -482,14 +476,14 @@ def test_lengths_only_go_back(name: str) -> None:
 @pytest.mark.parametrize("name", cases("torch, states", "native, states"))
 def test_states_go_back_so_far_or_to_their_beginning(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
-    rows.join([(7 * i * i + 3 * i) % 59 + 2 for i in range(90)], [5, 6])
+    rows.join([(7 * i * i + 3 * i) % 59 + 2 for i in range(200)], [5, 6])
     rows.score([7], [8])
-    with pytest.raises(InputError, match=f"back to 40 of 91 tokens, and .* below {REWIND}"):
-        rows.model.set_lengths([40, 3])
-    assert rows.model.lengths == [91, 3] and rows.model.rewind == REWIND
+    with pytest.raises(InputError, match=f"back to 60 of 201 tokens, and .* below {REWIND}"):
+        rows.model.set_lengths([60, 3])
+    assert rows.model.lengths == [201, 3] and rows.model.rewind == REWIND
     rows.score([3] * REWIND, [9])
     rows.back(REWIND, 1)
-    rows.model.set_lengths([91, 0])
+    rows.model.set_lengths([201, 0])
     rows.rows[1] = Row([], None)
     rows.score([9], [5, 6, 8])
 

@@ -157,6 +157,21 @@ def test_rows_that_stay_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(put) == 8 and pair.cache.parts()[0].arrays is arrays
 
 
+def test_nothing_stale_is_left_in_a_place_that_is_taken() -> None:
+    """What a mask hides is multiplied by zero, which NaN would survive."""
+    pair, one = Pair(4), Pair(1)
+    pair.append([5, 9, 7, 3])
+    one.append([2])
+    for layer in pair.cache.parts():
+        for x in layer.arrays:
+            x[[0, 2]] = float("nan")
+    pair.cache.select([1, 3])
+    pair.cache.join(one.cache)
+    pair.cache.prepare(1)  # the last row has moved into the other gap
+    assert sorted(pair.cache.places) == [0, 1, 2]
+    assert all(x[:3].isfinite().all() for layer in pair.cache.parts() for x in layer.arrays)
+
+
 def test_room_for_rows_that_have_left_goes_when_slots_grow() -> None:
     pair = Pair(8)
     pair.append([1] * 8)
