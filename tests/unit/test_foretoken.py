@@ -21,8 +21,3 @@ def test_version():
     assert foretoken.__version__ == version("foretoken")
     with pytest.raises(AttributeError, match="module 'foretoken' has no attribute '__author__'"):
         _ = foretoken.__author__
-
-
-def test_version_on_the_command_line(console):
-    result = console("--version")
-    assert (result.code, result.out, result.err) == (0, f"foretoken {foretoken.__version__}\n", "")

@@ -74,11 +74,6 @@ def test_a_row_has_what_it_asks_for_and_no_more() -> None:
     assert [type(each).__name__ for each in row.endings] == [Transcript.__name__, "OwnEnding"]
 
 
-def test_an_id_that_no_text_can_hold() -> None:
-    with pytest.raises(InputError, match="^suppress_tokens names the id 320"):
-        intake().requests([[1]], SamplingParams(suppress_tokens=[320]), 0)
-
-
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [

@@ -9,8 +9,6 @@ from threading import Event, Thread
 
 import pytest
 
-import pairs
-from foretoken import load
 from foretoken.certificate.identity import compare, replay
 from foretoken.costing.gamma import Fixed
 from foretoken.costing.pair_costs import PROBE_KEY
@@ -22,7 +20,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
-from foretoken.lease import leased, tenancy_of
+from foretoken.lease import tenancy_of
 from foretoken.measurement.agreement import overlaps
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
@@ -76,15 +74,6 @@ def test_plain_decoding_leaves_the_draft_to_others() -> None:
     pieces.close()
 
 
-def test_one_drafter_in_two_speculators() -> None:
-    lookup = LookupDrafter()
-    one, other = (Speculator(TableModel(distribution, V), lookup) for distribution in (P, M))
-    pieces = one.stream([0, 1], max_new_tokens=8, gamma=2)
-    next(pieces)
-    with pytest.raises(RefusedError, match=OPEN):
-        text(other)
-
-
 def test_a_copy_of_a_part_in_use_is_free() -> None:
     mid, _ = three()
     pieces = mid.stream([0, 1], max_new_tokens=8, gamma=2)
@@ -110,18 +99,6 @@ def test_a_drafter_without_attributes_of_its_own_runs() -> None:
     drafter, target = Silent(), TableModel(P, V)
     for _ in range(2):
         assert text(Speculator(target, drafter)) == text(Speculator(target, NoDrafter()))
-
-
-def test_as_load_makes_them() -> None:
-    draft = pairs.target("Llama")
-    mid = load(draft, "lookup")
-    big = load(pairs.relative(draft), mid)
-    pieces = mid.stream(pairs.PROMPTS[0], max_new_tokens=8, gamma=2)
-    tokens = list(next(pieces).tokens)
-    with pytest.raises(RefusedError, match=OPEN):
-        big.generate([pairs.PROMPTS[1]], max_new_tokens=8, gamma=2)
-    tokens += [token for piece in pieces for token in piece.tokens]
-    assert tokens == pairs.stock(draft, pairs.PROMPTS[0], 8)
 
 
 def test_another_thread_is_told_who_runs() -> None:
@@ -226,16 +203,6 @@ def run_queued(spec: Speculator) -> None:
         pass
 
 
-def test_a_claim_within_a_claim_is_refused_and_takes_nothing() -> None:
-    mid, big = three()
-    with leased(mid.target):
-        with pytest.raises(RefusedError, match=OPEN), leased(big.target, big.drafter):
-            pass
-        with leased(big.target):
-            pass
-    assert nobody_has(mid, big)
-
-
 def test_a_drafter_whose_end_fails_is_told_once() -> None:
     class Sick(LookupDrafter):
         def leave(self, rows: list[int]) -> None:
@@ -246,14 +213,6 @@ def test_a_drafter_whose_end_fails_is_told_once() -> None:
         with pytest.raises(OSError, match="sick"):
             text(spec)
     assert nobody_has(spec)
-
-
-@pytest.mark.parametrize("name", ["target", "drafter"])
-def test_parts_of_a_speculator_stay(name: str) -> None:
-    mid, big = three()
-    with pytest.raises(InputError, match=f"the {name} of a Speculator stays; make another"):
-        setattr(mid, name, getattr(big, name))
-    assert mid.target is not big.target
 
 
 @pytest.mark.real_costs

@@ -43,22 +43,10 @@ def test_a_fresh_row():
     assert fresh.request.prompt == [1, 2]  # not the same list
 
 
-def test_commit_appends():
-    r = row()
-    assert r.commit([3, 4]) == [3, 4]
-    assert (r.tokens, r.new_tokens, r.room, r.finish_reason) == ([1, 2, 3, 4], [3, 4], 3, None)
-
-
 def test_commit_ends_at_the_first_end_of_sequence():
     r = row(eos=(9, 8))
     assert r.commit([3, 8, 9, 4]) == [3, 8]
     assert (r.new_tokens, r.finish_reason) == ([3, 8], "stop")
-
-
-def test_commit_ends_at_the_limit():
-    r = row(limit=2)
-    assert r.commit([3, 4, 9]) == [3, 4]
-    assert (r.room, r.finish_reason) == (0, "length")
 
 
 def test_an_end_of_sequence_as_the_last_token_allowed_is_a_stop():
@@ -93,10 +81,6 @@ def test_stats_of_plain_decoding():
     r.records = [record(gamma=0, guesses=(), accepted=0, kept=(3,), overlaps=(), draft_calls=0)]
     s = stats(r, "table", "none")
     assert (s.alpha, s.accepted_per_drafted, s.tokens_per_call) == (None, None, 1.0)
-
-
-def test_stats_before_the_first_step():
-    assert stats(row(), "table", "none").tokens_per_call is None
 
 
 def test_a_completion_is_shown_in_a_line():

@@ -98,17 +98,6 @@ def test_a_greedy_row_is_verified_alike_with_lists_and_with_tensors():
         assert told(SamplingParams(logprobs=0)) == lists
 
 
-def test_all_kept_and_one_more():
-    (row,), _, _ = one_step(pack([[1, 2]]), [2])
-    assert row.new_tokens == [1, 2, 3]
-
-
-def test_no_draft_tokens_is_plain_decoding():
-    (row,), _, _ = one_step(pack([[]]), [0])
-    assert row.new_tokens == [1]
-    assert (row.records[0].drafted, row.records[0].overlaps) == (0, ())
-
-
 def test_the_record_of_a_greedy_step():
     (row, _), _, _ = one_step(pack([[1, 3, 3], [1]], calls=3), [3, 2])
     (record,) = row.records
@@ -142,32 +131,6 @@ def test_an_end_of_sequence_inside_the_kept_block():
     assert row.records[0].accepted == 2
     assert row.records[0].overlaps == (1.0, 1.0)
     assert target._texts == [[0, 1]]
-
-
-def test_the_limit_inside_the_kept_block():
-    row = Row.of(Request([0], 2, RowKey(0, 0)))
-    one_step(pack([[1, 2, 3]]), [3], [row])
-    assert (row.new_tokens, row.finish_reason) == ([1, 2], "length")
-    assert row.records[0].accepted == 2
-
-
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_forced_tokens_have_all_the_mass(params):
-    row = Row.of(Request([0], 100, RowKey(0, 0), forced={0: 3, 2: 1}))
-    one_step(
-        pack([[3, 0, 2]]), [3], [row], params, distribution=lambda text: [0.97, 0.01, 0.01, 0.01]
-    )
-    assert row.new_tokens[0] == 3  # place 0, though the distribution has next to none for it
-    if len(row.new_tokens) > 2:
-        assert row.new_tokens[2] == 1
-
-
-def test_a_forced_token_is_met_in_a_later_step():
-    row = Row.of(Request([0], 100, RowKey(0, 0), forced={2: 0}))
-    one_step(pack([[1]]), [1], [row])
-    assert row.new_tokens == [1, 2]
-    one_step(pack([[]]), [0], [row])
-    assert row.new_tokens == [1, 2, 0]
 
 
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (0.0, "nothing but -inf")])
@@ -268,15 +231,6 @@ def test_a_q_at_any_temperature_and_padding_of_any_kind(params):
     rows, _, _ = one_step(draft, [5, 5], params=params)
     for row in rows:
         assert all(math.isfinite(beta) for beta in row.records[0].overlaps)
-
-
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_draft_is_not_changed(params):
-    q = torch.full((1, 2, V), 0.25, dtype=torch.float64)
-    draft = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), q.clone())
-    one_step(draft, [2], params=params)
-    assert torch.equal(draft.q, q)
-    assert draft.tokens.tolist() == [[1, 2]]
 
 
 def test_a_q_that_holds_nan_is_refused():

@@ -237,17 +237,6 @@ def test_a_token_is_allowed_exactly_where_it_leaves_the_matcher_alive(name, gram
             break
 
 
-def test_the_same_walk_of_two_rows_and_of_a_grammar_made_again():
-    """Rows share what is compiled, not where they are."""
-    tokenizer = byte_level()
-    grammar = vocabulary(tokenizer, 320, ENDS).grammar(structured(regex="ab"))
-    assert vocabulary(tokenizer, 320, ENDS).grammar(structured(regex="ab")) is grammar
-    assert vocabulary(tokenizer, 321, ENDS).grammar(structured(regex="ab")) is not grammar
-    a, b = grammar.matcher(), grammar.matcher()
-    a.push(65)
-    assert ids(b.allowed()) == [65] and ids(a.allowed()) == [66]
-
-
 def test_ends_are_alike():
     """Also one that is an ordinary token, and one whose bytes the text needs."""
     row = matcher(byte_level(), 320, frozenset({0, 5, 66, 300}), regex="ab?")
@@ -265,13 +254,6 @@ def test_ends_are_alike():
     row.pop()
     row.push(0)
     assert row.dead
-
-
-def test_a_text_that_is_complete_takes_ends_only():
-    row = matcher(byte_level(), 320, frozenset({0, 300}), choice=["ab"])
-    for token in row.forced():
-        row.push(token)
-    assert ids(row.allowed()) == [0, 300]
 
 
 @pytest.mark.parametrize("V", [290, 320, 333, 1000])
@@ -302,23 +284,6 @@ def test_scores(dtype):
     assert torch.equal(row(scores), before)  # behind the end nothing is kept
 
 
-def test_scores_of_a_matcher_without_tokens():
-    scores = torch.zeros(320)
-    row = matcher(byte_level(), regex="ab?")
-    row.push(66)
-    with pytest.raises(ControlError, match="^structured output's regex is left by the text"):
-        row(scores)
-    row.pop()
-    assert ids(row(scores).isfinite()) == [65]
-    row = matcher(byte_level(), lark=GRAMMARS[6]["lark"])
-    row.push(65)
-    with pytest.raises(ControlError, match="^structured output's lark cannot be .* 1 tokens") as e:
-        row(scores)
-    assert "\n" not in str(e.value)
-    row.pop()
-    assert ids(row(scores).isfinite()) == [65, 66]
-
-
 def test_a_text_that_the_vocabulary_cannot_go_on_with():
     row = matcher(spelling(["a", "b"]), regex="(a|b)c|ab")
     row.push(2)
@@ -326,11 +291,6 @@ def test_a_text_that_the_vocabulary_cannot_go_on_with():
         row(torch.zeros(3))
     row.pop()
     assert ids(row.allowed()) == [1, 2]
-
-
-def test_going_back_from_the_beginning():
-    with pytest.raises(IndexError):
-        matcher(byte_level(), regex="ab").pop()
 
 
 @pytest.mark.parametrize(
@@ -379,15 +339,6 @@ def test_a_grammar_without_words_for_it():
         matcher(spelling(["a", "b"]), regex="c")
     with pytest.raises(InputError, match="^structured's json_schema cannot be followed: no text"):
         matcher(t5_like(), json_schema={"type": "object"})
-
-
-def test_metaspace_alone():
-    row = matcher(t5_like(), regex="b? ab")
-    assert ids(row.allowed()) == [1, 3, 4, 5]
-    row.push(4)
-    assert ids(row.allowed()) == [1, 3, 5]
-    row.push(5)
-    assert ids(row.allowed()) == [0]
 
 
 @pytest.mark.parametrize(

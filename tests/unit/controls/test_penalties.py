@@ -118,13 +118,6 @@ def test_a_position_costs_the_same_at_any_length():
     assert len(arrays) < 30
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_precision_of_the_scores_stays(dtype):
-    scores, history = random_row(5)
-    for control in (Repetition(1.1), Encoder(1.1, [1], V), Occurrence(1, 1), Decay(0, 2, [1])):
-        assert control(scores.to(dtype), history).dtype == dtype
-
-
 V_BANS = 6
 SCORES = torch.linspace(-2, 3, V_BANS, dtype=torch.float64)
 TEXTS = st.lists(st.integers(0, V_BANS - 1), min_size=1, max_size=14)
@@ -149,21 +142,6 @@ def history(text: list[int], prompt: int = 1) -> History:
 def test_no_ngram_twice(text, n):
     expected = theirs_bans(NoRepeatNGramLogitsProcessor(n), text)
     assert torch.equal(penalties.NoRepeat(n, text)(SCORES.clone(), history(text)), expected)
-
-
-@given(TEXTS, NGRAMS, st.lists(st.integers(-3, V_BANS - 1), max_size=40))
-def test_what_it_remembers_can_go_back(prompt, n, walk):
-    """Negative: so many tokens are taken back."""
-    control, text = penalties.NoRepeat(n, prompt), list(prompt)
-    for token in walk:
-        if token >= 0:
-            text.append(token)
-            control.push(token)
-        for _ in range(min(max(0, -token), len(text) - len(prompt))):
-            text.pop()
-            control.pop()
-        fresh = penalties.NoRepeat(n, text)(SCORES.clone(), history(text))
-        assert torch.equal(control(SCORES.clone(), history(text)), fresh)
 
 
 @given(TEXTS, TEXTS, NGRAMS)

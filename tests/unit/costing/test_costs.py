@@ -36,13 +36,6 @@ def test_tables_are_typical_times_by_number_of_draft_tokens():
     assert measured == Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
 
 
-def test_seconds_of_a_step():
-    assert KNOWN.seconds(0) == 2
-    assert KNOWN.seconds(4) == pytest.approx(0.8 + 3 + 0.2)
-    assert KNOWN.seconds(2) == pytest.approx(0.4 + 2.5 + 0.1)
-    assert KNOWN.c == pytest.approx(0.2 / 2) and KNOWN.v(1) == 1 and KNOWN.v(5) == 1.6
-
-
 def test_a_longer_text_costs_more_in_proportion():
     far = Far(1100, ((0, 0.0), (4, 1.2)), ((1, 2.5), (5, 5.0)))
     longer = replace(KNOWN, context=100, far=far)
@@ -55,10 +48,6 @@ def test_a_longer_text_costs_more_in_proportion():
     shared = costs.behind(longer, 1100, rows=2)  # each of the two has as many tokens as alone
     assert shared.score == ((1, 3.0), (5, 3.0 + 2 * (0.5 + 1.5 * 3 / 8)))
     assert longer.sound and not replace(longer, context=1100).sound
-
-
-def test_without_draft_tokens_c_is_0():
-    assert costs.of([record(0)]).c == 0
 
 
 def test_rows_that_share_a_pass():
@@ -95,13 +84,6 @@ def test_a_disturbed_first_pass_does_not_seem_free_either():
     """Of a steep table; c and v are relative to it."""
     steps = [record(n - 1, score=seconds) for n, seconds in ((1, 9.0), (4, 2.0), (5, 3.0))]
     assert of(steps).score == ((1, 0.5), (4, 2.0), (5, 3.0))
-
-
-def test_rows_that_guess_otherwise_count_by_their_draft_tokens_together():
-    """One row of eight makes two draft tokens, the others one, so nine are in the pass."""
-    steps = [record(0, score=4.0), record(2, 1.2, 6.0), record(3, 1.2, 9.0)]
-    measured = KNOWN.among(steps, [0, 9, 24], rows=8)
-    assert measured.score == ((1, 2.0), (5, 3.0), (8, 4.0), (17, 6.0), (32, 9.0))
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,6 @@ def test_priors_are_the_drafters_own_by_grade():
     assert policy.ask([fresh])[0] > 1
 
 
-def test_fixed_is_fixed():
-    assert Fixed(3).ask([row([]), row([judged(0.0, 3)] * 9)]) == [3, 3]
-
-
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize(("c", "slope"), [(0.01, 0.0), (0.05, 0.04), (0.2, 0.1)])
 def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
@@ -141,31 +137,12 @@ def test_it_stays_with_a_size_that_another_gains_less_on_than_the_change_costs()
         assert sticky.ask([row([judged(1.0, 8)] * 60)]) == [MAX_GAMMA]  # worth any change
 
 
-def test_where_sizes_cost_it_is_near_the_best_fixed_gamma():
-    priced = replace(costs(0.03, 0.02), change=0.3)
-    for alpha, greedy in product((0.2, 0.5, 0.8, 0.95), (False, True)):
-        texts = [text([alpha], TOKENS, seed, greedy) for seed in range(8)]
-        seconds = [sum(replay(Fixed(g), t, priced)[0] for t in texts) for g in GAMMAS]
-        automatic = sum(replay(Adaptive(priced), t, priced)[0] for t in texts)
-        assert min(seconds) / automatic > 0.95
-
-
 def test_a_draft_that_is_mostly_silent_and_wrong_is_not_asked_again_and_again():
     silent, wrong = record(4, drafted=0), record(4, [0.0], drafted=1)
     steps = [silent, silent, silent, wrong] * 10
     assert Adaptive(costs(0.0, 0.1)).ask([row(steps)]) == [0]
     right = [silent, silent, silent, record(4, [1.0] * 4)] * 10
     assert Adaptive(costs(0.0, 0.1)).ask([row(right)]) == [MAX_GAMMA]
-
-
-def test_an_answer_serves_again_while_nothing_was_guessed():
-    one, policy = row([judged(0.9, 4)] * 40), Adaptive(SMALL)
-    (first,) = policy.ask([one])
-    for _ in range(3):
-        one.records.append(record(first, drafted=0))
-        assert policy.ask([one]) == [first]
-    one.records += [record(first, [0.0])] * 9
-    assert policy.ask([one])[0] < first
 
 
 def test_never_more_than_there_is_room_for():
@@ -253,14 +230,6 @@ def test_a_row_alone_gets_what_it_would_get_among_others():
             assert together == [single(own, most, prices_of(priced, 1), last)]
 
 
-def test_draft_tokens_go_to_the_rows_that_keep_them():
-    dear = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (4, 1.3), (16, 4.0)), ((1, 0.0),))
-    good, bad = row([judged(0.95, 8)] * 30), row([record(2, [0.05])] * 30)
-    many, few = Adaptive(dear).ask([good, bad])
-    assert many > 1 and few == 0
-    assert Adaptive(dear).ask([bad, good]) == [few, many]
-
-
 def test_a_pass_that_reads_prompts_has_room_for_fewer_draft_tokens():
     priced = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (16, 1.1), (32, 9.0)), ((1, 0.0),))
     good = row([judged(0.95, 8)] * 30)
@@ -303,22 +272,6 @@ def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():
     keen = row([judged(0.9, 8)] * 30)
     assert Adaptive(priced).ask([keen], Beside(1, 5, 0)) == [0]
     assert Adaptive(priced).ask([keen], Beside(1, 5, 4)) == [4]
-
-
-def test_rows_that_share_a_pass_draft_token_less_where_tokens_cost():
-    """16 rows of 5 tokens are a pass over 80."""
-    priced = Costs(((0, 0.0), (1, 0.02)), ((1, 1.0), (16, 1.1), (64, 4.0)), ((1, 0.0),))
-    past = [judged(0.8, 6)] * 30
-    alone, *_ = Adaptive(priced).ask([row(past)])
-    among, *_ = Adaptive(priced).ask([row(past)] * 16)
-    assert among < alone
-
-
-def test_clocks_have_no_say():
-    slow = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 99.0, 99.0, 99.0, 1)
-    quick = StepRecord(4, (0,) * 4, 1, (1, 1), (0.7, 0.4), 4, 0.0, 0.0, 0.0, 1)
-    asked = [allot([past([step] * 5)], [9], prices_of(SMALL, 1)) for step in (slow, quick)]
-    assert asked[0] == asked[1] != [0]
 
 
 def test_a_new_row_begins_where_the_pair_was_measured():
@@ -369,13 +322,6 @@ def test_text_that_becomes_predictable_is_found(known):
     texts = [text([0.02, 0.9], TOKENS // 2, seed, greedy=True) for seed in range(4)]
     fixed = min(seconds(Fixed(g), texts, known) for g in GAMMAS)
     assert fixed / seconds(Adaptive(known), texts, known) > 1.05
-
-
-def test_nothing_beats_the_oracle():
-    texts = [text([0.8], 1, seed, greedy=True) for seed in range(6)]
-    ideal = seconds(Oracle, texts, SMALL)
-    assert ideal < min(seconds(Fixed(g), texts, SMALL) for g in GAMMAS)
-    assert ideal < seconds(Adaptive(SMALL), texts, SMALL)
 
 
 def test_a_deterministic_row_knows_no_others() -> None:

@@ -104,10 +104,6 @@ def test_steps_behind_a_longer_text():
     assert [n for n, _ in measured.far.score] == [g + 1 for g in BEHIND]
 
 
-def test_no_longer_text_fits():
-    assert probe(engine(context=200), request(150), SAMPLED).costs.far is None
-
-
 def test_an_open_stream_is_left_alone():
     e = engine()
     stream = running(e, [Row.of(request(9))], Sampled(speculative), Fixed(2))

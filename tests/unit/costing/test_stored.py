@@ -89,15 +89,6 @@ def test_what_is_broken_is_measured_again(broken: object):
     assert recalled("a", None, lambda: GOOD, again=False) == KNOWN and recall("a") == GOOD
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, "9" * 5000])
-def test_a_file_that_is_no_json_is_none(cache: Path, text: str):
-    keep("a", GOOD)
-    (cache / "foretoken" / FILE).write_text(text)
-    assert recall("a") is None
-    keep("a", GOOD)
-    assert recall("a") == GOOD
-
-
 @pytest.mark.parametrize(
     "first", [GOOD, POOR, Kept(KNOWN, 9.0, None, when=0.0), Kept(KNOWN, None, None, when=0.0)]
 )
@@ -260,12 +251,6 @@ def test_what_cannot_be_told_apart_has_no_key():
     assert identity(Mine()) is None and identity(LookupDrafter())
     assert key(unnamed, LookupDrafter()) is None
     assert key(named("one"), Mine()) is None
-
-
-def test_an_identity_of_its_own_is_taken():
-    table = TableModel(lambda text: [0.5, 0.5], 2)
-    table.identity = "table"
-    assert identity(table) == identity(LMDrafter(table, 2)) == "table"
 
 
 def test_a_key_for_every_pair_and_kind():

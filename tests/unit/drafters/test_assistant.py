@@ -68,25 +68,6 @@ def logits_of(prompt: list[int], tokens: list[int], *, ordered: bool) -> torch.T
     return torch.stack(logits)
 
 
-def test_the_likeliest_tokens_are_certain() -> None:
-    _, drafter = started(PROMPTS)
-    draft = drafter.propose([2, 2, 2], draw(3, GREEDY))
-    assert draft.q is None
-    for prompt, tokens in zip(PROMPTS, draft.tokens.tolist(), strict=True):
-        assert logits_of(prompt, tokens, ordered=True).argmax(-1).tolist() == tokens
-
-
-def test_mates_do_not_change_a_row_s_distributions() -> None:
-    """transformers gives tokens outside the centroids the least logit of the whole batch."""
-    mates = [PROMPTS[1], [1] * 20, [8, 1, 9]]
-    found = []
-    for mate in mates:
-        _, drafter = started([PROMPTS[2], mate])
-        found.append(drafter.propose([2, 2], draw(2)).q[0])
-    assert all(torch.allclose(q, found[0], atol=1e-5) for q in found)
-    assert all(torch.equal(q > 0, found[0] > 0) for q in found)
-
-
 def test_a_row_that_is_still_being_read_or_holds_one_token_proposes_nothing() -> None:
     model, drafter = started([PROMPTS[1], [3, 4, 5], [6, 6, 6, 7]], read=2)
     assert drafter.propose([2, 2, 2], draw(3)).lengths.tolist() == [0, 0, 0]
@@ -96,17 +77,6 @@ def test_a_row_that_is_still_being_read_or_holds_one_token_proposes_nothing() ->
     _, short = started([[4], [5, 6]])
     assert short.propose([2, 2], draw(2)).lengths.tolist() == [0, 2]
     assert short.propose([2, 0], draw(2)).tokens.shape == (2, 0)
-
-
-def test_the_target_does_not_notice() -> None:
-    model, drafter = started(PROMPTS)
-    other, _ = started(PROMPTS)
-    lengths = model.lengths
-    for _ in range(3):
-        drafter.propose([4, 4, 4], draw(3))
-    assert model.lengths == lengths
-    blocks = [[prompt[-1], 3] for prompt in PROMPTS]
-    assert torch.equal(model.score(blocks, [2, 2, 2]), other.score(blocks, [2, 2, 2]))
 
 
 def test_another_target_has_the_same_taps() -> None:

@@ -117,15 +117,6 @@ def test_a_method_that_is_missing_is_named() -> None:
             foretoken.load(tiny.llama(), kind())  # pyright: ignore[reportAbstractUsage]
 
 
-def test_what_stands_apart_runs() -> None:
-    model = table()
-    parts = [(CascadeDrafter(table(), LMDrafter(table())), 2), (LookupDrafter(), None)]
-    spec = Speculator(model, MixtureDrafter(parts))
-    completions = spec.generate([[0], [1]], gamma=4, max_new_tokens=9)
-    plain = spec.generate([[0], [1]], gamma=0, max_new_tokens=9)
-    assert [c.tokens for c in completions] == [c.tokens for c in plain]
-
-
 def test_a_model_in_memory_may_draft_for_itself() -> None:
     """Two places of one network are two models, each with a cache of its own."""
     model = tiny.llama()

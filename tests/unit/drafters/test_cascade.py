@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import foretoken
 from foretoken.costing.stored import identity
@@ -37,38 +36,6 @@ def cascade(gamma: int = 3, **changes) -> CascadeDrafter:
     return CascadeDrafter(TableModel(M, V, **changes), LMDrafter(TableModel(Q, V)), gamma)
 
 
-def assert_middle_distribution(drafter: CascadeDrafter, texts: list[list[int]], gamma: list[int]):
-    """q is the middle model's distribution behind every true prefix."""
-    draft = drafter.propose(list(gamma), draw([len(text) for text in texts]))
-    assert draft.q is not None and draft.lengths.tolist() == gamma
-    for b, text in enumerate(texts):
-        for i in range(gamma[b]):
-            prefix = (*text, *draft.tokens[b, :i].tolist())
-            assert draft.q[b, i].tolist() == pytest.approx(M(prefix), abs=1e-12)
-    return draft
-
-
-def test_every_draft_token_comes_with_the_middle_models_distribution_also_after_rejections():
-    drafter, texts = cascade(), [[1, 2], [0], [3, 3, 4]]
-    drafter.start([0, 1, 2], [list(text) for text in texts], None)
-    for gamma, kept in ([3, 1, 6], [0, 1, 4]), ([5, 0, 2], [5, 0, 1]), ([1, 4, 3], [0, 2, 0]):
-        draft = assert_middle_distribution(drafter, texts, gamma)
-        new = [[*draft.tokens[b, :n].tolist(), 2] for b, n in enumerate(kept)]
-        drafter.commit([list(tokens) for tokens in new])
-        texts = [text + tokens for text, tokens in zip(texts, new, strict=True)]
-    drafter.leave([0, 2])
-    assert_middle_distribution(drafter, texts[1:2], [3])
-
-
-def test_tokens_of_another_drafter_are_read_by_the_middle_model_too():
-    drafter, text = cascade(), [1, 2]
-    drafter.start([0], [list(text)], None)
-    draft = drafter.propose([4], draw([2]))
-    others = [(token + 1) % V for token in draft.tokens[0].tolist()]
-    drafter.commit([list(others)])
-    assert_middle_distribution(drafter, [text + others], [3])
-
-
 def test_the_middle_model_runs_less_than_once_a_draft_token_where_the_inner_drafter_is_right():
     drafter = CascadeDrafter(TableModel(M, V), LMDrafter(TableModel(M, V)), 3)
     drafter.start([0], [[1]], None)
@@ -76,15 +43,6 @@ def test_the_middle_model_runs_less_than_once_a_draft_token_where_the_inner_draf
     plain = CascadeDrafter(TableModel(M, V), NoDrafter())
     plain.start([0], [[1]], None)
     assert plain.propose([8], draw([1])).calls == 8
-
-
-def test_at_temperature_0_draft_tokens_are_certain_and_the_middle_models_own():
-    drafter, alone = cascade(), LMDrafter(TableModel(M, V))
-    for each in drafter, alone:
-        each.start([0], [[1, 2]], None)
-    greedy = SamplingParams()
-    draft, expected = (each.propose([6], draw([2], greedy)) for each in (drafter, alone))
-    assert draft.q is None and torch.equal(draft.tokens, expected.tokens)
 
 
 def test_rows_that_have_outgrown_the_middle_model_fall_silent():
@@ -183,18 +141,6 @@ def test_what_load_returned_may_draft():
     assert sum(c.stats.drafted for c in fast) > 0
 
 
-def test_a_cascade_accepts_what_its_middle_model_would():
-    speculator = spec()
-    options = {"max_new_tokens": 40, "temperature": 1.0, "gamma": 3}
-    single = Speculator(speculator.target, LMDrafter(CausalModel(speculator.drafter.middle.model)))
-    seeds = [(seed, 0) for seed in range(12)]
-    alphas = [
-        sum(c.stats.alpha for c in each.generate([[1, 2]] * 12, seed=seeds, **options)) / 12
-        for each in (speculator, single)
-    ]
-    assert alphas[0] == pytest.approx(alphas[1], abs=0.15)  # both are estimates
-
-
 def test_in_coupled_mode_the_middle_model_meets_the_targets_noise():
     options = {"max_new_tokens": 30, "temperature": 1.0, "gamma": 4, "rule": "coupled", "seed": 3}
     speculator, prompts = spec(), [[1, 2, 3], [4]]
@@ -209,12 +155,6 @@ def test_in_coupled_mode_the_middle_model_meets_the_targets_noise():
         assert [c.tokens for c in again] == [c.tokens for c in plain]
         assert all(c.stats.accepted == c.stats.drafted for c in again)
         assert all(c.stats.alpha == pytest.approx(1) for c in again)
-
-
-def test_automatic_gamma_over_a_cascade():
-    speculator = spec()
-    (plain,) = speculator.generate([1, 2], gamma=0, max_new_tokens=20)
-    assert speculator.generate([1, 2], max_new_tokens=20)[0].tokens == plain.tokens
 
 
 def test_vocabularies_are_compared_at_load():

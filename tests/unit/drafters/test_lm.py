@@ -64,53 +64,6 @@ def standardized(model, text, params=SAMPLED, width: int = V) -> torch.Tensor:
     return torch.nn.functional.pad(q, (0, width - len(q)))
 
 
-def test_q_is_the_distribution_that_the_tokens_were_drawn_from():
-    drafter = started(Careful(Q, V), [[0], [1, 2, 3]])
-    spy = Spy(2, SAMPLED)
-    draft = drafter.propose([3, 3], spy)
-    assert draft.lengths.tolist() == [3, 3]
-    assert draft.calls == 3
-    for i, (drawn_from, ids) in enumerate(spy.drawn):
-        assert torch.equal(draft.q[:, i], drawn_from)
-        assert torch.equal(draft.tokens[:, i], ids)
-    for b, prompt in enumerate([[0], [1, 2, 3]]):
-        for i in range(3):
-            text = prompt + draft.tokens[b, :i].tolist()
-            assert torch.equal(draft.q[b, i], standardized(Q, text))
-
-
-@pytest.mark.parametrize("kept", [[3], "guess", "guesses", "all"])
-def test_after_a_commit_it_guesses_from_the_text_that_was_kept(kept):
-    drafter = started(Careful(Q, V), [[0]])
-    x = drafter.propose([2], Spy(1, SAMPLED)).tokens[0].tolist()
-    kept = {"guess": [x[0], 4], "guesses": x, "all": [*x, 4]}.get(str(kept), kept)
-    drafter.commit([kept])
-    draft = drafter.propose([1], Spy(1, SAMPLED))
-    assert torch.equal(draft.q[0, 0], standardized(Q, [0, *kept]))
-
-
-def test_greedy_draft_tokens_are_certain():
-    drafter = started(Careful(Q, V), [[0]])
-    draft = drafter.propose([2], Spy(1, SamplingParams()))
-    best = int(Q((0,)).argmax())
-    assert draft.q is None
-    assert draft.tokens.tolist() == [[best, int(Q((0, best)).argmax())]]
-
-
-@pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
-def test_a_larger_vocabulary_is_cut_to_the_targets(params):
-    def beyond(text):
-        return [0.05] * V + [0.75]  # the likeliest token is none of the target's
-
-    drafter = started(Careful(beyond, V + 1), [[0]])
-    spy = Spy(1, params)
-    draft = drafter.propose([2], spy)
-    assert int(draft.tokens.max()) < V
-    if draft.q is not None:
-        assert draft.q.shape == (1, 2, V)
-        torch.testing.assert_close(draft.q.sum(-1), torch.ones(1, 2).double())
-
-
 def test_a_distribution_with_nothing_in_the_targets_vocabulary_is_named():
     drafter = started(TableModel(lambda text: [0.0] * V + [1.0], V + 1), [[0]])
     target, row = TableModel(P, V), Row.of(Request([0], 9, RowKey(0, 0), params=SAMPLED))
@@ -120,14 +73,6 @@ def test_a_distribution_with_nothing_in_the_targets_vocabulary_is_named():
     ):
         step([row], target, drafter, Sampled(speculative), [2])
     assert row.tokens == [0]
-
-
-def test_a_smaller_vocabulary_never_guesses_the_rest():
-    small = random_model(4, V - 2)
-    drafter = started(Careful(small, V - 2), [[0]])
-    draft = drafter.propose([1], Spy(1, SAMPLED))
-    assert torch.equal(draft.q[0, 0], standardized(small, [0]))
-    assert draft.q[0, 0, V - 2 :].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("prompt", [[0], [0, V - 1, 1]], ids=["in the text", "in the prompt"])
@@ -154,18 +99,6 @@ def test_it_falls_silent_where_its_context_ends(limit):
     for record in row.records:
         assert record.drafted == max(0, min(record.gamma, 4 - length + 1))
         length += len(record.kept)
-
-
-def test_a_prompt_past_its_context_is_never_read():
-    drafter = started(Careful(Q, V, context=3), [[0, 1, 2, 3], [0]])
-    draft = drafter.propose([2, 2], Spy(2, SAMPLED))
-    assert draft.lengths.tolist() == [0, 2]
-
-
-def test_a_decoder_reads_the_source_as_the_head_of_its_prompt():
-    drafter = started(Careful(Q, V), [[0]], sources=[[3, 4]])
-    draft = drafter.propose([1], Spy(1, SAMPLED))
-    assert torch.equal(draft.q[0, 0], standardized(Q, [3, 4, 0]))
 
 
 def test_an_encoder_decoder_reads_the_source_once():

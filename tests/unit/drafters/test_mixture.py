@@ -16,7 +16,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import Purpose, RowKey, uniform
+from foretoken.sampling.keys import RowKey
 from oracle import random_model
 from table import TableModel
 
@@ -33,23 +33,6 @@ def lm(distribution) -> LMDrafter:
     return LMDrafter(TableModel(distribution, V))
 
 
-def test_the_first_makes_its_draft_tokens_and_the_next_goes_on_from_them():
-    drafter, texts = MixtureDrafter([(lm(Q), 2), (lm(R), None)]), [[1, 2], [3], [4]]
-    drafter.start([0, 1, 2], [list(text) for text in texts], None)
-    for gamma in [4, 1, 3], [2, 5, 0]:
-        draft = drafter.propose(list(gamma), draw([len(text) for text in texts]))
-        assert draft.lengths.tolist() == gamma and draft.q is not None
-        for b, text in enumerate(texts):
-            for i in range(gamma[b]):
-                distribution = (Q if i < 2 else R)((*text, *draft.tokens[b, :i].tolist()))
-                assert draft.q[b, i].tolist() == pytest.approx(distribution, abs=1e-12)
-        commits = [[*draft.tokens[b, :1].tolist(), 2] if gamma[b] else [0] for b in range(3)]
-        drafter.commit([list(x) for x in commits])
-        texts = [text + x for text, x in zip(texts, commits, strict=True)]
-    drafter.leave([0, 1])
-    assert drafter.propose([3], draw([9])).lengths.tolist() == [3]
-
-
 def test_invalid_logits_of_a_part_are_seen_by_row():
     sick = MixtureDrafter(
         [(LookupDrafter(), 1), (lm(lambda text: [float("nan")] * V if 3 in text else Q(text)), 2)]
@@ -59,18 +42,6 @@ def test_invalid_logits_of_a_part_are_seen_by_row():
     assert draft.lengths.tolist() == [3, 2] and draft.tops is not None
     assert draft.tops.isnan().tolist() == [[False] * 3, [True, True, False]]
     assert MixtureDrafter([(LookupDrafter(), 1)]).propose([], draw([])).tops is None
-
-
-def test_where_the_first_finds_nothing_the_next_takes_over():
-    drafter = MixtureDrafter([(LookupDrafter(), 2), (lm(Q), None)])
-    drafter.start([0, 1], [[1, 2, 1], [3, 4]], None)
-    draft = drafter.propose([3, 3], draw([3, 2]))
-    assert draft.tokens[0, :2].tolist() == [2, 1] and draft.calls == 3
-    assert draft.q is not None
-    assert torch.equal(draft.q[0, :2], torch.eye(V).double()[[2, 1]])
-    x = draft.tokens[0].tolist()
-    assert draft.q[0, 2].tolist() == pytest.approx(Q((1, 2, 1, *x[:2])), abs=1e-12)
-    assert draft.q[1, 0].tolist() == pytest.approx(Q((3, 4)), abs=1e-12)
 
 
 def test_without_a_distribution_all_draft_tokens_are_certain():
@@ -96,14 +67,6 @@ def test_distributions_of_two_precisions_keep_their_very_numbers():
     assert draft.q is not None and draft.q.dtype == torch.float64
     assert draft.q[0, 0].tolist() == torch.full((3,), 1 / 3).tolist()
     assert draft.q[0, 1].tolist() == [1 / 3] * 3
-
-
-def test_no_number_is_drawn_twice():
-    drafter = MixtureDrafter([(UniformDrafter(1000), 2), (UniformDrafter(1000), None)])
-    drafter.start([0], [[1]], None)
-    numbers = [uniform(RowKey(0, 0), 1, i, Purpose.DRAFT) for i in range(4)]
-    tokens = drafter.propose([4], draw([1])).tokens[0].tolist()
-    assert tokens == [int(u * 1000) for u in numbers]
 
 
 @pytest.mark.parametrize("counts", [[], [0], [None, 2], [1, -1], [1.5], ["2"], [True]])
@@ -179,23 +142,3 @@ def test_rows_side_by_side() -> None:
     assert draft.q is not None and draft.predicted == {0}
     assert draft.q[0, 0].tolist() == [0, 0, 0, 0, 1]  # certain
     torch.testing.assert_close(draft.q[1], torch.full((2, V), 1 / V).double())
-
-
-def test_the_drafter_hears_what_was_kept_and_who_leaves() -> None:
-    heard: list[object] = []
-
-    class Hears(UniformDrafter):
-        def start(self, rows, prompts, sources):
-            heard.append((rows, prompts, sources))
-
-        def commit(self, tokens):
-            heard.append(tokens)
-
-        def leave(self, rows):
-            heard.append(rows)
-
-    drafter = KnownTokensDrafter(Hears(V), [[1]])
-    drafter.start([0], [[2]], None)
-    drafter.commit([[1, 3]])
-    drafter.leave([0])
-    assert heard == [([0], [[2]], None), [[1, 3]], [0]]

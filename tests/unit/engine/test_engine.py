@@ -10,7 +10,6 @@ from threading import Thread
 from typing import Any
 
 import pytest
-import torch
 
 from foretoken import Engine, Event, InputError, RefusedError, SamplingParams, Speculator
 from foretoken.costing.costs import Costs
@@ -346,17 +345,6 @@ def test_what_is_refused() -> None:
         Engine(spec, 0)
 
 
-def test_closing_leaves_the_models_without_rows() -> None:
-    spec = speculator()
-    engine = Engine(spec)
-    engine.add([1, 2], SAMPLING, gamma=2)
-    engine.step()
-    engine.close()
-    target: TableModel = spec.target  # pyright: ignore
-    assert target._texts == []
-    assert spec.generate([1], SAMPLING, gamma=2)
-
-
 def test_requests_come_from_any_thread() -> None:
     spec = speculator()
     expected = [spec.generate([i], SAMPLING, gamma=2, seed=i)[0].tokens for i in range(8)]
@@ -375,24 +363,6 @@ def test_requests_come_from_any_thread() -> None:
         events += drained(engine)
     done = {ids[event.id]: event.completion for event in events if event.completion}
     assert [done[i].tokens for i in range(8)] == expected
-
-
-def test_a_long_prompt_beside_rows_that_run_is_what_it_is_alone() -> None:
-    spec = speculator()
-    prompt = torch.arange(300).tolist()
-    (expected,) = spec.generate(prompt, SAMPLING, gamma=2, seed=3)
-    with Engine(spec) as engine:
-        engine.add([1], max_new_tokens=200, gamma=0)
-        engine.step()
-        id = engine.add(prompt, SAMPLING, gamma=2, seed=3)
-        completions = {event.id: event.completion for event in drained(engine) if event.completion}
-    assert completions[id].tokens == expected.tokens
-
-
-def test_max_length_beyond_the_context() -> None:
-    spec = Speculator(TableModel(P, V, context=6), NoDrafter(), None, Ends())
-    with pytest.raises(InputError, match="max_length is 7, the target's context 6"):
-        Engine(spec, max_length=7)
 
 
 def test_max_length_counts_the_prompt() -> None:
@@ -430,22 +400,6 @@ def test_memory_is_stated_up_front() -> None:
         Engine(speculator(), kv_memory=10**9)
     with Engine(spec, kv_memory=64), pytest.raises(InputError, match="have an engine"):
         Engine(spec)
-
-
-def test_a_request_of_a_greater_priority_overtakes() -> None:
-    with Engine(speculator(), max_rows=1) as engine:
-        ids = [engine.add([1], SAMPLING, priority=n) for n in (0, 0, 3, 1)]
-        ended = [event.id for event in drained(engine) if event.completion]
-        assert ended == [ids[i] for i in (2, 3, 0, 1)]
-        with pytest.raises(InputError, match="priority is 0.5; give a whole number"):
-            engine.add([1], SAMPLING, priority=0.5)
-
-
-@pytest.mark.parametrize("name", ["max_rows", "max_waiting", "max_length", "kv_memory"])
-@pytest.mark.parametrize("value", [0, -1, 2.5, "8"])
-def test_numbers_are_checked(name: str, value: object) -> None:
-    with pytest.raises(InputError, match=f"{name} is .*; give a whole number from 1"):
-        Engine(speculator(), **{name: value})
 
 
 def test_max_length_moves_a_forced_last_token() -> None:

@@ -3,7 +3,6 @@ steps cost is measured before it or never: no sequence that runs waits for a mea
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,10 +67,6 @@ def rows(*prompts: list[int], limit: int = 12) -> list[Row]:
     ]
 
 
-def told(row: Row) -> list[tuple[Any, ...]]:
-    return [(step.guesses, step.kept) for step in row.records]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_draft_reads_and_makes_nothing_before_it(name):
     target, draft = Counting(P), Counting(Q)
@@ -83,30 +78,6 @@ def test_the_draft_reads_and_makes_nothing_before_it(name):
     next(steps)
     assert (row.records[1].drafted > 0 and draft.tokens > 0) == (name not in ("copy", "lookup"))
     steps.close()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_that_join_others_are_drafted_for_as_if_alone(name):
-    """Also where one of them ends with its first token, before the drafter has it."""
-    prompts = [[0, 1, 2, 0, 1], [3, 4], [5, 1, 5], [2, 2]]
-    alone = []
-    for i, prompt in enumerate(prompts):
-        (row,) = rows(prompt)
-        row = Row.of(replace(row.request, key=RowKey(7, i), limit=1 if i == 1 else 12))
-        for _ in EngineCore(TableModel(P, V), drafters(TableModel(Q, V))[name], 3).run(
-            [row], choose(block), Fixed(3)
-        ):
-            pass
-        alone.append(row)
-    together = [Row.of(row.request) for row in alone]
-    shared = EngineCore(TableModel(P, V), drafters(TableModel(Q, V))[name], 4)
-    first = shared.run(together[:1], choose(block), Fixed(3))
-    next(first), next(first)
-    for _ in shared.run(together[1:], choose(block), Fixed(3)):
-        pass
-    for _ in first:
-        pass
-    assert [told(row) for row in together] == [told(row) for row in alone]
 
 
 def pair(name: str = "lm") -> Speculator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -33,7 +32,7 @@ from foretoken.sampling.distributions import (
     running_sum,
     sample,
 )
-from oracle import inverse_cdf, standardize
+from oracle import inverse_cdf
 
 COMBINATIONS = [
     SamplingParams(temperature=1.0),
@@ -93,8 +92,9 @@ def alike(p, expected):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distribution_is_that_of_transformers(params, dtype):
     logits = torch.randn(40, 50, generator=torch.manual_seed(1), dtype=dtype) * 3
+    before = logits.clone()
     p = probabilities(logits, params)
-    assert p.dtype == dtype
+    assert p.dtype == dtype and torch.equal(logits, before)
     assert alike(p, transformers_distribution(logits, params))
 
 
@@ -120,25 +120,6 @@ def test_cuts_that_are_off():
 
 
 @pytest.mark.parametrize("params", COMBINATIONS, ids=str)
-def test_distribution_is_the_oracles(params):
-    logits = torch.randn(3, 4, 50, generator=torch.manual_seed(2), dtype=torch.float64) * 3
-    p = probabilities(logits, params).flatten(0, 1)
-    for row, own in zip(logits.flatten(0, 1), p, strict=True):
-        naive = standardize(
-            row.numpy(), params.temperature, params.top_k, params.top_p, params.min_p
-        )
-        np.testing.assert_allclose(own, naive, atol=1e-14)
-
-
-def sorted_top_p(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """transformers' own way, but for a sort in which equals keep their order."""
-    ordered, order = scores.sort(dim=-1, stable=True)
-    drop = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
-    drop[..., -1] = False
-    return scores.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
-
-
-@pytest.mark.parametrize("params", COMBINATIONS, ids=str)
 def test_distribution_with_ties_is_that_of_transformers(params):
     """Ties at the edge of top-k are all kept; the distribution of a position does not depend on the
     rest.
@@ -154,32 +135,11 @@ def test_distribution_with_ties_is_that_of_transformers(params):
     assert torch.equal(p[7:8], probabilities(logits[7:8], params))
 
 
-@pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_top_p_keeps_what_a_sort_of_all_ids_keeps(top_p, dtype):
-    """With distinct logits, with some ties, and with little else than ties."""
-    generator = torch.manual_seed(11)
-    for step in 1e-9, 0.25, 2.0:
-        logits = torch.randn(3, 8, 700, generator=generator, dtype=dtype) * 3
-        logits = (logits / step).round() * step
-        logits[torch.rand(3, 8, 700, generator=generator) < 0.1] = -math.inf
-        p = probabilities(logits, SamplingParams(temperature=1.0, top_p=top_p))
-        assert alike(p, sorted_top_p(logits, top_p).softmax(-1))
-
-
 def test_mass_that_is_top_p_exactly_suffices():
     params = SamplingParams(temperature=1.0, top_p=0.5)
     p = probabilities(torch.zeros(1, 4), params)
     assert int((p > 0).sum()) == 2
     assert torch.equal(p, transformers_distribution(torch.zeros(1, 4), params))
-
-
-def test_distribution_of_impossible_ids():
-    logits = torch.tensor([[0.0, -math.inf, 1.0, -math.inf]])
-    for params in COMBINATIONS:
-        p = probabilities(logits, params)
-        assert p[0, 1] == p[0, 3] == 0
-        assert abs(float(p.sum()) - 1) < 1e-6
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 9e-6])
@@ -207,14 +167,6 @@ def test_half_precision_logits_give_float32_distributions(dtype, temperature):
     assert torch.equal(p, probabilities(logits.float(), params))
 
 
-def test_distribution_leaves_the_logits_alone():
-    logits = torch.randn(5, 9, generator=torch.manual_seed(5))
-    before = logits.clone()
-    for params in COMBINATIONS:
-        probabilities(logits, params)
-    assert torch.equal(logits, before)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_likeliest_is_the_first_of_equals(dtype):
     logits = torch.randint(0, 4, (5, 6, 300), generator=torch.manual_seed(12)).to(dtype)
@@ -238,10 +190,6 @@ def test_peaks_are_the_likeliest_and_show_what_is_invalid(dtype):
     assert peaks(logits[..., :20])[0] == peaks(logits, 20)[0]
 
 
-def test_one_hot():
-    assert one_hot(torch.tensor([[2, 0]]), 3).tolist() == [[[0, 0, 1], [1, 0, 0]]]
-
-
 UNIFORMS = [0.0, 5e-324, 1e-17, 0.1, 0.25, 0.5, 0.75, 1 - 2**-24, 1 - 2**-53]
 
 
@@ -259,44 +207,22 @@ def test_sample_is_the_inverse_cdf(u, dtype):
     assert ids.tolist() == naive
 
 
-def test_sample_reaches_every_id_in_proportion():
-    p = torch.tensor([[0.0, 0.5, 0.0, 0.125, 0.375, 0.0]]).expand(800, -1)
-    ids = sample(p, (torch.arange(800, dtype=torch.float64) + 0.5) / 800)
-    assert torch.bincount(ids, minlength=6).tolist() == [0, 400, 0, 100, 300, 0]
-
-
 def test_sample_of_a_certain_distribution():
     p = one_hot(torch.tensor([0, 3, 7]), 8)
     for u in UNIFORMS:
         assert sample(p, torch.full((3,), u, dtype=torch.float64)).tolist() == [0, 3, 7]
 
 
-def test_check_passes_logits():
-    check(torch.tensor([[[0.0, -math.inf]]]), "target", [0], [1])
-
-
 @pytest.mark.parametrize(
     ("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "nothing but -inf")]
 )
-def test_check_names_row_and_position(bad, what):
+def test_check_names_row_and_position_and_looks_at_no_padding(bad, what):
     logits = torch.zeros(2, 3, 4)
-    logits[1, 2] = bad
-    message = f"the target's logits hold {what} at position 12 of row 1; try dtype='float32'"
-    with pytest.raises(NumericsError, match=message):
-        check(logits, "target", [5, 10], [1, 3])
-
-
-def test_check_sees_a_single_bad_entry():
-    logits = torch.zeros(1, 1, 4)
-    logits[0, 0, 3] = math.nan
-    with pytest.raises(NumericsError, match="NaN"):
-        check(logits, "draft", [0], [1])
-
-
-def test_check_looks_at_no_padding():
-    logits = torch.zeros(2, 3, 4)
-    logits[0, 1:] = math.nan
+    logits[0, 1:], logits[0, 0, 0] = math.nan, -math.inf
     check(logits, "target", [5, 10], [1, 3])
+    logits[1, 2] = bad
+    with pytest.raises(NumericsError, match=f"{what} at position 12 of row 1; try dtype='float32'"):
+        check(logits, "target", [5, 10], [1, 3])
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
@@ -393,21 +319,15 @@ def test_a_long_distribution_is_drawn_from_as_a_short_one(V, dtype):
         assert torch.equal(masses, cdf[:, -1]) and (distributions.gather(1, ids[:, None]) > 0).all()
 
 
-def test_a_long_row_that_is_no_distribution_gives_some_id():
-    distributions = torch.zeros(2, 8192 + 1)
-    distributions[1, 77] = math.nan
-    ids, masses = locate(distributions, torch.full((2,), 0.5).double())
-    assert ((ids >= 0) & (ids <= 8192)).all()
-    assert not any(0 < mass < math.inf for mass in masses.tolist())
-
-
-def test_a_row_that_is_no_distribution_gives_some_id():
+@pytest.mark.parametrize("V", [2, 8193])
+def test_a_row_that_is_no_distribution_gives_some_id(V):
     """It is found out later, from its mass."""
-    distributions = torch.tensor([[math.nan, 1.0], [0.0, 0.0], [0.25, 0.75]])
+    distributions = torch.zeros(3, V)
+    distributions[0, 0], distributions[2, :2] = math.nan, torch.tensor([0.25, 0.75])
     for place in (Elsewhere(), torch.inference_mode()):
         with place:
             ids, masses = locate(distributions, torch.full((3,), 0.5).double())
-        assert ((ids >= 0) & (ids < 2)).all()
+        assert ((ids >= 0) & (ids < V)).all()
         assert [0 < mass < math.inf for mass in masses.tolist()] == [False, False, True]
 
 

@@ -53,23 +53,6 @@ def test_how_many_are_kept_has_a_number_of_its_own():
     assert torch.equal(n, outcome.n(numbers(0, Purpose.ACCEPT)))
 
 
-def test_a_row_draws_the_same_alone():
-    together = Draw(KEYS, LENGTHS, PARAMS)
-    for b in range(3):
-        alone = Draw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS[:1])
-        assert alone(DISTRIBUTIONS[b : b + 1], 1).item() == together(DISTRIBUTIONS, 1)[b]
-        assert (
-            alone.next_token(DISTRIBUTIONS[b : b + 1]).item()
-            == together.next_token(DISTRIBUTIONS)[b]
-        )
-
-
-def test_a_longer_text_draws_anew():
-    shorter, longer = Draw(KEYS, [4, 4, 4], PARAMS), Draw(KEYS, [5, 5, 5], PARAMS)
-    assert not torch.equal(shorter(DISTRIBUTIONS, 1), longer(DISTRIBUTIONS, 0))
-    assert not torch.equal(shorter(DISTRIBUTIONS, 0), longer(DISTRIBUTIONS, 0))
-
-
 def test_shared_draws_are_won_by_the_least_noise_over_mass():
     draw = SharedDraw(KEYS, LENGTHS, PARAMS)
     for i in range(3):

@@ -65,12 +65,6 @@ def test_at_temperature_0_there_is_no_distribution(verifier) -> None:
     assert torch.equal(found.t, best[torch.arange(B), found.n])
 
 
-def test_the_verifier_follows_from_temperature_and_lenience() -> None:
-    judges = [choose(block, x) for x in (1.0, 0.5)]
-    assert [type(verifier.greedy) for verifier in judges] == [Greedy, LenientGreedy]
-    assert [type(verifier.sampled) for verifier in judges] == [Sampled, Sampled]
-
-
 @pytest.mark.parametrize("lenience", [1.0, 0.5])
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("certain", [False, True])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from foretoken.text.automaton import DEEP, ROOT, Automaton, Earlier
@@ -21,13 +19,6 @@ def following(made: Automaton, run: list[int]) -> dict[int, int]:
     state, found = made.find(run)
     assert found == len(run)
     return {token: made.count[to] for token, to in made.following(state)}
-
-
-def test_what_followed_is_counted():
-    index = automaton([1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2])
-    assert index.length[index.match] == 5
-    assert following(index, [1, 2]) == {3: 2, 4: 1} and following(index, [2, 4, 1]) == {2: 1}
-    assert index.continued(index.find([1, 2])[0]) == 3
 
 
 def test_the_empty_text():
@@ -72,25 +63,6 @@ def test_repetitions_stay_small(kind):
     for _ in text:
         index.pop()
     assert len(index) == 0 and not index._before
-
-
-def test_a_text_takes_some_hundred_bytes_a_token():
-    """What is not in the arrays: dictionaries, most of which hold two or three tokens."""
-    text = [(i * i + i // 7) % 601 for i in range(20_000)]
-    index = automaton(text)
-    columns = (
-        index.ids,
-        index.length,
-        index.link,
-        index.count,
-        index.recent,
-        index._at,
-        index._split,
-    )
-    taken = sum(sys.getsizeof(part) for part in (*columns, index._before, index._next))
-    for ways in filter(None, index._next):
-        taken += sys.getsizeof(ways) + 2 * 28 * len(ways)
-    assert taken < 400 * len(text)
 
 
 def known(store: Earlier, salt: str, run: list[int]) -> bool:

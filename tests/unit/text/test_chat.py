@@ -55,10 +55,6 @@ def test_variables_win():
         text([USER, THOUGHT], None, both)
 
 
-def test_a_final_message_of_the_assistant_is_closed_unless_continued():
-    assert text([USER, THOUGHT]).endswith(f"[assistant] To the{END}\n[assistant] ")
-
-
 def test_a_template_of_ones_own():
     assert text([USER], "{{ messages[0]['content'] }}") == "Where are you going?"
     bare = tokenizer(None)

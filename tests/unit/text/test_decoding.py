@@ -20,7 +20,7 @@ from foretoken.text.decoding import (
     decode,
     require_same_words,
 )
-from tiny import TEXT, byte_level, metaspace
+from tiny import byte_level, metaspace
 
 
 def llama_like() -> PreTrainedTokenizerFast:
@@ -105,16 +105,6 @@ def test_a_character_that_the_prompt_began_is_the_continuations():
     assert continued(llama_like(), [3, *euro[:2]], [euro[2], 3]) == "€ a"
 
 
-@pytest.mark.parametrize("name", ["byte-level", "metaspace"])
-def test_real_text_token_by_token(name):
-    tokenizer = TOKENIZERS[name]
-    ids = tokenizer(TEXT).input_ids
-    texts = pieces(tokenizer, [[token] for token in ids])
-    assert "".join(texts) == decode(tokenizer, ids) == TEXT
-    assert not any("\ufffd" in piece for piece in texts)
-    assert sum(map(bool, texts)) > 50  # it does come in pieces
-
-
 def test_a_character_is_held_back_until_it_is_whole():
     ids = byte_level()("\U0001f40b", add_special_tokens=False).input_ids
     texts = pieces(byte_level(), [[token] for token in [*ids, *ids]])
@@ -162,20 +152,6 @@ def test_a_byte_that_reads_as_nothing_alone_is_a_byte_still():
         assert "".join(pieces(tokenizer, chunks)) == decode(tokenizer, ids), ids
 
 
-def test_the_cost_of_a_piece_does_not_grow_with_the_text(monkeypatch):
-    lengths: list[int] = []
-    original = PreTrainedTokenizerFast.decode
-
-    def counted(self, tokens, **options):
-        lengths.append(len(tokens))
-        return original(self, tokens, **options)
-
-    ids = byte_level()("the sea " * 200).input_ids
-    monkeypatch.setattr(PreTrainedTokenizerFast, "decode", counted)
-    pieces(byte_level(), [[token] for token in ids])
-    assert max(lengths) <= 2
-
-
 def test_the_same_words():
     require_same_words("d", 400, byte_level(), 320, byte_level())  # only padding differs
     require_same_words("d", 320, None, 320, byte_level())
@@ -200,15 +176,6 @@ def test_other_words(swap):
 def test_sizes_where_there_are_no_words():
     with pytest.raises(RefusedError, match="draft has 64 output rows and the target 65"):
         require_same_words("draft", 64, None, 65, byte_level())
-
-
-@pytest.mark.parametrize("make", [byte_level, metaspace])
-def test_bytes_concatenate_to_the_text(make) -> None:
-    tokenizer = make()
-    words = Spelling(tokenizer)
-    ids = tokenizer(TEXT, add_special_tokens=False).input_ids
-    spelled = b"".join(words.word(token)[1] for token in ids)
-    assert spelled.decode().strip() == tokenizer.decode(ids).strip()
 
 
 def test_a_token_within_a_character_is_named_by_its_bytes() -> None:
@@ -237,10 +204,6 @@ def test_offsets_in_a_prompt_are_those_of_its_text() -> None:
     assert count_offsets(tokenizer, ids, silent)[-1] == len(silent) - 1
     llama, words = llama_like(), [3, 3, *(7 + b for b in "€".encode()), 6]
     assert count_offsets(llama, [0, *words], "a a€b") == [0, 0, 1, 3, 3, 3, 4]
-
-
-def test_ids_stand_for_themselves_without_a_tokenizer() -> None:
-    assert Spelling(None).word(7) == ("<7>", b"")
 
 
 def test_ids_of_padding_have_no_text() -> None:

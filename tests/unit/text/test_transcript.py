@@ -217,31 +217,6 @@ def test_half_a_character_is_a_replacement_only_at_the_end():
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace])
-def test_without_stop_strings_it_is_the_text_of_all_tokens(make):
-    """Asked for at any time, also within a character."""
-    dice, tokenizer = random.Random(3), make()
-    for _ in range(300):
-        prompt, tokens = ids_of(dice, tokenizer), ids_of(dice, tokenizer)
-        transcript = Transcript(tokenizer, prompt)
-        for i, token in enumerate(tokens):
-            assert transcript.read(token) is None
-            if dice.random() < 0.3:
-                assert transcript.text == continued(tokenizer, prompt, tokens[: i + 1])
-        whole = continued(tokenizer, prompt, tokens)
-        assert transcript.text == whole and transcript.close() is None and transcript.text == whole
-
-
-def test_a_stop_string_within_the_least_tokens_ends_nothing_later_either():
-    def read(minimum: int) -> tuple[str | None, str]:
-        transcript = Transcript(Pieces(["a", "b", "c", "b", "d"]), [], ["ab", "b"], minimum=minimum)
-        return whole(transcript, [0, 1, 2, 3, 4])
-
-    assert read(0) == read(1) == ("ab", "")  # completed behind them, it may begin within
-    assert read(2) == read(3) == ("b", "abc")
-    assert read(4) == read(9) == (None, "abcbd")
-
-
-@pytest.mark.parametrize("make", [byte_level, metaspace])
 def test_what_each_token_adds_does_not_depend_on_when_it_is_asked_for(make):
     """Nor on later tokens; and offsets count characters, of which parts add none: 300 texts of
     whole characters, seeded."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, ImageGPTConfig, ImageGPTForCausalImageModeling
+from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
 
 import foretoken
 from foretoken.errors import ForeignError, InputError, RefusedError
 from pairs import DEVICE, PROMPTS, lively, random, relative, target
-from refusals import REFUSALS, Recorder
+from refusals import REFUSALS
 from tiny import byte_level, llama
 
 PLAIN = {"max_new_tokens": 12, "pad_token_id": 1, "do_sample": False}
@@ -216,21 +216,6 @@ def test_a_start_without_a_logit_is_left_to_transformers(caplog):
     assert "row 0 of input_ids holds ids outside 0..18" in told(caplog)[-1]
     with pytest.raises(InputError, match="ids outside 0..18"):
         images.generate(torch.tensor([[20]]), **options)
-
-
-def test_arguments_by_their_place(model):
-    streamer, theirs = Recorder(), Recorder()
-    config = GenerationConfig(**PLAIN, num_beams=1)
-    expected = model.generate(IDS, config, None, None, None, None, None, theirs)
-    spec = foretoken.attach(model, "lookup")
-    mixed = (IDS, config, None, None, None, None, None, streamer)
-    assert model.generate(*mixed, num_assistant_tokens=2).tolist() == expected.tolist()
-    assert streamer.puts == theirs.puts and spec is not None
-    again = Recorder()
-    model.generate(*mixed[:-1], again, guidance_scale=1.0, output_hidden_states=True)
-    assert again.puts == theirs.puts and again.ended == 1
-    with pytest.raises(TypeError, match="multiple values"):
-        model.generate(IDS, inputs=IDS)
 
 
 def test_load_s_options_are_checked(model):

@@ -13,11 +13,9 @@ from transformers import (
     MaxLengthCriteria,
     MaxTimeCriteria,
     MinNewTokensLengthLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
     StoppingCriteria,
     StopStringCriteria,
     TemperatureLogitsWarper,
-    TextIteratorStreamer,
     TopKLogitsWarper,
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
@@ -151,19 +149,6 @@ def test_an_end_of_sequence(pair, more):
         assert ours(spec, [prompt], **options).tolist() == expected.tolist()
 
 
-def test_draft_tokens_are_made_and_accepted(causal):
-    """Else all of the above would prove nothing of speculation."""
-    _, spec = causal
-    calls: list[int] = []
-    score = spec.target.score
-    spec.target.score = lambda *args: calls.append(1) or score(*args)
-    try:
-        outputs = ours(spec, [PROMPTS[1]])
-    finally:
-        del spec.target.score
-    assert outputs.shape[1] == len(PROMPTS[1]) + LIMIT and len(calls) < LIMIT
-
-
 # Batches
 
 
@@ -199,22 +184,6 @@ def test_lengths_count_the_padding(causal):
     expected = theirs(spec, rows, **limits)
     assert ours(spec, rows, **limits).tolist() == expected.tolist()
     assert expected.shape == (2, 20)
-
-
-def test_more_rows_than_share_a_pass(causal):
-    _, spec = causal
-    prompts = [PROMPTS[i % 3][: 2 + i % 3] + [20 + i] for i in range(19)]
-    rows, mask = mask_of(prompts)
-    outputs = ours(spec, rows, attention_mask=mask, max_new_tokens=4)
-    alone = [theirs(spec, [p], max_new_tokens=4)[0, -4:].tolist() for p in prompts]
-    assert outputs[:, -4:].tolist() == alone
-
-
-def test_a_prefix_constraint_counts_the_rows_of_the_call(causal):
-    _, spec = causal
-    allowed = {"prefix_allowed_tokens_fn": lambda b, ids: [20 + b, 30 + b]}
-    outputs = ours(spec, [[5, 6], [7, 8], [9, 10]], **allowed)
-    assert [{*row} for row in (outputs[:, 2:] % 10).tolist()] == [{0}, {1}, {2}]
 
 
 # Encoder-decoders
@@ -295,13 +264,6 @@ def test_greedy_decoding_leaves_torch_s_numbers_alone(causal):
     assert torch.rand(1) == expected
 
 
-def test_rows_of_one_prompt_differ(causal):
-    _, spec = causal
-    torch.manual_seed(0)
-    outputs = ours(spec, [PROMPTS[0]], do_sample=True, num_return_sequences=6, top_k=0)
-    assert len({tuple(row) for row in outputs.tolist()}) == 6
-
-
 WARPED: list[dict[str, Any]] = [
     {"top_k": 0},
     {"top_k": 5, "temperature": 0.7},
@@ -374,24 +336,6 @@ def test_scores_and_logits(pair, options):
     assert outputs.past_key_values is None
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"top_k": 4, "temperature": 0.7},
-        {"top_k": 0, "top_p": 0.8, "renormalize_logits": True},
-        {"top_k": 0, "typical_p": 0.7, "repetition_penalty": 1.3},
-    ],
-)
-def test_sampled_scores_are_those_that_transformers_would_have_there(pair, options):
-    """Of the first place; what follows was drawn by other numbers."""
-    outputs, expected = both(pair, [PROMPTS[0]], do_sample=True, **options)
-    near(outputs.scores[:1], expected.scores[:1])
-    near(outputs.logits[:1], expected.logits[:1])
-    first = 1 if pair[0].config.is_encoder_decoder else len(PROMPTS[0])
-    for scores, token in zip(outputs.scores, outputs.sequences[0, first:], strict=True):
-        assert scores[0, token] > -torch.inf
-
-
 def test_rows_that_have_ended_have_zeros(pair):
     model, _ = pair
     eos = an_end(model, PROMPTS[1], LIMIT)
@@ -410,13 +354,6 @@ def test_rows_that_have_ended_have_zeros(pair):
     assert any(ended)
 
 
-def test_nothing_is_kept_that_was_not_asked_for(pair):
-    outputs, _ = both(pair, [PROMPTS[0]], output_scores=False, output_logits=False)
-    assert outputs.scores is None and outputs.logits is None and outputs.sequences.ndim == 2
-    outputs, _ = both(pair, [PROMPTS[0]], return_dict_in_generate=False)
-    assert isinstance(outputs, torch.Tensor) and not outputs.is_inference()
-
-
 def test_a_streamer_is_called_as_transformers_calls_it(pair):
     _, spec = pair
     expected, own = Recorder(), Recorder()
@@ -424,16 +361,6 @@ def test_a_streamer_is_called_as_transformers_calls_it(pair):
     ours(spec, [PROMPTS[1]], streamer=own)
     assert own.puts == expected.puts and len(own.puts) == 1 + LIMIT
     assert own.ended == expected.ended == 1
-
-
-def test_a_streamer_of_text_comes_to_its_end():
-    model: Any = llama(320).double()
-    spec = load(model, "lookup", runtime="transformers")
-    ids = byte_level()("It was the", return_tensors="pt").input_ids
-    streamer = TextIteratorStreamer(byte_level(), skip_prompt=True, timeout=1.0)
-    options = {"streamer": streamer, "custom_generate": spec, "prompt_lookup_num_tokens": 2}
-    completions = model.generate(ids, **options, **PLAIN)
-    assert "".join(streamer) == byte_level().decode(completions[0, ids.shape[1] :])
 
 
 # Aliases
@@ -542,15 +469,6 @@ def test_what_a_batch_cannot_have_a_row_can(causal, options, says):
             ours(spec, [[1, 5, 2]], **(options | padded))
     expected = theirs(spec, [[5, 2]], **options)
     assert ours(spec, [[5, 2]], **options).tolist() == expected.tolist()
-
-
-def test_a_processor_of_transformers_that_reads_no_place_is_passed_on_in_a_batch(causal):
-    _, spec = causal
-    own = {"logits_processor": [NoRepeatNGramLogitsProcessor(2)]}
-    rows, mask = mask_of(PROMPTS)
-    outputs = ours(spec, rows, attention_mask=mask, **own)
-    alone = [theirs(spec, [p], no_repeat_ngram_size=2)[0, len(p) :].tolist() for p in PROMPTS]
-    assert outputs[:, mask.shape[1] :].tolist() == alone
 
 
 def test_another_model_is_refused(causal):

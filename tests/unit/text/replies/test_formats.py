@@ -353,31 +353,11 @@ def test_marks_within_strings_end_no_call(name: str, mark: str) -> None:
         assert parsed(read(name, [reply[:cut], reply[cut:]], (function,))[2])
 
 
-def test_names_and_texts_of_every_script() -> None:
-    function = Signature("météo", {"type": "object", "properties": {"où": {"type": "string"}}})
-    for name in ("hermes", "llama-json"):
-        form = named(name)
-        key = "parameters" if name == "llama-json" else "arguments"
-        reply = f'{form.open}{{"name": "météo", "{key}": {{"où": "là"}}}}{form.close}'
-        assert follows(name, Wish((function,), required=True), reply)
-        assert parsed(read(name, [reply], (function,))[2]) == [("météo", {"où": "là"})]
-    halves = '<tool_call>{"name": "now", "arguments": "{\\"a\\": \\"\\\\ud800\\"}"}</tool_call>'
-    ((_, arguments),) = read("hermes", [halves])[2]
-    assert arguments == '{"a": "\\ud800"}' and arguments.encode()
-    assert read("llama-pythonic", ["[now(a=1e999)]"]) == ("[now(a=1e999)]", "", [])
-
-
 def test_marks_in_messages_begin_no_thoughts() -> None:
     regions = format_regions(HERMES, calls=False, thoughts=True)
     asked = "<|im_start|>user\nIs <think> a tag?<|im_end|>\n<|im_start|>assistant\n"
     assert within(regions, asked) is None
     assert within(regions, f"{asked}<think>\n") is not None
-
-
-def test_thoughts_may_name_the_mark_of_a_call() -> None:
-    thought = "maybe <tool_call> {..}</think>\n\n"
-    assert follows("hermes", Wish(FUNCTIONS), f"{thought}Yes.", "begun")
-    assert follows("hermes", Wish(FUNCTIONS), f"{thought}{REPLIES['hermes'][0]}", "begun")
 
 
 def test_one_call_at_most() -> None:
