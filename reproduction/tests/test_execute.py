@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from reproduction.execute import (
     sample_distribution,
     speculate,
     speculate_async,
-    together,
     without,
 )
 from scripts import ROOT
@@ -62,13 +61,6 @@ def test_a_distribution_from_a_dict_or_an_array():
     assert list(distribution.outcomes) == [0, 1] and distribution.masses.dtype == np.float64
     rounded = finite_distribution("f", [0.3, 0.30002, 0.4]).masses
     assert rounded.sum() == pytest.approx(1, abs=1e-15)
-
-
-def test_outcomes_of_both_distributions():
-    q = finite_distribution("q", {"a": 0.5, "b": 0.5})
-    outcomes, q_masses, p_masses = together(q, finite_distribution("f", {"b": 0.2, "c": 0.8}))
-    assert list(outcomes) == ["a", "b", "c"]
-    assert q_masses.tolist() == [0.5, 0.5, 0.0] and p_masses.tolist() == [0.0, 0.2, 0.8]
 
 
 def test_one_guess_is_the_papers_rule():
@@ -121,11 +113,6 @@ def test_several_guesses() -> None:
     assert fewer.beta == 0.0 and set(fewer.guesses) == {"b", "c"}
 
 
-def test_no_guesses_are_f_and_then_g() -> None:
-    run = speculate(distribution_a, twice, fails, None, guesses=0)
-    assert (run.value, run.kept, run.guesses, run.beta) == ("aa", None, (), 0.0)
-
-
 def test_f_and_g_run_side_by_side() -> None:
     """Each waits for the other: one after the other they would never end."""
     meet = threading.Barrier(3, timeout=LONG)
@@ -141,18 +128,6 @@ def test_f_and_g_run_side_by_side() -> None:
     assert speculate(f, g, {"a": 0.5, "b": 0.5}, None, guesses=2).value == "a"
 
 
-def test_distributions_as_arrays() -> None:
-    for make in (np.array, torch.tensor, tuple, list):
-        p, q = make([0.0, 1.0]), make([0.5, 0.5])
-        run = speculate(lambda x, p=p: p, lambda y: y + 10, lambda x, q=q: q, None)
-        assert (run.value, run.y) == (11, 1) and type(run.y) is int
-
-
-def test_f_and_q_are_given_x() -> None:
-    run = speculate(lambda x: {x: 1.0}, twice, lambda x: {x: 1.0}, "z")
-    assert (run.value, run.kept) == ("zz", 0)
-
-
 def test_the_seed_decides() -> None:
     p, q = dict.fromkeys(range(8), 0.125), dict.fromkeys(range(4, 12), 0.125)
 
@@ -166,15 +141,6 @@ def test_the_seed_decides() -> None:
     assert draws(fresh[0]) == fresh
 
 
-def test_a_chain_of_executions() -> None:
-    """g may itself be a speculative execution."""
-
-    def g(y: str) -> str:
-        return speculate(lambda y: {y + "b": 1.0}, twice, lambda y: {y + "b": 1.0}, y, seed=1).value
-
-    assert speculate(distribution_a, g, RIGHT, None).value == "abab"
-
-
 # --- what is not wanted ---
 
 
@@ -185,22 +151,6 @@ def test_wrong_guesses_are_called_off() -> None:
     some = {"a": 0.5, "b": 0.25, "c": 0.25}
     assert speculate(distribution_a, wrong_waits, some, None, guesses=3).kept is not None
     assert threads() == before
-
-
-def test_only_a_parameter_named_cancelled_is_given_the_event() -> None:
-    def g(y: str, times: int = 3) -> str:
-        return y * times
-
-    assert speculate(distribution_a, g, RIGHT, None).value == "aaa"
-
-
-def test_a_given_executor_is_kept_and_left_empty() -> None:
-    """One worker is enough: guesses that did not begin are dropped; it is only slow."""
-    for workers in (2, 1):
-        with ThreadPoolExecutor(workers) as pool:
-            g = wrong_waits if workers > 1 else twice
-            assert speculate(distribution_a, g, WRONG, None, executor=pool).value == "aa"
-            assert pool.submit(twice, "c").result() == "cc"
 
 
 # --- processes ---
@@ -388,21 +338,6 @@ def test_async() -> None:
     run = awaited(distribution_soon, wrong_sleeps, {"b": 0.5, "c": 0.5}, None, guesses=2)
     assert (run.value, run.kept) == ("aa", None)
     assert time.monotonic() - began < LONG
-
-
-def test_async_draws_as_threads_do() -> None:
-    p, q = dict.fromkeys("abcdefgh", 0.125), dict.fromkeys("efghijkl", 0.125)
-
-    async def f(x: object) -> dict[str, float]:
-        return p
-
-    async def g(y: str) -> str:
-        return y
-
-    for seed in range(10):
-        run = awaited(f, g, q, None, guesses=2, seed=seed)
-        other = speculate(lambda x: p, str, q, None, guesses=2, seed=seed)
-        assert (run.guesses, run.kept, run.y) == (other.guesses, other.kept, other.y)
 
 
 def test_async_errors() -> None:

@@ -4,13 +4,11 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
-from scipy.stats import chisquare
 
 from foretoken.drafters.base import Draw
 from foretoken.errors import InputError
-from foretoken.sampling.distributions import SamplingParams, probabilities
+from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
 from reproduction.ngram import Level, NGram, NGramDrafter, fingerprint
 
@@ -43,7 +41,6 @@ def draws(B, params, seed=1, length=6):
 
 
 AFTER_0 = [0.125, 0.5625, 0.28125, 0.03125]
-AFTER_1 = [0.125, 0.0625, 0.78125, 0.03125]
 UNIGRAM = [0.5, 0.25, 0.125, 0.125]
 
 
@@ -68,13 +65,6 @@ def test_a_distribution_by_hand(context, expected):
     assert q.sum() == 1
 
 
-def test_asking_for_a_distribution_leaves_the_table_alone():
-    ngram = table()
-    ngram.distribution([0, 1])[:] = 0
-    assert ngram.distribution([0]).tolist() == AFTER_0
-    assert ngram.distribution([]).tolist() == UNIGRAM
-
-
 def test_greedy_draft_tokens_are_certain_and_the_lowest_on_ties():
     drafter = drafter_at([[0], [3], []])
     draft = drafter.propose([3, 1, 2], draws(3, SamplingParams(temperature=1e-6)))
@@ -85,84 +75,6 @@ def test_greedy_draft_tokens_are_certain_and_the_lowest_on_ties():
     even = NGramDrafter(NGram(np.array([0.2, 0.4, 0.4], np.float32), []))
     even.start([0], [[2]], None)
     assert even.propose([1], draws(1, SamplingParams())).tokens.tolist() == [[1]]
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-@pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, top_k=2, min_p=0.01)])
-def test_q_is_the_very_distribution_that_was_drawn_from(order, params):
-    """The step's distribution of each draft token is recomputed from the table and the text so
-    far."""
-    prompts = [[0], [2, 0], [0, 1], []]
-    drafter = drafter_at(prompts, order)
-    given = []
-
-    class Spy(Draw):
-        def __call__(self, distributions, i, cdf):
-            given.append(distributions)
-            assert torch.equal(cdf, distributions.double().cumsum(-1))
-            return super().__call__(distributions, i, cdf)
-
-    keys = [RowKey(1, b) for b in range(4)]
-    draft = drafter.propose([3, 3, 2, 3], Spy(keys, [6] * 4, [params] * 4))
-    assert draft.q is not None and draft.q.shape == (4, 3, 4) and draft.calls == 0
-    assert torch.equal(draft.q, torch.stack(given, 1))
-    for b, prompt in enumerate(prompts):
-        text = list(prompt)
-        for i in range(int(draft.lengths[b])):
-            q = torch.from_numpy(
-                drafter.table.distribution(text[len(text) - order + 1 :] if text else [])
-            )
-            assert torch.equal(draft.q[b, i], probabilities(q.log(), params))
-            text.append(int(draft.tokens[b, i]))
-
-
-def test_at_temperature_one_q_is_the_table_s_distribution():
-    draft = drafter_at([[0]]).propose([1], draws(1, SamplingParams(1.0)))
-    assert draft.q is not None
-    torch.testing.assert_close(draft.q[0, 0], torch.tensor(AFTER_0), atol=1e-7, rtol=0)
-
-
-def likely(drawn, q):
-    """Whether ids are a sample of q: a chi-square test that errs once in 10^8."""
-    q = q.double() / q.double().sum()
-    return chisquare(drawn.bincount(minlength=len(q)), q * len(drawn)).pvalue > 1e-8
-
-
-def test_draft_tokens_follow_q():
-    """Both draft tokens of many rows, the second given the first; by chance once in 10^7."""
-    B, params = 4000, SamplingParams(0.8)
-    draft = drafter_at([[0]] * B).propose([2] * B, draws(B, params))
-    first, second = draft.tokens.T
-    assert draft.q is not None
-    assert likely(first, draft.q[0, 0])
-    for x in range(3):
-        here = second[first == x]
-        assert len(here) > 200
-        assert likely(
-            here, probabilities(torch.from_numpy(table().distribution([0, x])).log(), params)
-        )
-
-
-def test_what_was_not_asked_for_does_not_change_a_row():
-    """A row's draft tokens depend neither on the other rows nor on their gamma, nor on
-    repetition."""
-    params = SamplingParams(1.0)
-    alone = drafter_at([[0]]).propose([2], draws(1, params))
-    drafter = drafter_at([[0], [1]])
-    for gamma in ([2, 0], [2, 5], [2, 5]):
-        both = drafter.propose(gamma, draws(2, params))
-        assert both.lengths.tolist() == gamma
-        assert both.tokens[0, :2].tolist() == alone.tokens[0].tolist()
-
-
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0)])
-def test_proposing_is_not_committing(params):
-    drafter = drafter_at([[0], [3, 0]])
-    first, again = (drafter.propose([3, 1], draws(2, params)) for _ in range(2))
-    assert torch.equal(first.tokens, again.tokens)
-    assert drafter.texts == [[0], [3, 0]]
-    if first.q is not None and again.q is not None:
-        assert torch.equal(first.q, again.q)
 
 
 def test_rows_join_behind_commit_and_leave():
@@ -186,16 +98,6 @@ def test_a_file_gives_the_table_back(tmp_path):
         assert np.array_equal(again.distribution(context), table().distribution(context))
     assert [p.name for p in path.parent.iterdir()] == ["table.safetensors"]
     assert NGram.load(path).vocab_size == 4
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "table"
-    table("old").save(path)
-    monkeypatch.setattr("foretoken.storage.files.os.replace", lambda *_: 1 / 0)
-    with pytest.raises(OSError, match="table cannot be written: division by zero"):
-        table("new").save(path)
-    assert NGram.load(path).fingerprint == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["table"]
 
 
 def test_a_table_of_another_tokenizer_is_refused(tmp_path):

@@ -54,14 +54,6 @@ def test_the_latest_of_a_recipe_and_what_it_was_made_with(tmp_path):
     assert results.last("tables") == ResultFile(results.path).last("tables") == "old"
 
 
-def test_a_later_line_takes_the_place_of_one_before(tmp_path):
-    path = tmp_path / "results.jsonl"
-    first = ResultFile(path)
-    first.add(line("a", failed="no room"))
-    first.add(line("a", 0.7))
-    assert alpha(first, "a") == alpha(ResultFile(path), "a") == 0.7
-
-
 def test_a_last_line_without_its_end_is_read(tmp_path):
     path = tmp_path / "results.jsonl"
     first = ResultFile(path)
@@ -107,14 +99,6 @@ def test_what_cannot_be_read_is_passed_over_and_stays(tmp_path, wrong):
     assert alpha(again, "a") == alpha(again, "b") == 0.5 and path.read_bytes() == content
     again.add(line("c"))
     assert path.read_bytes().startswith(content) and alpha(ResultFile(path), "c") == 0.5
-
-
-def test_reading_writes_nothing(tmp_path):
-    path = tmp_path / "results.jsonl"
-    ResultFile(path).add(line("a"))
-    path.write_bytes(path.read_bytes() + b'{"recipe": "ta')
-    content = path.read_bytes()
-    assert alpha(ResultFile(path), "a") == 0.5 and path.read_bytes() == content
 
 
 def test_a_full_disk_leaves_results_whole(tmp_path, full_disk):

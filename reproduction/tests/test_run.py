@@ -18,7 +18,6 @@ from reproduction.results import (
     ResultLine,
     ResultOrigin,
     as_measured,
-    digest,
     jobs,
     run,
 )
@@ -62,13 +61,6 @@ def test_draft_by_draft_and_in_the_pages_order(own):
         ("small", "walltime", 1.0),
     ]
     assert len(order) == 12 and order[4][0] == "large"
-
-
-def test_results_are_of_a_recipe_on_a_machine(own):
-    first = digest(own, MACHINE)
-    assert digest(own, MACHINE) == first
-    assert digest(own, replace(MACHINE, cpu="another")) != first
-    assert digest(own.quick().model_copy(update={"seed": 1}), MACHINE) != first
 
 
 def test_the_latest_measurements_are_found_without_models_and_prompts(own, measured, tmp_path):

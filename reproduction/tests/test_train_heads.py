@@ -63,18 +63,6 @@ def test_killed_and_resumed_is_uninterrupted(text, tmp_path):
     assert {**rest, "seconds": 0} == {**whole, "seconds": 0}
 
 
-def test_a_checkpoint_of_another_run_is_refused(text, tmp_path):
-    with pytest.raises(Killed):
-        train(text, tmp_path / "run", kill_at=3)
-    for changes, said in (
-        ({"network": tiny.llama(seed=1)}, "was begun with target"),
-        ({"count": 2}, "was begun with heads 3, not 2"),
-        ({"length": 9}, "was begun with length 8, not 9"),
-    ):
-        with pytest.raises(InputError, match=said):
-            train(text, tmp_path / "run", **changes)
-
-
 def test_what_cannot_be_trained_is_said(text, tmp_path):
     with pytest.raises(InputError, match="heads is 0"):
         train(text, tmp_path / "run", count=0)
@@ -113,12 +101,6 @@ def test_heads_that_no_text_could_teach_are_refused(text, tmp_path):
     train(short, tmp_path / "heads", count=6, network=tiny.t5(), length=6, share=0.5)
 
 
-def test_every_out_has_a_run_folder_of_its_own(text, tmp_path):
-    for name in ("x.run", "h.a", "h.b"):
-        train(text, tmp_path / name)
-        assert (tmp_path / name).is_file() and (tmp_path / f"{name}.run").is_dir()
-
-
 def test_an_out_in_the_way_of_another_is_refused_first(text, tmp_path):
     train(text, tmp_path / "h")
     with pytest.raises(InputError, match="h.run is a folder"):
@@ -126,16 +108,6 @@ def test_an_out_in_the_way_of_another_is_refused_first(text, tmp_path):
     (tmp_path / "i.run").touch()
     with pytest.raises(InputError, match="i.run is a file"):
         train(text, tmp_path / "i")
-
-
-def test_a_full_disk_leaves_the_old_heads(text, tmp_path, full_disk):
-    out = tmp_path / "heads"
-    train(text, out)
-    before = out.read_bytes()
-    with full_disk(len(before) // 2), pytest.raises(OSError, match="heads cannot be written: "):
-        train(text, out)
-    assert out.read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"heads", "heads.run", "text.txt"}
 
 
 def test_each_head_is_taught_the_distribution_of_its_own_place(text):

@@ -77,13 +77,6 @@ def contexts(order, size=V):
     return [c for k in range(order) for c in np.ndindex(*[size] * k)]
 
 
-def test_a_unigram_by_hand():
-    """Counts 3, 1, 0, 0: too few to tell discounts, so halves; 2 * 0.5 / 4 is shared by all."""
-    table = fit([[0, 0, 1, 0]], 4, 1)
-    assert (table.order, table.vocab_size) == (1, 4)
-    assert table.distribution([]).tolist() == [2.5 / 4 + 1 / 16, 0.5 / 4 + 1 / 16, 1 / 16, 1 / 16]
-
-
 def test_a_bigram_by_hand():
     """0 was seen behind 1 and at the start, 1 behind 0; after 0 came 1 twice, after 1 came 0."""
     table = fit([[0, 1, 0, 1]], 2, 2)
@@ -108,18 +101,6 @@ def test_distributions_are_kneser_ney_s_and_sum_to_one(order, separator):
         assert abs(q.sum(dtype=np.float64) - 1) < 1e-6
         assert (q > 0).all()
         np.testing.assert_allclose(q, naive.distribution(context), atol=1e-6)
-
-
-def test_estimated_discounts_are_used_where_there_is_enough_text():
-    """A larger text, whose counts of counts 1 to 4 all occur at the orders 3 and 4."""
-    ids = text(1500, 4)
-    naive = Naive([ids], 4)
-    assert all(set(range(1, 5)) <= set(naive.counts[k].values()) for k in (3, 4))
-    table = fit([ids], V, 4)
-    for context in contexts(4)[::7]:
-        np.testing.assert_allclose(
-            table.distribution(context), naive.distribution(context), atol=1e-6
-        )
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int64])
@@ -168,20 +149,6 @@ def test_bits_are_those_of_the_distributions(order, separator):
             bits.append(-np.log2(table.distribution(past[max(0, len(past) - order + 1) :])[x]))
     measured = bits_per_token(table, sequences, separator=separator)
     assert measured == pytest.approx(np.mean(bits), abs=1e-5)
-
-
-def test_longer_contexts_help_on_held_out_text():
-    """On a chain of order 1 a bigram beats a unigram, and a 4-gram loses next to nothing."""
-    train, held_out = [text(5000, 8)], [text(1000, 9)]
-    unigram, bigram, longer = (bits_per_token(fit(train, V, n), held_out) for n in (1, 2, 4))
-    entropy = -(skew(V) * np.log2(skew(V))).sum()
-    assert unigram > 2.4 and bigram < entropy + 0.1 and longer < entropy + 0.15
-
-
-def test_fitting_twice_gives_the_same_file(tmp_path):
-    for name in "ab":
-        fit([text(200)], V, 3, fingerprint="f").save(tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -237,13 +204,6 @@ def test_nothing_to_hold_out(tmp_path):
     (tmp_path / "a.txt").write_text("a b")  # a sixteenth of it is nothing
     assert held_out_bits_of_text(tmp_path, words(), 2) is None
     assert held_out_bits([[1, 2]], 5, 2) is None and held_out_bits([[], [1]], 5, 2) is None
-
-
-def test_missing_text_is_named(tmp_path):
-    with pytest.raises(InputError, match="there is no .*gone"):
-        fit_from_text(tmp_path / "gone", words(), 2)
-    with pytest.raises(InputError, match="no .txt or .txt.gz"):
-        fit_from_text(tmp_path, words(), 2)
 
 
 def test_targets_of_pairs_begin_where_a_decoder_does(tmp_path):

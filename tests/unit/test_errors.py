@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,13 +19,10 @@ from foretoken.errors import (
     InputError,
     NumericsError,
     RefusedError,
-    as_float,
     base_name,
     mismatch,
     one_line,
-    real,
     shown,
-    whole,
 )
 
 
@@ -35,24 +30,6 @@ def test_the_tree():
     assert issubclass(InputError, ForetokenError) and issubclass(InputError, ValueError)
     assert issubclass(NumericsError, RefusedError) and issubclass(RefusedError, ForetokenError)
     assert issubclass(ControlError, RefusedError) and issubclass(ForeignError, RefusedError)
-
-
-@pytest.mark.parametrize(
-    "value", [3, np.int64(3), 10**5000], ids=lambda value: type(value).__name__
-)
-def test_whole_numbers(value):
-    assert whole(value) and real(value)
-
-
-@pytest.mark.parametrize("value", [True, np.bool_(True), "3", None, 1j])
-def test_what_is_not_a_number(value):
-    assert not whole(value) and not real(value) and math.isnan(as_float(value))
-
-
-def test_floats():
-    assert not whole(3.0) and real(3.0) and real(Fraction(1, 2))
-    assert as_float(Fraction(1, 2)) == 0.5 and as_float(np.float32(0.25)) == 0.25
-    assert as_float(10**5000) == math.inf and as_float(-(10**5000)) == -math.inf
 
 
 def test_values_are_shown_in_one_short_line():

@@ -8,7 +8,6 @@ from foretoken.errors import InputError
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
 from foretoken.sampling.params import SamplingParams
-from foretoken.text.decoding import Transcript
 from oracle import random_model
 from table import TableModel
 from tiny import byte_level
@@ -59,19 +58,6 @@ def test_a_special_token_as_a_stop_string_may_stand_within_the_least_new_tokens(
         assert row.commit([0, 5, 0, 7]) == least and row.stop_reason == 0
         names = [] if row.controls is None else [name for name, _ in row.controls.controls]
         assert names == (["min_new_tokens"] if ends.eos else [])
-
-
-def test_a_row_has_what_it_asks_for_and_no_more() -> None:
-    free = Ends()
-    (plain,) = intake(ends=free).rows(intake(ends=free).requests([[1]], SamplingParams(), 0))
-    assert plain.controls is None and plain.endings == []
-    sampling = SamplingParams(
-        repetition_penalty=2.0, stop_strings="x", stopping=lambda ids, _: False
-    )
-    reader = intake(byte_level(), free)
-    (row,) = reader.rows(reader.requests(["It"], sampling, 0))
-    assert row.controls is not None
-    assert [type(each).__name__ for each in row.endings] == [Transcript.__name__, "OwnEnding"]
 
 
 @pytest.mark.parametrize(

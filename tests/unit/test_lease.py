@@ -65,15 +65,6 @@ def test_a_stream_of_a_shared_model_goes_on_and_others_are_refused() -> None:
     assert text(big) == large and text(mid) == expected and nobody_has(mid, big)
 
 
-def test_plain_decoding_leaves_the_draft_to_others() -> None:
-    mid, big = three()
-    expected = text(mid)
-    pieces = big.stream([0, 1], max_new_tokens=12, gamma=0)
-    next(pieces)
-    assert text(mid) == expected
-    pieces.close()
-
-
 def test_a_copy_of_a_part_in_use_is_free() -> None:
     mid, _ = three()
     pieces = mid.stream([0, 1], max_new_tokens=8, gamma=2)

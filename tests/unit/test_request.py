@@ -49,12 +49,6 @@ def test_commit_ends_at_the_first_end_of_sequence():
     assert (r.new_tokens, r.finish_reason) == ([3, 8], "stop")
 
 
-def test_an_end_of_sequence_as_the_last_token_allowed_is_a_stop():
-    r = row(limit=2)
-    assert r.commit([3, 9]) == [3, 9]
-    assert r.finish_reason == "stop"
-
-
 def test_an_end_of_sequence_in_the_prompt_is_none():
     r = Row.of(Request([9], 5, RowKey(0, 0), frozenset({9})))
     assert r.commit([3]) == [3]
@@ -73,14 +67,6 @@ def test_stats_sum_up_the_records():
     assert s.accepted_per_drafted == 0.5
     assert s.tokens_per_call == 1.5
     assert json.loads(json.dumps(s.to_dict()))["runtime"] == "table"
-
-
-def test_stats_of_plain_decoding():
-    r = row()
-    r.commit([3])
-    r.records = [record(gamma=0, guesses=(), accepted=0, kept=(3,), overlaps=(), draft_calls=0)]
-    s = stats(r, "table", "none")
-    assert (s.alpha, s.accepted_per_drafted, s.tokens_per_call) == (None, None, 1.0)
 
 
 def test_a_completion_is_shown_in_a_line():

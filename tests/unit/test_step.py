@@ -123,16 +123,6 @@ def test_the_record_holds_the_distributions_overlap(rule):
     assert len(record.kept) == record.accepted + 1
 
 
-def test_an_end_of_sequence_inside_the_kept_block():
-    row = Row.of(Request([0], 100, RowKey(0, 0), eos=frozenset({2})))
-    rows, target, drafter = one_step(pack([[1, 2, 3]]), [3], [row])
-    assert (row.new_tokens, row.finish_reason) == ([1, 2], "stop")
-    assert drafter.committed == [[1, 2]]
-    assert row.records[0].accepted == 2
-    assert row.records[0].overlaps == (1.0, 1.0)
-    assert target._texts == [[0, 1]]
-
-
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (0.0, "nothing but -inf")])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_invalid_logits_raise_and_leave_the_rows(bad, what, params):
@@ -220,17 +210,6 @@ def test_drafts_that_are_refused(draft, message):
     with pytest.raises(RefusedError, match=message):
         one_step(draft, [2, 2], rows)
     assert [row.tokens for row in rows] == [[0], [0]]
-
-
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_q_at_any_temperature_and_padding_of_any_kind(params):
-    """A draft wider than its longest row, padded with what is no id and no distribution."""
-    q = torch.full((2, 5, V), math.nan, dtype=torch.float64)
-    q[0, :1] = q[1, :2] = 0.25
-    draft = Draft(torch.tensor([[1, -1, -1, -1, -1], [1, 2, 99, 99, 99]]), torch.tensor([1, 2]), q)
-    rows, _, _ = one_step(draft, [5, 5], params=params)
-    for row in rows:
-        assert all(math.isfinite(beta) for beta in row.records[0].overlaps)
 
 
 def test_a_q_that_holds_nan_is_refused():

@@ -128,33 +128,19 @@ def test_a_step_reads_once(case: str, rule: str | Verifier) -> None:
 
 
 @pytest.mark.cpu_only
-def test_without_graphs_too() -> None:
-    """The ragged cache, as on a device without them."""
-    big, small = networks()
-    models = [CausalModel(network) for network in (big, small)]
-    for model in models:
-        model.capabilities = replace(model.capabilities, tensors=True)
-    drafter = LMDrafter(models[1], pairs.V)
-    reads_of = reads(CASES["sampled"], "block", [[4, 4, 4], [2, 0, 1]], drafter, models[0])
-    assert reads_of == [["tolist"]] * 2
-
-
-@pytest.mark.cpu_only
-def test_draft_tokens_that_are_made_on_the_host() -> None:
-    reads_of = reads(
-        CASES["sampled"], "block", [[4] * 3] * 2, LookupDrafter(), GraphModel(networks()[0])
-    )
-    assert reads_of == [["tolist"]] * 2
-
-
-@pytest.mark.cpu_only
+@pytest.mark.parametrize("lenience", [1.0, 0.3])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["lm", "lookup"])
-def test_a_lenient_step_reads_once(case: str, kind: str) -> None:
-    big, small = networks()
-    drafter = LMDrafter(GraphModel(small), pairs.V) if kind == "lm" else LookupDrafter()
-    reads_of = reads(CASES[case], "block", [[4] * 3, [3, 0, 1]], drafter, GraphModel(big), 0.3)
-    assert reads_of == [["tolist"]] * 2
+@pytest.mark.parametrize("kind", ["without graphs", "lm", "lookup"])
+def test_other_models_drafters_and_lenience(case: str, kind: str, lenience: float) -> None:
+    """Without graphs: the ragged cache, as on a device that has none."""
+    models: list[Any] = [GraphModel(network) for network in networks()]
+    if kind == "without graphs":
+        models = [CausalModel(network) for network in networks()]
+        for model in models:
+            model.capabilities = replace(model.capabilities, tensors=True)
+    drafter = LookupDrafter() if kind == "lookup" else LMDrafter(models[1], pairs.V)
+    gammas = [[4] * 3, [3, 0, 1]]
+    assert reads(CASES[case], "block", gammas, drafter, models[0], lenience) == [["tolist"]] * 2
 
 
 class Reader(LMDrafter):

@@ -11,11 +11,10 @@ from transformers import (
     MaxLengthCriteria,
     PrefixConstrainedLogitsProcessor,
     StoppingCriteriaList,
-    TopKLogitsWarper,
 )
 from transformers.generation import logits_process, stopping_criteria
 
-from foretoken.controls.own import REFUSED, endings, flat, processors, require_own
+from foretoken.controls.own import REFUSED, processors, require_own
 from foretoken.controls.penalties import History
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -124,14 +123,6 @@ def test_a_prefix_constraint_counts_the_rows_of_the_call(drafter):
                 assert {*one.tokens} <= {*allowed[row]}
     assert {(row, tuple(prompt)) for row, prompt in enumerate(PROMPTS)} <= calls
     assert all(list(ids[: len(PROMPTS[row])]) == PROMPTS[row] for row, ids in calls)
-
-
-def test_lists_of_transformers_are_taken_apart():
-    inner = LogitsProcessorList([TopKLogitsWarper(2)])
-    assert flat([inner, TopKLogitsWarper]) == [inner[0], TopKLogitsWarper]
-    assert len(processors([inner, TopKLogitsWarper(3)], 0)) == 2
-    criteria = StoppingCriteriaList([MaxLengthCriteria(4)])
-    assert len(endings([criteria], [1])) == 1
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,16 +13,10 @@ from transformers.generation.logits_process import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
     ExponentialDecayLengthPenalty,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    InfNanRemoveLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
 )
 
 from foretoken.controls import penalties
@@ -106,18 +99,6 @@ def test_a_history_is_what_its_text_makes_of_it_whatever_was_taken_back(prompt, 
     assert past.ids(torch.device("cpu")).tolist() == text
 
 
-def test_a_position_costs_the_same_at_any_length():
-    """What penalties read is never made anew: a view of one array, that grows in few steps."""
-    past, arrays = History([*range(1000)]), set()
-    for token in range(4000):
-        past.push(token % 2000)
-        for numbers in (past.every.ids, past.new.ids, past.new.counts):
-            view = numbers.view
-            assert view.base is numbers.view.base and np.shares_memory(view, numbers.view)
-            arrays.add(view.base.ctypes.data)
-    assert len(arrays) < 30
-
-
 V_BANS = 6
 SCORES = torch.linspace(-2, 3, V_BANS, dtype=torch.float64)
 TEXTS = st.lists(st.integers(0, V_BANS - 1), min_size=1, max_size=14)
@@ -176,37 +157,3 @@ def test_sequence_bias(text, words, numbers):
     biases = dict(zip(map(tuple, words), numbers, strict=False))
     expected = theirs_bans(SequenceBiasLogitsProcessor(biases), text)
     torch.testing.assert_close(penalties.Biased(biases)(SCORES.clone(), history(text)), expected)
-
-
-@given(TEXTS, st.integers(1, 6))
-def test_ends_among_the_first_new_tokens(text, least):
-    processor = MinNewTokensLengthLogitsProcessor(1, least, torch.tensor([2, 5]))
-    control = penalties.Suppressed([2, 5], until=least)
-    assert torch.equal(control(SCORES.clone(), history(text)), theirs_bans(processor, text))
-
-
-@given(TEXTS, st.integers(0, 3))
-def test_suppressed(text, begin):
-    everywhere = theirs_bans(SuppressTokensLogitsProcessor([0, 4]), text)
-    assert torch.equal(penalties.Suppressed([0, 4])(SCORES.clone(), history(text)), everywhere)
-    first = theirs_bans(SuppressTokensAtBeginLogitsProcessor([0, 4], 1 + begin), text)
-    control = penalties.Suppressed([0, 4], begin, begin + 1)
-    assert torch.equal(control(SCORES.clone(), history(text)), first)
-
-
-@given(TEXTS, st.integers(1, 10))
-def test_forced(text, limit):
-    """The decoder's second token, and the last that fits."""
-    processors = [ForcedBOSTokenLogitsProcessor(3), ForcedEOSTokenLogitsProcessor(1 + limit, 5)]
-    expected = SCORES[None].clone()
-    for processor in processors:
-        expected = processor(torch.tensor([text]), expected)
-    control = penalties.Forced({0: 3} | {limit - 1: 5})
-    assert torch.equal(control(SCORES.clone(), history(text)), expected[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_invalid(dtype):
-    scores = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf, -2.0], dtype=dtype)
-    expected = InfNanRemoveLogitsProcessor()(torch.tensor([[0]]), scores[None].clone())[0]
-    assert torch.equal(penalties.finite(scores, history([0])), expected)

@@ -102,13 +102,6 @@ def test_acceptance_is_learned_grade_by_grade():
         one.records.append(replace(right if drafts else record(0), grade=grade))
 
 
-def test_priors_are_the_drafters_own_by_grade():
-    policy, fresh = Adaptive(SMALL, priors=((6.0, 0.0), (6.0, 0.9))), row([record(0)])
-    assert policy.ask([fresh])[0] <= 1
-    fresh.grade = 1
-    assert policy.ask([fresh])[0] > 1
-
-
 @pytest.mark.parametrize("alpha", [0.5, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize(("c", "slope"), [(0.01, 0.0), (0.05, 0.04), (0.2, 0.1)])
 def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
@@ -116,13 +109,6 @@ def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
     past = [judged(alpha, MAX_GAMMA)] * 100
     wanted = optimal_gamma(alpha, c, v=lambda n: 1 + slope * (n - 1), max_gamma=MAX_GAMMA)
     assert Adaptive(priced).ask([row(past)]) == [wanted]
-
-
-def test_the_extremes():
-    assert Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 50)]) == [MAX_GAMMA]
-    assert Adaptive(DEAR).ask([row([record(1, [0.0])] * 50)]) == [0]
-    free = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
-    assert Adaptive(free).ask([row([judged(0.5, 4)] * 20)]) == [MAX_GAMMA]
 
 
 def test_it_stays_with_a_size_that_another_gains_less_on_than_the_change_costs():
@@ -135,14 +121,6 @@ def test_it_stays_with_a_size_that_another_gains_less_on_than_the_change_costs()
         assert sticky.ask([row(steps[:60])]) == [min(wanted)]
         assert sticky.ask([row(steps)]) == [gamma]
         assert sticky.ask([row([judged(1.0, 8)] * 60)]) == [MAX_GAMMA]  # worth any change
-
-
-def test_a_draft_that_is_mostly_silent_and_wrong_is_not_asked_again_and_again():
-    silent, wrong = record(4, drafted=0), record(4, [0.0], drafted=1)
-    steps = [silent, silent, silent, wrong] * 10
-    assert Adaptive(costs(0.0, 0.1)).ask([row(steps)]) == [0]
-    right = [silent, silent, silent, record(4, [1.0] * 4)] * 10
-    assert Adaptive(costs(0.0, 0.1)).ask([row(right)]) == [MAX_GAMMA]
 
 
 def test_never_more_than_there_is_room_for():
@@ -249,37 +227,11 @@ def test_reading_prompts_makes_no_draft_token_cheap():
     assert Adaptive(steady).ask([good], Beside(positions=100, read=100)) > [4]
 
 
-def test_long_texts_get_fewer_where_attention_to_several_tokens_is_dear():
-    far = Far(1000, ((0, 0.0), (16, 0.2)), ((1, 1.2), (2, 4.0), (17, 5.0)))
-    priced = replace(CHEAP, context=0, far=far)
-    past = [judged(0.6, 4)] * 30
-    short, long = row(past), row(past)
-    long.tokens = [0] * 1500
-    assert Adaptive(priced).ask([short]) == Adaptive(CHEAP).ask([short]) > [1]
-    assert Adaptive(priced).ask([long]) == [0] != Adaptive(CHEAP).ask([long])
-
-
-def test_a_new_text_does_not_know_the_size_of_the_last_one_s_passes():
-    priced = replace(SMALL, change=2.0)
-    policy, keen = Adaptive(priced), row([judged(0.9, 8)] * 30)
-    first = policy.ask([row([])])
-    assert policy.ask([keen]) > first
-    assert policy.ask([row([])]) == first
-
-
 def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():
     priced = Costs(((0, 0.0), (16, 16.0)), ((1, 1.0),), ((1, 0.0),))
     keen = row([judged(0.9, 8)] * 30)
     assert Adaptive(priced).ask([keen], Beside(1, 5, 0)) == [0]
     assert Adaptive(priced).ask([keen], Beside(1, 5, 4)) == [4]
-
-
-def test_a_new_row_begins_where_the_pair_was_measured():
-    priced = costs(0.02, 0.02)
-    asked = [
-        Adaptive(replace(priced, prior=(10.0, a))).ask([row([])])[0] for a in (0.05, 0.5, 0.95)
-    ]
-    assert asked == sorted(asked) and asked[0] <= 1 and asked[-1] >= 12
 
 
 # Replays: nothing here is left to chance, the dice are seeded
@@ -354,15 +306,6 @@ def test_what_is_predicted_costs_no_draft_and_is_expected_to_be_right():
     assert Adaptive(CHEAP).ask([expecting([])]) == Adaptive(CHEAP.undrafted).ask([expecting([])])
 
 
-def test_predictions_and_drafts_have_pasts_of_their_own():
-    right = [replace(judged(1.0, 8), predicted=True)] * 40
-    wrong = [replace(record(8, [0.0]), predicted=True)] * 40
-    good, bad = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
-    ask = Adaptive(SMALL).ask
-    assert ask([expecting(bad + right)]) == [MAX_GAMMA] and ask([row(bad + right)])[0] < 2
-    assert ask([row(good + wrong)])[0] > 4
-
-
 def test_the_better_of_prediction_and_draft_guesses():
     right = [replace(judged(1.0, 8), predicted=True)] * 40
     wrong = [replace(record(8, [0.0]), predicted=True)] * 40
@@ -374,15 +317,6 @@ def test_the_better_of_prediction_and_draft_guesses():
         assert trusts or asked == Adaptive(SMALL).ask([row(records)])
     one = expecting(bad + wrong)  # without a drafter there is nothing else to trust
     assert Adaptive(SMALL, drafts=False).ask([one])[0] < 2 and one.trusts
-
-
-def test_predictions_are_counted_beside_drafts():
-    """A pass that they fill leaves less room for draft tokens that are worth less."""
-    cliff = Costs(((0, 0.0), (16, 0.16)), ((1, 1.0), (17, 1.1), (18, 9.0), (60, 60.0)), ((1, 0.0),))
-    right = [replace(judged(1.0, 8), predicted=True)] * 40
-    alone = Adaptive(cliff).ask([row([judged(0.6, 4)] * 40)] * 1)
-    first, beside = Adaptive(cliff).ask([row([judged(0.6, 4)] * 40), expecting(right)])
-    assert alone[0] > 2 and beside >= 14 and first <= 16 - beside
 
 
 def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_others():

@@ -6,22 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Fixed
 from foretoken.costing.probe import ALONE, BEHIND, FAR, TOKENS, _spread, probe, probe_shared, shared
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
-from foretoken.errors import RefusedError
 from foretoken.records import StepRecord
-from foretoken.request import Request, Row
+from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import Sampled
-from foretoken.sampling.verify import speculative
 from oracle import random_model
-from running import running
 from table import Distribution, TableModel
 
 pytestmark = pytest.mark.daily
@@ -102,16 +96,6 @@ def test_steps_behind_a_longer_text():
     assert measured.far.context == FAR > measured.context > 2
     assert [g for g, _ in measured.far.draft] == list(BEHIND)
     assert [n for n, _ in measured.far.score] == [g + 1 for g in BEHIND]
-
-
-def test_an_open_stream_is_left_alone():
-    e = engine()
-    stream = running(e, [Row.of(request(9))], Sampled(speculative), Fixed(2))
-    next(stream)
-    with pytest.raises(RefusedError, match="still open"):
-        probe(e, request(), SAMPLED)
-    stream.close()
-    assert isinstance(probe(e, request(), SAMPLED).costs, Costs)
 
 
 SHARED = (0, 3)

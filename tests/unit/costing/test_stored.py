@@ -144,14 +144,6 @@ def test_costs_that_real_steps_contradict_are_measured_again(clock: list[float])
     assert recalled("a", None, never, again=True) == OTHER
 
 
-def test_a_later_run_that_agrees_takes_it_back(clock: list[float]):
-    keep("a", GOOD)
-    contradict("a", KNOWN, 2.0)
-    contradict("a", KNOWN, 1.2)
-    clock[0] = 1e9
-    assert recalled("a", None, never, again=True) == KNOWN
-
-
 def test_costs_that_extend_others_follow_them(clock: list[float]):
     keep("many", GOOD)
     keep("one", Kept(KNOWN, 1.1, 0.0, when=5.0))  # measured again meanwhile
@@ -209,18 +201,6 @@ def test_predicted_draft_tokens_cost_no_draft():
 
 def test_the_newest_steps_count():
     assert seen(steps(999, 0, 0.1), steps(999, 0, 1.0)).off == pytest.approx(1.0)
-
-
-def test_only_news_are_told():
-    watch = Watch()
-    told = [
-        watch.see(steps(MANY, 0, 1.0), KNOWN),
-        watch.see(steps(MANY, 0, 1.0), KNOWN),
-        watch.see(steps(MANY, 0, 1.0), KNOWN),
-        watch.see(steps(MANY + 1, 4, 9.0), KNOWN),
-        watch.see(steps(MANY + 1, 4, 9.0), KNOWN),
-    ]
-    assert told == [False, True, False, True, False]
 
 
 def named(name: str, **changes) -> CausalModel:

@@ -90,6 +90,7 @@ def test_another_target_has_the_same_taps() -> None:
         drafter.reading(other)
 
 
+@pytest.mark.daily("True")
 @pytest.mark.parametrize("sharing", [False, True])
 def test_greedy_texts_are_the_target_s(sharing: bool) -> None:
     """In a batch whose rows end and begin at different times, all far beyond the window."""

@@ -73,16 +73,6 @@ class OfTheProtocolForth(FourAlone, Drafter):
     pass
 
 
-@pytest.mark.parametrize("kind", [FourAlone, ForthAndBack, OfTheProtocol, OfTheProtocolForth])
-def test_the_four_methods_of_the_contract_are_enough(kind) -> None:
-    spec = foretoken.load(tiny.llama(), kind())
-    made = spec.generate([[1, 2], [3]], gamma=3, max_new_tokens=9)
-    plain = spec.generate([[1, 2], [3]], gamma=0, max_new_tokens=9)
-    assert [c.tokens for c in made] == [c.tokens for c in plain]
-    assert all(c.stats.drafted for c in made) and made[0].stats.draft_runtime == "python"
-    assert spec.drafter.reading(spec.target) is spec.drafter
-
-
 @pytest.mark.parametrize("kind", [ForthAndBack, OfTheProtocol])
 def test_with_rewind_they_stand_in_cascades_and_mixtures(kind) -> None:
     parts = [(CascadeDrafter(table(), kind(), gamma=2), 2), (kind(), None)]
@@ -115,11 +105,3 @@ def test_a_method_that_is_missing_is_named() -> None:
         says = f"^{kind.__name__} lacks start and leave; a drafter has the methods start, propose,"
         with pytest.raises(InputError, match=says):
             foretoken.load(tiny.llama(), kind())  # pyright: ignore[reportAbstractUsage]
-
-
-def test_a_model_in_memory_may_draft_for_itself() -> None:
-    """Two places of one network are two models, each with a cache of its own."""
-    model = tiny.llama()
-    spec = foretoken.load(model, model)
-    completions = spec.generate([[1, 2], [3]], gamma=2, max_new_tokens=8)
-    assert all(c.stats.accepted == c.stats.drafted for c in completions)

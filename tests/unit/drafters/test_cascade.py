@@ -6,7 +6,6 @@ import pytest
 
 import foretoken
 from foretoken.costing.stored import identity
-from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -45,14 +44,6 @@ def test_the_middle_model_runs_less_than_once_a_draft_token_where_the_inner_draf
     assert plain.propose([8], draw([1])).calls == 8
 
 
-def test_rows_that_have_outgrown_the_middle_model_fall_silent():
-    drafter = cascade(context=4)
-    drafter.start([0, 1, 2], [[1, 2, 3], [1], [1, 2, 3, 4, 0, 1]], None)
-    assert drafter.propose([5, 3, 5], draw([3, 1, 6])).lengths.tolist() == [2, 3, 0]
-    drafter.commit([[0, 1, 2], [1], [1]])
-    assert drafter.propose([5, 2, 5], draw([6, 2, 7])).lengths.tolist() == [0, 2, 0]
-
-
 def test_a_source_is_read_by_a_middle_model_with_an_encoder_and_else_the_head_of_the_text():
     for encoder_decoder in True, False:
         drafter = cascade(encoder_decoder=encoder_decoder)
@@ -80,17 +71,6 @@ def test_a_source_that_the_middle_models_encoder_cannot_hold():
 
 
 def test_what_cannot_be_a_cascade():
-    class Forward(Drafter):
-        def start(self, rows, prompts, sources): ...
-
-        def propose(self, gamma, draw): ...
-
-        def commit(self, tokens): ...
-
-        def leave(self, rows): ...
-
-    with pytest.raises(RefusedError, match="^Forward cannot go back, as the parts of a cascade"):
-        CascadeDrafter(TableModel(M, V), Forward())
     with pytest.raises(InputError, match="^UniformDrafter guesses among 7 tokens, .* has 5; give"):
         CascadeDrafter(TableModel(M, V), UniformDrafter(7))
     for gamma in -1, 2.5, float("nan"), "3", None, True:

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from foretoken.costing import stored
-from foretoken.drafters.base import Drafter, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import KnownTokensDrafter, MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.errors import InputError, RefusedError
+from foretoken.errors import InputError
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
@@ -53,22 +52,6 @@ def test_without_a_distribution_all_draft_tokens_are_certain():
     assert quiet.q is None and quiet.tokens.shape == (1, 0)
 
 
-def test_distributions_of_two_precisions_keep_their_very_numbers():
-    class Single(UniformDrafter):
-        def propose(self, gamma, draw):
-            draft = super().propose(gamma, draw)
-            return pack(
-                [ids[:1] for ids in draft.tokens.tolist()], self.distribution.float()[:, None]
-            )
-
-    third = MixtureDrafter([(Single(3), 1), (UniformDrafter(3), 1)])
-    third.start([0], [[1]], None)
-    draft = third.propose([2], draw([1]))
-    assert draft.q is not None and draft.q.dtype == torch.float64
-    assert draft.q[0, 0].tolist() == torch.full((3,), 1 / 3).tolist()
-    assert draft.q[0, 1].tolist() == [1 / 3] * 3
-
-
 @pytest.mark.parametrize("counts", [[], [0], [None, 2], [1, -1], [1.5], ["2"], [True]])
 def test_counts(counts):
     with pytest.raises(InputError, match="parts have the counts"):
@@ -82,17 +65,6 @@ def test_parts_are_pairs(parts):
 
 
 def test_parts_that_do_not_fit():
-    class Forward(Drafter):
-        def start(self, rows, prompts, sources): ...
-
-        def propose(self, gamma, draw): ...
-
-        def commit(self, tokens): ...
-
-        def leave(self, rows): ...
-
-    with pytest.raises(RefusedError, match="^Forward cannot go back, as the parts of a mixture"):
-        MixtureDrafter([(UniformDrafter(V), 1), (Forward(), None)])
     with pytest.raises(InputError, match="guesses among 7 tokens, another part of .* has 5"):
         MixtureDrafter([(LookupDrafter(), 1), (UniformDrafter(V), 1), (UniformDrafter(7), None)])
     assert MixtureDrafter([(LookupDrafter(), 1)]).vocab_size is None

@@ -116,17 +116,6 @@ def test_cancelled_at_once() -> None:
     run(work)
 
 
-def test_what_cannot_be_taken_on_is_told_where_it_is_asked() -> None:
-    async def work() -> None:
-        async with AsyncEngine(speculator()) as engine:
-            with pytest.raises(InputError, match="^a request has one text of one prompt, not 0"):
-                await anext(engine.stream([]))
-            with pytest.raises(InputError, match="^temprature is no option of add"):
-                await anext(engine.stream([1], temprature=1.0))
-
-    run(work)
-
-
 def test_the_end_ends_streams_and_nothing_begins_behind_it() -> None:
     async def work() -> None:
         async with AsyncEngine(speculator()) as engine:

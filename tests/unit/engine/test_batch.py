@@ -67,10 +67,6 @@ def test_gamma_is_trimmed_near_the_end():
             limit -= len(record.kept)
 
 
-def test_no_rows():
-    assert run(engine(), []) == []
-
-
 def test_an_open_stream_is_refused_and_a_closed_one_is_not():
     e = engine()
     stream = running(e, fresh(REQUESTS), Sampled(speculative), Fixed(2))
@@ -205,13 +201,4 @@ def test_the_end_of_a_prompt_and_the_first_token_are_one_pass(length, sizes, beh
         assert row.read_seconds >= row.first_seconds + row.draft_prefill_seconds
     else:  # that is part of the time before the first token
         assert row.read_seconds == row.first_seconds > row.draft_prefill_seconds
-    steps.close()
-
-
-def test_several_rows_read_their_prompts_first():
-    target = Passes()
-    rows = fresh([Request([1] * n, 8, RowKey(4, n)) for n in (5, 9)])
-    steps = running(Batch(target, NoDrafter()), rows, Sampled(speculative), Fixed(0))
-    next(steps), next(steps)
-    assert target.sizes == [[4, 8], [1, 1]]
     steps.close()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import signature
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -43,26 +42,6 @@ def drained(engine: Engine, most: int = 500) -> list[Event]:
             return events
         events += engine.step()
     raise AssertionError("the engine never ends")
-
-
-def test_events_concatenate_to_what_generate_returns() -> None:
-    spec = speculator(tokenizer=True)
-    options = {"gamma": 3, "temperature": 0.9, "max_new_tokens": 20, "logprobs": 1}
-    (expected,) = spec.generate("It was", seed=5, stop_strings="e", **options)
-    with Engine(spec) as engine:
-        id = engine.add("It was", seed=5, stop_strings="e", **options)
-        events = drained(engine)
-    assert {event.id for event in events} == {id}
-    assert "".join(event.text or "" for event in events) == expected.text
-    assert [token for event in events for token in event.tokens] == expected.tokens
-    assert [each for event in events for each in event.logprobs or ()] == expected.logprobs
-    *others, last = events
-    assert all(event.finish_reason is None and event.completion is None for event in others)
-    assert last.completion is not None and last.finish_reason == expected.finish_reason
-    assert last.completion.tokens == expected.tokens and last.completion.text == expected.text
-    kept = [[token for step in event.steps for token in step.kept] for event in events]
-    assert kept == [event.tokens for event in events]
-    assert [step for event in events for step in event.steps] == last.completion.steps
 
 
 COSTS = Costs(((0, 0.0), (4, 0.004)), ((1, 0.01), (5, 0.012)), ((1, 0.0), (5, 0.0)))
@@ -193,54 +172,6 @@ def test_a_request_may_have_a_rule_of_its_own() -> None:
     }
 
 
-@pytest.mark.parametrize("max_rows", [1, 3, 16])
-def test_more_requests_than_rows(max_rows: int) -> None:
-    spec = speculator()
-    expected = [spec.generate([1, i], SAMPLING, gamma=i % 4, seed=i)[0].tokens for i in range(9)]
-    with Engine(spec, max_rows) as engine:
-        ids = [engine.add([1, i], SAMPLING, gamma=i % 4, seed=i) for i in range(9)]
-        assert engine.waiting == 9 and not engine.running
-        events = engine.step()
-        assert engine.running == min(9, max_rows)
-        events += drained(engine)
-        stats = engine.stats()
-    completions = {event.id: event.completion for event in events if event.completion}
-    assert [completions[id].tokens for id in ids] == expected
-    assert (stats.finished, stats.tokens, stats.running, stats.waiting) == (9, 108, 0, 0)
-    assert stats.steps >= 12 // 5
-
-
-def test_an_aborted_request_is_gone_and_others_go_on() -> None:
-    spec = speculator()
-    (expected,) = spec.generate([2], SAMPLING, gamma=2, seed=1)
-    with Engine(spec, 1) as engine:
-        running, waiting, other = (engine.add([i], SAMPLING, gamma=2, seed=1) for i in (3, 4, 2))
-        engine.step()
-        engine.abort(waiting)
-        engine.abort(running)
-        events = drained(engine)
-        assert {event.id for event in events} == {other}
-        assert engine.stats().aborted == 2 and engine.stats().finished == 1
-        for gone in (running, other, 99, "x"):
-            with pytest.raises(InputError, match=f"^request {gone!r} is unknown or finished"):
-                engine.abort(gone)  # pyright: ignore[reportArgumentType]
-    assert events[-1].completion is not None
-    assert events[-1].completion.tokens == expected.tokens
-
-
-def test_generate_and_stream_beside_an_engine() -> None:
-    spec = speculator()
-    expected = [spec.generate([i], SAMPLING, gamma=2)[0].tokens for i in range(3)]
-    with Engine(spec) as engine:
-        engine.add([0], SAMPLING, gamma=2)
-        first = engine.step()
-        assert spec.generate([1], SAMPLING, gamma=2)[0].tokens == expected[1]
-        pieces = spec.stream([2], SAMPLING, gamma=2)
-        assert [token for piece in pieces for token in piece.tokens] == expected[2]  # pyright: ignore
-        events = [*first, *engine.step(), *drained(engine)]
-    assert [token for event in events for token in event.tokens] == expected[0]
-
-
 def test_a_request_that_others_have_finished_still_has_its_events() -> None:
     """Whoever drains the engine goes on as long as something runs."""
     spec = speculator()
@@ -285,40 +216,6 @@ def test_a_drafter_that_cannot_start_a_row_fails_that_row_alone() -> None:
     assert reasons == {bad: "error", fine: "length"}
 
 
-def test_a_request_that_fails_says_so_and_others_go_on() -> None:
-    def poisoned(text):
-        return [float("nan")] * V if len(text) > 3 and text[0] == 9 else P(text)
-
-    spec = speculator(target=poisoned)
-    with Engine(spec) as engine:
-        bad = engine.add([9], SAMPLING, gamma=1)
-        dead = engine.add([1], gamma=1, suppress_tokens=range(V))
-        good = engine.add([2], SAMPLING, gamma=1)
-        completions = {event.id: event for event in drained(engine) if event.finish_reason}
-    assert [completions[id].finish_reason for id in (bad, dead, good)] == [
-        "error",
-        "error",
-        "length",
-    ]
-    assert "logits hold NaN" in str(completions[bad].completion.error)  # pyright: ignore
-    assert "suppress_tokens leaves no token" in str(completions[dead].completion.error)  # pyright: ignore
-
-
-def test_an_invalid_draft_fails_what_runs_and_no_more() -> None:
-    spec = speculator()
-    with Engine(spec) as engine:
-        engine.add([1], SAMPLING, gamma=2)
-        engine.step()  # which drafts nothing
-        propose = spec.drafter.propose
-        spec.drafter.propose = lambda gamma, draw: propose([g + 1 for g in gamma], draw)
-        (event,) = engine.step()
-        assert event.finish_reason == "error" and event.completion is not None
-        assert "the drafter proposed" in (event.completion.error or "")
-        spec.drafter.propose = propose
-        engine.add([1], SAMPLING, gamma=2)
-        assert drained(engine)[-1].finish_reason == "length"
-
-
 def test_what_is_refused() -> None:
     spec = speculator()
     with Engine(spec, 1, max_waiting=1) as engine:
@@ -343,26 +240,8 @@ def test_what_is_refused() -> None:
         Engine("gpt2")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="^max_rows is 0; give a whole number from 1"):
         Engine(spec, 0)
-
-
-def test_requests_come_from_any_thread() -> None:
-    spec = speculator()
-    expected = [spec.generate([i], SAMPLING, gamma=2, seed=i)[0].tokens for i in range(8)]
-    with Engine(spec, 4) as engine:
-        ids: dict[int, int] = {}
-
-        def work(i: int) -> None:
-            ids[engine.add([i], SAMPLING, gamma=2, seed=i)] = i
-
-        threads = [Thread(target=work, args=(i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        events = [event for _ in range(20) for event in engine.step()]
-        for thread in threads:
-            thread.join()
-        events += drained(engine)
-    done = {ids[event.id]: event.completion for event in events if event.completion}
-    assert [done[i].tokens for i in range(8)] == expected
+    with pytest.raises(InputError, match="max_length is 7, the target's context 6"):
+        Engine(Speculator(TableModel(P, V, context=6), NoDrafter()), max_length=7)
 
 
 def test_max_length_counts_the_prompt() -> None:
@@ -402,14 +281,6 @@ def test_memory_is_stated_up_front() -> None:
         Engine(spec)
 
 
-def test_max_length_moves_a_forced_last_token() -> None:
-    options = {"gamma": 2, "max_new_tokens": 9, "forced_eos_token_id": 7}
-    with Engine(speculator(), max_length=5) as engine:
-        engine.add([1, 2, 3], **options)
-        (end,) = [event.completion for event in drained(engine) if event.completion]
-    assert len(end.tokens) == 2 and end.tokens[-1] == 7
-
-
 def test_a_request_that_comes_while_the_engine_closes_is_dropped() -> None:
     spec = speculator()
     engine = Engine(spec)
@@ -441,23 +312,6 @@ def test_a_close_that_was_broken_off_is_gone_on_with(monkeypatch) -> None:
     with Engine(spec) as again:
         again.add([1], SAMPLING)
         assert drained(again)
-
-
-@pytest.mark.parametrize("call", ["step", "close"])
-def test_a_processor_that_calls_its_engine_fails_alone(call: str) -> None:
-    spec = speculator()
-    expected = spec.generate([2], SAMPLING, gamma=2)[0].tokens
-    with Engine(spec) as engine:
-
-        def inner(ids, scores):
-            getattr(engine, call)()
-            return scores
-
-        bad = engine.add([1], max_new_tokens=5, gamma=2, processors=[inner])
-        good = engine.add([2], SAMPLING, gamma=2)
-        ends = {event.id: event for event in drained_of(engine, 2)}
-    assert ends[bad].finish_reason == "error"
-    assert ends[good].completion is not None and ends[good].completion.tokens == expected
 
 
 def drained_of(engine: Engine, requests: int) -> list[Event]:
@@ -563,27 +417,6 @@ def test_earlier_outputs_guess_for_their_own_user(temperature: float) -> None:
     assert kept[2] == kept[5] and (kept[2] == kept[1]) == (temperature > 0)
     if not temperature:
         assert again.stats.target_calls < first.stats.target_calls / 2
-
-
-def test_a_prediction_is_followed_by_a_row_that_waits_again() -> None:
-    spec, engine = predicting("lm")
-    plain = spec.generate([[1, i] for i in range(3)], gamma=0, max_new_tokens=LENGTH)
-    with engine:
-        ids = [
-            engine.add([1, i], gamma=3, max_new_tokens=LENGTH, prediction=own.tokens)
-            for i, own in enumerate(plain)
-        ]
-        events = [event for _ in range(3) for event in engine.step()]
-        engine._core.preempt()
-        events += drained(engine)
-        assert engine.stats().preempted >= 1
-    completions = {event.id: event.completion for event in events if event.completion}
-    for id, own in zip(ids, plain, strict=True):
-        assert (
-            completions[id].tokens == own.tokens
-            and completions[id].stats.target_calls == 1 + LENGTH // 4  # the first drafts nothing
-        )
-        assert completions[id].stats.accepted == completions[id].stats.drafted
 
 
 def test_predictions_as_text_and_such_as_are_none() -> None:

@@ -25,7 +25,6 @@ from foretoken.sampling.distributions import (
     check,
     likeliest,
     locate,
-    one_hot,
     peaks,
     possible,
     probabilities,
@@ -205,12 +204,6 @@ def test_sample_is_the_inverse_cdf(u, dtype):
     assert bool((distributions.gather(1, ids[:, None]) > 0).all())  # no id of zero mass
     naive = [inverse_cdf(row, u) for row in distributions.double().numpy()]
     assert ids.tolist() == naive
-
-
-def test_sample_of_a_certain_distribution():
-    p = one_hot(torch.tensor([0, 3, 7]), 8)
-    for u in UNIFORMS:
-        assert sample(p, torch.full((3,), u, dtype=torch.float64)).tolist() == [0, 3, 7]
 
 
 @pytest.mark.parametrize(

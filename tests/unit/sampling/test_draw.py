@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from foretoken.sampling.distributions import SamplingParams, running_sum, sample
+from foretoken.sampling.distributions import SamplingParams, sample
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform
 from foretoken.sampling.verify import speculative
@@ -25,14 +25,6 @@ def test_a_draft_token_is_drawn_by_the_number_of_its_offset():
     draw = Draw(KEYS, LENGTHS, PARAMS)
     for i in range(3):
         assert torch.equal(draw(DISTRIBUTIONS, i), sample(DISTRIBUTIONS, numbers(i, Purpose.DRAFT)))
-
-
-def test_a_running_sum_at_hand_changes_no_draft_token():
-    draw = Draw(KEYS, LENGTHS, PARAMS)
-    for i in range(3):
-        assert torch.equal(
-            draw(DISTRIBUTIONS, i, running_sum(DISTRIBUTIONS)), draw(DISTRIBUTIONS, i)
-        )
 
 
 def test_the_next_token_has_a_number_of_its_own():

@@ -24,7 +24,6 @@ from foretoken.sampling.verifier import (
 from foretoken.sampling.verify import RULES, block, speculative
 
 V = 5
-LENIENCES = [1.0, 0.9, 0.5, 0.1, 1e-3]
 SAMPLED = SamplingParams(temperature=1.0)
 
 
@@ -43,15 +42,6 @@ def tensor(distribution: np.ndarray) -> torch.Tensor:
 def bias_of(p, q, lenience: float) -> float:
     """How far the output is from p, as total variation."""
     return theory.lenient_beta(p, q, lenience) - theory.beta(p, q)
-
-
-def test_more_lenience_keeps_more():
-    for p, q in distributions():
-        betas = [theory.lenient_beta(p, q, lenience) for lenience in LENIENCES]
-        assert betas == sorted(betas)
-        assert betas[0] == pytest.approx(theory.beta(p, q), abs=1e-12)
-        greedy = [theory.greedy_lenient_beta(p, q, lenience) for lenience in LENIENCES]
-        assert greedy == sorted(greedy)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -20,6 +20,7 @@ TEMPLATE = """{{ bos_token }}{% for message in messages -%}
 USER = {"role": "user", "content": "Where are you going?"}
 THOUGHT = {"role": "assistant", "content": "To the"}
 END = "<|endoftext|>"
+REFUSES = "the chat template refuses the messages: "
 
 
 def tokenizer(template: str | dict[str, str] | None = TEMPLATE) -> PreTrainedTokenizerFast:
@@ -159,45 +160,32 @@ def test_a_role_that_the_template_names_is_known():
 
 
 @pytest.mark.parametrize(
-    ("messages", "problem"),
+    ("given", "problem"),
     [
-        ([], "the conversation is empty"),
-        ("hello", "messages is 'hello'"),
-        (["hello"], "message 0 is 'hello'; give a dict with 'role' and 'content'"),
-        ([USER, {"content": "a"}], "message 1 has the role None"),
-        ([{"role": 3, "content": "a"}], "message 0 has the role 3"),
-        ([{"role": "user"}], "message 0 has the content None; give a str or a list of parts"),
-        ([{"role": "user", "content": 3}], "message 0 has the content 3"),
-        (
-            [{"role": "user", "content": "\udc80"}],
-            "message 0 is not valid text; give text in UTF-8",
-        ),
+        ([[]], "the conversation is empty"),
+        (["hello"], "messages is 'hello'"),
+        ([["hello"]], "message 0 is 'hello'; give a dict with 'role' and 'content'"),
+        ([[USER, {"content": "a"}]], "message 1 has the role None"),
+        ([[{"role": "user"}]], "message 0 has the content None; give a str or a list of parts"),
+        ([[{"role": "user", "content": 3}]], "message 0 has the content 3"),
+        ([[USER | {"content": "\udc80"}]], "message 0 is not valid text; give text in UTF-8"),
+        ([[USER], 3], "chat_template is 3; give the text"),
+        ([[USER], "chat.jinja"], "chat_template is 'chat.jinja', which holds no message; give the"),
+        ([[USER], "{% if %}"], "the chat template refuses the messages: Expected an expression"),
+        ([[USER], "{{ raise_exception('no\nsystem') }}"], f"{REFUSES}no system"),
+        ([[USER], "{{ messages.a.b }}"], f"{REFUSES}'list object' has no"),
+        ([[USER], "{# nothing #}"], "the chat template makes no text of the messages"),
+        ([[USER], None, "calm"], "chat_template_kwargs is 'calm'; give a dict"),
+        ([[USER], None, {3: 4}], "chat_template_kwargs is {3: 4}; give a dict"),
+        ([[USER], None, {"tokenize": 0}], "chat_template_kwargs holds 'tokenize', which no templ"),
+        ([[USER], None, {"messages": []}], REFUSES),
+        ([[USER], None, {"continue_final_message": "thinking"}], REFUSES),
     ],
 )
-def test_invalid_messages(messages, problem):
+def test_what_cannot_be_rendered_is_one_line(given, problem):
+    messages, *options = given
     with pytest.raises(InputError) as error:
-        chat.ids(messages, tokenizer())
-    assert str(error.value).startswith(problem)
-
-
-@pytest.mark.parametrize(
-    ("template", "problem"),
-    [
-        (3, "chat_template is 3; give the text"),
-        ("chat.jinja", "chat_template is 'chat.jinja', which holds no message; give the text of a"),
-        ("{% if %}", "the chat template refuses the messages: Expected an expression"),
-        (
-            "{{ raise_exception('no\nsystem') }}",
-            "the chat template refuses the messages: no system",
-        ),
-        ("{{ messages.a.b }}", "the chat template refuses the messages: 'list object' has no"),
-        ("{{ 1 + messages[0].role }}", "the chat template refuses the messages: unsupported"),
-        ("{# nothing #}", "the chat template makes no text of the messages"),
-    ],
-)
-def test_templates_that_fail(template, problem):
-    with pytest.raises(InputError) as error:
-        chat.ids([USER], tokenizer(), template)
+        chat.ids(messages, tokenizer(), *options)
     assert str(error.value).startswith(problem) and "\n" not in str(error.value)
 
 
@@ -206,22 +194,6 @@ def test_nothing_to_render_with():
         chat.ids([USER], None)
     with pytest.raises(InputError, match="has no chat template"):
         chat.ids([USER], tokenizer(None))
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ("calm", "chat_template_kwargs is 'calm'; give a dict"),
-        ({3: 4}, "chat_template_kwargs is {3: 4}; give a dict"),
-        ({"tokenize": False}, "chat_template_kwargs holds 'tokenize', which no template reads"),
-        ({"messages": []}, "the chat template refuses the messages: .*messages"),
-        ({"continue_final_message": "thinking"}, "the chat template refuses the messages: "),
-    ],
-)
-def test_invalid_variables(given, problem):
-    with pytest.raises(InputError, match=problem) as error:
-        chat.ids([USER], tokenizer(), None, given)
-    assert "\n" not in str(error.value)
 
 
 def test_control_tokens_in_messages_can_be_text():

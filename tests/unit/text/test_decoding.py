@@ -82,24 +82,6 @@ def test_behind_any_prompt_it_is_what_decoding_both_adds(name, data):
     assert continued(tokenizer, prompt, tokens) == added
 
 
-@pytest.mark.parametrize("make", [metaspace, llama_like], ids=["metaspace", "llama"])
-def test_the_space_that_a_continuation_begins_with_is_kept(make):
-    """These decoders strip it from the head of a text."""
-    tokenizer = make()
-    if make is llama_like:
-        prompt, new = [4], [3, 3]
-        assert decode(tokenizer, new) == "a a"
-        expected = " a a"
-    else:
-        ids = tokenizer("the day").input_ids
-        cut = next(i for i in range(1, len(ids)) if decode(tokenizer, ids[:i]) == "the")
-        prompt, new, expected = ids[:cut], ids[cut:], " day"
-        assert decode(tokenizer, new) == "day"
-    assert continued(tokenizer, prompt, new) == expected
-    assert "".join(pieces(tokenizer, [[token] for token in new], prompt)) == expected
-    assert continued(tokenizer, [], new) == expected.removeprefix(" ")
-
-
 def test_a_character_that_the_prompt_began_is_the_continuations():
     euro = [7 + b for b in "€".encode()]
     assert continued(llama_like(), [3, *euro[:2]], [euro[2], 3]) == "€ a"
@@ -206,7 +188,8 @@ def test_offsets_in_a_prompt_are_those_of_its_text() -> None:
     assert count_offsets(llama, [0, *words], "a a€b") == [0, 0, 1, 3, 3, 3, 4]
 
 
-def test_ids_of_padding_have_no_text() -> None:
+def test_ids_of_padding_have_no_text_and_without_a_tokenizer_ids_are_names() -> None:
+    assert Spelling(None).word(7) == ("<7>", b"")
     assert Spelling(byte_level()).word(100_000) == ("", b"")
 
 

@@ -95,25 +95,6 @@ def check(dice: random.Random, transcript: Transcript, tokens: list[int], end: E
     assert transcript.shown() == "" and transcript.text == end.text and transcript.close() is None
 
 
-def test_stop_strings_in_any_pieces_are_those_of_str_find():
-    """4,000 random splits of random texts, seeded."""
-    dice, met, crossed = random.Random(0), 0, 0
-    for _ in range(4_000):
-        pieces = [some(dice, LETTERS, 4) for _ in range(dice.randint(1, 12))]
-        texts = ["".join(pieces[:i]) for i in range(len(pieces) + 1)]
-        stops, include = stop_strings(dice, texts[-1]), dice.random() < 0.5
-        minimum = dice.choice([0, 0, *range(8)])
-        end = expected(texts, stops, include, minimum)
-        tokens = list(range(len(pieces)))
-        tokenizer = Pieces([*pieces, some(dice, LETTERS, 4)])
-        prompt = [len(pieces)] * dice.randint(0, 2)
-        transcript = Transcript(tokenizer, prompt, stops, include=include, minimum=minimum)
-        check(dice, transcript, tokens, end)
-        met += end.stop is not None
-        crossed += end.stop is not None and end.stop not in pieces[end.count - 1]
-    assert met > 1_000 and crossed > 300
-
-
 def ids_of(dice: random.Random, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Words, texts byte by byte, characters cut short, special tokens, ids that read as nothing."""
     ids: list[int] = []
@@ -141,9 +122,9 @@ def bytes_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 @pytest.mark.parametrize("make", [byte_level, metaspace])
 def test_stop_strings_in_any_tokens_are_those_of_str_find(make):
-    """3,000 random texts of each tokenizer, seeded, characters cut by tokens among them."""
+    """1,000 random texts of each tokenizer, seeded, characters cut by tokens among them."""
     dice, tokenizer, met = random.Random(1), make(), 0
-    for _ in range(3_000):
+    for _ in range(1_000):
         prompt = ids_of(dice, tokenizer) if dice.random() < 0.5 else []
         tokens = ids_of(dice, tokenizer)
         texts = [continued(tokenizer, prompt, tokens[:i]) for i in range(len(tokens) + 1)]
@@ -153,7 +134,7 @@ def test_stop_strings_in_any_tokens_are_those_of_str_find(make):
         transcript = Transcript(tokenizer, prompt, stops, include=include, minimum=minimum)
         check(dice, transcript, tokens, end)
         met += end.stop is not None
-    assert met > 500
+    assert met > 150
 
 
 def test_all_that_is_certain_is_shown():
@@ -203,17 +184,6 @@ def test_a_line_break_that_is_a_byte_ends_the_text_at_once():
     transcript = Transcript(tokenizer, [], ["\n"])
     assert transcript.read(tokens[0]) is None and transcript.shown() == ""
     assert transcript.read(tokens[1]) == "\n" and transcript.shown() == "a"
-
-
-def test_half_a_character_is_a_replacement_only_at_the_end():
-    tokenizer = byte_level()
-    cut = bytes_of(tokenizer, "\U0001f600")[:2]
-    for stop, closed in ((REPLACEMENT, ""), ("x", REPLACEMENT)):
-        transcript = Transcript(tokenizer, [], [stop])
-        assert [transcript.read(token) for token in cut] == [None, None]
-        assert transcript.text == REPLACEMENT and transcript.shown() == ""
-        assert transcript.close() == (stop if stop == REPLACEMENT else None)
-        assert transcript.text == transcript.shown() == closed
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace])

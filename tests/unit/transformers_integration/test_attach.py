@@ -49,16 +49,6 @@ def test_generate_is_speculative_until_detached(model):
     foretoken.detach(model)  # nothing is left to take back
 
 
-def test_attaching_again_replaces_the_draft(model):
-    first = foretoken.attach(model, relative(model))
-    second = foretoken.attach(model, "lookup")
-    expected = model.generate(IDS, prompt_lookup_num_tokens=2, **PLAIN)[0].tolist()
-    assert steps(first, model, prompt_lookup_num_tokens=2) == (expected, 0)
-    assert steps(second, model, prompt_lookup_num_tokens=2)[1] > 0
-    foretoken.detach(model)
-    assert "generate" not in vars(model)
-
-
 def test_a_call_s_own_custom_generate_goes_first(model):
     foretoken.attach(model, "lookup")
     assert model.generate(IDS, custom_generate=lambda *_, **__: "own", **PLAIN) == "own"
@@ -137,6 +127,8 @@ def test_strict_raises_what_it_does_not_decode():
     foretoken.attach(own, relative(own), runtime="transformers", strict=True)
     kind, says = outcome(own, REFUSALS["num_beams"].options(own))
     assert kind is ForeignError and says.startswith("num_beams=3 asks for a beam search")
+    with pytest.raises(ForeignError, match="^cache_implementation='paged' is not followed"):
+        own.generate(IDS, cache_implementation="paged", **PLAIN)
 
 
 def test_a_generation_config_that_asks_for_beams_before_and_after(model, caplog):
@@ -189,12 +181,6 @@ def test_what_transformers_refuses_of_a_custom_generate_alone(caplog):
     assert "stop strings" in told(caplog)[-1]
 
 
-def test_continuous_batching_hears_of_no_speculator(model):
-    foretoken.attach(model, "lookup", strict=True)
-    with pytest.raises(ForeignError, match="^cache_implementation='paged' is not followed"):
-        model.generate(IDS, cache_implementation="paged", **PLAIN)
-
-
 @pytest.mark.parametrize(
     "options", [{"num_assistant_tokens": -1}, {"forced_eos_token_id": 64}, {"temperature": -1.0}]
 )
@@ -218,6 +204,19 @@ def test_a_start_without_a_logit_is_left_to_transformers(caplog):
         images.generate(torch.tensor([[20]]), **options)
 
 
+def test_the_call_s_tokenizer_finds_stop_strings():
+    model: Any = llama(320).double()
+    model.generation_config.eos_token_id = None
+    tokenizer = byte_level()
+    ids = tokenizer("It was the first", return_tensors="pt").input_ids
+    free = model.generate(ids, **PLAIN)[0, ids.shape[1] :]
+    options = {"stop_strings": tokenizer.decode(free[5:7]), "tokenizer": tokenizer} | PLAIN
+    expected = model.generate(ids, **options).tolist()
+    spec = foretoken.attach(model, "lookup")
+    assert spec.tokenizer is None
+    assert model.generate(ids, num_assistant_tokens=2, **options).tolist() == expected
+
+
 def test_load_s_options_are_checked(model):
     foretoken.attach(model, "lookup")
     with pytest.raises(InputError, match="^dtype is 'float'"):
@@ -237,16 +236,3 @@ def test_what_is_no_model_and_what_is_no_option(model):
     with pytest.raises(InputError, match="^target is no option of attach"):
         foretoken.attach(model, "lookup", target="x")
     assert "generate" not in vars(model)
-
-
-def test_the_call_s_tokenizer_finds_stop_strings():
-    model: Any = llama(320).double()
-    model.generation_config.eos_token_id = None
-    tokenizer = byte_level()
-    ids = tokenizer("It was the first", return_tensors="pt").input_ids
-    free = model.generate(ids, **PLAIN)[0, ids.shape[1] :]
-    options = {"stop_strings": tokenizer.decode(free[5:7]), "tokenizer": tokenizer} | PLAIN
-    expected = model.generate(ids, **options).tolist()
-    spec = foretoken.attach(model, "lookup")
-    assert spec.tokenizer is None
-    assert model.generate(ids, num_assistant_tokens=2, **options).tolist() == expected

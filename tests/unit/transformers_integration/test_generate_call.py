@@ -218,15 +218,6 @@ def test_a_decoder_may_begin_with_several_ids():
     assert expected[0, :3].tolist() == [start, 7, 9]
 
 
-def test_sources_are_repeated_with_their_rows():
-    _, spec = made("T5")
-    options = {"do_sample": True, "top_k": 1, "num_return_sequences": 2}
-    rows, mask = mask_of(PROMPTS[:2], right=True)
-    outputs = ours(spec, rows, attention_mask=mask, **options).tolist()
-    single = [theirs(spec, [p])[0].tolist() for p in PROMPTS[:2]]
-    assert outputs == [single[0], single[0], single[1], single[1]]
-
-
 def test_what_an_encoder_has_read_must_be_ids():
     model, spec = made("T5")
     states = model.get_encoder()(torch.tensor([PROMPTS[0]], device=DEVICE))
@@ -244,24 +235,6 @@ def test_what_an_encoder_has_read_must_be_ids():
 
 
 # Sampling
-
-
-def test_a_seed_of_torch_s_makes_it_repeatable(pair):
-    _, spec = pair
-    texts = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        texts.append(ours(spec, [PROMPTS[0]], do_sample=True, temperature=2.0, top_k=0).tolist())
-    assert texts[0] == texts[1] != texts[2]
-
-
-def test_greedy_decoding_leaves_torch_s_numbers_alone(causal):
-    _, spec = causal
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    ours(spec, [PROMPTS[0]])
-    assert torch.rand(1) == expected
 
 
 WARPED: list[dict[str, Any]] = [
@@ -323,6 +296,7 @@ def near(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) ->
         {"no_repeat_ngram_size": 2, "renormalize_logits": True},
         {"stopping_criteria": [After()]},
         {"stopping_criteria": [MaxTimeCriteria(600.0)]},
+        {"do_sample": True, "top_k": 1, "temperature": 0.7, "renormalize_logits": True},
     ],
 )
 def test_scores_and_logits(pair, options):
@@ -469,14 +443,6 @@ def test_what_a_batch_cannot_have_a_row_can(causal, options, says):
             ours(spec, [[1, 5, 2]], **(options | padded))
     expected = theirs(spec, [[5, 2]], **options)
     assert ours(spec, [[5, 2]], **options).tolist() == expected.tolist()
-
-
-def test_another_model_is_refused(causal):
-    model, spec = causal
-    with pytest.raises(ForeignError, match="^custom_generate is a Speculator of another model"):
-        relative(model).generate(
-            torch.tensor([PROMPTS[0]], device=DEVICE), custom_generate=spec, **PLAIN
-        )
 
 
 def test_ids_outside_the_vocabulary(causal):

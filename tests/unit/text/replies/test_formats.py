@@ -378,7 +378,9 @@ def test_a_structure_stands_behind_the_mark_of_text() -> None:
         assert not follows("harmony", wish, "{}", "may", only)
 
 
-def test_text_behind_the_arguments_is_kept() -> None:
+def test_halves_of_characters_stay_escapes_and_text_behind_the_arguments_is_kept() -> None:
+    halves = '<tool_call>{"name": "now", "arguments": "{\\"a\\": \\"\\\\ud800\\"}"}</tool_call>'
+    assert read("hermes", [halves])[2] == [("now", '{"a": "\\ud800"}')]
     reply = '<tool_call>{"name": "now", "arguments": {}} and more</tool_call>'
     text, _, calls = read("hermes", [reply])
     assert calls == [("now", "{}")] and "and more" in text
