@@ -221,6 +221,19 @@ def test_a_rule_by_name_or_as_a_function():
 # Gamma
 
 
+@pytest.mark.parametrize("drafter", [NoDrafter(), UniformDrafter(V)], ids=["none", "uniform"])
+def test_gamma_0_is_one_token_a_target_call(drafter):
+    for options in ({}, {"temperature": 1.0}):
+        for completion in table(drafter=drafter).generate(
+            IDS, gamma=0, max_new_tokens=9, **options
+        ):
+            stats = completion.stats
+            assert stats.target_calls == len(completion.tokens) == stats.rounds == 9
+            assert stats.drafted == stats.accepted == stats.draft_calls == 0
+            assert stats.alpha is None and stats.accepted_per_drafted is None
+            assert stats.tokens_per_call == 1
+
+
 def test_automatic_gamma_is_measured_once_for_a_size_of_batch():
     spec = table(context=64)
     for temperature in (1.0, 0.5, 1.0):
@@ -297,6 +310,17 @@ def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
     assert max(right) >= 10 > 3 >= max(wrong[10:])
 
 
+def test_automatic_gamma_with_a_draft_that_is_the_target(double):
+    """alpha is 1 but for rounding, which no formula may stumble over."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = llama(64, seed=3).to(dtype)
+        spec = Speculator(CausalModel(model), LMDrafter(CausalModel(model), 64))
+        for temperature in (0.0, 0.7, 1.0):
+            (completion,) = spec.generate([1, 2, 3], temperature=temperature, max_new_tokens=10)
+            alpha = completion.stats.alpha
+            assert alpha is None or 0.99 < alpha <= 1
+
+
 @pytest.mark.parametrize("context", [2, 3, 4, 5, 8])
 def test_automatic_gamma_fails_no_call_that_is_valid(context):
     """The measurement's own prompt is cut to what fits."""
@@ -347,6 +371,17 @@ def test_seed_none_is_drawn_and_reported():
 # Ends
 
 
+def test_the_end_of_sequence_is_in_tokens_and_not_in_text():
+    spec = spoken(byte_level(), 320, Ends(eos=frozenset(range(100, 140))))
+    ended = spec.generate(["It was", "The day", "Where"], temperature=1.0, max_new_tokens=60)
+    assert {c.finish_reason for c in ended} == {"stop"}
+    for done in ended:
+        assert done.tokens[-1] in spec.ends.eos and not spec.ends.eos & set(done.tokens[:-1])
+        decoded = byte_level().decode(done.tokens[:-1], clean_up_tokenization_spaces=False)
+        assert done.text == decoded
+        assert len(done.tokens) <= 60
+
+
 def test_the_end_of_sequence_as_the_last_token_allowed_is_a_stop():
     ends = Ends(eos=frozenset(range(V)))
     (completion,) = table(ends=ends).generate([1], max_new_tokens=1)
@@ -385,9 +420,6 @@ def test_a_causal_prompt_of_several_tokens_has_its_second_token_already():
     free, forced = table().generate(IDS, **options), table(ends=ends).generate(IDS, **options)
     for prompt, a, b in zip(IDS, free, forced, strict=True):
         assert b.tokens == a.tokens if len(prompt) > 1 else b.tokens[0] == 5
-
-
-# Stats
 
 
 # Streams

@@ -308,21 +308,30 @@ def test_another_verifier_waits_until_those_before_are_done() -> None:
     }
 
 
-def test_a_row_whose_middle_model_turns_invalid_fails_alone() -> None:
-    def poisoned(text: Any) -> list[float]:
-        return [float("nan")] * V if list(text[:2]) == [5, 5] and len(text) > 4 else R(text)
+@pytest.mark.parametrize("broken", ["target", "draft", "middle"])
+def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
+    def poisoned(distribution: Any) -> Any:
+        return lambda text: (
+            [float("nan")] * V if list(text[:2]) == [5, 5] and len(text) > 4 else distribution(text)
+        )
 
-    middle = CascadeDrafter(TableModel(poisoned, V), LMDrafter(TableModel(Q, V), V), 2)
-    core = new_core(middle, 4)
-    params, prompts = SamplingParams(1.0), ([1, 2], [5, 5], [3])
-    rows = [Row.of(Request(p, 8, RowKey(0, i), params=params)) for i, p in enumerate(prompts)]
+    target = TableModel(poisoned(P) if broken == "target" else P, V)
+    draft = LMDrafter(TableModel(poisoned(Q) if broken == "draft" else Q, V), V)
+    middle = CascadeDrafter(TableModel(poisoned(R), V), LMDrafter(TableModel(Q, V), V), 2)
+    core = EngineCore(target, middle if broken == "middle" else draft, 4)
+    sampled = SamplingParams(1.0)
+    rows = [
+        Row.of(Request(prompt, 8, RowKey(0, i), params=sampled))
+        for i, prompt in enumerate(([1, 2], [5, 5], [3]))
+    ]
     core.add([Task(row, BLOCK, Fixed(3)) for row in rows])
     while core.scheduler.running or core.scheduler.waiting:
         core.step()
     assert [row.finish_reason for row in rows] == ["length", "error", "length"]
     assert isinstance(rows[1].error, NumericsError)
+    kind = "cascade" if broken == "middle" else "unlimited"
     for row in (rows[0], rows[2]):
-        assert row.new_tokens == alone(row, 3, "cascade")
+        assert row.new_tokens == alone(row, 3, kind)
 
 
 def test_what_breaks_a_step_off_is_told_and_the_rows_go_on() -> None:
