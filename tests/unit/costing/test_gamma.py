@@ -237,6 +237,7 @@ def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():
 # Replays: nothing here is left to chance, the dice are seeded
 
 
+@pytest.mark.daily("small")
 @pytest.mark.parametrize("known", [CHEAP, SMALL, DEAR, STOCK], ids=["cheap", "small", "dear", "v2"])
 def test_useless_draft_tokens_cost_at_most_2_percent(known):
     for alpha, greedy in product((0.0, 0.02), (False, True)):
@@ -269,6 +270,7 @@ def test_as_good_as_the_best_fixed_gamma_from_a_cold_start(alphas, span, decay, 
     assert fmean(ratios) >= 0.97 and min(ratios) >= 0.94
 
 
+@pytest.mark.daily("small")
 @pytest.mark.parametrize("known", [CHEAP, SMALL, DEAR, STOCK], ids=["cheap", "small", "dear", "v2"])
 def test_text_that_becomes_predictable_is_found(known):
     texts = [text([0.02, 0.9], TOKENS // 2, seed, greedy=True) for seed in range(4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from threading import Thread
 from typing import Any
@@ -23,7 +24,7 @@ from foretoken.engine import batch, prefill_budget
 from foretoken.engine.batch import Batch
 from foretoken.engine.core import EngineCore
 from foretoken.engine.scheduler import MAX_DEFERRED_STEPS, Task
-from foretoken.errors import InputError, NumericsError
+from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.generation_config import Ends
 from foretoken.models.base import Capabilities
 from foretoken.request import Request, Row
@@ -385,3 +386,15 @@ def test_threads_generate_at_once() -> None:
     for thread in threads:
         thread.join(60)
     assert [results[i] for i in range(6)] == expected
+
+
+def test_a_processor_that_generates_with_its_own_model_is_refused() -> None:
+    spec = Speculator(TableModel(P, V), drafters()["lm"], ends=Ends())
+
+    def inner(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        spec.generate([1], max_new_tokens=2, gamma=0)
+        return scores
+
+    with pytest.raises(RefusedError, match="a processor or criterion generates with the model"):
+        spec.generate([1], max_new_tokens=4, gamma=0, processors=inner)
+    assert spec.generate([1], replace(SamplingParams(), max_new_tokens=3), gamma=0)
