@@ -137,6 +137,13 @@ def test_where_no_residual_is_left_p_is_the_distribution(name):
         assert torch.equal(outcome.next_distribution(torch.full((B,), k)), p[:, k])
 
 
+def test_a_draft_token_that_q_cannot_make_is_not_kept():
+    p = torch.full((1, 2, 2), 0.5, dtype=torch.float64)
+    q = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
+    for rule in RULES.values():
+        assert rule(p, q, torch.tensor([[0]]), torch.tensor([1])).survival.tolist() == [[0.0]]
+
+
 def test_greedy_keeps_the_leading_matches():
     best = torch.tensor([[1, 2, 3, 0], [1, 2, 3, 0], [1, 2, 3, 0], [5, 5, 5, 5]])
     x = torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3], [0, 5, 5]])
