@@ -149,3 +149,13 @@ def test_greedy_keeps_the_leading_matches():
     x = torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3], [0, 5, 5]])
     assert greedy(best, x, torch.tensor([3, 3, 1, 3])).tolist() == [3, 1, 1, 0]
     assert greedy(best[:, :1], x[:, :0], torch.zeros(4)).tolist() == [0, 0, 0, 0]
+
+
+def test_overlap_is_the_chance_of_keeping_a_draft_token():
+    """Theorem 3.5: beta = E over x ~ q of min(1, p(x) / q(x)) = sum of min(p, q)."""
+    (p, q, _, _), _ = batch(17)
+    x = torch.arange(V)[:, None].expand(V, 1)
+    for b in range(5):
+        args = p[b, :2].expand(V, 2, V), q[b, :1].expand(V, 1, V), x
+        accept = speculative(*args, torch.ones(V)).survival[:, 0]
+        assert float(q[b, 0] @ accept) == pytest.approx(float(overlap(*args)[0, 0]), abs=1e-12)
