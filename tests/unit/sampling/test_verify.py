@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import oracle
-from foretoken.sampling.verify import RULES, greedy, overlap
+from foretoken.sampling.verify import RULES, greedy, overlap, speculative
 
 NAIVE = {"speculative": oracle.algorithm1, "block": oracle.block_verification}
 B, G, V = 60, 3, 5
