@@ -31,8 +31,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine import core, prefill_budget
 from foretoken.lease import tenancy_of
 from foretoken.models import reader
-from foretoken.models.companion import Companion
-from foretoken.models.native.model import NativeModel
+from foretoken.models.native.model import NativeCompanion, NativeModel
 from foretoken.models.stock import packed
 from foretoken.models.stock.model import CausalModel
 from foretoken.options import check
@@ -342,7 +341,7 @@ def rows_of(part: Any) -> int:
     """How many rows a model or drafter holds."""
     if isinstance(part, TableModel):
         return len(part._texts)
-    if isinstance(part, Companion):
+    if isinstance(part, NativeCompanion):
         return len(part._own)
     if hasattr(part, "_reader"):
         return len(part._reader.texts)

@@ -5,6 +5,7 @@ distribution, and a cache that keeps a guess's entry, or a q that is not the cop
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.models.companion import Companion, Host
+from foretoken.models import base
+from foretoken.models.native.model import NativeCompanion
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -28,7 +30,7 @@ VISIBLE = 1e-3
 P, COPY = random_model(1, V), random_model(2, V)
 
 
-class HostTable(Host[Model]):
+class HostTable(base.Model):
     """A target whose distributions follow from the entries of its cache. One that a copy has
     written reads as another token: it must be gone before the target reads there."""
 
@@ -108,8 +110,13 @@ class Unrounded(LMDrafter):
         return replace(draft, q=q)
 
 
-def copy(target: HostTable) -> Companion:
-    return Companion(target, COPY, {"computed": "float64"})
+class Copy(NativeCompanion):
+    capabilities = replace(NativeCompanion.capabilities, chain=False)
+
+
+def copy(target: Any) -> Copy:
+    passes: Any = COPY
+    return Copy(target, passes, {"computed": "float64"})
 
 
 DRAFTERS = {

@@ -112,11 +112,6 @@ class Drafter(Part):
 
     vocab_size: int | None = None
     runtime: str = "python"
-    model: Any = None
-    holds: tuple[object, ...] = ()
-    identity: str | None = None
-    singular: bool = False
-    reads_target: bool = False
     shares: bool = False
     priors: tuple[tuple[float, float], ...] = ()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,214 +19,207 @@ SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
 CHOICE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of SETS
 
 
+def fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """Return the fields of a record in their order: several of a kind, by their names."""
+    return [(name, kind) for kind, names in kinds for name in names.split()]
+
+
 class WeightRecord(Structure):
     """The record Weight of network.h."""
 
-    _fields_ = [
-        ("kind", c_int32),
-        ("outputs", c_int32),
-        ("inputs", c_int32),
-        ("form", c_int32),
-        ("panels", c_void_p),
-        ("bias", c_void_p),
-        ("rest", c_void_p),
-    ]
+    _fields_ = fields(
+        (c_int32, "kind outputs inputs form"),
+        (c_void_p, "panels bias rest"),
+    )
 
 
 class NormRecord(Structure):
     """The record Norm of network.h."""
 
-    _fields_ = [
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("epsilon", c_float),
-        ("centred", c_int32),
-    ]
+    _fields_ = fields(
+        (c_void_p, "weight bias"),
+        (c_float, "epsilon"),
+        (c_int32, "centred"),
+    )
 
 
 class ExpertsRecord(Structure):
     """The record Experts of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("count", "chosen", "sigmoids", "groups", "chosen_groups")),
-        *((name, c_int32) for name in ("normalized", "shared_gate")),
-        ("scale", c_float),
-        ("added", c_void_p),
-        ("router", WeightRecord),
-        *((name, POINTER(WeightRecord)) for name in ("gate", "up", "down")),
-    ]
+    _fields_ = fields(
+        (c_int32, "count chosen sigmoids groups chosen_groups normalized shared_gate"),
+        (c_float, "scale"),
+        (c_void_p, "added"),
+        (WeightRecord, "router"),
+        (POINTER(WeightRecord), "gate up down"),
+    )
 
 
 class RecurrenceRecord(Structure):
     """The record Recurrence of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("rule", "taps", "key_heads", "key_width")),
-        *((name, c_int32) for name in ("groups", "count", "gate_first")),
-        *((name, c_float) for name in ("epsilon", "query_scale", "beta_scale")),
-        *((name, c_float) for name in ("least_step", "most_step")),
-        *((name, c_void_p) for name in ("filters", "filter_bias", "decay", "step_bias")),
-        *((name, c_void_p) for name in ("skip", "norm")),
-        ("steps", WeightRecord),
-        ("at", c_int64),
-    ]
+    _fields_ = fields(
+        (c_int32, "rule taps key_heads key_width groups count gate_first"),
+        (c_float, "epsilon query_scale beta_scale least_step most_step"),
+        (c_void_p, "filters filter_bias decay step_bias skip norm"),
+        (WeightRecord, "steps"),
+        (c_int64, "at"),
+    )
 
 
 class LatentRecord(Structure):
     """The record Latent of network.h."""
 
-    _fields_ = [
-        ("rank", c_int32),
-        ("query_rank", c_int32),
-        ("queries", WeightRecord),
-        ("keys", POINTER(WeightRecord)),
-        ("values", POINTER(WeightRecord)),
-    ]
+    _fields_ = fields(
+        (c_int32, "rank query_rank"),
+        (WeightRecord, "queries"),
+        (POINTER(WeightRecord), "keys values"),
+    )
 
 
 class LayerRecord(Structure):
     """The record Layer of network.h."""
 
-    _fields_ = [
-        *((name, NormRecord) for name in ("before_attention", "after_attention", "before_mlp")),
-        *((name, NormRecord) for name in ("after_mlp", "of_queries", "of_keys", "of_values")),
-        *((name, WeightRecord) for name in ("qkv", "out", "gate", "up", "down")),
-        *((name, c_int32) for name in ("heads", "kv_heads", "width", "rotary", "query_rotary")),
-        *(
-            (name, c_int32)
-            for name in ("rotated", "interleaved", "window", "activation", "parallel")
-        ),
-        *((name, c_float) for name in ("scale", "softcap", "residual", "clip", "factor")),
-        ("curve", c_float * 3),
-        ("sinks", c_void_p),
-        ("slopes", c_void_p),
-        *((name, c_int64) for name in ("keys", "values", "step")),
-        *((name, c_int32) for name in ("norms", "halved", "source", "borrowed")),
-        *((name, c_int32) for name in ("added_first", "bias")),
-        ("gate_of_heads", c_int32),
-        ("attention_gate", WeightRecord),
-        ("recurrence", RecurrenceRecord),
-        ("experts", ExpertsRecord),
-        ("latent", LatentRecord),
-        *((name, WeightRecord) for name in ("input_gate", "input_out")),
-        ("after_input", NormRecord),
-        ("input", c_int32),
-        ("beside", c_void_p),
-    ]
+    _fields_ = fields(
+        (NormRecord, "before_attention after_attention before_mlp after_mlp of_queries"),
+        (NormRecord, "of_keys of_values"),
+        (WeightRecord, "qkv out gate up down"),
+        (c_int32, "heads kv_heads width rotary query_rotary rotated interleaved window"),
+        (c_int32, "activation parallel"),
+        (c_float, "scale softcap residual clip factor"),
+        (c_float * 3, "curve"),
+        (c_void_p, "sinks slopes"),
+        (c_int64, "keys values step"),
+        (c_int32, "norms halved source borrowed added_first bias gate_of_heads"),
+        (WeightRecord, "attention_gate"),
+        (RecurrenceRecord, "recurrence"),
+        (ExpertsRecord, "experts"),
+        (LatentRecord, "latent"),
+        (WeightRecord, "input_gate input_out"),
+        (NormRecord, "after_input"),
+        (c_int32, "input"),
+        (c_void_p, "beside"),
+    )
 
 
 class LayerInputsRecord(Structure):
     """The record LayerInputs of network.h."""
 
-    _fields_ = [
-        ("width", c_int32),
-        *((name, c_float) for name in ("table_factor", "product_factor", "sum_factor")),
-        *((name, WeightRecord) for name in ("table", "product")),
-        ("norm", NormRecord),
-    ]
+    _fields_ = fields(
+        (c_int32, "width"),
+        (c_float, "table_factor product_factor sum_factor"),
+        (WeightRecord, "table product"),
+        (NormRecord, "norm"),
+    )
 
 
 class NetworkRecord(Structure):
     """The record Network of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("width", "layers", "vocabulary", "threads")),
-        *((name, c_int32) for name in ("inner", "attention", "most_tokens")),
-        *((name, c_float) for name in ("embedding_factor", "logit_factor", "logit_cap")),
-        *((name, WeightRecord) for name in ("embeddings", "positions", "head")),
-        *((name, NormRecord) for name in ("embedding_norm", "last")),
-        ("layer", POINTER(LayerRecord)),
-        ("beside", c_int32),
-        ("before_last", c_int32),
-        ("beside_norm", NormRecord),
-        ("encoder", c_int32),
-        ("inputs", LayerInputsRecord),
-    ]
+    _fields_ = fields(
+        (c_int32, "width layers vocabulary threads inner attention most_tokens"),
+        (c_float, "embedding_factor logit_factor logit_cap"),
+        (WeightRecord, "embeddings positions head"),
+        (NormRecord, "embedding_norm last"),
+        (POINTER(LayerRecord), "layer"),
+        (c_int32, "beside before_last"),
+        (NormRecord, "beside_norm"),
+        (c_int32, "encoder"),
+        (LayerInputsRecord, "inputs"),
+    )
 
 
 class PassRecord(Structure):
     """The record Pass of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("tokens", "needed", "rows", "tables")),
-        *((name, c_void_p) for name in ("ids", "given", "at", "turn", "row", "pages")),
-        *((name, c_void_p) for name in ("rotary", "need", "place", "logits", "hidden", "taps")),
-        ("tap_stride", c_int64),
-        *((name, c_void_p) for name in ("sources", "source_length", "biases")),
-        ("bias_reach", c_int64),
-        ("bias_stride", c_int64),
-        *((name, c_void_p) for name in ("states", "ends", "added")),
-    ]
+    _fields_ = fields(
+        (c_int32, "tokens needed rows tables"),
+        (c_void_p, "ids given at turn row pages rotary need place logits hidden taps"),
+        (c_int64, "tap_stride"),
+        (c_void_p, "sources source_length biases"),
+        (c_int64, "bias_reach bias_stride"),
+        (c_void_p, "states ends added"),
+    )
 
 
 class MatrixRecord(Structure):
     """The record Matrix of network.h."""
 
-    _fields_ = [
-        ("numbers", c_void_p),
-        ("of_group", c_int64),
-        ("of_part", c_int64),
-        ("inner", c_int32),
-    ]
+    _fields_ = fields(
+        (c_void_p, "numbers"),
+        (c_int64, "of_group of_part"),
+        (c_int32, "inner"),
+    )
 
 
 class SoftmaxRecord(Structure):
     """The record Softmax of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("rows", "V", "threads", "top_k")),
-        *((name, c_float) for name in ("temperature", "min_p")),
-        ("top_p", c_double),
-        ("logits", MatrixRecord),
-        ("p", c_void_p),
-        ("failed", c_void_p),
-    ]
+    _fields_ = fields(
+        (c_int32, "rows V threads top_k"),
+        (c_float, "temperature min_p"),
+        (c_double, "top_p"),
+        (MatrixRecord, "logits"),
+        (c_void_p, "p failed"),
+    )
 
 
 class ChainRecord(Structure):
     """The record Chain of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("rows", "steps", "wide", "kind")),
-        *((name, c_void_p) for name in ("budget", "next", "apart", "pages_of")),
-        *((name, c_void_p) for name in ("sources_of", "states_of", "length_of")),
-        ("choice", SoftmaxRecord),
-        *((name, c_void_p) for name in ("u", "ids", "embeddings", "tokens", "tops", "masses")),
-        *((name, c_void_p) for name in ("q", "narrow", "pages", "sources", "states")),
-        ("source_length", c_void_p),
-        *((name, c_void_p) for name in ("id", "at", "turn", "row", "need", "place", "given")),
-    ]
+    _fields_ = fields(
+        (c_int32, "rows steps wide kind"),
+        (c_void_p, "budget next apart pages_of sources_of states_of length_of"),
+        (SoftmaxRecord, "choice"),
+        (c_void_p, "u ids embeddings tokens tops masses q narrow pages sources states"),
+        (c_void_p, "source_length id at turn row need place given"),
+    )
 
 
 class PairsRecord(Structure):
     """The record Pairs of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("tokens", "beside", "width", "kind")),
-        ("join", POINTER(WeightRecord)),
-        *((name, c_void_p) for name in ("ids", "embeddings", "states", "joined", "given")),
-    ]
+    _fields_ = fields(
+        (c_int32, "tokens beside width kind"),
+        (POINTER(WeightRecord), "join"),
+        (c_void_p, "ids embeddings states joined given"),
+    )
 
 
 class DrawsRecord(Structure):
     """The record Draws of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("rows", "V")),
-        ("p", MatrixRecord),
-        *((name, c_void_p) for name in ("u", "ids", "masses")),
-    ]
+    _fields_ = fields(
+        (c_int32, "rows V"),
+        (MatrixRecord, "p"),
+        (c_void_p, "u ids masses"),
+    )
 
 
 class VerificationRecord(Structure):
     """The record Verification of network.h."""
 
-    _fields_ = [
-        *((name, c_int32) for name in ("rule", "rows", "G", "V")),
-        *((name, MatrixRecord) for name in ("p", "q")),
-        *((name, c_void_p) for name in ("x", "lengths", "accept", "next")),
-        *((name, c_void_p) for name in ("survival", "scale", "n", "t", "beta", "masses")),
-    ]
+    _fields_ = fields(
+        (c_int32, "rule rows G V"),
+        (MatrixRecord, "p q"),
+        (c_void_p, "x lengths accept next survival scale n t beta masses"),
+    )
+
+
+# What each function returns, and what it is given
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "open": (c_void_p, c_char_p, POINTER(NetworkRecord)),
+    "close": (None, c_void_p),
+    "run": (c_int32, c_void_p, POINTER(PassRecord)),
+    "chain": (c_int32, c_void_p, POINTER(PassRecord), POINTER(ChainRecord)),
+    "settle": (None, c_void_p, c_void_p, c_int32),
+    "join": (c_int32, c_char_p, POINTER(PairsRecord)),
+    "product": (c_int32, c_char_p, POINTER(WeightRecord), c_void_p, c_int32, c_void_p),
+    "round_weights": (None, c_char_p, c_void_p, c_int64, c_void_p, c_void_p),
+    "softmax": (c_int32, c_char_p, POINTER(SoftmaxRecord)),
+    "draw": (None, c_char_p, POINTER(DrawsRecord)),
+    "verify": (c_int32, c_char_p, POINTER(VerificationRecord)),
+}
 
 
 @cache
@@ -241,26 +234,12 @@ def library() -> ctypes.CDLL:
         kernels = ctypes.CDLL(str(FILE))
     except OSError as error:
         raise RefusedError(f"the native decoder cannot be loaded: {error}") from None
-    kernels.foretoken_digest.restype = ctypes.c_char_p
+    kernels.foretoken_digest.restype = c_char_p
     if checkout and kernels.foretoken_digest().decode() != build.digest():
         raise RefusedError(f"the native decoder was compiled of other sources: {anew}")
-    kernels.foretoken_open.restype = c_void_p
-    kernels.foretoken_open.argtypes = [ctypes.c_char_p, POINTER(NetworkRecord)]
-    kernels.foretoken_close.argtypes = [c_void_p]
-    kernels.foretoken_close.restype = None
-    kernels.foretoken_run.argtypes = [c_void_p, POINTER(PassRecord)]
-    kernels.foretoken_round_weights.argtypes = [ctypes.c_char_p, c_void_p, c_int64, *[c_void_p] * 2]
-    kernels.foretoken_round_weights.restype = None
-    kernels.foretoken_chain.argtypes = [c_void_p, POINTER(PassRecord), POINTER(ChainRecord)]
-    kernels.foretoken_settle.argtypes = [c_void_p, c_void_p, c_int32]
-    kernels.foretoken_settle.restype = None
-    kernels.foretoken_join.argtypes = [ctypes.c_char_p, POINTER(PairsRecord)]
-    kernels.foretoken_softmax.argtypes = [ctypes.c_char_p, POINTER(SoftmaxRecord)]
-    kernels.foretoken_draw.argtypes = [ctypes.c_char_p, POINTER(DrawsRecord)]
-    kernels.foretoken_draw.restype = None
-    kernels.foretoken_verify.argtypes = [ctypes.c_char_p, POINTER(VerificationRecord)]
-    product = kernels.foretoken_product
-    product.argtypes = [ctypes.c_char_p, POINTER(WeightRecord), c_void_p, c_int32, c_void_p]
+    for name, (result, *given) in SIGNATURES.items():
+        function = getattr(kernels, f"foretoken_{name}")
+        function.restype, function.argtypes = result, given
     return kernels
 
 

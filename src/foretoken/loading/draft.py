@@ -6,11 +6,15 @@ target runs.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from foretoken.drafters.base import Drafter, require_drafter, require_vocabulary
@@ -20,11 +24,10 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.errors import InputError, RefusedError, SameModelError
+from foretoken.errors import InputError, RefusedError, SameModelError, shown
 from foretoken.loading import named, published
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.hub import is_folder
-from foretoken.loading.imported import import_drafter, is_import_path
 from foretoken.loading.options import ROUNDED, LoadOptions, smaller
 from foretoken.loading.runtimes.native import companion
 from foretoken.loading.runtimes.place import place
@@ -45,6 +48,7 @@ WORDS_MISSING = (
 SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
 SMALL = 2_000_000  # parameters of a draft from which on its weights are worth rounding
 SMALLEST = "int4"  # rounding
+MAKER = "drafter"  # the function of a module of the user's that makes its drafter
 
 
 def own_copy(
@@ -120,6 +124,57 @@ def _layers(kind: str, count: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
+def is_import_path(draft: str) -> bool:
+    """Tell whether this is spelled MODULE:ARGUMENT."""
+    module, colon, _ = draft.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in module.split("."))
+
+
+def import_drafter(draft: str) -> Callable[[LoadedTarget], Drafter] | None:
+    """Import the module of MODULE:ARGUMENT, from the current folder too, and return what makes the
+    drafter of a target; None where there is no such module. Raises InputError for a module without
+    the function `drafter`, and whatever the module itself raises."""
+    name, _, argument = draft.partition(":")
+    module = _imported(name)
+    if module is None:
+        return None
+    make = getattr(module, MAKER, None)
+    if not callable(make):
+        raise InputError(
+            f"draft is {draft!r:.100}, but the module {name} has no function {MAKER}; give it "
+            f"{MAKER}(argument, target), which returns a Drafter"
+        )
+    return partial(_made, draft, make, argument)
+
+
+def _imported(name: str) -> ModuleType | None:
+    """The module; None where it, or the package that it is in, cannot be found."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise  # a package that the module needs
+
+
+def _made(
+    draft: str, make: Callable[[str, LoadedTarget], object], argument: str, target: LoadedTarget
+) -> Drafter:
+    """The drafter that the module's function returns. Raises InputError for what is none, and for
+    one of another vocabulary."""
+    made = make(argument, target)
+    if isinstance(made, type) or not hasattr(made, "propose"):
+        raise InputError(
+            f"draft is {draft!r:.100}, but its function {MAKER} returned {shown(made)}; return a "
+            "Drafter"
+        )
+    drafter = require_drafter(made)
+    require_vocabulary(drafter, target.vocab_size, "the target")
+    return drafter
+
+
 # Drafts by name; the name that ends in ":" is followed by a kind of copy
 NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter]]] = {
     "self": lambda kind, target, options: _own(None, target, options),
@@ -129,7 +184,6 @@ NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter
     "copy": lambda kind, target, options: lambda loaded: CopyDrafter(),
     "uniform": lambda kind, target, options: lambda loaded: UniformDrafter(target.facts.V),
 }
-MOVED = ("ngram", "heads")  # drafters that are modules of reproduction/
 
 
 def by_name(draft: object) -> bool:
@@ -200,11 +254,6 @@ def _named(
         return NAMES[name + colon](rest, target, options)
     if is_folder(draft) or (not colon and "/" in draft):
         return None
-    if name in MOVED:
-        raise InputError(
-            f"draft is {draft!r:.100}; it is a module of reproduction/ now: give "
-            f"'reproduction.{name}:FILE' in a checkout of the repository"
-        )
     if is_import_path(draft) and (make := import_drafter(draft)) is not None:
         _refuse_model_options(draft, options)
         return make

@@ -23,7 +23,7 @@ import transformers
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file, ids_of
-from foretoken.loading import adapters, gguf, hub, memory, merging, named, quantized, weights
+from foretoken.loading import adapters, gguf, hub, memory, merging, named, weights
 from foretoken.loading.published import known_kind
 from foretoken.models.stock.sizes import positions
 from foretoken.models.stock.third_party import third_party_sources
@@ -150,7 +150,7 @@ class Source:
         if self.adapter is not None:
             merging.require_fit(self.empty, self.adapter)
         options = self.options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        options |= gguf.whole() if self.gguf else quantized.plain(self.config, self.name)
+        options |= gguf.whole() if self.gguf else weights.plain_options(self.config, self.name)
         try:
             auto = _auto(self.config, self.name, self.trust)
             with gguf.parsed_once(self.gguf):
@@ -164,7 +164,7 @@ class Source:
             weights.require_layers(self.name, network.state_dict(), report["unexpected_keys"])
         gguf.forget_file()
         if "quantization_config" in options:
-            quantized.forget(network, dtype, self.name)
+            weights.require_plain(network, dtype, self.name)
         if self.own_adapter:
             network = merging.merged_inside(network)
         if self.adapter is not None:

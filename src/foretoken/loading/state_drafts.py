@@ -70,7 +70,7 @@ def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Pen
         pairs = pair_files.eagle(draft.name, draft.config, tensors, structure, lambda: ends.head)
         if not pairs.others:
             options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
-        return _pairs(draft, pairs, options)
+        return PendingPairs(draft, pairs, options).draft
     if draft.kind == "mtp":
         options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")
         if (count := draft.config.get("num_nextn_predict_layers", 1)) != 1:
@@ -148,11 +148,6 @@ def _showing(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Model:
     return model
 
 
-def _pairs(draft: Published, pairs: PairsDraft, options: LoadOptions) -> PendingDraft:
-    pending = PendingPairs(draft, pairs, options)
-    return PendingDraft(pending.attach, taps=pending.taps)
-
-
 @dataclass(frozen=True, slots=True)
 class PendingPairs:
     """A decoder over pairs that fits its target."""
@@ -160,6 +155,10 @@ class PendingPairs:
     source: Published
     pairs: PairsDraft
     options: LoadOptions
+
+    @property
+    def draft(self) -> PendingDraft:
+        return PendingDraft(self.attach, taps=self.taps)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -184,7 +183,10 @@ class PendingPairs:
         own, ends = self.pairs.embedding, TargetEnds(target.known.facts, target.model)
         embedding = ends.embedding if own is None else nn.Embedding.from_pretrained(own)
         decoder = self._decoder(model)
-        make = self._maker(model, cast(PairModel, decoder), embedding)
+
+        def make(columns: slice | None) -> PairsDrafter:
+            return PairsDrafter(model, cast(PairModel, decoder), embedding, self.pairs.ids, columns)
+
         if self._asked:
             return make(None)
         return self._better(target, make)
@@ -203,12 +205,6 @@ class PendingPairs:
         assert isinstance(network, PairsNetwork)
         ready: Any = network
         return StockPairs(ready.to(target.device, _dtype_on_torch(target, dtype)))
-
-    def _maker(
-        self, model: Model, decoder: PairModel, embedding: nn.Module
-    ) -> Callable[[slice | None], PairsDrafter]:
-        ids = self.pairs.ids
-        return lambda columns: PairsDrafter(model, decoder, embedding, ids, columns)
 
     def _better(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
@@ -277,4 +273,4 @@ def _mtp(
 ) -> PendingDraft:
     head = TargetEnds(target.facts, None).head
     pairs = pair_files.mtp(draft.name, tensors, target.facts.structure, head)
-    return _pairs(draft, pairs, options)
+    return PendingPairs(draft, pairs, options).draft

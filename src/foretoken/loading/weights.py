@@ -1,11 +1,13 @@
 """Weights in a model's files, read by name without the model; and what their headers contradict in
-its config, which is refused before anything is built or loaded.
+its config, which is refused before anything is built or loaded. Weights that are stored in few bits
+are read as plain ones, where transformers can do so.
 
 Does not know shapes: transformers compares these as it loads.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections import defaultdict
@@ -15,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from safetensors import safe_open
 from torch import Tensor
 
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, RefusedError, one_line, shown
 from foretoken.loading import gguf
 from foretoken.loading.hub import is_folder
 
@@ -29,6 +32,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")  # and their indices
 COUNTS = ("num_hidden_layers", "num_layers", "num_encoder_layers", "num_decoder_layers")
 COUNTS += ("encoder_layers", "decoder_layers", "depth")
 MOST = 10_000  # layers of a model whose files are not here yet
+PLAIN = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 INTEGER = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)  # a dtype
 
 
@@ -186,3 +190,40 @@ def _stacks(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
         for number in re.finditer(r"\.(\d+)\.", name):
             stacks[name[: number.start()]][int(number[1])].add(name[number.end() :])
     return stacks
+
+
+def plain_options(config: PreTrainedConfig, name: str) -> dict[str, Any]:
+    """Return options of `from_pretrained` that make plain weights; {} where they are so. Raises
+    RefusedError for a method that transformers only runs by kernels of its own."""
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return {}
+    settings: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
+    method = str(settings.get("quant_method") or "a method that it does not name")
+    library: Any = transformers  # whose parts are imported when they are named
+    kind = library.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
+    if kind is None or "dequantize" not in inspect.signature(kind).parameters:
+        raise RefusedError(
+            f"{name} is quantized by {method}, from which transformers makes no plain weights; "
+            "give the model that it was made from, or a GGUF file of it"
+        )
+    try:
+        return {"quantization_config": kind(dequantize=True)}
+    except ImportError as error:  # it says what to install
+        raise InputError(f"{name} is quantized by {method}: {one_line(error)}") from None
+
+
+def require_plain(network: PreTrainedModel, dtype: torch.dtype, name: str) -> None:
+    """Let a network with plain weights be used as such, in this dtype: transformers takes it for
+    quantized, and leaves what it made plain in another one. Raises InputError where weights are
+    not plain, as where their scales are missing."""
+    for key, weight in network.named_parameters():
+        if weight.dtype not in PLAIN:
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{name} holds {key} in {kind} without what its values follow from; "
+                "give a complete checkpoint"
+            )
+    if (quantizer := getattr(network, "hf_quantizer", None)) is not None:
+        quantizer.remove_quantization_config(network)
+    network.to(dtype)  # pyright: ignore[reportArgumentType]

@@ -1,8 +1,8 @@
 """A model, as the step knows it: it scores blocks of new tokens for rows of different lengths.
 
 A row's length is the number of its tokens in the cache. Rows are numbered by their place in the
-batch. A backend derives from `Model`, which has five methods to write and a default for all others,
-and lists in its `capabilities` which of the others it has.
+batch. A backend derives from `Model`, which has four methods and `lengths` to write and a default
+for all others, and lists in its `capabilities` which of the others it has.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foretoken.errors import InputError
 from foretoken.media.inputs import Media
+from foretoken.models.rows import staying
 from foretoken.models.shown import Known
 
 Blocks = list[list[int]] | Tensor
@@ -199,28 +200,36 @@ class Model(Scorer):
     def permute(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was; rows may be repeated or left out."""
 
-    @abstractmethod
     def leave(self, rows: list[int]) -> None:
         """These rows are finished; those behind move up."""
+        self.permute(staying(len(self.lengths), rows))
 
     def clear(self) -> None:
         self.permute([])
 
     # Sequences longer than `context`, which some models encode in another way
 
+    _longest: int | None = None
+    _beyond = False  # whether the rows that join next are long ones
+
     @property
     def longest(self) -> int | None:
         """Return how many tokens a row can come to hold, if it joins again where it outgrows
         `context`; None: no limit."""
-        return self.context
+        return self._longest or self.context
 
     @property
     def long(self) -> list[bool]:
         """Which rows joined as long ones, where `longest` is more than `context`."""
         raise NotImplementedError
 
+    def limits(self, long: list[bool]) -> list[int | None]:
+        """Return how many tokens rows can hold, of which these join as long ones."""
+        return [self.longest if each else self.context for each in long]
+
     def beyond(self, on: bool) -> None:
         """The rows that join next hold more than `context` tokens, the one to come included."""
+        self._beyond = on
 
     # What rows join with
 
@@ -253,7 +262,10 @@ class Model(Scorer):
     def hidden(self) -> Tensor:
         """`[B, max(need), H]`, at the positions of the last score's logits; valid until the next
         run."""
-        raise NotImplementedError
+        assert self._hidden is not None, "no output layer has run"
+        return self._hidden
+
+    _hidden: Tensor | None = None
 
     def tap(self, taps: tuple[int, ...]) -> None:
         """Be able to show the states at these taps. Raises RefusedError where there are none."""

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Blocks, Capabilities, Model, counts_of
-from foretoken.models.rows import BEYOND, check_lengths, check_room, padded, staying
+from foretoken.models.rows import BEYOND, check_lengths, check_room, padded
 from foretoken.models.stock.attention import Forward, Needed, Read
 from foretoken.models.stock.cache import BUCKET, RaggedCache, given, ragged_cache
 from foretoken.models.stock.compiled import CompiledLayers
@@ -146,16 +146,10 @@ class GraphModel(Model):
         self.room = self.cache.room  # for which they were made
         self.pool: Any = None
         self.offset: Tensor | None = None  # lengths by place, on the device; None: not sent yet
-        self._hidden: Tensor | None = None
 
     @property
-    def hidden(self) -> Tensor:
-        assert self._hidden is not None, "no output layer has run"
-        return self._hidden
-
-    @property
-    def longest(self) -> int | None:
-        return self._longest
+    def lengths(self) -> list[int]:
+        return self.cache.lengths
 
     @property
     def long(self) -> list[bool]:
@@ -172,8 +166,7 @@ class GraphModel(Model):
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         counts = counts_of(blocks, need)
-        limits = [self._longest if long else self.context for long in self.long]
-        check_room(self.cache.lengths, counts, limits)
+        check_room(self.lengths, counts, self.limits(self.long))
         B, most = len(counts), max(counts, default=0)
         if not most:
             return no_logits(self.model, B)
@@ -198,9 +191,6 @@ class GraphModel(Model):
     def permute(self, rows: list[int]) -> None:
         self.cache.select(rows)
         self.offset = None
-
-    def leave(self, rows: list[int]) -> None:
-        self.permute(staying(len(self.cache.lengths), rows))
 
     def _lengths(self) -> Tensor:
         if self.offset is None:

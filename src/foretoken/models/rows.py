@@ -7,14 +7,16 @@ Imports no transformers, which takes seconds.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from foretoken.errors import InputError
-from foretoken.models.base import Blocks
 from foretoken.transfer import sent
+
+if TYPE_CHECKING:
+    from foretoken.models.base import Blocks
 
 
 def moved(places: list[int], rows: list[int]) -> list[int]:

@@ -163,17 +163,13 @@ class StateLayer:
         arrays = {name: x[rows] for name, x in self.arrays.items()}
         if "S" in arrays:
             some = slice(max(counts))
-            k, u, c = (x[:, :, some] for x in (arrays["k"], arrays["u"], self.sums(rows)))
+            k, u, c = (arrays[name][:, :, some] for name in "kuc")
             fold(arrays["S"], k, u, c, tokens)
         if "c" in arrays:
             arrays["c"].sub_(_at(arrays["c"], tokens - 1))
         for name, x in arrays.items():
             if name[0] in "kuct" or name.isdigit():
                 _shift(x, counts, 1 if name.isdigit() else 2)
-
-    def sums(self, rows: slice) -> Tensor:
-        """Return the sums of log decays of rows in these places."""
-        return self.arrays["c"][rows]
 
 
 class Cursor:
@@ -224,12 +220,8 @@ class Based(Places):
 
     def check_back(self, old: list[int], new: list[int]) -> None:
         """Raise InputError for a row that would go back to before its base."""
-        for b, (n, base) in enumerate(zip(new, self.based, strict=True)):
-            if 0 < n < base:
-                raise InputError(
-                    f"row {b} would go back to {n} of {old[b]} tokens, and its states are kept for "
-                    f"the last {old[b] - base}; give a gamma below {REWIND}"
-                )
+        for b, base in enumerate(self.based):
+            check_base(b, old[b], new[b], base)
 
     def join(self, other: Any) -> None:
         super().join(other)
@@ -238,6 +230,15 @@ class Based(Places):
     def select(self, rows: list[int]) -> None:
         self.based = [self.based[b] for b in rows]
         super().select(rows)
+
+
+def check_base(b: int, old: int, new: int, base: int) -> None:
+    """Raise InputError where row b would go back to before its base, but not to its beginning."""
+    if 0 < new < base:
+        raise InputError(
+            f"row {b} would go back to {new} of {old} tokens, and its states are kept for the last "
+            f"{old - base}; give a gamma below {REWIND}"
+        )
 
 
 def fold(S: Tensor, k: Tensor, u: Tensor, c: Tensor, tokens: Tensor) -> None:

@@ -181,20 +181,15 @@ class Convertible(Protocol):
 
 
 def find_or_make(
-    source: Convertible,
-    key: str,
-    runtime: str,
-    form: str,
-    write: Callable[[Path], dict[str, Any]],
-    title: str | None = None,
+    source: Convertible, key: str, form: str, write: Callable[[Path], dict[str, Any]]
 ) -> KeptConversion | None:
     """Return the conversion kept under `key`, or make it by `write` and keep it, saying so; None
-    where it cannot be kept, which is said too. title: by itself the source's."""
+    where it cannot be kept, which is said too."""
     if found := find(key):
         return found
     name, start = base_name(source.name), time.perf_counter()
-    with log_if_slow(log, "converting %s to %s for %s, once", name, form, runtime):
-        kept = keep(key, write, title or title_of(source), form)
+    with log_if_slow(log, "converting %s to %s for the native decoder, once", name, form):
+        kept = keep(key, write, title_of(source), form)
     seconds = time.perf_counter() - start
     if seconds > slow_log.AFTER:
         tell(log, "converted %s in %.1f s", name, seconds)

@@ -169,7 +169,6 @@ LATER = [
     ("generate hi --target target --draft broken", "cannot be read as a model"),
     ("generate hi --target target --draft bare", "output rows"),
     ("generate hi --target target --draft t5", "for a causal target"),
-    ("generate hi --target target --draft ngram:no", "'reproduction.ngram:FILE'"),
     ("generate hi --target target --draft no.such:no", "no module no.such"),
     ("generate hi --target target --device quantum", "device 'quantum' cannot be used"),
     ("generate hi --target target --gamma 96", "gamma + 1 must fit in the context"),

@@ -43,9 +43,6 @@ def test_names_that_are_no_drafters(bare):
         ("selfie:int4", "self:KIND"),
     ):
         refused(InputError, f"draft is '{draft}'; did you mean '{near}'", bare, draft)
-    for draft in ("ngram:a/b.safetensors", "heads:a", "ngram", "heads"):
-        remedy = f"give 'reproduction.{draft.partition(':')[0]}:FILE' in a checkout"
-        refused(InputError, f"draft is '{draft}'; .*{remedy}", bare, draft)
     for draft in ("gpt2", "opt", "t5-small", "owner/lookup", "me/look-up", "C:/a"):
         assert "did you mean" not in refused(InputError, ".", bare, draft)
     for draft in ("lookup+", "lookup+none", "lookup+lookup", "lookup+lookup+self"):

@@ -14,7 +14,6 @@ from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
 from foretoken.measurement.agreement import overlaps
-from foretoken.models.companion import Companion
 from foretoken.models.native.model import NativeCompanion
 from foretoken.sampling.params import SamplingParams
 from loads import refused
@@ -46,7 +45,7 @@ def test_greedy_text_is_the_targets(kind, draft, request):
     prompts = ["It was", "the first day of", "a"]
     plain = foretoken.load(path, "none").generate(prompts, max_new_tokens=20)
     spec = foretoken.load(path, draft)
-    assert isinstance(spec.drafter, LMDrafter) and isinstance(spec.drafter.model, Companion)
+    assert isinstance(spec.drafter, LMDrafter) and isinstance(spec.drafter.model, NativeCompanion)
     assert spec.draft_name == draft
     for gamma in (3, None):
         completions = spec.generate(prompts, max_new_tokens=20, gamma=gamma)

@@ -26,10 +26,10 @@ from foretoken.certificate.planted import OffByOne
 from foretoken.errors import InputError
 from foretoken.media.inputs import Media
 from foretoken.models.base import Model, TokenChoice
-from foretoken.models.companion import Companion
 from foretoken.models.graphs import GraphModel
 from foretoken.models.guided import Guided
 from foretoken.models.native.conversion import NativeConversion
+from foretoken.models.native.model import NativeCompanion
 from foretoken.models.shown import FINAL
 from foretoken.models.states import REWIND
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
@@ -98,7 +98,7 @@ def translated(_: Any) -> Model:
 class OverTarget(OffByOne):
     """A copy of a model over its rows, with the target's own work: it reads what rows join with."""
 
-    def __init__(self, copied: Companion[Any]) -> None:
+    def __init__(self, copied: NativeCompanion) -> None:
         super().__init__(copied)
         self.capabilities = copied.capabilities
 

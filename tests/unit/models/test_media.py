@@ -20,9 +20,8 @@ import foretoken
 from foretoken.engine.output_stream import Begun
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.media.inputs import media_of
-from foretoken.models.native.embedded import ends_of
 from foretoken.models.native.encoder_decoder import NativeMediaDecoder
-from foretoken.models.native.media import NativeMediaModel
+from foretoken.models.native.media import NativeMediaModel, ends_of
 from foretoken.models.stock import media as stock_media
 from foretoken.options import as_list
 from media_models import (

@@ -121,7 +121,7 @@ def test_a_slow_conversion_is_told_without_an_estimate(
 ) -> None:
     caplog.set_level("INFO", "foretoken.models.store")
     source: Any = Weights(folder / "weights")
-    assert store.find_or_make(source, "fast", "the native decoder", "int8", written())
+    assert store.find_or_make(source, "fast", "int8", written())
     assert not caplog.messages
     monkeypatch.setattr(slow_log, "AFTER", 0.2)
 
@@ -130,8 +130,8 @@ def test_a_slow_conversion_is_told_without_an_estimate(
         assert caplog.messages == ["converting m to int8 for the native decoder, once"]
         return written()(place)
 
-    made = store.find_or_make(source, "slow", "the native decoder", "int8", write)
-    assert made is not None and made == store.find_or_make(source, "slow", "", "", write)
+    made = store.find_or_make(source, "slow", "int8", write)
+    assert made is not None and made == store.find_or_make(source, "slow", "", write)
     assert len(caplog.messages) == 2
     assert re.fullmatch(r"converted m in \d+\.\d s", caplog.messages[1])
 
@@ -146,7 +146,7 @@ def test_one_that_cannot_be_kept_is_said(
     # those of commands that ran in this process write to files, which the disk has no room for
     monkeypatch.setattr(logging.getLogger("foretoken"), "handlers", [])
     with full_disk(10):
-        assert store.find_or_make(source, "k", "the native decoder", "int8", written()) is None
+        assert store.find_or_make(source, "k", "int8", written()) is None
     assert "it could not be kept in" in caplog.text
 
 

@@ -117,7 +117,7 @@ def abilities() -> str:
     """Return what the native decoder runs on here, or why it cannot be used."""
     try:
         require_library()
-        return conversion.abilities()
+        return f"runs on {library.chosen_set()}, {', '.join(conversion.DTYPES)}"
     except ForetokenError as error:
         return str(error)
 

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretoken.errors import RefusedError, kind_of
-from foretoken.kernels.library import chosen_set
 from foretoken.models import store
-from foretoken.models.companion import require_alike
-from foretoken.models.native import description, embedded
+from foretoken.models.native import description
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
-from foretoken.models.native.media import NativeMediaModel
+from foretoken.models.native.media import NativeMediaModel, facts_of_media, stock_media
 from foretoken.models.native.model import NativeCompanion, NativeModel, NativePairs
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock.sizes import (
@@ -98,10 +96,11 @@ class NativeConversion:
         layers = passes.records_of(self.some) if self.some else passes.layers
         shape = "heads", "kv_heads", "width"
         own, targets = passes.facts["layers"], target.passes.facts["layers"]
-        require_alike(
-            [[own[i][name] for name in shape] for i in layers],
-            [[targets[i][name] for name in shape] for i in layers],
-        )
+        if any(own[i][name] != targets[i][name] for i in layers for name in shape):
+            raise RefusedError(
+                "the copy of the target would keep its keys and values in another form, and cannot "
+                "draft over the target's rows; give draft='lookup', or a model"
+            )
         passes.over(target.passes, layers)
         return NativeCompanion(target, passes, facts)
 
@@ -113,12 +112,11 @@ class NativeConversion:
             def write(place: Path) -> dict[str, Any]:
                 return self._written(place) | self.more() | {"identity": key}
 
-            found = store.find_or_make(self.source, key, "the native decoder", form, write)
+            found = store.find_or_make(self.source, key, form, write)
         return self._temporary() if found is None else self._read(found)
 
     def _read(self, found: KeptConversion) -> tuple[NativePasses, dict[str, Any]]:
-        taps = tuple(self.taps)
-        return NativePasses(found.place, found.facts["network"], taps), found.facts
+        return NativePasses(found.place, found.facts["network"], self.taps), found.facts
 
     def _key(self, source: Convertible) -> str:
         return store.key_of(source, FORMAT, "native", self.dtype)
@@ -158,7 +156,7 @@ class NativeConversion:
             "source_context": encoder_limit(network) if encodes else None,
             "source_vocab_size": encoder_rows(network) if encodes else None,
             "hears": _hears(network) if encodes else None,
-            "sees": embedded.facts_of(network) if sees else None,
+            "sees": facts_of_media(network) if sees else None,
             "computed": _computed(facts, self.dtype),
         }
 
@@ -168,7 +166,7 @@ def _hears(network: PreTrainedModel) -> dict[str, Any] | None:
     RefusedError for media of many sizes."""
     if reads_ids(network):
         return None
-    media = embedded.stock_media()
+    media = stock_media()
     inputs = media.made_up(network)
     if inputs is None or len(inputs) != 1:
         raise RefusedError(f"{type(network).__name__} reads {network.main_input_name} of any size")
@@ -189,11 +187,6 @@ def _computed(network: dict[str, Any], dtype: str) -> str:
 def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
     """Return the facts of a kept conversion, without its panels; None where none is kept."""
     return store.facts(store.key_of(source, FORMAT, "native", dtype))
-
-
-def abilities() -> str:
-    """Return the instruction set and the precisions."""
-    return f"runs on {chosen_set()}, {', '.join(DTYPES)}"
 
 
 def form() -> Form:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+from ctypes import POINTER, Structure, c_void_p
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -42,15 +43,11 @@ from foretoken.models.native.pages import LayerPlace, PageLayout, page_layout
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
 
-    from foretoken.models.native.reading import NetworkReader
-
 FILE = "weights.bin"
 ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
 BITS = {"int8": 8, "int4": 4}
 NORMS = "before_attention", "after_attention", "before_mlp", "after_mlp"
 NORMS += "of_queries", "of_keys", "of_values"
-ROUTED = ("count", "chosen", "sigmoids", "groups", "chosen_groups", "normalized", "shared_gate")
-POINTERS = "filters", "filter_bias", "decay", "step_bias", "skip", "norm"  # of a recurrence
 EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
 RING = 72  # tokens that a row keeps of its recurrences, as in network.h
 NO_HEADS = 1, LANES  # of pages that no layer attends to
@@ -150,17 +147,18 @@ def describe(
         writer = WeightFile(file, dtype)
         if network.config.is_encoder_decoder:
             encoder, crossing, decoder = stacks.EncoderDecoderReader(network).both()
-            own = _vectors(decoder)
-            facts = _network(decoder, writer, own)
-            facts |= {"crossing": _network(crossing, writer, False), "encoder_network": None}
+            facts = _network(decoder, writer)
+            facts |= {"crossing": _network(crossing, writer), "encoder_network": None}
             facts["encoder_key"] = None
             if encoder is not None:
-                vectors = _vectors(encoder)
+                vectors, own = _vectors(encoder), _vectors(decoder)
+                assert vectors is not None
+                assert own is not None
                 writer.digest.update(np.ascontiguousarray(vectors[0]).data)
                 writer.hashing = True
                 same = all(map(np.array_equal, vectors, own))
                 shared = (facts["embeddings"], facts["embedding_factor"]) if same else None
-                made = _network(encoder, writer, vectors, shared)
+                made = _network(encoder, writer, shared)
                 writer.hashing = False
                 facts["encoder_network"] = made | {"encoder": 1}
                 writer.digest.update(json.dumps(_without_places(made)).encode())
@@ -168,7 +166,7 @@ def describe(
         else:
             reader = reading.NetworkReader(network)
             decoder = reader.decoder()
-            facts = _network(decoder, writer, decoder.pairs is None and _table(reader))
+            facts = _network(decoder, writer)
             facts["ropes"] = [_rope(rope, reader.base, switch) for rope in decoder.ropes]
         writer.put(np.zeros(SLACK, np.uint8))
     return facts
@@ -182,17 +180,13 @@ def _without_places(facts: Any) -> Any:
 
 
 def _network(
-    decoder: Decoder,
-    writer: WeightFile,
-    vectors: tuple[Floats, Floats] | Literal[False],
-    shared: tuple[Any, float] | None = None,
+    decoder: Decoder, writer: WeightFile, shared: tuple[Any, float] | None = None
 ) -> dict[str, Any]:
     """Write the weights of a decoder, or an encoder; return its facts, without its rotary
-    positions. vectors: of embeddings, as `_embeddings` takes them; shared: what it returned for
-    another network, which has the same."""
+    positions. shared: what `_embeddings` returned for another network, which has the same."""
     head, pairs = decoder.head and writer.weight([decoder.head], 8), decoder.pairs
     embeddings, factor = shared or (None, 1.0)
-    if vectors and not shared:
+    if not shared and (vectors := _vectors(decoder)):
         embeddings, factor = _embeddings(*vectors, decoder.head, writer, head)
     layers, end = [_layer(layer, decoder, writer) for layer in decoder.layers], 0
     for layer in recurrent_layers(layers):
@@ -241,16 +235,10 @@ def _rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
     return facts | {"long": of_rows_to(switch)} | of_rows_to(0)
 
 
-def _table(reader: NetworkReader) -> tuple[Floats, Floats]:
-    """Return a decoder's vectors of all ids, and the weight that they are made of."""
-    weight: Any = reader.network.get_input_embeddings().weight
-    return reader.embeddings().detach().numpy(), weight.detach().float().numpy()
-
-
-def _vectors(stack: Decoder) -> tuple[Floats, Floats]:
-    """Return the same of a stack of an encoder-decoder."""
-    assert stack.embeddings is not None
-    assert stack.embedded_weight is not None
+def _vectors(stack: Decoder) -> tuple[Floats, Floats] | None:
+    """Return a stack's vectors of all ids, and the weight that they are made of; None without."""
+    if stack.embeddings is None or stack.embedded_weight is None:
+        return None
     return stack.embeddings.detach().numpy(), stack.embedded_weight.detach().float().numpy()
 
 
@@ -457,13 +445,13 @@ def _attended(layer: dict[str, Any]) -> int:
 
 
 def weight_record(
-    part: dict[str, Any] | None, memory: NDArray[np.uint8], rests: list[library.WeightRecord]
+    part: dict[str, Any] | None, memory: NDArray[np.uint8], owned: list[Any]
 ) -> library.WeightRecord:
-    """Return the record of a weight in memory; `rests` gets those that it points to."""
+    """Return the record of a weight in memory; `owned` gets those that it points to."""
     if part is None:
         return library.WeightRecord()
     if part["rest"] is not None:
-        rests.append(weight_record(part["rest"], memory, rests))
+        owned.append(weight_record(part["rest"], memory, owned))
     base, bias = memory.ctypes.data, part["bias"]
     return library.WeightRecord(
         KINDS[part["kind"]],
@@ -472,7 +460,7 @@ def weight_record(
         part["form"],
         base + part["panels"],
         None if bias is None else base + bias,
-        None if part["rest"] is None else ctypes.addressof(rests[-1]),
+        None if part["rest"] is None else ctypes.addressof(owned[-1]),
     )
 
 
@@ -484,117 +472,48 @@ def records(
     tokens: int,
 ) -> Any:
     """Return the record of a network for the kernels, over its weights in memory and with each
-    layer's keys and values where `places` says, and what must be kept for as long as it is used."""
-    base = memory.ctypes.data
+    layer's keys and values where `places` says, and what must be held for as long as it is used."""
+    base, owned = memory.ctypes.data, list[Any]([memory])
 
-    def pointer(at: int | None) -> int | None:
-        return None if at is None else base + at
+    def value(kind: Any, fact: Any) -> Any:
+        """Return a fact as the value of a record's field."""
+        if kind is library.WeightRecord:
+            return weight_record(fact, memory, owned)
+        if kind is POINTER(library.WeightRecord):
+            owned.append(
+                (library.WeightRecord * len(fact))(*(weight_record(x, memory, owned) for x in fact))
+            )
+            return owned[-1]
+        if isinstance(kind, type(Structure)):
+            return record(kind, fact or {})
+        if kind is c_void_p:
+            return None if fact is None else base + fact
+        return tuple(fact) if isinstance(fact, list) else fact
 
-    def norm(part: dict[str, Any] | None) -> library.NormRecord:
-        if part is None:
-            return library.NormRecord()
-        return library.NormRecord(
-            pointer(part["weight"]), pointer(part["bias"]), part["epsilon"], part["centred"]
-        )
+    def record(kind: Any, facts: dict[str, Any]) -> Any:
+        fields = [(name, value(own, facts[name])) for name, own in kind._fields_ if name in facts]
+        return kind(**dict(fields))
 
-    rests: list[library.WeightRecord] = []
-
-    def weight(part: dict[str, Any] | None) -> library.WeightRecord:
-        return weight_record(part, memory, rests)
-
-    arrays: list[Any] = []
-
-    def experts(part: dict[str, Any] | None) -> library.ExpertsRecord:
-        if part is None:
-            return library.ExpertsRecord()
-        numbers = [int(part[name]) for name in ROUTED]
-        lists = [[weight(one) for one in part[name]] for name in ("gate", "up", "down")]
-        arrays.extend((library.WeightRecord * len(some))(*some) for some in lists)
-        return library.ExpertsRecord(
-            *numbers, part["scale"], pointer(part["added"]), weight(part["router"]), *arrays[-3:]
-        )
-
-    def latent(part: dict[str, Any] | None) -> library.LatentRecord:
-        if part is None:
-            return library.LatentRecord()
-        lists = [[weight(one) for one in part[name]] for name in ("keys", "values")]
-        arrays.extend((library.WeightRecord * len(some))(*some) for some in lists)
-        queries = weight(part["queries"])
-        return library.LatentRecord(part["rank"], part["query_rank"], queries, *arrays[-2:])
-
-    def recurrence(part: dict[str, Any] | None) -> library.RecurrenceRecord:
-        if part is None:
-            return library.RecurrenceRecord()
-        named = {name: x for name, x in part.items() if name not in ("steps", *POINTERS)}
-        pointers = {name: pointer(part[name]) for name in POINTERS}
-        return library.RecurrenceRecord(**named, **pointers, steps=weight(part["steps"]))
-
-    layers = (library.LayerRecord * len(facts["layers"]))()
-
-    def fill(record: library.LayerRecord, part: dict[str, Any], place: LayerPlace) -> None:
-        fields: Any = library.LayerRecord._fields_
-        for name, kind in fields:
-            made = {
-                library.NormRecord: norm,
-                library.WeightRecord: weight,
-                library.ExpertsRecord: experts,
-                library.RecurrenceRecord: recurrence,
-                library.LatentRecord: latent,
-            }.get(kind)
-            if made is not None:
-                setattr(record, name, made(part[name]))
-            elif name == "beside":
-                continue
-            elif name in ("sinks", "slopes"):
-                setattr(record, name, pointer(part[name]))
-            elif name in part:
-                setattr(record, name, tuple(x) if isinstance(x := part[name], list) else x)
-        record.keys, record.values, record.step = place
-        record.halved = facts["halved"]
-
-    for record, part, place in zip(layers, facts["layers"], places, strict=True):
-        fill(record, part, place)
+    def layer(part: dict[str, Any], place: LayerPlace) -> Any:
+        made = record(library.LayerRecord, {k: x for k, x in part.items() if k != "beside"})
+        made.keys, made.values, made.step = place
+        made.halved = facts["halved"]
         if part["beside"]:
-            own = library.LayerRecord()
-            fill(own, part["beside"], place)
-            record.beside = ctypes.addressof(own)
-            arrays.append(own)
+            owned.append(layer(part["beside"], place))
+            made.beside = ctypes.addressof(owned[-1])
+        return made
 
-    def inputs(part: dict[str, Any] | None) -> library.LayerInputsRecord:
-        if part is None:
-            return library.LayerInputsRecord()
-        made = {"table": weight(part["table"]), "product": weight(part["product"])}
-        return library.LayerInputsRecord(**(part | made | {"norm": norm(part["norm"])}))
-
-    network = library.NetworkRecord(
-        width=facts["width"],
-        layers=len(layers),
-        vocabulary=facts["head"]["outputs"] if facts["head"] else 0,
-        threads=threads,
-        inner=max(
-            (
-                part[name]["outputs"]
-                for part in facts["layers"]
-                for name in ("up", "input_gate")
-                if part[name]
-            ),
-            default=LANES,
-        ),
-        attention=max(map(_attended, facts["layers"])),
-        most_tokens=tokens,
-        embedding_factor=facts["embedding_factor"],
-        logit_factor=facts["logit_factor"],
-        logit_cap=facts["logit_cap"],
-        embeddings=weight(facts["embeddings"]),
-        positions=weight(facts["positions"]),
-        head=weight(facts["head"]),
-        embedding_norm=norm(facts["embedding_norm"]),
-        last=norm(facts["last"]),
-        layer=layers,
-        beside=facts["beside"],
-        before_last=facts["before_last"],
-        beside_norm=norm(facts["beside_norm"]),
-        encoder=facts["encoder"],
-        inputs=inputs(facts["inputs"]),
-    )
-    return network, (layers, memory, rests, arrays)
+    parts = facts["layers"]
+    layers = (library.LayerRecord * len(parts))(*map(layer, parts, places))
+    inner = [part[name]["outputs"] for part in parts for name in ("up", "input_gate") if part[name]]
+    sizes = {
+        "layers": len(layers),
+        "vocabulary": facts["head"]["outputs"] if facts["head"] else 0,
+        "threads": threads,
+        "inner": max(inner, default=LANES),
+        "attention": max(map(_attended, parts)),
+        "most_tokens": tokens,
+    }
+    network = record(library.NetworkRecord, facts | sizes)
+    network.layer = layers
+    return network, (layers, owned)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.media.inputs import ENCODED, Media, objection_of_size
-from foretoken.models.native.embedded import stock_media
-from foretoken.models.native.media import every_torch_thread
+from foretoken.models.native.media import every_torch_thread, stock_media
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
@@ -120,7 +119,7 @@ class NativeEncoderDecoder(NativeModel):
     @property
     def hidden(self) -> Tensor:
         factor = self.passes.facts["logit_factor"]  # T5's, of what the head reads
-        return self._hidden if factor == 1 else self._hidden * factor
+        return super().hidden if factor == 1 else super().hidden * factor
 
     def _fresh(self, count: int) -> list[PagedRow]:
         sources, self._joining = self._joining, []
@@ -150,12 +149,8 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         hears = facts["hears"]
         self.input: str = hears["input"]
         self.shape, self.width = tuple(hears["shape"]), tuple(hears["states"])
-        self._encoder_key: str = hears["key"]
+        self.encoder_key = hears["key"]
         self._load = network
-
-    @cached_property
-    def encoder_key(self) -> str:
-        return self._encoder_key
 
     @cached_property
     def _network(self) -> PreTrainedModel:
@@ -175,11 +170,12 @@ class NativeMediaDecoder(NativeEncoderDecoder):
             return torch.randn(self.width, generator=torch.Generator().manual_seed(0))
         if ENCODED in media.inputs:
             return media.inputs[ENCODED].float()[0]
-        known = media.encoded.get(self.encoder_key)
+        key = self.encoder_key or ""
+        known = media.encoded.get(key)
         if known is not None:
             return known[0].float()[0]
         with every_torch_thread():
-            return stock_media().heard(self._network, media, self.encoder_key).float()[0]
+            return stock_media().heard(self._network, media, key).float()[0]
 
 
 def _shown(encoder: NativePasses, parts: list[RowPart]) -> list[Tensor]:

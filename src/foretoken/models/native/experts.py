@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foretoken.models.native.network import CLAMPED, Experts, Gated, Routing, array, random_states
+from foretoken.models.native.network import (
+    CLAMPED,
+    SAME,
+    Experts,
+    Gated,
+    Routing,
+    array,
+    random_states,
+)
 
 if TYPE_CHECKING:
     from foretoken.models.native.reading import NetworkReader
@@ -23,7 +31,6 @@ ADDED = "e_score_correction_bias", "expert_bias"  # to the scores, for the choic
 SHARED = "shared_expert", "shared_experts", "shared_mlp"
 MOST_EXPERTS = 1024  # what kernels have room for
 TRIED = 64  # tokens
-SAME = 1e-5  # relative
 
 
 def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts, Gated | None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.native.network import (
+    SAME,
     Attention,
     Latent,
     Linear,
@@ -19,6 +20,7 @@ from foretoken.models.native.network import (
     Rows,
     padded,
     random_states,
+    turn_pairs,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 TURNS = "apply_rotary_pos_emb", "apply_rotary_emb"  # functions that turn queries and keys
 INTERLEAVED = "apply_rotary_pos_emb_interleave"
 PLACES = 6  # positions at which these are tried
-SAME = 1e-5  # relative
 
 
 def read_latents(reader: NetworkReader, part: Any) -> Attention:
@@ -104,18 +105,12 @@ def _rope(reader: NetworkReader, part: Any, turned: int) -> Rope:
     frequencies = rotary.inv_freq.double()
     for interleaved in (False, True):
         own = [
-            _turned(x, places[:, None] * frequencies, scale, interleaved) for x in (queries, keys)
+            turn_pairs(x, places[:, None] * frequencies, scale, interleaved)
+            for x in (queries, keys)
         ]
         if torch.allclose(_scores(*own), expected, rtol=SAME, atol=SAME):
             return Rope(tuple(frequencies.tolist()), scale, interleaved)
     raise reader.refused("rotary positions of another kind")
-
-
-def _turned(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> Tensor:
-    at = -1 if interleaved else -2
-    a, b = x.unflatten(-1, (-1, 2) if interleaved else (2, -1)).double().unbind(at)
-    cosine, sine = scale * angles.cos(), scale * angles.sin()
-    return torch.stack([a * cosine - b * sine, b * cosine + a * sine], at).flatten(-2)
 
 
 def _scores(queries: Tensor, keys: Tensor) -> Tensor:

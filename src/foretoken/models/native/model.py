@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from ctypes import pointer
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,17 @@ from torch import Tensor
 
 from foretoken.errors import RefusedError
 from foretoken.kernels.library import PairsRecord, WeightRecord, chosen_set, library
-from foretoken.models.base import Blocks, Capabilities, ChainedTokens, PairModel, TokenChoice
-from foretoken.models.companion import Companion, Host
-from foretoken.models.native.chain import KINDS, DraftChain
+from foretoken.models.base import (
+    Blocks,
+    Capabilities,
+    ChainedTokens,
+    Model,
+    PairModel,
+    TokenChoice,
+)
 from foretoken.models.native.description import weight_record
 from foretoken.models.native.pages import PAGE, PagedRow, PagePool
-from foretoken.models.native.passes import NativePasses, RowPart
+from foretoken.models.native.passes import KINDS, DraftChain, NativePasses, RowPart
 from foretoken.models.native.recurrent_states import RecurrentStates
 from foretoken.models.prefixes import PrefixCache, shared
 from foretoken.models.rows import check_lengths, check_room, staying
@@ -36,7 +40,7 @@ class Unshared:
     """The salt of a row whose pages follow from more than its tokens."""
 
 
-class NativeModel(Host[NativePasses]):
+class NativeModel(Model):
     """A Model over `passes`, batch-invariant by its arithmetic."""
 
     capabilities = Capabilities(
@@ -48,7 +52,7 @@ class NativeModel(Host[NativePasses]):
         self.passes = passes
         self.vocab_size = passes.vocab_size
         self.context = facts["context"]
-        self._longest: int | None = facts.get("longest") or self.context
+        self._longest = facts.get("longest")
         self.identity = facts.get("identity")
         self.computed: str = facts.get("computed", "float32")
         self.pool = PagePool(passes.layout, "float16" if passes.facts["halved"] else "float32")
@@ -58,28 +62,18 @@ class NativeModel(Host[NativePasses]):
         self.texts: list[list[int]] = []  # whose keys and values are there
         self.salts: list[Hashable] = []
         self.salt = ""  # of the rows that join next
-        self._beyond = False  # whether these are long ones
         self.recalled: list[int] = []  # tokens of the rows that joined last
         self.rewind = None if passes.states is None else REWIND
         self.taps = passes.taps
         self._seen = Shown()  # states there, until they are taken
         # how many of a sequence's first tokens need not show theirs; None: no drafter reads them
         self._watched: Callable[[list[int]], int] | None = None
-        self._hidden = torch.zeros(0, 0, passes.width)
 
     def __reduce__(self) -> Any:
         raise RefusedError(
             "a model on the native decoder is not copied or pickled; load it once more, also in "
             "another process: both map the same weights"
         )
-
-    @property
-    def hidden(self) -> Tensor:
-        return self._hidden
-
-    @property
-    def longest(self) -> int | None:
-        return self._longest
 
     @property
     def lengths(self) -> list[int]:
@@ -112,9 +106,6 @@ class NativeModel(Host[NativePasses]):
 
     def salted(self, salt: str) -> None:
         self.salt = salt
-
-    def beyond(self, on: bool) -> None:
-        self._beyond = on
 
     def known(self, prompt: list[int]) -> int:
         length, _ = self._found(prompt)
@@ -164,8 +155,8 @@ class NativeModel(Host[NativePasses]):
         return length, row
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        limit = self._longest if self._beyond else self.context
-        check_room([0] * len(prompts), [len(p) for p in prompts], limit)
+        limits = self.limits([self._beyond] * len(prompts))
+        check_room([0] * len(prompts), [len(p) for p in prompts], limits)
         first = len(self.rows)
         # at once, for a Ctrl-C in between
         self.rows, self.texts, self.salts, self._seen = (
@@ -210,14 +201,11 @@ class NativeModel(Host[NativePasses]):
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
-        past, context = self.lengths, self.context
+        past = self.lengths
         for b, row in enumerate(self.rows):
             if row.states is not None:  # a companion may have moved them
                 row.states.check_back(b, past[b], past[b])
-        limits = context
-        if self._longest != context:
-            limits = [self._longest if row.long else context for row in self.rows]
-        check_room(past, [len(block) for block in blocks], limits)
+        check_room(past, [len(block) for block in blocks], self.limits(self.long))
         if self.stored is not None:
             blocks = self._read_up_to_forks(blocks, need)
         return self._appended(blocks, need)
@@ -281,8 +269,7 @@ class NativeModel(Host[NativePasses]):
         choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
-        past = self.lengths
-        limits = [self._longest if row.long else self.context for row in self.rows]
+        past, limits = self.lengths, self.limits(self.long)
         made, lengths = self.chained(self.passes, past, limits, blocks, budget, choice, embeddings)
         tokens: list[list[int]] = made.tokens.tolist()
         for b, (row, text) in enumerate(zip(self.rows, self.texts, strict=True)):
@@ -323,7 +310,7 @@ class NativeModel(Host[NativePasses]):
         check_lengths(self.lengths, lengths)
         layout = self.passes.states
         for b, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
-            if row.states is not None and length:
+            if row.states is not None:
                 row.states.check_back(b, row.length, length)
         for row, length in zip(self.rows, lengths, strict=True):
             if not length:  # it begins anew
@@ -366,11 +353,54 @@ class NativeModel(Host[NativePasses]):
         self.permute(staying(len(self.rows), rows))
 
 
-class NativeCompanion(Companion[NativePasses]):
-    """A copy over the rows of a target on the native kernels."""
+class NativeCompanion(Model):
+    """A smaller copy of a model over the rows of `target`, which have joined and read before they
+    join here: the model drafts for itself.
 
-    capabilities = replace(Companion.capabilities, chain=True)
-    target: NativeModel
+    It reads the keys and values that the target has made of the text, and writes those of draft
+    tokens behind them, where the target's next pass writes its own. So there is nothing to read
+    first, nothing to catch up with, and no second cache. The target never reads what a draft token
+    has left there: its rows end before it, and its passes write before they read.
+    """
+
+    capabilities = Capabilities(target_rows=True, memory=True, chain=True)
+    reads_target = True
+
+    def __init__(self, target: NativeModel, passes: NativePasses, facts: dict[str, Any]) -> None:
+        self.target, self.passes, self.runtime = target, passes, target.runtime
+        self.encoder_decoder, self.vocab_size = target.encoder_decoder, target.vocab_size
+        self.context, self.source_context = target.longest, target.source_context
+        self.source_vocab_size = target.source_vocab_size
+        self.computed: str = facts["computed"]
+        identity = facts.get("identity")
+        self.identity = identity and f"{identity} over the target's rows"
+        self.rewind = target.rewind
+        self._own: list[int] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every row in place: what the target has read, and draft tokens behind it."""
+        return [max(own, read) for own, read in zip(self._own, self.target.lengths, strict=True)]
+
+    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
+        self._own += [0] * len(prompts)
+
+    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
+        assert isinstance(blocks, list)
+        past = self.lengths
+        check_room(past, [len(block) for block in blocks], self.context)
+        self._own = [n + len(block) for n, block in zip(past, blocks, strict=True)]
+        return self.target.scored(self.passes, past, blocks, need)
+
+    def set_lengths(self, lengths: list[int]) -> None:
+        check_lengths(self.lengths, lengths)
+        self._own = list(lengths)
+
+    def permute(self, rows: list[int]) -> None:
+        self._own = [self._own[b] for b in rows]
+
+    def leave(self, rows: list[int]) -> None:
+        self.permute(staying(len(self._own), rows))  # those of the target may have left
 
     def chain(
         self,
@@ -380,7 +410,7 @@ class NativeCompanion(Companion[NativePasses]):
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         made, self._own = self.target.chained(
-            self.graph, self.lengths, self.context, blocks, budget, choice, embeddings
+            self.passes, self.lengths, self.context, blocks, budget, choice, embeddings
         )
         return made
 
@@ -394,10 +424,6 @@ class NativePairs(NativeModel, PairModel):
         self._rests: list[WeightRecord] = []
         self._join = weight_record(passes.facts["join"], passes.memory, self._rests)
         self._instructions = chosen_set().encode()
-
-    def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        self.passes.given = None  # of a draft that was broken off
-        super().start(prompts, sources)
 
     def joined(self, states: Tensor) -> Tensor:
         """Return a target's states, `[N, W]`, as the decoder reads them, `[N, H]`."""
@@ -426,29 +452,3 @@ class NativePairs(NativeModel, PairModel):
     def give(self, pairs: Tensor, counts: list[int]) -> None:
         """Let the next `score` read these, `[sum(counts), E + H]`: embeddings, then states."""
         self.passes.given = pairs.float().contiguous()
-
-    def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        self._require_given(sum(map(len, blocks)))
-        try:
-            return super().score(blocks, need)
-        finally:
-            self.passes.given = None
-
-    def chain(
-        self,
-        blocks: list[list[int]],
-        budget: list[int],
-        choice: TokenChoice,
-        embeddings: Tensor | None = None,
-    ) -> ChainedTokens:
-        self._require_given(sum(map(len, blocks)))
-        try:
-            return super().chain(blocks, budget, choice, embeddings)
-        finally:
-            self.passes.given = None
-
-    def _require_given(self, tokens: int) -> None:
-        given = self.passes.given
-        if given is None or len(given) != tokens:  # rows that are measured, or found no more
-            width = self.passes.facts["beside"] + self.passes.width
-            self.passes.given = torch.zeros(tokens, width)

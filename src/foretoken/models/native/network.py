@@ -26,6 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 XIELU, CLAMPED = "xielu", "clamped"
 KNOWN = *ACTIVATIONS, XIELU, CLAMPED  # in the kernels' order
 CONVOLUTION, DELTA, SCAN = 1, 2, 3  # rules of recurrences, as in network.h
+SAME = 1e-5  # relative: a part does what was read of it
 Rows = NDArray[np.int64]  # -1: a row of zeros
 
 
@@ -36,6 +37,14 @@ def array(values: Any) -> Floats:
 
 def random_states(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def turn_pairs(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> Tensor:
+    """Return states that rotary positions have turned, in float64."""
+    at = -1 if interleaved else -2
+    a, b = x.unflatten(-1, (-1, 2) if interleaved else (2, -1)).double().unbind(at)
+    cosine, sine = scale * angles.cos(), scale * angles.sin()
+    return torch.stack([a * cosine - b * sine, b * cosine + a * sine], at).flatten(-2)
 
 
 def padded(heads: int, width: int, start: int = 0) -> Rows:
@@ -262,7 +271,7 @@ class Decoder:
     scale: float = 1.0  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
     pairs: PairsEntry | None = None
-    # of each stack of an encoder-decoder: its vectors of all ids, and the weight they are made of
+    # its vectors of all ids, and the weight they are made of; of a decoder of pairs: None
     embeddings: Tensor | None = None
     embedded_weight: Tensor | None = None
     tables: list[Floats] = field(default_factory=list)  # biases by distance, `[heads, 2n + 1]`

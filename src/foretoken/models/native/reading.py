@@ -24,14 +24,15 @@ from foretoken.errors import RefusedError
 from foretoken.models.blocks import Floats
 from foretoken.models.native.experts import read_experts
 from foretoken.models.native.latents import read_latents
-from foretoken.models.native.layer_inputs import read_input, read_inputs
 from foretoken.models.native.network import (
     ACTIVATIONS,
+    SAME,
     XIELU,
     Attention,
     Decoder,
     DecoderLayer,
     Gated,
+    LayerInput,
     LayerInputs,
     Linear,
     Norm,
@@ -40,6 +41,7 @@ from foretoken.models.native.network import (
     Rope,
     array,
     random_states,
+    turn_pairs,
 )
 from foretoken.models.native.packing import LANES
 from foretoken.models.native.recurrences import (
@@ -106,7 +108,6 @@ SCALES = "scaling", "softmax_scale", "inv_norm_factor"
 ACTIVATED = "act_fn", "act", "activation", "activation_fn", "gelu_impl"
 PARALLEL = 4  # parts in which CodeGen's queries, values and keys were trained
 WIDEST, GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
-SAME = 1e-5  # relative: a norm does what was read
 FAR = 4096  # positions at which ALiBi is tried
 
 
@@ -182,7 +183,8 @@ class NetworkReader:
         stock = DynamicCache(config=network.config).layers
         head: Any = network.get_output_embeddings()
         self.layers = layers = list(layers_of(network))
-        self.read.add(id(network.get_input_embeddings().weight))
+        table: Any = network.get_input_embeddings()
+        vectors = self.vectors(table, getattr(config, "embedding_multiplier", None) or 1.0)
         self.require(head is not None and len(stock) <= len(layers), "its layers or its head")
         last = self.one(self.base, LAST, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
@@ -192,7 +194,7 @@ class NetworkReader:
         for i in range(len(layers)):
             if (lender := self._lender(i)) is not None:
                 windows[i] = windows[lender]
-        self.inputs = read_inputs(self)
+        self.inputs = self._layer_inputs()
         return Decoder(
             config.hidden_size,
             [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
@@ -203,6 +205,8 @@ class NetworkReader:
             float(getattr(config, "final_logit_softcapping", None) or 0),
             self._of_logits(),
             self.ropes,
+            embeddings=vectors,
+            embedded_weight=table.weight,
             inputs=self.inputs,
         )
 
@@ -224,10 +228,9 @@ class NetworkReader:
         factor *= float(getattr(self.base, "lm_head_multiplier", 1.0))
         return factor / float(getattr(config, "logits_scaling", None) or 1)
 
-    def embeddings(self) -> Tensor:
-        """The vectors that the first layer reads for every token, `[V, width]`."""
-        table: Any = self.network.get_input_embeddings()
-        factor = getattr(self.config, "embedding_multiplier", None) or 1.0
+    def vectors(self, table: Any, factor: float) -> Tensor:
+        """Return the vectors that the first layer reads for every token, `[V, width]`."""
+        self.read.add(id(table.weight))
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
@@ -269,7 +272,7 @@ class NetworkReader:
             experts, gated = read_experts(self, inner, getattr(layer, "shared_mlp", None))
         read = None
         if self.inputs is not None:
-            read = read_input(self, layer, layer.self_attn.layer_idx, self.inputs.width)
+            read = self._layer_input(layer, self.inputs.width)
         return DecoderLayer(
             tuple(norms),
             attention,
@@ -281,6 +284,39 @@ class NetworkReader:
             input=read,
             beside=beside,
         )
+
+    def _layer_inputs(self) -> LayerInputs | None:
+        """Return the inputs of tokens that layers read beside states (Gemma 4), or None."""
+        base = self.base
+        width = int(getattr(base, "hidden_size_per_layer_input", 0) or 0)
+        if not width:
+            return None
+        known = hasattr(base, "per_layer_model_projection_scale")
+        self.require(known, "inputs of layers of another kind")
+        table, product = base.embed_tokens_per_layer, self.linear(base.per_layer_model_projection)
+        embeddings: Any = self.network.get_input_embeddings()
+        vocabulary = embeddings.weight.shape[0]
+        known = width % LANES == 0 and table.weight.shape == (vocabulary, len(product.weight))
+        self.require(known and product.bias is None, "inputs of layers of other shapes")
+        self.read.add(id(table.weight))
+        return LayerInputs(
+            width,
+            self.plain(table.weight),
+            product,
+            self.norm(base.per_layer_projection_norm, width),
+            float(table.embed_scale),
+            float(base.per_layer_model_projection_scale),
+            float(base.per_layer_input_scale),
+        )
+
+    def _layer_input(self, layer: Any, width: int) -> LayerInput:
+        """Return what a layer makes of its part."""
+        same = self.activation(layer) == self.activation(layer.mlp)
+        self.require(same, "inputs of another activation")
+        gate, out = layer.per_layer_input_gate, layer.per_layer_projection
+        norm = self.norm(layer.post_per_layer_input_norm)
+        at = layer.self_attn.layer_idx * width
+        return LayerInput(self.linear(gate), self.linear(out), norm, at)
 
     def _block(self, layer: Any, window: int) -> DecoderLayer:
         """A layer of one part (Nemotron-H), behind one norm."""
@@ -542,12 +578,8 @@ class NetworkReader:
         made = self._applied(part, states, cosine, sine)
         angles = (places[0, :, None] * frequencies.float()).double()
         for interleaved in (False, True):
-            pair = states.unflatten(-1, (-1, 2) if interleaved else (2, -1))
-            at = -1 if interleaved else -2
-            a, b = pair.unbind(at)
             for sign in (1, -1):  # some turn backwards
-                c, s = scale * angles.cos(), sign * scale * angles.sin()
-                read = torch.stack([a * c - b * s, b * c + a * s], at).flatten(-2)
+                read = turn_pairs(states, sign * angles, scale, interleaved)
                 if made.shape == read.shape and torch.allclose(made.double(), read, atol=SAME):
                     self.require(states.shape[-1] <= width, "rotary positions of several heads")
                     turns = (sign * frequencies.double()).tolist()

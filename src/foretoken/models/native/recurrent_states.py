@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.errors import InputError
 from foretoken.models.native.description import HEADER, RING, channels_of, recurrent_layers
 from foretoken.models.native.network import CONVOLUTION
-from foretoken.models.states import REWIND
+from foretoken.models.states import check_base
 
 NEVER = np.iinfo(np.int64).max  # tokens of a state that means nothing
 
@@ -90,9 +89,4 @@ class RecurrentStates:
 
     def check_back(self, b: int, old: int, new: int) -> None:
         """Raise InputError where row b would go back to before what is kept of it."""
-        base = int(self.words[self.bases].max())
-        if new < base:
-            raise InputError(
-                f"row {b} would go back to {new} of {old} tokens, and its states are kept for the "
-                f"last {old - base}; give a gamma below {REWIND}"
-            )
+        check_base(b, old, new, int(self.words[self.bases].max()))

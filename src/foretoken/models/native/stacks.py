@@ -11,8 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.models.blocks import Floats
-from foretoken.models.native.network import Attention, Decoder, DecoderLayer, Linear, array
-from foretoken.models.native.reading import SAME, NetworkReader
+from foretoken.models.native.network import (
+    SAME,
+    Attention,
+    Decoder,
+    DecoderLayer,
+    Linear,
+    array,
+)
+from foretoken.models.native.reading import NetworkReader
 from foretoken.models.stock.media import encoder_input
 from foretoken.models.stock.sizes import context_limit, encoder_limit, reads_ids
 
@@ -190,10 +197,4 @@ class EncoderDecoderReader(NetworkReader):
     def _embedded(self, stack: Any) -> Tensor:
         """Return the vectors that a stack reads for every id, `[V, width]`."""
         table: Any = self.one(stack, ("embed_tokens",), "embeddings")
-        self.read.add(id(table.weight))
-        factor = float(getattr(stack, "embed_scale", 1.0))
-        return torch.cat([table(ids).float() * factor for ids in _ids(table)])
-
-
-def _ids(table: Any) -> tuple[Tensor, ...]:
-    return torch.arange(table.weight.shape[0]).split(2**14)
+        return self.vectors(table, float(getattr(stack, "embed_scale", 1.0)))

@@ -6,11 +6,11 @@ norms and rotary factors are transformers'; ours is what is around them. Knows n
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import AttentionInterface
 from transformers.models.gemma4.modeling_gemma4 import (
     Gemma4RMSNorm,
     Gemma4TextDecoderLayer,
@@ -23,19 +23,6 @@ from foretoken.models.stock.attention import shared
 from foretoken.transfer import sent
 
 SLIDING = "sliding_attention"
-
-
-class AssistantConfig(Protocol):
-    """The parts of an assistant's configuration that are read here."""
-
-    backbone_hidden_size: int
-    use_ordered_embeddings: bool
-    num_centroids: int
-    centroid_intermediate_top_k: int
-
-    def get_text_config(self) -> PreTrainedConfig:
-        """Return that of its layers."""
-        ...
 
 
 class Borrowing:
@@ -79,10 +66,10 @@ class OrderedHead(nn.Module):
 
 
 class Assistant(nn.Module):
-    """The network, its parts named as in its files. Raises RefusedError where this transformers
-    builds other layers."""
+    """The network of an assistant's config in transformers, its parts named as in its files. Raises
+    RefusedError where this transformers builds other layers."""
 
-    def __init__(self, config: AssistantConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         text: Any = Borrowing(config.get_text_config())
         H, V, width = text.hidden_size, text.vocab_size, config.backbone_hidden_size

@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from foretoken.errors import InputError, RefusedError, kind_of
 from foretoken.models.stock.assistant import Assistant
-from foretoken.models.stock.lending import lenders
 from foretoken.models.stock.pair_files import require_numbers
+from foretoken.models.stock.sizes import key_layers
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 TARGETS = ("gemma4_text", "gemma4_unified_text")
@@ -91,7 +91,7 @@ def _require_target(facts: dict[str, Any], target: PreTrainedConfig) -> None:
             f"the draft is an assistant for Gemma 4, the target is {text.model_type}; give "
             "another draft"
         )
-    has = {**_facts(text, lenders(text)), "states": text.hidden_size}
+    has = {**_facts(text, key_layers(text)), "states": text.hidden_size}
     wrong = [name for name, size in facts.items() if size != has.get(name)]
     if wrong:
         raise RefusedError(

@@ -39,7 +39,7 @@ from transformers.utils import output_capturing
 
 from foretoken.errors import RefusedError
 from foretoken.models.rows import BEYOND, CHUNK
-from foretoken.models.stock.cache import RaggedCache, StateCalls, has_own_attention
+from foretoken.models.stock.cache import RaggedCache, has_own_attention
 from foretoken.models.stock.positions import RUNNING, HeadHook, Running, count_by_row
 from foretoken.models.stock.recurrences import keep_by_row
 from foretoken.models.stock.sizes import is_long, switch_of
@@ -47,7 +47,6 @@ from foretoken.models.stock.taps import tap
 from foretoken.transfer import sent
 
 ATTENTION = "_attn_implementation_internal"  # where a config holds the name of its attention
-EXPERTS = "_experts_implementation_internal"
 CAPTURES = "_output_capturing_hooks_installed"  # transformers' mark of its own
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 LOOK = "warn_if_padding_and_no_attention_mask"
@@ -249,26 +248,16 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 
 
 class Forward:
-    """A twin of `model`, over the same weights, whose attention is ragged.
+    """A twin of `model`, over the same weights, whose attention is ragged. `taps`: where its
+    forwards may note their states."""
 
-    `attention`, `experts`: implementations to use instead, by their names in transformers; `taps`:
-    where its forwards may note their states.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        attention: str | None = None,
-        experts: str | None = None,
-        taps: tuple[int, ...] = (),
-    ) -> None:
-        self._original, self._attention, self._taps = model, attention, taps
-        self._settings = {EXPERTS: experts} if experts else {}
+    def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
+        self._original, self._taps = model, taps
         self.renew()
 
     def renew(self) -> None:
         """Make the twin anew, as the original may have changed since; for the start of a run."""
-        self.model = switched(self._original, self._attention, self._settings)
+        self.model = switched(self._original)
         tap(self.model, self._taps)
         head = self.model.get_output_embeddings()
         if head is not None:
@@ -282,7 +271,7 @@ class Forward:
     @contextmanager
     def __call__(
         self,
-        cache: RaggedCache | StateCalls | None,
+        cache: RaggedCache | None,
         needed: HeadHook | None = None,
         noted: dict[int, Tensor] | None = None,
     ) -> Iterator[PreTrainedModel]:
@@ -294,11 +283,8 @@ class Forward:
             RUNNING.reset(token)
 
 
-def switched(
-    model: PreTrainedModel, attention: str | None, settings: dict[str, Any]
-) -> PreTrainedModel:
-    """A twin with this attention, by default the ragged one, and whose configurations have these
-    settings, where they know them.
+def switched(model: PreTrainedModel, attention: str | None = None) -> PreTrainedModel:
+    """A twin with this attention, by default the ragged one.
 
     Families whose attention is their own code have the masks alone: their layers keep one of the
     kinds that their code knows, and the masks are made in its form.
@@ -307,7 +293,7 @@ def switched(
     for part in copied.modules():
         if isinstance(part, PreTrainedModel):
             kind = "sdpa" if part._supports_sdpa else "eager"
-            made: dict[str, Any] = settings | {ATTENTION: attention or f"ragged_{kind}"}
+            made: dict[str, Any] = {ATTENTION: attention or f"ragged_{kind}"}
             if has_own_attention(part):
                 _set(part.config, {ATTENTION: kind})
                 part.config = copy.copy(part.config)
@@ -428,13 +414,6 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
 
 def _captures(hook: Any) -> bool:
     return getattr(hook, "__module__", None) == output_capturing.__name__
-
-
-def separate(model: nn.Module) -> None:
-    """Let parts of a twin share no computed buffer: a forward may have put one in another's place,
-    and what is shared cannot be traced."""
-    for part in model.modules():
-        part._buffers = _buffers(part)
 
 
 def _buffers(part: nn.Module) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError, kind_of
+from foretoken.models.base import LentKeys
 from foretoken.models.rows import Places, by_place, roomy
 from foretoken.models.shown import Shown
 from foretoken.models.states import Based, Cursor, StateLayer
@@ -75,55 +76,7 @@ class RaggedLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class StateCalls:
-    """Methods that transformers' layers with states call during a forward."""
-
-    asking = -1  # the layer that asked for its state last
-    calls = 0  # of recurrences, that this layer has run
-
-    def window(self, x: Tensor, layer: int, name: str, size: int) -> Tensor:
-        """Return new inputs `[B, C, W]` of a convolution behind those before them, `size` - 1 or
-        what there is of them, and keep them."""
-        raise NotImplementedError
-
-    def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
-        """Run the recurrence (`states.advanced`) of the layer that asked for its state last."""
-        raise NotImplementedError
-
-    def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
-        """Run the next selective scan (`StateLayer.scan`) of that layer."""
-        raise NotImplementedError
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: a family then runs the form that it has for blocks, at every width."""
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        self.asking, self.calls = layer_idx, 0
-
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
-        return False
-
-    def is_recording_past(self, layer_idx: int | None = None) -> bool:
-        return True
-
-    def update_conv_state(
-        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
-    ) -> Tensor:
-        return self.window(conv_states, layer_idx, str(state_idx), kwargs["conv_kernel_size"])
-
-    def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Keep nothing: a recurrence of ours has. Raises RefusedError where none was run."""
-        if not self.calls:
-            raise RefusedError(
-                "a layer computes its states by a function that is not known here, and which would "
-                f"begin each block at nothing; {INSTEAD}"
-            )
-        return recurrent_states
-
-
-class RaggedCache(StateCalls, Based, DynamicCache):
+class RaggedCache(Based, DynamicCache):
     """Rows with their own lengths. `prepare` before a forward, `advance` behind it. A forward sees
     rows by place; `order` says which they are."""
 
@@ -140,6 +93,8 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         self.states = states or {}  # by layer
         self.based = [0] * rows  # the length at which each row's states stand
         self.at: Any = None  # where a pass puts what its states follow from
+        self.asking = -1  # the layer that asked for its state last
+        self.calls = 0  # of recurrences, that this layer has run
         self.lengths = [0] * rows
         self.long = [False] * rows  # which are read with the factors of long texts
         self.shift = [0] * rows  # of the positions behind each row's media
@@ -222,6 +177,13 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         super().close(lengths)
         self.order = by_place(self.places)
 
+    def lent(self, layer: int, rows: list[int], first: int) -> LentKeys:
+        """Return a layer's slots from `first` up to the longest of these rows. Only rows that do
+        not stand in the first places, in their order, are copied."""
+        end, places = max(self.lengths[b] for b in rows), [self.places[b] for b in rows]
+        index = slice(len(places)) if places == list(range(len(places))) else places
+        return LentKeys(*(x[index, :, first:end] for x in self.layers[layer].arrays))
+
     @property
     def slot_bytes(self) -> int:
         """Bytes of a token, in all layers."""
@@ -258,17 +220,6 @@ class RaggedCache(StateCalls, Based, DynamicCache):
         self.view, values = layer.show(len(key_states), self.end)
         return self.view, values
 
-    def window(self, x: Tensor, layer: int, name: str, size: int) -> Tensor:
-        return self.states[layer].window(name, x, size, self.at, self.rows)
-
-    def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
-        self.calls += 1
-        return self.states[self.asking].recurrence(q, k, v, g, beta, self.at, self.rows)
-
-    def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
-        self.calls += 1
-        return self.states[self.asking].scan(q, k, u, t, A, self.calls - 1, self.at, self.rows)
-
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.end, 0
 
@@ -277,6 +228,47 @@ class RaggedCache(StateCalls, Based, DynamicCache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.end - self.width
+
+    # Methods that transformers' layers with states call, and, for their recurrences, ours
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: a family then runs the form that it has for blocks, at every width."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self.asking, self.calls = layer_idx, 0
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int | None = None) -> bool:
+        return True
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        size, states = kwargs["conv_kernel_size"], self.states[layer_idx]
+        return states.window(str(state_idx), conv_states, size, self.at, self.rows)
+
+    def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Keep nothing: a recurrence of ours has. Raises RefusedError where none was run."""
+        if not self.calls:
+            raise RefusedError(
+                "a layer computes its states by a function that is not known here, and which would "
+                f"begin each block at nothing; {INSTEAD}"
+            )
+        return recurrent_states
+
+    def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
+        """Run the recurrence (`states.advanced`) of the layer that asked for its state last."""
+        self.calls += 1
+        return self.states[self.asking].recurrence(q, k, v, g, beta, self.at, self.rows)
+
+    def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
+        """Run the next selective scan (`StateLayer.scan`) of that layer."""
+        self.calls += 1
+        return self.states[self.asking].scan(q, k, u, t, A, self.calls - 1, self.at, self.rows)
 
 
 class CrossCache(EncoderDecoderCache):
@@ -335,14 +327,6 @@ def fill(x: Tensor, new: Tensor) -> None:
     slots = new.shape[-2]
     x[..., :slots, :] = new
     x[..., slots:, :] = 0
-
-
-def growing_cache(layers: int) -> Any:
-    """transformers' own DynamicCache, of layers that only append."""
-    cache: Any = DynamicCache()
-    cache.layer_class_to_replicate = None
-    cache.layers = [DynamicLayer() for _ in range(layers)]
-    return cache
 
 
 def given(model: PreTrainedModel, cache: Any) -> dict[str, Any]:

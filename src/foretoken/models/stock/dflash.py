@@ -243,40 +243,32 @@ class BlocksDraft:
     ids: Tensor | None
 
 
-class BlockRows(Part):
-    """Rows of contexts of different lengths, and what torch does of a draft, wherever its layers
-    run; a class of this knows where.
+class StockBlocks(Part):
+    """A draft by blocks on torch, in the precision of its network's weights: rows of contexts of
+    different lengths."""
 
-    device: of its states and logits; bytes: of a number in the context.
-    """
-
+    runtime = "transformers"
     capabilities = Capabilities(memory=True)
-    computed: str
-    cache: Any  # the context: RaggedCache, or another kind of `Places`
 
-    def __init__(self, draft: BlocksDraft, device: torch.device, bytes: int) -> None:
-        network = draft.network
+    def __init__(self, draft: BlocksDraft) -> None:
+        self.network, self.head, network = draft.network, draft.head, draft.network
+        weight = network.fc.weight
         self.form, self.config = network.form, network.config
-        self.device, self.bytes = device, bytes
+        self.device, self.bytes = weight.device, weight.itemsize
         self.embedding, self.ids = draft.embedding, draft.ids
         self.chain, self.confidence = network.markov_head, network.confidence_head
         self.chained = self.chain is not None
         self.most, self.taps = network.form.most, network.form.taps
         self.context: int | None = network.config.max_position_embeddings
         self.cache = self._empty(0)
+        self.computed = str(weight.dtype).removeprefix("torch.")
+        self.identity: str | None = (
+            f"blocks {self.form} {self.config.to_json_string()} {self.computed}"
+        )
 
-    def _empty(self, rows: int) -> Any:
+    def _empty(self, rows: int) -> RaggedCache:
         """The context of so many rows, of which nothing is read."""
-        raise NotImplementedError
-
-    def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
-        """Append to each row's context counts[b] states of `[sum(counts), W]`, row behind row."""
-        raise NotImplementedError
-
-    def _pass(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states and logits of blocks `[B, n, H]`, of which row b has sizes[b] places; they
-        leave nothing in the context."""
-        raise NotImplementedError
+        return RaggedCache([RaggedLayer() for _ in self.network.layers], rows, self.device)
 
     @property
     def lengths(self) -> list[int]:
@@ -342,26 +334,9 @@ class BlockRows(Part):
         tokens = sent(tokens, self.device)
         return followed(self.chain, self.confidence, states, logits, tokens, memory)
 
-
-class StockBlocks(BlockRows):
-    """A draft by blocks on torch, in the precision of its network's weights."""
-
-    runtime = "transformers"
-
-    def __init__(self, draft: BlocksDraft) -> None:
-        self.network, self.head = draft.network, draft.head
-        weight = self.network.fc.weight
-        super().__init__(draft, weight.device, weight.itemsize)
-        self.computed = str(weight.dtype).removeprefix("torch.")
-        self.identity: str | None = (
-            f"blocks {self.form} {self.config.to_json_string()} {self.computed}"
-        )
-
-    def _empty(self, rows: int) -> RaggedCache:
-        return RaggedCache([RaggedLayer() for _ in self.network.layers], rows, self.device)
-
     def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
-        """Nothing here depends on other tokens, so that padding is added to the outcome only."""
+        """Append to each row's context counts[b] states of `[sum(counts), W]`, row behind row.
+        Nothing here depends on other tokens, so that padding is added to the outcome only."""
         cache = self.cache
         made = self.network.context(states.to(self.network.fc.weight.dtype), positions)
         cache.prepare(max(counts))
@@ -371,6 +346,8 @@ class StockBlocks(BlockRows):
         cache.advance(counts)
 
     def _pass(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return states and logits of blocks `[B, n, H]`, of which row b has sizes[b] places; they
+        leave nothing in the context."""
         cache, skip = self.cache, int(not self.form.from_anchor)
         cache.prepare(embedded.shape[1])
         slots = torch.arange(cache.end, device=self.device)

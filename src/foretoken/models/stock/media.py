@@ -267,7 +267,11 @@ def deviation(model: PreTrainedModel, fresh: Model, media: Media) -> float:
     a network, and the network's own `generate`, of some tokens behind a prompt with media."""
     network, prompt = twin(model), media.ids or [0]
     text = torch.tensor([prompt], device=network.device)
-    made = _generated(network, text, media)
+    inputs: dict[str, Any] = media.fitted(text.shape[1], network.dtype, network.device)
+    if ENCODED in inputs:
+        inputs[ENCODED] = encoded(network, media)
+    own = not network.config.is_encoder_decoder or writer(network) is not network
+    made = generated(network, text, inputs, NEW, own=own)
     new = made.sequences[0, -NEW:].tolist()
     fresh.attached = [media]
     fresh.start([prompt[:-1]], [[]] if fresh.encoder_decoder else None)
@@ -278,20 +282,27 @@ def deviation(model: PreTrainedModel, fresh: Model, media: Media) -> float:
     return float((ours - stock).abs().max().nan_to_num(float("inf"))) / spread
 
 
-def _generated(network: Any, text: Tensor, media: Media) -> Any:
-    """Return what transformers' `generate` makes of a prompt, with its logits."""
-    settings = GenerationConfig(max_new_tokens=NEW, do_sample=False, pad_token_id=0, num_beams=1)
+@torch.inference_mode()
+def generated(
+    network: Any, text: Tensor, inputs: dict[str, Any], new: int, *, own: bool = True
+) -> Any:
+    """Return what transformers' `generate` makes of a text `[1, n]` by `new` tokens: `sequences`,
+    and the `logits` before each.
+
+    Args:
+        network: The model.
+        text: The prompt, of a decoder where there is an encoder.
+        inputs: Other arguments, such as the encoder's.
+        new: Tokens to make.
+        own: By the family's own `generate`, which may cut sounds into windows or ask for some.
+    """
+    settings = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0, num_beams=1)
     settings.eos_token_id = NO_TOKEN
     settings.output_logits = settings.return_dict_in_generate = True
-    inputs: dict[str, Any] = media.fitted(text.shape[1], network.dtype, network.device)
-    if ENCODED in inputs:
-        inputs[ENCODED] = encoded(network, media)
-    if not network.config.is_encoder_decoder:
-        return network.generate(input_ids=text, **inputs, generation_config=settings)
     settings.decoder_start_token_id = int(text[0, 0])
-    # a family's own, as Whisper's, cuts sounds into windows and calls this one
-    kind: Any = GenerationMixin if writer(network) is network else type(network)
-    return kind.generate(network, **inputs, decoder_input_ids=text, generation_config=settings)
+    kind: Any = type(network) if own else GenerationMixin
+    name = "decoder_input_ids" if network.config.is_encoder_decoder else "input_ids"
+    return kind.generate(network, **inputs, **{name: text}, generation_config=settings)
 
 
 @torch.inference_mode()

@@ -32,7 +32,6 @@ from foretoken.models.rows import (
     most_slots,
     padded,
     roomy,
-    staying,
 )
 from foretoken.models.shown import Known
 from foretoken.models.states import PASS, REWIND, in_parts
@@ -45,7 +44,6 @@ from foretoken.models.stock.cache import (
     given,
     ragged_cache,
 )
-from foretoken.models.stock.lending import lenders, rows_of
 from foretoken.models.stock.media import (
     EncoderOutput,
     Objections,
@@ -63,6 +61,7 @@ from foretoken.models.stock.sizes import (
     context_limit,
     encoder_limit,
     encoder_rows,
+    key_layers,
     no_logits,
     output_rows,
     positions,
@@ -72,11 +71,9 @@ from foretoken.models.stock.sizes import (
 from foretoken.transfer import sent
 
 
-class StockModel(Model):
-    """Runs a twin of `model`, without dropout; the model itself stays as it is."""
-
-    runtime = "transformers"
-    capabilities = Capabilities(media=True, memory=True, hidden=True, taps=True)
+class TorchModel(Model):
+    """A model by transformers' own code: `whole`, and the part of it that writes, `model`, of which
+    a twin runs without dropout; the model itself stays as it is."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.whole, self.model = model, writer(model)
@@ -84,19 +81,34 @@ class StockModel(Model):
         self.needs_media = not reads_ids(model)
         self._objections = Objections(model)
         model = self.model
-        self.showing = False
-        self.device = model.device
-        self.computed = str(model.dtype).removeprefix("torch.")
-        self.capabilities = replace(self.capabilities, tensors=self.device.type != "cpu")
-        config = model.config.get_text_config(decoder=True)
-        self.context = context_limit(config)
-        self._longest = self.context if switch_of(model) is None else positions(config)
-        self._beyond = False
+        self.device, self.computed = model.device, str(model.dtype).removeprefix("torch.")
+        self.encoder_decoder = bool(model.config.is_encoder_decoder)
         self.vocab_size = output_rows(model)
+        self.context = context_limit(model.config.get_text_config(decoder=True))
+        if self.encoder_decoder:
+            self.source_context = encoder_limit(model)
+            self.source_vocab_size = encoder_rows(model)
+
+    def objection(self, media: Media) -> str | None:
+        return self._objections.to(media, lambda: type(self)(self.whole))
+
+
+class StockModel(TorchModel):
+    """Runs rows over one cache, in one pass."""
+
+    runtime = "transformers"
+    capabilities = Capabilities(media=True, memory=True, hidden=True, taps=True)
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        model = self.model
+        self.showing = False
+        self.capabilities = replace(self.capabilities, tensors=self.device.type != "cpu")
+        if switch_of(model) is not None:
+            self._longest = positions(model.config.get_text_config(decoder=True))
         self.running = Forward(model)
         self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
         self.rewind = REWIND if self.cache.decoder.states else None
-        self._hidden: Tensor | None = None
 
     @abstractmethod
     def _empty(self) -> Any:
@@ -110,11 +122,6 @@ class StockModel(Model):
     def _inputs(self, ids: Tensor, cache: Any) -> dict[str, Any]:
         """Return the forward's arguments for new tokens `ids`, by name, besides the cache
         itself."""
-
-    @property
-    def hidden(self) -> Tensor:
-        assert self._hidden is not None, "no output layer has run"
-        return self._hidden
 
     @torch.inference_mode()
     def memory(self, lengths: list[int], sources: list[int]) -> int:
@@ -130,19 +137,12 @@ class StockModel(Model):
         return ragged.slot_bytes, cross, ragged.state_bytes
 
     @property
-    def longest(self) -> int | None:
-        return self._longest
-
-    @property
     def lengths(self) -> list[int]:
         return self.cache.decoder.lengths
 
     @property
     def long(self) -> list[bool]:
         return self.cache.decoder.long
-
-    def beyond(self, on: bool) -> None:
-        self._beyond = on
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -159,9 +159,6 @@ class StockModel(Model):
             self.cache.join(read)
         else:
             self.cache = read
-
-    def objection(self, media: Media) -> str | None:
-        return self._objections.to(media, lambda: type(self)(self.whole))  # pyright: ignore
 
     def _read_media(
         self,
@@ -212,13 +209,9 @@ class StockModel(Model):
         else:  # an idle model keeps no memory
             self.cache = self._empty()
 
-    def leave(self, rows: list[int]) -> None:
-        self.permute(staying(len(self.lengths), rows))
-
     def _run(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
         ragged, counts = cache.decoder, counts_of(blocks, need)
-        limits = [self._longest if long else self.context for long in ragged.long]
-        check_room(ragged.lengths, counts, limits)
+        check_room(ragged.lengths, counts, self.limits(ragged.long))
         if not any(counts):
             return no_logits(self.model, len(counts))
         if ragged.states and max(counts) > PASS:
@@ -228,21 +221,25 @@ class StockModel(Model):
         ids = ragged.placed(ids)
         self.padding = ids.numel() - sum(counts)
         needed = Needed(counts, need, ragged.places, self.device)
+        logits = self._forward(cache, counts, needed, self._inputs(ids, cache))
+        self._hidden = needed.hidden
+        return needed.logits(logits)
+
+    def _forward(
+        self, cache: Any, counts: list[int], needed: Needed, inputs: dict[str, Any]
+    ) -> Tensor:
+        """Return what the twin makes of inputs, counts[b] tokens of each row, and advance."""
+        ragged = cache.decoder
         noted: dict[int, Tensor] | None = {} if self.showing else None
+        own = inputs | given(self.model, cache) | {"use_cache": True, "return_dict": True}
         with self.running(ragged, needed, noted) as model:
-            logits = model(
-                **self._inputs(ids, cache),
-                **given(self.model, cache),
-                use_cache=True,
-                return_dict=True,
-            ).logits
+            logits = model(**own).logits
         if noted:
             states = zip(ragged.places, counts, strict=True)
             new = [torch.cat([noted[j][at, :n] for j in self.taps], -1) for at, n in states]
             ragged.shown.add(ragged.lengths, new)
         ragged.advance(counts)
-        self._hidden = needed.hidden
-        return needed.logits(logits)
+        return logits
 
     def _run_in_parts(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list), "draft tokens are fewer"
@@ -272,8 +269,8 @@ class CausalModel(StockModel):
         self.takes_positions = takes_positions(self.model)
 
     def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
-        layer = lenders(self.model.config.get_text_config(decoder=True))[kind]
-        return rows_of(self.cache, layer, rows, first)
+        layer = key_layers(self.model.config.get_text_config(decoder=True))[kind]
+        return self.cache.lent(layer, rows, first)
 
     def _empty(self) -> RaggedCache:
         return ragged_cache(self.model, 0)
@@ -294,8 +291,7 @@ class CausalModel(StockModel):
         ids = media.ids
         n, fresh = len(ids), ragged_cache(self.model, 1)
         fresh.long = [self._beyond]
-        limit = self._longest if self._beyond else self.context
-        check_room([0], [max(n, len(prompt))], [limit])
+        check_room([0], [max(n, len(prompt))], self.limits([self._beyond]))
         text = torch.tensor([ids], device=self.device)
         fitted = media.fitted(n, self.model.dtype, self.device)
         with self.running(None) as model:
@@ -319,13 +315,8 @@ class CausalModel(StockModel):
         ids = inputs.get("input_ids")
         width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
         fresh.prepare(width, [width])
-        noted: dict[int, Tensor] | None = {} if self.showing else None
-        with self.running(fresh, Needed([width], [0], fresh.places, self.device), noted) as model:
-            model(**inputs | given(self.model, fresh), return_dict=True)
-        if noted:
-            new = torch.cat([noted[j][0, :width] for j in self.taps], -1)
-            fresh.shown.add(fresh.lengths, [new])
-        fresh.advance([width])
+        needed = Needed([width], [0], fresh.places, self.device)
+        self._forward(fresh, [width], needed, inputs)
 
     def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
         if not self.takes_positions:
@@ -334,8 +325,8 @@ class CausalModel(StockModel):
         if any(cache.shift):
             shift = cache.placed(sent(torch.tensor(cache.shift), self.device))
             positions = positions + shift[:, None]
-        if self._longest is not None and cache.longest + cache.width > self._longest:
-            positions = positions.clamp(max=self._longest - 1)  # padding only
+        if self.longest is not None and cache.longest + cache.width > self.longest:
+            positions = positions.clamp(max=self.longest - 1)  # padding only
         if any(cache.long):
             long = cache.placed(sent(torch.tensor(cache.long), self.device))
             positions = positions + BEYOND * long[:, None]
@@ -345,17 +336,12 @@ class CausalModel(StockModel):
 class Seq2SeqModel(StockModel):
     """Raises RefusedError where rows cannot be rolled back one by one."""
 
-    encoder_decoder = True
-
     def __init__(self, model: PreTrainedModel) -> None:
         admit(writer(model))
         if not writer(model).config.is_encoder_decoder:
             raise RefusedError(f"{type(model).__name__} has no encoder: run it as a causal model")
         super().__init__(model)
-        model = self.model
-        self.source_context = encoder_limit(model)
-        self.source_vocab_size = encoder_rows(model)
-        self.takes_positions = takes_positions(model)
+        self.takes_positions = takes_positions(self.model)
         self._heard_width = 1  # of the encoder's states
         self._heard: dict[tuple[int, ...], Tensor] = {}
         self.heard = self._heard

@@ -23,12 +23,11 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODED, Media
-from foretoken.models.base import Blocks, Capabilities, Model
-from foretoken.models.rows import check_lengths, check_room, check_sources, staying
+from foretoken.models.base import Blocks, Capabilities
+from foretoken.models.rows import check_lengths, check_room, check_sources
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.cache import INSTEAD, no_writer
 from foretoken.models.stock.media import (
-    Objections,
     accepted_by,
     continued,
     encoded,
@@ -38,14 +37,8 @@ from foretoken.models.stock.media import (
     stand_in,
     writer,
 )
+from foretoken.models.stock.model import TorchModel
 from foretoken.models.stock.selfcheck import Form, forward
-from foretoken.models.stock.sizes import (
-    context_limit,
-    encoder_limit,
-    encoder_rows,
-    output_rows,
-    reads_ids,
-)
 
 # Names that families have for what they keep of a text, in the output and as an argument
 CACHES = {name: name for name in ("past_key_values", "cache_params", "state", "cache")}
@@ -95,7 +88,7 @@ class OwnRow:
         self.earlier = [each for each in self.earlier if each[0] <= self.read][-1:]
 
 
-class RowwiseModel(Model):
+class RowwiseModel(TorchModel):
     """Runs a twin of `model`, a network of transformers that generates text from ids, in evaluation
     mode, one row at a time."""
 
@@ -103,20 +96,14 @@ class RowwiseModel(Model):
     capabilities = Capabilities(media=True)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.whole, self.model = model, writer(model)
-        self.needs_media = not reads_ids(model)
-        self._objections = Objections(model)
-        model = self.model
-        admit(model)
-        self.network: Any = twin(model)
-        self.device, self.computed = model.device, str(model.dtype).removeprefix("torch.")
-        self.encoder_decoder = bool(model.config.is_encoder_decoder)
-        self.vocab_size = output_rows(model)
-        self.context = context_limit(model.config.get_text_config(decoder=True))
-        self.source_context = encoder_limit(model) if self.encoder_decoder else None
-        self.source_vocab_size = encoder_rows(model) if self.encoder_decoder else None
+        admit(writer(model))
+        super().__init__(model)
+        self.network: Any = twin(self.model)
         self.rows: list[OwnRow] = []
-        self.attached: list[Media | None] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row.text) for row in self.rows]
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -143,7 +130,7 @@ class RowwiseModel(Model):
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
-        check_room([len(row.text) for row in self.rows], [len(b) for b in blocks], self.context)
+        check_room(self.lengths, [len(b) for b in blocks], self.context)
         shape = len(blocks), max(need, default=0), self.vocab_size
         logits = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
         for b, (row, block, n) in enumerate(zip(self.rows, blocks, need, strict=True)):
@@ -154,7 +141,7 @@ class RowwiseModel(Model):
 
     @torch.inference_mode()
     def set_lengths(self, lengths: list[int]) -> None:
-        check_lengths([len(row.text) for row in self.rows], lengths)
+        check_lengths(self.lengths, lengths)
         for row, length in zip(self.rows, lengths, strict=True):
             row.back(length)
 
@@ -163,12 +150,6 @@ class RowwiseModel(Model):
         old, self.rows = self.rows, []
         for b, row in enumerate(rows):
             self.rows.append(old[row].fork() if row in rows[:b] else old[row])
-
-    def leave(self, rows: list[int]) -> None:
-        self.permute(staying(len(self.rows), rows))
-
-    def objection(self, media: Media) -> str | None:
-        return self._objections.to(media, lambda: RowwiseModel(self.whole))
 
     @cached_property
     def encoder_key(self) -> str:

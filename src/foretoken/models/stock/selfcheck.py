@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.utils import GenerationMixin
+from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, kind_of
 from foretoken.media.inputs import ENCODED, Media
@@ -27,7 +26,7 @@ from foretoken.models.base import Model
 from foretoken.models.rows import staying
 from foretoken.models.stock import cache, media
 from foretoken.models.stock.attention import twin
-from foretoken.models.stock.media import NO_TOKEN, encoder_input, made_up, random_states, writer
+from foretoken.models.stock.media import encoder_input, made_up, random_states, writer
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.sizes import reads_ids, switch_of
 from foretoken.models.stock.small_copy import CONTEXT, VOCABULARY, WINDOW, small_copy, thresholds
@@ -195,33 +194,17 @@ def _contradiction(model: PreTrainedModel, start: int, new: int, whole: Whole) -
     """The same of `new` tokens of a text that begins with `start`."""
     dice = random.Random(1)
     ids = [[dice.randrange(2, VOCABULARY) for _ in range(start)]]
-    text, source = torch.tensor(ids, device=model.device), None
+    text, source, given = torch.tensor(ids, device=model.device), None, dict[str, Any]()
     if model.config.is_encoder_decoder:
         source = torch.arange(2, 4 + 2 * WINDOW, device=model.device)[None]
-    made = generated(model, text, source, new)
+        given = encoder_input(model, source)
+    made = media.generated(model, text, given, new, own=ENCODED not in given)
     worst, spread = 0.0, 1e-9
     for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
         full = whole(model, made.sequences[:, : start + i], source, 1)[0]
         worst = max(worst, float((cached[0] - full).abs().max().nan_to_num(float("inf"))))
         spread = max(spread, float(full.max() - full.min()))
     return worst / spread
-
-
-@torch.inference_mode()
-def generated(model: PreTrainedModel, text: Tensor, source: Tensor | None, new: int) -> Any:
-    """Return what transformers' `generate` makes of a text `[1, n]` by `new` tokens: `sequences`,
-    and the `logits` before each."""
-    given: Any = {"input_ids": text}
-    if source is not None:
-        given = {**encoder_input(model, source), "decoder_input_ids": text}
-    settings = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0, num_beams=1)
-    settings.eos_token_id = NO_TOKEN
-    settings.output_logits = settings.return_dict_in_generate = True
-    settings.decoder_start_token_id = int(text[0, 0])
-    network: Any = model
-    # a family's own may ask for sounds, which the check has none of
-    kind: Any = GenerationMixin if ENCODED in given else type(network)
-    return kind.generate(network, **given, generation_config=settings)
 
 
 class CheckedRows:
@@ -251,7 +234,7 @@ class CheckedRows:
         rows = zip(texts, sources, strict=True)
         for long, group in groupby(rows, lambda row: self.is_long(len(row[0]) + 1)):
             some = list(group)
-            self.announce(long)
+            self.runner.beyond(long)
             self.runner.start([t for t, _ in some], self.heard([s for _, s in some]))
         self.texts, self.sources = self.texts + texts, self.sources + sources
 
@@ -279,10 +262,6 @@ class CheckedRows:
         self.texts = [t[: len(t) - n] for t, n in zip(self.texts, back, strict=True)]
         self.runner.set_lengths([len(text) for text in self.texts])
 
-    def announce(self, long: bool) -> None:
-        """Rows are about to join that are long, or are not."""
-        self.runner.beyond(long)
-
     def is_long(self, length: int) -> bool:
         return self.runner.context is not None and length > self.runner.context
 
@@ -296,7 +275,7 @@ class CheckedRows:
         order = [*staying(len(self.texts), again), *again]
         self.runner.leave(again)
         for b in again:
-            self.announce(self.is_long(ends[b]))
+            self.runner.beyond(self.is_long(ends[b]))
             self.runner.start([self.texts[b]])
         self.runner.permute([order.index(b) for b in range(len(order))])
 

@@ -120,6 +120,14 @@ def output_rows(model: PreTrainedModel) -> int:
     return int(rows)
 
 
+def key_layers(config: PreTrainedConfig) -> dict[str, int]:
+    """Return the last layer of each kind of attention among those that keep keys: the last layers
+    may read others'."""
+    kinds: list[str] = getattr(config, "layer_types", None) or []
+    keeping = len(kinds) - (getattr(config, "num_kv_shared_layers", None) or 0)
+    return {kind: j for j, kind in enumerate(kinds[:keeping])}
+
+
 def no_logits(model: PreTrainedModel, rows: int) -> Tensor:
     """`[rows, 0, V]`."""
     return torch.zeros(rows, 0, output_rows(model), dtype=model.dtype, device=model.device)

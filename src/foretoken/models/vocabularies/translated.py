@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from foretoken.models.base import Blocks, Capabilities, Model, Written
+from foretoken.models.prefixes import shared
 from foretoken.models.rows import staying
 from foretoken.models.vocabularies.translation import Translation, WayOn, ways_on
 from foretoken.models.vocabularies.words import Dictionary
@@ -58,7 +59,7 @@ class Following:
         lengths: list[int] = []
         for b, (text, needed) in enumerate(zip(texts, need, strict=True)):
             end = self._cached[b] if text is None else self._end(text)
-            length = min(agreed(self._cached[b], end), len(end) - needed)
+            length = min(shared(self._cached[b], end), len(end) - needed)
             # cut into other tokens, a text may part from what was read before states reach
             lengths.append(length if len(self._cached[b]) - length <= self._rewind else 0)
             blocks.append(end[lengths[b] :])
@@ -86,18 +87,6 @@ class Following:
             return list(text)
         half = max(1, context // 2)
         return text[-(-(len(text) - context) // half) * half :]
-
-
-def agreed(one: list[int], other: list[int]) -> int:
-    """Return how many of their first tokens are the same."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 TINY = 1e-30  # a share that rounding has made 0 or less

@@ -23,11 +23,11 @@ from foretoken.models import store
 from foretoken.models.native import pages, passes
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
-from foretoken.models.native.turns import Turns
+from foretoken.models.native.positions import Turns
 from interrupts import interrupted
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
-WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "native/turns.py")
+WHERE = ("native/model.py", "native/pages.py", "native/passes.py", "native/positions.py")
 WHERE += ("models/prefixes.py",)
 TEXT = [(7 * i * i + 3 * i) % 61 + 2 for i in range(300)]
 

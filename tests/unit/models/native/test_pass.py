@@ -17,7 +17,7 @@ from foretoken.models.native.network import Linear, Norm
 from foretoken.models.native.packing import round_blocks
 from foretoken.models.native.pages import PagedRow, PagePool
 from foretoken.models.native.passes import NativePasses, RowPart
-from foretoken.models.native.turns import Turns
+from foretoken.models.native.positions import Turns
 
 # the reference takes seconds
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove, pytest.mark.usefixtures("compiled")]

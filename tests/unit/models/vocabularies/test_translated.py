@@ -10,7 +10,7 @@ import pairs
 from foretoken.costing import stored
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.vocabularies.translated import ByText, Following, TranslatedModel, agreed
+from foretoken.models.vocabularies.translated import ByText, Following, TranslatedModel
 from foretoken.models.vocabularies.words import Dictionary, Words
 from oracle import random_model
 from table import TableModel
@@ -81,12 +81,6 @@ def test_of_a_long_text_the_end_is_read_and_moves_seldom(context):
     assert min(lengths[context:], default=1) > context // 2 and max(lengths) == context
     whole, _ = following([text], context=context)
     assert whole._cached == rows._cached
-
-
-def test_the_common_beginning_of_two_texts():
-    assert agreed([1, 2, 3], [1, 2, 4, 5]) == 2
-    assert agreed([1, 2], [1, 2, 3]) == agreed([1, 2, 3], [1, 2]) == 2
-    assert agreed([], [1]) == agreed([2], [1]) == 0
 
 
 OURS = Words({0: b"b", 1: b"a", 2: b" ab", 3: b" "}, end=4)

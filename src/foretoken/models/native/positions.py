@@ -1,4 +1,5 @@
-"""Cosines and sines of rotary positions: the same on every machine."""
+"""Tables by position, which grow: cosines and sines of rotary positions, the same on every machine,
+and biases of attention by the distance between query and key, as T5 learns them."""
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.models.blocks import Floats
+from foretoken.models.native.pages import PAGE
+
 # pi / 2 in parts of few bits, so that products with whole numbers below 2**20 are exact
 PARTS = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
 GROWTH = 1024  # positions that are added at least
-Floats = NDArray[np.float32]
+REACH = 512  # distances that are added at least
 
 
 def cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
@@ -77,3 +81,30 @@ class Turns:
         steps = positions.astype(int) // length
         logs = np.array([math.log(1 + i) for i in range(int(steps.max()) + 1)])
         return (1 + slope * logs[steps]).astype(np.float32)
+
+
+class DistanceBiases:
+    """Tables by distance, `[heads, 2 * reach]` each: number `reach + d` is added to the score of a
+    key d positions after the query.
+
+    Args:
+        tables: The tables of the network, `[heads, 2 * most + 1]` each, by distances from -most to
+            most; further ones have the bias of the furthest one.
+    """
+
+    def __init__(self, tables: list[Floats]) -> None:
+        self._known = tables
+        self.reach = 0
+        self.tables: list[Floats] = []
+
+    def reserve(self, positions: int) -> None:
+        """Make tables for rows of so many positions, and what lies behind them in their last page;
+        they may move."""
+        if not self._known or positions + PAGE <= self.reach:
+            return
+        reach = max(positions + PAGE, 2 * self.reach, REACH)
+        distances, tables = np.arange(-reach, reach), list[Floats]()
+        for known in self._known:
+            most = known.shape[1] // 2
+            tables.append(np.ascontiguousarray(known[:, distances.clip(-most, most) + most]))
+        self.reach, self.tables = reach, tables
