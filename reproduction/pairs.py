@@ -17,7 +17,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.load import load
 from foretoken.loading.named import NOVELS
-from foretoken.options import Prompt
+from foretoken.inputs import Prompt
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import MAX_ROWS, Speculator

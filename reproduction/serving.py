@@ -16,7 +16,7 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import leased
 from foretoken.measurement.agreement import overlaps
-from foretoken.options import Prompt
+from foretoken.inputs import Prompt
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator

@@ -29,12 +29,12 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine import core, prefill_budget
+from foretoken.inputs import check
 from foretoken.lease import tenancy_of
 from foretoken.models import reader
 from foretoken.models.native.model import NativeCompanion, NativeModel
 from foretoken.models.stock import packed
 from foretoken.models.stock.model import CausalModel
-from foretoken.options import check
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.keys import RowKey, exponentials
 from oracle import random_model

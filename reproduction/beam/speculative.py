@@ -17,7 +17,7 @@ from foretoken.errors import ControlError, RefusedError, shown
 from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.models.reader import Reader
-from foretoken.options import Prompts
+from foretoken.inputs import Prompts
 from foretoken.request import Request
 from foretoken.sampling.checks import Count
 from foretoken.sampling.params import Controls, SamplingParams

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from foretoken.costing import costs
-from foretoken.options import Prompt
+from foretoken.inputs import Prompt
 from foretoken.request import Completion, uninterrupted
 from foretoken.speculator import Speculator
 from reproduction.experiments.experiment import (

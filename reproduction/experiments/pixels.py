@@ -24,7 +24,7 @@ from foretoken.lease import leased
 from foretoken.measurement.agreement import overlaps
 from foretoken.measurement.estimate import FEW, chi_square_tail
 from foretoken.models.base import Model
-from foretoken.options import Prompt
+from foretoken.inputs import Prompt
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator

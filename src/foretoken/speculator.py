@@ -18,10 +18,9 @@ from foretoken.engine.core import EngineCore
 from foretoken.engine.output_stream import output_stream, text_of
 from foretoken.errors import InputError, base_name
 from foretoken.generation_config import Ends, warned_of_suggested
-from foretoken.inputs import InputProcessor
+from foretoken.inputs import InputProcessor, Prompt, Prompts, Seed, check
 from foretoken.models.base import Model
 from foretoken.models.guided import Guided
-from foretoken.options import Prompt, Prompts, Seed, check
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.checks import as_ids
 from foretoken.sampling.params import Controls, SamplingParams

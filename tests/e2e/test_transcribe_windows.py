@@ -17,9 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import foretoken
 from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
-from foretoken.media.windows import windows
 from foretoken.speech.transcription import tells_words, transcribe, transcribes
-from foretoken.speech.windows import INSTRUCTION
+from foretoken.speech.windows import INSTRUCTION, windows
 from foretoken.text.chat import media
 from media_models import (
     MARK,

@@ -24,7 +24,7 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.core import EngineCore
 from foretoken.engine.prefill_budget import PrefillBudget
 from foretoken.engine.scheduler import Task
-from foretoken.options import check
+from foretoken.inputs import check
 from foretoken.request import Request, Row
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey

@@ -20,8 +20,8 @@ from foretoken.controls.chain import Matcher, chain
 from foretoken.costing.gamma import Fixed
 from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
+from foretoken.inputs import check
 from foretoken.models.base import Model
-from foretoken.options import check
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams, sample
 from foretoken.sampling.draw import Draw

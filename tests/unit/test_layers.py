@@ -20,7 +20,7 @@ LAYERS = [
     ["checked", "models", "storage"],
     ["models.stock", "models.store", "sampling", "theory"],
     ["drafters.base", "generation_config", "models.graphs", "models.native"],
-    ["options", "records"],
+    ["records"],
     ["request"],
     ["controls"],
     ["inputs", "transformers_integration"],

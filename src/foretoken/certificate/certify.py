@@ -27,8 +27,8 @@ from foretoken.certificate.sampled import (
 from foretoken.certificate.watched import Log, Watched, draft_tests
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError, whole
+from foretoken.inputs import Prompt, as_list, check, keys_of
 from foretoken.measurement.estimate import POWER, Test
-from foretoken.options import Prompt, as_list, check, keys_of
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import NAMED

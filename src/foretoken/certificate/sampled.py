@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foretoken.certificate.identity import replay
 from foretoken.drafters.base import Drafter
+from foretoken.inputs import Prompt
 from foretoken.measurement.estimate import (
     Test,
     balanced,
@@ -21,7 +22,6 @@ from foretoken.measurement.estimate import (
     uniforms,
     unrelated,
 )
-from foretoken.options import Prompt
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import Rule

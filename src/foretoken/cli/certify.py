@@ -21,8 +21,8 @@ from foretoken.sampling.speculation import SpeculationOptions
 
 if TYPE_CHECKING:
     from foretoken.certificate.certify import Certificate
+    from foretoken.inputs import Prompt
     from foretoken.loading.target import KnownTarget
-    from foretoken.options import Prompt
 
 PROMPTS = [
     "It was the first day of the year, and",

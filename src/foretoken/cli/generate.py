@@ -197,7 +197,7 @@ def _all(spec: Speculator, rows: list[Row], speculation: dict[str, Any]) -> Iter
 
     Progress of many is shown on standard error.
     """
-    from foretoken.options import check  # late: after mistakes are told
+    from foretoken.inputs import check  # late: after mistakes are told
 
     completions = spec.completions(rows, check(**speculation), speculation["gamma"])
     many = len(rows) > spec.costing.batch

@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.engine.engine import Engine, EngineStats, Event
 from foretoken.errors import InputError
-from foretoken.options import Prompts
+from foretoken.inputs import Prompts
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
 

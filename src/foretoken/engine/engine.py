@@ -16,7 +16,7 @@ from foretoken.engine.options import EngineKeywords, EngineOptions
 from foretoken.engine.output_stream import OutputStream, output_stream
 from foretoken.engine.scheduler import Task
 from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
-from foretoken.options import Prompt, Prompts, check, keys_of
+from foretoken.inputs import Prompt, Prompts, check, keys_of
 from foretoken.records import Begun, StepRecord
 from foretoken.request import Completion, FinishReason, Piece
 from foretoken.sampling.logprobs import Logprobs

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from foretoken.errors import InputError, one_line
 from foretoken.storage.cache import cache_folder, versions
-from foretoken.text.turns import known_ends
+from foretoken.text.templates import known_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

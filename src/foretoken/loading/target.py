@@ -23,7 +23,7 @@ from foretoken.loading.facts import ModelFacts
 from foretoken.loading.weights import Weights
 from foretoken.models.base import Model
 from foretoken.speculator import Speculator
-from foretoken.text.turns import known_ends, special_ids, turn_ends
+from foretoken.text.templates import known_ends, special_ids, turn_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -20,7 +20,7 @@ from foretoken.costing import contention
 from foretoken.costing.costs import of
 from foretoken.errors import InputError
 from foretoken.generation_config import Ends
-from foretoken.options import Prompt
+from foretoken.inputs import Prompt
 from foretoken.records import StepRecord
 from foretoken.request import Completion, uninterrupted
 from foretoken.sampling.distributions import SamplingParams

@@ -50,10 +50,9 @@ from foretoken.server.api.wire import ApiRequest, Body
 from foretoken.server.media import MediaReader
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
-from foretoken.server.process.fleet import Engines
+from foretoken.server.process.fleet import Engines, ServedModels
 from foretoken.server.process.generation import Generation, expand
 from foretoken.server.process.messages import Prompt
-from foretoken.server.process.models import ServedModels
 
 VERSION = version("foretoken")
 PUBLIC_FACTS = (

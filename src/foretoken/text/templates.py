@@ -1,14 +1,20 @@
-"""Contents that a chat template reads: found by having it write a message, as no two go through one
-alike.
+"""Contents that a chat template reads, and the tokens with which it ends a turn: found by having it
+write a message or a conversation, as no two templates are alike.
 
-Where a template fails on that message, its words decide on texts, and on parts nothing is known.
+Where a template fails on a message, its words decide on texts, and on parts nothing is known. Does
+not know which ids a model's own files name as ends.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -17,6 +23,16 @@ WORD = "wordforatry"
 LOOP = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
 STRING = re.compile(r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b""")
 MARKS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+# Names of control tokens that end a turn or a document in every vocabulary that has them, as in
+# llama.cpp
+KNOWN = frozenset(
+    "<|im_end|> <|eot_id|> <|eom_id|> <|eot|> <|end|> <|return|> <|call|> <|flush|> <|calls|> "
+    "<end_of_turn> <turn|> <end_of_utterance> <|END_OF_TURN_TOKEN|> <EOT> _<EOT> [EOT] [EOS] <eos> "
+    "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> [e~[".split()
+)
+# Beside these <|end|> stands between the parts of a turn (gpt-oss, Solar Open)
+PARTED = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+ASKED, REPLY, NEXT = "askedforatry", "replyforatry", "nextforatry"
 
 
 def reads_texts(template: str) -> bool:
@@ -59,3 +75,41 @@ def _written(template: str, kind: str | None = None) -> str | None:
     except Exception:  # a template is a program
         return None
     return written
+
+
+def known_ends(control: Mapping[str, int]) -> set[int]:
+    """Return those ids of a vocabulary's control tokens, by name, that end a turn or a document."""
+    parted = any(names <= control.keys() for names in PARTED)
+    names = KNOWN & control.keys() - ({"<|end|>"} if parted else set())
+    return {control[name] for name in names}
+
+
+def turn_ends(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the tokens that the chat template writes at the end of an assistant's turn, in their
+    order, whether another turn follows or none; [] if it writes none, or fails."""
+    template = tokenizer.chat_template
+    template = template.get("default") if isinstance(template, Mapping) else template
+    names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content]
+    if not template or not names:
+        return []
+    texts = {"user": ASKED, "assistant": REPLY}
+    turns = [{"role": role, "content": text} for role, text in [*texts.items(), ("user", NEXT)]]
+    messages: list[Any] = turns
+    if not reads_texts(template):
+        messages = [x | {"content": [{"type": "text", "text": x["content"]}]} for x in turns]
+    try:
+        written = [
+            str(tokenizer.apply_chat_template(messages[:count], tokenize=False)) for count in (2, 3)
+        ]
+    except Exception:  # a template is a program
+        return []
+    if not all(REPLY in text for text in written):
+        return []
+    end = commonprefix([text.rpartition(REPLY)[2].partition(NEXT)[0] for text in written])
+    return re.findall("|".join(map(re.escape, sorted(names, key=len, reverse=True))), end)
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Return the ids of a tokenizer's special tokens by their names."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {token.content: i for i, token in added if token.special}

@@ -27,13 +27,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.inputs import Seed
 from foretoken.loading import named, sources
 from foretoken.loading.load import load
 from foretoken.models.rows import padded
 from foretoken.models.stock.check_results import self_check
 from foretoken.models.stock.selfcheck import on_torch
 from foretoken.models.stock.sizes import output_rows, sketch
-from foretoken.options import Seed
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator

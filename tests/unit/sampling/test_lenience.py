@@ -8,7 +8,7 @@ import torch
 
 from foretoken import theory
 from foretoken.errors import InputError
-from foretoken.options import check
+from foretoken.inputs import check
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey

@@ -7,7 +7,7 @@ from typing import Any
 from foretoken.server.app import make
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
-from foretoken.server.process.models import ServedModels
+from foretoken.server.process.fleet import ServedModels
 from foretoken.server.process.setup import Setup
 
 

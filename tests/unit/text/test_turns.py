@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.text.turns import known_ends, special_ids, turn_ends
+from foretoken.text.templates import known_ends, special_ids, turn_ends
 from tiny import byte_level
 
 LOOP = "{% for m in messages %}"

@@ -1,5 +1,7 @@
-"""Several engines as one: which takes a request, how it moves when its engine dies, and sums over
-all. Does not depend on where an engine runs.
+"""Several engines: as one (which takes a request, how it moves when its engine dies, and sums over
+all), and one for each model's name. Does not depend on where an engine runs.
+
+Engines of other names are of the base with an adapter merged in; they share nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import psutil
 
 from foretoken.records import Begun, StepRecord
 from foretoken.server.process.client import (
@@ -44,6 +48,7 @@ PREFIX_SHARE = 0.5  # of a prompt: an engine that has prefilled as much is prefe
 MAX_IMBALANCE = 4  # requests that it may then have more than the one with fewest
 DIGEST_CHARACTERS, DIGEST_IDS = 64, 16  # of a prompt for each digest
 MAX_DIGESTS = 2**17  # of prompts of 8 million characters
+WORST_FIRST: tuple[State, ...] = ("failed", "restarting", "loading", "draining", "stopped", "ready")
 log = logging.getLogger(__name__)
 
 
@@ -309,3 +314,67 @@ async def settle(engine: Engines) -> State:
     while engine.state in ("loading", "restarting"):
         await asyncio.sleep(POLL_INTERVAL_S)
     return engine.state
+
+
+class ServedModels:
+    """Engines by the names of their models, that of the base first. They are started one by one:
+    each loads, and measures what steps cost, without the next."""
+
+    def __init__(self, engines: Mapping[str, Engines]) -> None:
+        self.engines = dict(engines)
+        self.base = next(iter(self.engines))
+        self.problem = ""  # why the server ends
+        self.failed = lambda: None  # called when it does
+        self._complete = False  # all have been ready
+        self._starting: asyncio.Task[None] | None = None
+        for name, engine in self.engines.items():
+            engine.failed = partial(self._fail, name)
+
+    def start(self) -> None:
+        """Start the engines; all of them are ready when `state` says so."""
+        self.engines[self.base].start()
+        self._starting = asyncio.create_task(self._rest())
+
+    async def stop(self, patience: float) -> None:
+        """Take no new requests; those that run have `patience` seconds to end."""
+        if self._starting is not None:
+            self._starting.cancel()
+        await asyncio.gather(*(engine.stop(patience) for engine in self.engines.values()))
+
+    @property
+    def state(self) -> State:
+        """The worst state of all."""
+        states = {engine.state for engine in self.engines.values()}
+        return next(state for state in WORST_FIRST if state in states)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """The number of engines in each state."""
+        return dict(sum((Counter(each.states) for each in self.engines.values()), Counter[str]()))
+
+    async def _rest(self) -> None:
+        """Start each of the others once the one before it is ready."""
+        for name, engine in self.engines.items():
+            if name != self.base:
+                engine.start()
+            if await settle(engine) == "failed":
+                return
+            if name == self.base:
+                self._log_size()
+        self._complete = True
+
+    def _log_size(self) -> None:
+        info, others = self.engines[self.base].info, len(self.engines) - 1
+        if info is None or not others:
+            return
+        with suppress(psutil.Error):  # its engine has just died
+            size = psutil.Process(info.pid).memory_info().rss / 1e9
+            log.info("%s takes %.1f GB of memory, as will each of %s more", self.base, size, others)
+
+    def _fail(self, name: str) -> None:
+        """End the server if a model cannot be loaded at first, or no other is left; later the
+        others continue without it."""
+        if self._complete and any(each.state != "failed" for each in self.engines.values()):
+            return
+        self.problem = self.engines[name].problem
+        self.failed()

@@ -1,4 +1,4 @@
-"""What may be asked for: prompts of every form, seeds, and names; and none of it needs torch."""
+"""Prompts of every form, and seeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from foretoken import options
+from foretoken import inputs
 from foretoken.errors import InputError
 from foretoken.sampling import speculation, verifier
 from foretoken.sampling.keys import RowKey
@@ -40,7 +40,7 @@ ONE, TWO = [5, 6, 7], [[5, 6, 7], [8, 9, 1]]
     ],
 )
 def test_one_prompt(prompts):
-    (ids,) = options.as_list(prompts)
+    (ids,) = inputs.as_list(prompts)
     assert ids == ONE and all(type(token) is int for token in ids)
 
 
@@ -56,7 +56,7 @@ def test_one_prompt(prompts):
     ],
 )
 def test_two_prompts(prompts):
-    assert options.as_list(prompts) == TWO
+    assert inputs.as_list(prompts) == TWO
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -66,15 +66,15 @@ def test_what_a_tokenizer_returns_is_read_without_its_padding(side, kind):
     tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token or "a", side
     texts = ["It was", "It was the first day", "a"]
     ragged = [tokenizer(text).input_ids for text in texts]
-    assert options.as_list(tokenizer(texts, padding=True, return_tensors=kind)) == ragged
-    assert options.as_list(tokenizer(texts)) == ragged
-    assert options.as_list(tokenizer(texts[0])) == ragged[:1]
+    assert inputs.as_list(tokenizer(texts, padding=True, return_tensors=kind)) == ragged
+    assert inputs.as_list(tokenizer(texts)) == ragged
+    assert inputs.as_list(tokenizer(texts[0])) == ragged[:1]
 
 
 def test_texts_stay_texts():
-    assert options.as_list(np.array(["a", "b"])) == ["a", "b"]
-    assert options.as_list(["a", torch.tensor(ONE)]) == ["a", ONE]
-    assert options.as_list(torch.zeros(0, 4, dtype=torch.long)) == []
+    assert inputs.as_list(np.array(["a", "b"])) == ["a", "b"]
+    assert inputs.as_list(["a", torch.tensor(ONE)]) == ["a", ONE]
+    assert inputs.as_list(torch.zeros(0, 4, dtype=torch.long)) == []
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_texts_stay_texts():
 )
 def test_what_is_no_prompt(prompts, says):
     with pytest.raises(InputError, match=says):
-        options.as_list(prompts)
+        inputs.as_list(prompts)
 
 
 def test_seeds_of_numpy():
-    keys = options.keys_of(np.int64(3), [1, 1])
+    keys = inputs.keys_of(np.int64(3), [1, 1])
     assert keys == [RowKey(3, 0), RowKey(3, 1)] and type(keys[0].seed) is int
-    assert options.keys_of([np.uint8(4), (np.int32(5), 6)], [1, 1]) == [RowKey(4, 0), RowKey(5, 6)]
+    assert inputs.keys_of([np.uint8(4), (np.int32(5), 6)], [1, 1]) == [RowKey(4, 0), RowKey(5, 6)]
 
 
 def test_every_name_has_its_rule():
