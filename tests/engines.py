@@ -10,9 +10,9 @@ from foretoken import Engine, Speculator, load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.server.process.client import Child
+from foretoken.server.process.messages import Setup
 from foretoken.server.process.replies import Replies
 from foretoken.server.process.sandbox import MediaSandbox
-from foretoken.server.process.setup import Setup
 from foretoken.server.process.worker import Worker
 from oracle import random_model
 from table import TableModel

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from foretoken import Draft, Draw, Speculator
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
-from foretoken.server.process import setup as processes
+from foretoken.server.process import client as processes
 from foretoken.server.process import startup
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Setup
 from oracle import random_model
 from table import TableModel
 

@@ -19,7 +19,7 @@ from engines import loaded
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, EngineClient
 from foretoken.server.process.fleet import ServedModels
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Setup
 from foretoken.server.run import HttpServer
 from tiny import byte_level, folder, llama
 

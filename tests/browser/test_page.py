@@ -19,7 +19,7 @@ import soundfile
 from PIL import Image
 
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Setup
 from pictured import llava_folder
 from served import LOADING, pair, serving, serving_all, until
 from speech import whisper

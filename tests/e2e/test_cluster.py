@@ -17,7 +17,7 @@ import pytest
 import foretoken
 import foretoken.cluster  # before ray, which reads what it sets
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Setup
 from served import LOADING, pair, until
 
 ray = pytest.importorskip("ray", reason="ray is not installed")

@@ -24,7 +24,7 @@ from foretoken.sampling.options import DeclaredOption
 from foretoken.sampling.speculation import SpeculationOptions
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import Logs, ServerOptions
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Setup
 from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:

@@ -28,10 +28,9 @@ from foretoken.cluster import session
 from foretoken.errors import InputError, one_line
 from foretoken.server.app import make
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import Child
+from foretoken.server.process.client import Child, work
 from foretoken.server.process.fleet import EngineFleet, ServedModels
-from foretoken.server.process.messages import Failed
-from foretoken.server.process.setup import Setup, work
+from foretoken.server.process.messages import Failed, Setup
 from foretoken.server.run import listening
 from foretoken.storage.cache import versions
 

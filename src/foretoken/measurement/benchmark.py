@@ -33,7 +33,7 @@ from foretoken.measurement.footprint import of_model
 from foretoken.measurement.machine import bandwidth, describe, peak_bytes
 from foretoken.measurement.options import BenchOptions, label
 from foretoken.measurement.plan import FORMAT, PlanOptions, choose
-from foretoken.options import Prompt
+from foretoken.inputs import Prompt
 from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.storage import files
 

@@ -18,7 +18,7 @@ from foretoken.server.app import make
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.fleet import ServedModels
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Setup
 
 UNREAD = 60.0  # seconds for which a client may read less than is written to it
 log = logging.getLogger(__name__)

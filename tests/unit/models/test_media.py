@@ -23,7 +23,7 @@ from foretoken.media.inputs import media_of
 from foretoken.models.native.encoder_decoder import NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, ends_of
 from foretoken.models.stock import media as stock_media
-from foretoken.options import as_list
+from foretoken.inputs import as_list
 from media_models import (
     DECODERS,
     ENCODERS,

@@ -12,8 +12,7 @@ from foretoken.server.accounting import Metrics, line
 from foretoken.server.options import Json
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.generation import Generation
-from foretoken.server.process.messages import Accepted, Done, GenerateRequest, StepOutput
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Accepted, Done, GenerateRequest, Setup, StepOutput
 
 DOCS = Path(__file__).parents[3] / "docs"
 STATS = Stats(

@@ -21,9 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engines import loaded
 from foretoken.loading.load import require_adapters
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import Child, EngineClient
-from foretoken.server.process.messages import Failed
-from foretoken.server.process.setup import Setup, work
+from foretoken.server.process.client import Child, EngineClient, work
+from foretoken.server.process.messages import Failed, Setup
 from served import LOADING, pair, serving_all, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
@@ -183,7 +182,7 @@ def test_the_base_engine_checks_all_adapters_before_it_loads(
     setups: dict[str, Setup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the process's life is over before its weights are looked for: these have none."""
-    monkeypatch.setattr("foretoken.server.process.setup.signal.signal", lambda *_: None)
+    monkeypatch.setattr("foretoken.server.process.client.signal.signal", lambda *_: None)
     names = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
     for name in names:
         shutil.copy(Path(str(setups["tiny"].target)) / name, tmp_path)

@@ -8,7 +8,7 @@ from foretoken.server.app import make
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.fleet import ServedModels
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Setup
 
 
 def references(part: Any) -> list[str]:

@@ -16,7 +16,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import Setup
 from served import TEMPLATE, serving_all
 from table import TableModel
 from tiny import byte_level

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from itertools import count
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from threading import Thread
@@ -29,15 +34,16 @@ from foretoken.server.process.messages import (
     Query,
     Refusal,
     Reply,
+    Setup,
     StepOutput,
     StepOutputs,
     Stop,
     ToEngine,
     TranscriptDelta,
 )
-from foretoken.server.process.setup import Setup, work
 from foretoken.server.process.statistics import SpecDecodeStats
 
+SWITCH_INTERVAL_S = 0.0005  # a thread that prepares a request yields to the engine's after that
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
 RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after deaths without a ready engine between
 CHECK_INTERVAL_S = 1.0  # between two looks at an engine
@@ -102,6 +108,26 @@ def spawn(setup: Setup) -> Child:
     process.start()
     child_end.close()
     return Child(process, own_end)
+
+
+def work(pipe: Connection, setup: Setup) -> None:
+    """Run the engine's process from its start to its end."""
+    for name in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the pipe says when
+        signal.signal(name, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    setup.logs.begin()
+    Thread(target=_end_with, args=(parent_process(),), name="end", daemon=True).start()
+    from foretoken.server.process.startup import serve  # late: imports torch
+
+    serve(pipe, setup)
+
+
+def _end_with(parent: BaseProcess | None) -> None:
+    """End this process with its parent: while it loads, or if a step hangs, it does not see the
+    pipe's end."""
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 class EngineClient:

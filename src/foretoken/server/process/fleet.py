@@ -34,10 +34,10 @@ from foretoken.server.process.messages import (
     GenerateRequest,
     ModelInfo,
     Query,
+    Setup,
     StepOutput,
     is_chat,
 )
-from foretoken.server.process.setup import Setup
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.text.messages import MEDIA, parts_of
 

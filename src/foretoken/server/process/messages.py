@@ -1,12 +1,15 @@
-"""Messages on the pipe between the HTTP process and the engine's process: plain data."""
+"""Arguments of an engine's process, and messages on the pipe between it and the HTTP process: plain
+data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
+from foretoken.engine.options import AllEngineKeywords
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
+from foretoken.server.options import Logs
 from foretoken.text import messages as chat_messages
 from foretoken.text.replies.grammar import Wish
 
@@ -23,6 +26,23 @@ def is_chat(prompt: Prompt) -> TypeGuard[list[dict[str, Any]]]:
 def holds_media(prompt: Prompt) -> bool:
     """Return whether a prompt is messages with pictures or sounds among their parts."""
     return is_chat(prompt) and chat_messages.holds_media(prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Arguments of an engine's process: those of `foretoken.load` and of `Engine`."""
+
+    target: str | None
+    draft: str | None
+    loading: dict[str, Any] = field(default_factory=dict[str, Any])
+    engine: AllEngineKeywords = field(default_factory=AllEngineKeywords)
+    logs: Logs = Logs()
+    costs: bytes | None = None  # pickled costs of steps, if they were measured elsewhere
+    adapters: tuple[str, ...] = ()  # of engines that start later: checked before this one loads
+    chat_template: str | None = None  # None: the model's own
+    tool_parser: str = "auto"
+    max_pixels: int = 25_000_000  # of an image
+    max_seconds: int = 3600  # of audio
 
 
 @dataclass(frozen=True, slots=True)

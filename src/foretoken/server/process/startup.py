@@ -14,10 +14,9 @@ from foretoken.errors import ForetokenError, base_name, one_line
 from foretoken.loading.load import load_checked, require_adapters
 from foretoken.loading.target import KnownTarget
 from foretoken.sampling.params import SamplingParams
-from foretoken.server.process.messages import Failed
+from foretoken.server.process.messages import Failed, Setup
 from foretoken.server.process.replies import Replies
 from foretoken.server.process.sandbox import MediaSandbox
-from foretoken.server.process.setup import Setup
 from foretoken.server.process.worker import Worker
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator

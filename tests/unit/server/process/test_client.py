@@ -11,8 +11,7 @@ import pytest
 
 from foretoken.server.process.client import EngineClient, UnavailableError
 from foretoken.server.process.generation import Generation, expand
-from foretoken.server.process.messages import GenerateRequest
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import GenerateRequest, Setup
 from served import LOADING, pair
 
 LONG = GenerateRequest("It", {"ignore_eos": True, "temperature": 1.0}, gamma=0, seed=(5, 0))

@@ -15,8 +15,13 @@ from engines import Threaded, speculator, threaded
 from foretoken.server.process import fleet as fleets
 from foretoken.server.process.client import Child, RefusedRequest, UnavailableError
 from foretoken.server.process.fleet import DIGEST_CHARACTERS, DIGEST_IDS, EngineFleet, digests
-from foretoken.server.process.messages import Accepted, Failed, GenerateRequest, StepOutput
-from foretoken.server.process.setup import Setup
+from foretoken.server.process.messages import (
+    Accepted,
+    Failed,
+    GenerateRequest,
+    Setup,
+    StepOutput,
+)
 
 SAMPLING = {"gamma": 2, "temperature": 1.0, "max_new_tokens": 24}
 

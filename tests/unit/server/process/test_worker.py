@@ -22,6 +22,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
 from foretoken.server.process import preparation, sandbox, worker
+from foretoken.server.process.client import work
 from foretoken.server.process.messages import (
     Abort,
     Accepted,
@@ -31,6 +32,7 @@ from foretoken.server.process.messages import (
     ModelInfo,
     Refusal,
     Reply,
+    Setup,
     StepOutput,
     StepOutputs,
     Stop,
