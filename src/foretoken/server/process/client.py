@@ -43,12 +43,12 @@ from foretoken.server.process.messages import (
 )
 from foretoken.server.process.statistics import SpecDecodeStats
 
-SWITCH_INTERVAL_S = 0.0005  # a thread that prepares a request yields to the engine's after that
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
 RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after deaths without a ready engine between
 CHECK_INTERVAL_S = 1.0  # between two looks at an engine
 STALL_TIMEOUT_S = 300.0  # without a step while requests wait: tens are a slow machine's
 PREFILL_S_PER_TOKEN = 0.1  # added for each token of the prompts, which one step may prefill
+SWITCH_INTERVAL_S = 0.0005  # a thread that prepares a request yields to the engine's after that
 NUMBERS = count()
 log = logging.getLogger(__name__)
 
