@@ -50,7 +50,7 @@ class EngineOptions:
 
 
 class EngineKeywords(TypedDict, total=False):
-    """Fields of `EngineOptions`, as keywords of `Engine`."""
+    """Fields of `EngineOptions` but `max_rows`, as keywords of `Engine`."""
 
     max_waiting: int
     max_length: int | None
@@ -58,12 +58,6 @@ class EngineKeywords(TypedDict, total=False):
     prefix_cache: bool
     rule: str | Rule
     lenience: float
-
-
-class AllEngineKeywords(EngineKeywords, total=False):
-    """The same with the one that `Engine` takes by its place, too."""
-
-    max_rows: int
 
 
 OPTIONS = declared(EngineOptions)

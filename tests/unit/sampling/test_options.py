@@ -16,7 +16,7 @@ from foretoken.cli.prompts import SAMPLING, numbered
 from foretoken.cli.remote import NAMES
 from foretoken.cli.serve import serve
 from foretoken.engine.options import OPTIONS as ENGINE
-from foretoken.engine.options import AllEngineKeywords, EngineOptions
+from foretoken.engine.options import EngineKeywords, EngineOptions
 from foretoken.errors import InputError
 from foretoken.sampling.checks import as_flag
 from foretoken.sampling.params import ELSEWHERE, FIELDS, OPTIONS, WRITABLE, Controls
@@ -86,7 +86,7 @@ def test_the_table_of_the_docs_is_up_to_date(name: str, options: Any) -> None:
 def test_options_of_engine_and_server_are_wherever_text_can_hold_them() -> None:
     line = inspect.signature(serve).parameters
     assert {name for name, each in SERVING.items() if each.panel} <= {*line}
-    assert {*ENGINE} == {*AllEngineKeywords.__annotations__}
+    assert {*ENGINE} == {*EngineKeywords.__annotations__, "max_rows"}
     with pytest.raises(InputError, match="port is 65536; give one from 0 to 65535"):
         ServerOptions(port=65536)
     with pytest.raises(InputError, match="max_rows is 0; give a whole number from 1") as error:

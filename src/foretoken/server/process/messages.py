@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
-from foretoken.engine.options import AllEngineKeywords
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
 from foretoken.server.options import Logs
@@ -35,7 +34,7 @@ class Setup:
     target: str | None
     draft: str | None
     loading: dict[str, Any] = field(default_factory=dict[str, Any])
-    engine: AllEngineKeywords = field(default_factory=AllEngineKeywords)
+    engine: dict[str, Any] = field(default_factory=dict[str, Any])
     logs: Logs = Logs()
     costs: bytes | None = None  # pickled costs of steps, if they were measured elsewhere
     adapters: tuple[str, ...] = ()  # of engines that start later: checked before this one loads
