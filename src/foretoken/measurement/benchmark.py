@@ -16,6 +16,7 @@ import torch
 
 from foretoken.costing import contention
 from foretoken.errors import InputError
+from foretoken.inputs import Prompt
 from foretoken.loading import hub, named
 from foretoken.loading.options import LoadOptions
 from foretoken.loading.target import KnownTarget
@@ -33,7 +34,6 @@ from foretoken.measurement.footprint import of_model
 from foretoken.measurement.machine import bandwidth, describe, peak_bytes
 from foretoken.measurement.options import BenchOptions, label
 from foretoken.measurement.plan import FORMAT, PlanOptions, choose
-from foretoken.inputs import Prompt
 from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.storage import files
 

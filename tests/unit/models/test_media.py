@@ -19,11 +19,11 @@ from transformers.generation.utils import GenerationMixin
 import foretoken
 from foretoken.engine.output_stream import Begun
 from foretoken.errors import ForeignError, InputError, RefusedError
+from foretoken.inputs import as_list
 from foretoken.media.inputs import media_of
 from foretoken.models.native.encoder_decoder import NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, ends_of
 from foretoken.models.stock import media as stock_media
-from foretoken.inputs import as_list
 from media_models import (
     DECODERS,
     ENCODERS,

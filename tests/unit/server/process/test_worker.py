@@ -22,7 +22,6 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.generation_config import Ends
 from foretoken.inputs import InputProcessor
 from foretoken.server.process import preparation, sandbox, worker
-from foretoken.server.process.client import work
 from foretoken.server.process.messages import (
     Abort,
     Accepted,
@@ -32,7 +31,6 @@ from foretoken.server.process.messages import (
     ModelInfo,
     Refusal,
     Reply,
-    Setup,
     StepOutput,
     StepOutputs,
     Stop,
