@@ -1,4 +1,4 @@
-"""The diagnosis of `foretoken doctor`: the machine, or the backend that a model runs on, and why."""
+"""Diagnoses of `foretoken doctor`: the machine, or the backend that a model runs on, and why."""
 
 from __future__ import annotations
 
