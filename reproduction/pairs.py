@@ -15,9 +15,9 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
+from foretoken.inputs import Prompt
 from foretoken.loading.load import load
 from foretoken.loading.named import NOVELS
-from foretoken.inputs import Prompt
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import MAX_ROWS, Speculator

@@ -14,9 +14,9 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import threads
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, RefusedError
+from foretoken.inputs import Prompt
 from foretoken.lease import leased
 from foretoken.measurement.agreement import overlaps
-from foretoken.inputs import Prompt
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator

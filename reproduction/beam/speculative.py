@@ -14,10 +14,10 @@ import torch
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ControlError, RefusedError, shown
+from foretoken.inputs import Prompts
 from foretoken.lease import leased
 from foretoken.models.base import Model
 from foretoken.models.reader import Reader
-from foretoken.inputs import Prompts
 from foretoken.request import Request
 from foretoken.sampling.checks import Count
 from foretoken.sampling.params import Controls, SamplingParams

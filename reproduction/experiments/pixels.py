@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from foretoken.errors import InputError
+from foretoken.inputs import Prompt
 from foretoken.lease import leased
 from foretoken.measurement.agreement import overlaps
 from foretoken.measurement.estimate import FEW, chi_square_tail
 from foretoken.models.base import Model
-from foretoken.inputs import Prompt
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
