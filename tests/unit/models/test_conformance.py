@@ -365,6 +365,8 @@ def play(rows: Rows, turns: int) -> None:
 
 @pytest.mark.parametrize("turns", [15, pytest.param(100, marks=pytest.mark.prove)])
 def test_any_course(rows: Rows, turns: int) -> None:
+    if turns > 15 and isinstance(rows.model, OverTarget):
+        pytest.skip("draft tokens over the target's rows do not outlive a step")
     play(rows, turns)
 
 
