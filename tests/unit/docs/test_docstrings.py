@@ -153,7 +153,8 @@ def lost(sources: dict[Path, str]) -> list[str]:
     texts = {path: documented(tree) for path, tree in trees.items()}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
     named = {part for path in trees for part in path.with_suffix("").parts} | THEIRS
-    named |= {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    named |= classes.keys()
     functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     found: list[str] = []
     for path, tree in trees.items():
@@ -165,7 +166,10 @@ def lost(sources: dict[Path, str]) -> list[str]:
             kinds = ("parameters", "attributes")
             sections = [each for part in parts if part.kind.value in kinds for each in part.value]
             names = {name for each in sections for name in re.findall(r"\w+", each.name)}
-            told |= names - words(node.args if isinstance(node, ast.FunctionDef) else node)
+            own = words(node.args if isinstance(node, ast.FunctionDef) else node)
+            bases = [classes.get(getattr(b, "id", "")) for b in getattr(node, "bases", ())]
+            own = own.union(*(words(base) for base in bases if base))
+            told |= names - own
             where = getattr(node, "name", "its own docstring")
             found += [f"{path}, {where}: {name}" for name in sorted(told)]
     return found
