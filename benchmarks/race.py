@@ -29,7 +29,6 @@ from typer import Option
 import machine
 from foretoken.cli import option, script
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.bench import numbers
 from foretoken.cli.command import command, quiet
 from foretoken.costing import contention
 from foretoken.drafters.lm import LMDrafter
@@ -373,8 +372,8 @@ def main(
     as_json: option.Json = False,
 ) -> None:
     """Race this package against other libraries. Ctrl-C keeps the rounds that are done."""
-    vs, gammas = vs or [], sorted({0, *numbers("gamma", gamma)})
-    sizes = numbers("batch", batch) if batch else []
+    vs, gammas = vs or [], sorted({0, *option.numbers("gamma", gamma, int)})
+    sizes = sorted({*option.numbers("batch", batch, int)}) if batch else []
     params = SamplingParams(temperature, top_k, top_p, max_new_tokens=max_new_tokens)
     lines = prompt_files.read(None, prompts)
     require(vs, sizes, loading)

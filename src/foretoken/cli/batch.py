@@ -194,7 +194,10 @@ def _fill(
     """Write each text as it is done; tell and count those that fail."""
     start, failed, tokens, accepted, drafted = perf_counter(), 0, 0, 0, 0
     speed = ""
-    with _bar() as bar:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = (*columns, TextColumn("{task.fields[speed]}"))
+    # texts end in bursts, and one may take minutes
+    with Progress(*shown, console=Console(stderr=True), speed_estimate_period=600) as bar:
         task = bar.add_task("", total=len(origins), completed=len(results.done), speed="")
         for name, text in texts:
             if isinstance(text, ForetokenError):
@@ -212,14 +215,6 @@ def _fill(
     if speed:
         print(f"{results.path}: {speed}", file=sys.stderr)
     return failed
-
-
-def _bar() -> Progress:
-    """Make a bar with the time left, tokens a second and the acceptance."""
-    speed = TextColumn("{task.fields[speed]}")
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), speed)
-    # texts end in bursts, and one may take minutes
-    return Progress(*columns, console=Console(stderr=True), speed_estimate_period=600)
 
 
 def here(lines: Lines, names: list[Name]) -> Completed:

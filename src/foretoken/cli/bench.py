@@ -23,7 +23,7 @@ from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, flag, quiet
 from foretoken.cli.render import labelled, milliseconds, page, prose, table
 from foretoken.costing import contention
-from foretoken.errors import InputError, base_name
+from foretoken.errors import base_name
 from foretoken.measurement.options import FEWEST, BenchOptions, label
 
 DEFAULT_PROMPTS = (
@@ -103,8 +103,8 @@ def bench(
         **asdict(texts),
         target=target,
         drafts=list(draft or [None]),
-        gammas=sorted({0, *numbers("gamma", gamma)}),
-        batch=numbers("batch", batch),
+        gammas=sorted({0, *option.numbers("gamma", gamma, int)}),
+        batch=sorted({*option.numbers("batch", batch, int)}),
         prompts=len(lines),
         prompts_sha256=hashlib.sha256(written).hexdigest(),
         loading=option.changed(loading),
@@ -134,14 +134,6 @@ def bench(
         raise running.unsaved
     if document["interrupted"]:
         raise typer.Exit(130)
-
-
-def numbers(name: str, text: str) -> list[int]:
-    """Read the numbers in an option, in order."""
-    try:
-        return sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from pathlib import Path
 from secrets import token_hex
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args
 
 from typer import Argument, Option
 
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
     from foretoken.speculator import Speculator
 
+T = TypeVar("T", int, float)
+
 # How a declared option is written on the command line
 
 
@@ -65,6 +67,14 @@ def _listed(name: str, value: str) -> Any:
         return parse_json(f"[{value}]")
     except ValueError:
         raise InputError(f"{name} is {shown(value)}; give numbers with commas between") from None
+
+
+def numbers(name: str, text: str, kind: type[T]) -> tuple[T, ...]:
+    """Read an option's numbers, separated by commas."""
+    try:
+        return tuple(map(kind, text.split(",")))
+    except ValueError:
+        raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
 # Kinds of options: how the command line takes a value, and how it reads one that is text

@@ -184,7 +184,9 @@ def serve(
     with option.needing("serve"):
         from foretoken.server.run import run
     given["max_texts"] = min(given["max_texts"], keywords["max_rows"] + keywords["max_waiting"])
-    given["served_model_name"] = given.get("served_model_name") or _name(target)
+    given["served_model_name"] = given.get("served_model_name") or (
+        Path(target).resolve().name if Path(target).exists() else target
+    )
     options = ServerOptions(**given, gamma=gamma)
     setup = Setup(
         target,
@@ -216,8 +218,3 @@ def _given(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
         for name, value in values.items()
         if value is not None and value != []
     }
-
-
-def _name(target: str) -> str:
-    """Return what the model is called where nobody says."""
-    return Path(target).resolve().name if Path(target).exists() else target

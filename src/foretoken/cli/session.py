@@ -387,10 +387,6 @@ def _line_editor():  # not annotated: the type is the module's
     return readline
 
 
-def _terminated(*_: object) -> None:
-    sys.exit(130)
-
-
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -409,7 +405,8 @@ def run(
         session.one(quick)
     elif sys.stdin is not None and sys.stdin.isatty():
         _line_editor()
-        signal.signal(signal.SIGTERM, _terminated)  # unlike Ctrl-C it ends more than an answer
+        # unlike Ctrl-C it ends more than an answer
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
         session.typed()
     else:
         session.piped()

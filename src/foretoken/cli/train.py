@@ -269,7 +269,7 @@ def _teach(
                 prompts,
                 folder / "texts",
                 length=training.length,
-                temperatures=_numbers(training.temperatures),
+                temperatures=option.numbers("temperatures", training.temperatures, float),
                 seed=training.seed,
                 report=lambda n: bar(n, "writing texts", None),
             )
@@ -289,14 +289,6 @@ def _teach(
     depths = " ".join(f"{alpha:.3f}" for alpha in summary["alpha"])
     lines = [size(out, summary), f"alpha by depth {depths} on held-out texts"]
     show(summary, lines, use(target, out, loading), as_json=as_json)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    """Read numbers, separated by commas. Raises InputError for anything else."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"temperatures is {text!r:.60}; give numbers, such as 0,1") from None
 
 
 def _report_depths(bar: Report, step: int, loss: float, alpha: list[float] | None) -> None:

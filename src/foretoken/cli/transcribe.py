@@ -19,8 +19,6 @@ from foretoken.errors import ForetokenError, InputError, RefusedError, shown
 from foretoken.media.spoken import FORMATS
 from foretoken.storage import files
 
-SUFFIXES = {"text": ".txt"}  # else the format's name
-
 
 @command
 def transcribe(
@@ -59,14 +57,15 @@ def transcribe(
         raise InputError(f"{len(audio)} files cannot be printed as one {format}; give --output")
     if output is not None and output.exists() and not output.is_dir():
         raise InputError(f"--output is {output}, which is no folder; give a folder")
-    named = [_place(output, file, format) for file in audio] if output else []
+    suffix = "txt" if format == "text" else format
+    named = [output / f"{file.stem}.{suffix}" for file in audio] if output else []
     if output is not None:
         _make(output)
     if twice := next((place for place in named if named.count(place) > 1), None):
         raise InputError(f"two files would be written to {twice}; give them different names")
     loading.require(target)
     quiet()
-    from foretoken.speech import transcription
+    from foretoken.speech import transcription  # late: after mistakes are told
 
     spec = _hearing(loading, target).load(target, draft)
     asked: dict[str, Any] = {"language": language, "translate": translate, "prompt": prompt}
@@ -119,10 +118,6 @@ def _make(folder: Path) -> None:
     except OSError as error:
         problem = f"--output is {folder}, which cannot be made ({error.strerror})"
         raise InputError(f"{problem}; give another folder") from None
-
-
-def _place(folder: Path, file: Path, format: str) -> Path:
-    return folder / f"{file.stem}{SUFFIXES.get(format, '.' + format)}"
 
 
 @contextmanager
