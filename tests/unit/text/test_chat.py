@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
 from foretoken.text import chat
+from foretoken.text.messages import conversations
 from tiny import byte_level
 
 TEMPLATE = """{{ bos_token }}{% for message in messages -%}
@@ -212,10 +213,10 @@ def test_without_jinja(monkeypatch):
 
 
 def test_one_conversation_several_or_none():
-    assert chat.conversations([USER]) == chat.conversations((USER,)) == [[USER]]
-    assert chat.conversations([[USER], [USER, THOUGHT]]) == [[USER], [USER, THOUGHT]]
+    assert conversations([USER]) == conversations((USER,)) == [[USER]]
+    assert conversations([[USER], [USER, THOUGHT]]) == [[USER], [USER, THOUGHT]]
     for prompts in ("a", ["a", "b"], [1, 2], [[1], [2]], [], [[]], {"input_ids": [1]}, None):
-        assert chat.conversations(prompts) is None
+        assert conversations(prompts) is None
 
 
 @pytest.mark.parametrize(
@@ -229,4 +230,4 @@ def test_one_conversation_several_or_none():
 )
 def test_prompts_that_are_conversations_in_part(prompts, problem):
     with pytest.raises(InputError, match=problem):
-        chat.conversations(prompts)
+        conversations(prompts)
