@@ -214,7 +214,8 @@ def test_passes_are_the_same_bits(name: str, dtype: str, monkeypatch: pytest.Mon
     recurrent = name in RECURRENT
     network = hybrids.random(f"{name}ForCausalLM", 0).float() if recurrent else built(name)
     _, settings = FEATURES.get(name, ("", {}))
-    sequence = SEQUENCE[: settings.get("max_position_embeddings", 256) - 8]
+    short = settings.get("max_position_embeddings") == 128  # the row beside grows, too
+    sequence = SEQUENCE[: 40 if short else None]
 
     def logits(instructions: str, threads: int, sizes: tuple[int, ...]) -> Any:
         monkeypatch.setenv(library.CHOICE, instructions)
