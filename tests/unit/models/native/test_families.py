@@ -15,10 +15,12 @@ import census
 import foretoken
 import hybrids
 import tiny_families
+from decoder_reference import DecoderReference
 from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
+from foretoken.models.native.reading import NetworkReader
 from foretoken.models.stock.selfcheck import TOLERANCE, deviation
 from foretoken.models.stock.small_copy import randomize_weights, small_copy
 from tiny_families import EXPERTS, LEARNED, MIXED, ROPE, WINDOWED
@@ -209,8 +211,8 @@ def piecewise(model: NativeModel, sequence: list[int], sizes: tuple[int, ...]) -
 @pytest.mark.daily("inputs of layers, keys of others, int4", "latents, interleaved, int8")
 @pytest.mark.parametrize(("name", "dtype"), BITS, ids=[", ".join(x) for x in BITS])
 def test_passes_are_the_same_bits(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one pass by one thread of portable code: on every instruction set, by one to three
-    threads, in whatever pieces."""
+    """Those of the reference in NumPy, or with rounded weights those of one pass by one thread of
+    portable code: on every instruction set, by one to three threads, in whatever pieces."""
     recurrent = name in RECURRENT
     network = hybrids.random(f"{name}ForCausalLM", 0).float() if recurrent else built(name)
     _, settings = FEATURES.get(name, ("", {}))
@@ -222,7 +224,12 @@ def test_passes_are_the_same_bits(name: str, dtype: str, monkeypatch: pytest.Mon
         monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda: threads)
         return piecewise(native(network, dtype), sequence, sizes).view(np.int32)
 
-    expected = logits("portable", 1, (len(sequence),))
+    if dtype == "float32":
+        with torch.inference_mode():
+            decoder = NetworkReader(network).decoder()
+        expected = DecoderReference(decoder).forward(sequence)[1:].view(np.int32)
+    else:
+        expected = logits("portable", 1, (len(sequence),))
     for instructions in library.instruction_sets():
         for threads, sizes in ((1, (1,)), (2, (1, 3)), (3, (9, 70, 2))):
             same = logits(instructions, threads, sizes) == expected
