@@ -22,7 +22,7 @@ IMPORT_ALL = """
 import importlib, pkgutil
 import foretoken, llguidance
 for each in pkgutil.walk_packages(foretoken.__path__, "foretoken."):
-    if not each.name.startswith("foretoken.cluster."):
+    if not each.name.startswith(("foretoken.cluster.", "foretoken.cli.remote")):  # extras
         if not each.name.endswith(("__main__", ".kernels")):  # a library for ctypes
             importlib.import_module(each.name)
 """
