@@ -108,7 +108,7 @@ class Engine:
             max_rows need, and up to 1 GB for prefix_cache.
         max_waiting: Requests that may wait.
         prefix_cache: True keeps what was read of texts, where the backend can (the native decoder),
-            for others that begin alike, and outputs for look-up to copy from (docs/engine.md).
+            for others that begin alike, and outputs for look-up to copy from (docs/serving.md).
         rule: The acceptance method of requests that name none.
         lenience: The lenience of requests that name none.
 
