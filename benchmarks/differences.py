@@ -2,7 +2,7 @@
 rounding.
 
 At temperature 0 a token is the one of the greatest logit; by the coupled rule it is the one of the
-greatest logit / temperature - log E, where the noise E is the position's own (docs/exact.md). A
+greatest logit / temperature - log E, where the noise E is the position's own (docs/exactness.md). A
 difference is rounding where both tokens lie, by the target's logits from single-token passes,
 within a few times the measured noise of passes below the greatest.
 """

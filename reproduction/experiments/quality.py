@@ -233,8 +233,8 @@ def _said_of_scores(recipe: Recipe, rows: list[ResultRow]) -> str:
     listing = ", ".join(f"{name} by {gap:.2f} at most" for name, gap in gaps.items())
     return (
         f"{sentence}; scores differ ({listing}). Rounding in {recipe.dtype} can tip a near-tie "
-        "between two tokens: foretoken certify tells that from a mistake, and docs/exact.md has "
-        "the mode without it."
+        "between two tokens: foretoken certify tells that from a mistake, and docs/exactness.md "
+        "has the mode without it."
     )
 
 

@@ -205,9 +205,9 @@ class Speculator:
                 every step, from costs measured once and the acceptance so far.
             seed: An int (sequence i is keyed (seed, i)), or an int or a pair for each prompt.
             rule: The acceptance method: "block", "speculative", "match", "rejection", "coupled", or
-                a function (docs/rules.md). With "coupled" a seed gives one text, whatever drafter
-                and gamma. At temperature 0 every named method accepts the draft tokens that equal
-                the argmax, and a function is not called.
+                a function (docs/exactness.md). With "coupled" a seed gives one text, whatever
+                drafter and gamma. At temperature 0 every named method accepts the draft tokens that
+                equal the argmax, and a function is not called.
             lenience: Below 1, draft tokens are accepted up to 1 / lenience times as often (paper,
                 appendix A.5) and the output is no longer in the target's distribution; `stats.bias`
                 says by how much. At temperature 0 a draft token is accepted that has at least

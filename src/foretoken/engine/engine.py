@@ -97,7 +97,7 @@ class Engine:
 
     At most `max_rows` requests run at a time, first come, first served. A request's distribution is
     what it is alone, whatever the others; its text too where arithmetic does not depend on the
-    batch (docs/exact.md). `add` and `abort` may be called by any thread.
+    batch (docs/exactness.md). `add` and `abort` may be called by any thread.
 
     Args:
         spec: The Speculator, which can have one engine at a time.
