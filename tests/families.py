@@ -52,7 +52,7 @@ default configuration, on torch {torch}: greedy texts of a ragged batch of three
 other lengths at which a family changes are 8 tokens in these models, and the texts are longer. A
 class that reads pictures or sounds is given two prompts with one each, beside one of text where
 `generate` takes that: small encoders, and inputs in the shapes that its processor makes
-([pictures and speech](pictures-and-speech.md)); its text has to depend on them.
+([images and speech](images-and-speech.md)); its text has to depend on them.
 On a CPU the native decoder comes first where it serves a class, then torch:
 `foretoken doctor MODEL` says how a model of yours runs. This page is made by `make families`, which
 compares all classes on the versions that are installed.

@@ -71,7 +71,7 @@ def test_a_cache_that_rounds_keys_and_values_is_another_model(cache, followed):
     assert (read_settings(target).objection is None) == followed
 
 
-def test_every_entry_that_transformers_knows_is_followed_or_refused_or_documented_as_not_read():
+def test_every_entry_that_transformers_knows_is_followed_or_refused_or_documented_as_ignored():
     """One that is new in transformers has to be looked at."""
     known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     page = (Path(__file__).parents[2] / "docs" / "controls.md").read_text()
@@ -84,13 +84,13 @@ def test_every_entry_that_transformers_knows_is_followed_or_refused_or_documente
         "refused": {*NOT_FOLLOWED, "cache_implementation"},
         "followed": {*FOLLOWED},
         "suggested": {*SUGGESTED, "do_sample"},
-        "how texts begin and end": {*FORCED, "eos_token_id", "bos_token_id"}
+        "how outputs begin and end": {*FORCED, "eos_token_id", "bos_token_id"}
         | {"decoder_start_token_id"},
     }
     for kind, names in kinds.items():
         assert {name for name, says in listed if says.startswith(kind)} == names, kind
     others = [says for name, says in listed if not any(name in each for each in kinds.values())]
-    assert all(says.startswith("not read: ") for says in others)
+    assert all(says.startswith("ignored: ") for says in others)
 
 
 @pytest.mark.parametrize("value", ["x", 1.5, [1, "a"], True, {"a": 1}])

@@ -21,8 +21,6 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
     r"^foretoken export vllm bench": "the best draft may be ours alone: unit/cli/test_export.py",
     r"NOVELS": "the text is no part of the repository",
-    r"standins digits": "minutes, and scikit-learn is an extra: test_digits.py trains small ones",
-    r"^python -m reproduction report": "half an hour: test_report.py has a recipe of a tiny pair",
 }
 EVERY = {page.name: commands(page.read_text()) for page in PAGES}
 
