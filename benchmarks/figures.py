@@ -1,4 +1,4 @@
-"""Every table of docs/performance.md that `race.py` makes: builds the pairs, runs the
+"""Races of synthetic pairs and of the pair that ships: builds the pairs, runs the
 benches one after the other, writes their JSON to benchmarks/results/NAME.
 
 The machine must be idle. About an hour and a half; a bench that has a result is skipped.

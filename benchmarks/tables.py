@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md from benchmarks/results/NAME/bench.json.
+"""Tables from benchmarks/results/NAME/bench.json, with quartiles and every gamma.
 
 python benchmarks/tables.py NAME...
 """
