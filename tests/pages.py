@@ -66,7 +66,7 @@ def stand_ins(base: Path) -> dict[str, str]:
     target, draft = f"{base}/target", f"{base}/draft"
     text = f"{base}/text"
     return {
-        # at their own number of steps these take hours; the tutorial's have a smaller one
+        # at their own number of steps these take hours, unless the page has a smaller one
         r"(train (?:lm|seq2seq|distill|heads|eagle|dspark) (?!.*--steps).*)": r"\1 --steps 4",
         r"--requests \d+": "--requests 50",  # of thousands, a minute each
         r"--out DIR\b": "--out made",
