@@ -18,9 +18,9 @@ def test_code_that_a_page_names_exists(page: Path) -> None:
     assert dead(page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
-def test_the_table_of_folders_has_each(page: str) -> None:
-    cells = re.findall(r"^\| (.*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.M)
+def test_the_table_of_folders_has_each() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (.*?) \|", page, re.M)
     told = {name for cell in cells for name in re.findall(r"`(\w+)/`", cell)}
     folders = {path.parent.name for path in (ROOT / "src/foretoken").glob("*/__init__.py")}
     assert len(folders) > 10 and folders - told == set()
