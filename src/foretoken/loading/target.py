@@ -62,7 +62,7 @@ class KnownTarget:
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
     """A target that runs, as the function `drafter` of a module of yours is given it
-    (docs/drafters.md).
+    (docs/drafts.md).
 
     Attributes:
         known: The facts that were known before it ran.

@@ -100,8 +100,8 @@ def test_mistakes_are_one_line(here: Path) -> None:
 
 
 def test_the_documented_example(here: Path, console: Run) -> None:
-    """The module in docs/drafters.md, with the command there."""
-    page = (ROOT / "docs" / "drafters.md").read_text()
+    """The module in docs/drafts.md, with the command there."""
+    page = (ROOT / "docs" / "drafts.md").read_text()
     (module,) = re.findall(r"```python\n((?:(?!```).)*\ndef drafter\(.*?)```", page, re.S)
     (here / "repeat.py").write_text(module)
     (command,) = re.findall(r"`foretoken (generate [^`]*repeat:2[^`]*)`", page)
