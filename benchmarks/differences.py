@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken import Speculator
-from foretoken.certificate.identity import MARGIN, ShapeNoise, compare, singly
+from foretoken.certificate.greedy_identity import NOISE_MARGIN, ShapeNoise, measure_shape_noise, score_token_by_token
 from foretoken.request import Request
 from foretoken.sampling.keys import exponentials
 from foretoken.speculator import MAX_ROWS
@@ -70,7 +70,7 @@ class Offline:
         queries = some[:MAX_ROWS]
         requests = [self._request(each, 0) for each in queries]
         texts = [self.texts(each)[0] for each in queries]
-        self.shapes = compare(self.spec.target, requests, texts, WIDTH)
+        self.shapes = measure_shape_noise(self.spec.target, requests, texts, WIDTH)
         if not self.shapes.ok:
             raise RuntimeError(f"passes differ by more than rounding: {self.shapes}")
         return self.shapes
@@ -88,13 +88,13 @@ class Offline:
         if None not in tokens:  # one text is longer: never rounding
             scores = self._scores(query, text, own[: place + 1])
             gap = float(scores.max() - scores[tokens].min())
-        allowed = MARGIN * self.shapes.noise / (query.temperature or 1.0)
+        allowed = NOISE_MARGIN * self.shapes.noise / (query.temperature or 1.0)
         return Difference(query.seed, text, query.temperature, place, *tokens, gap, allowed)
 
     def _scores(self, query: Asked, text: int, own: list[int]) -> Tensor:
         """Of every id for the last of these tokens; the greatest is drawn."""
         request = self._request(query, text)
-        logits = singly(self.spec.target, request, own)[-1].double()
+        logits = score_token_by_token(self.spec.target, request, own)[-1].double()
         if not query.temperature:
             return logits
         position = len(request.prompt) + len(own) - 1

@@ -29,30 +29,30 @@ from typer import Option
 import machine
 from foretoken.cli import option, script
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, set_up_logging
 from foretoken.costing import contention
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.kernels.library import chosen_set
 from foretoken.loading import hub, named
 from foretoken.loading.options import ROUNDED
-from foretoken.measurement.bench import (
-    AUTOMATIC,
-    OWN,
-    PLAIN,
-    Key,
+from foretoken.measurement.races import (
+    AUTOMATIC_GAMMA,
+    OWN_LIBRARY,
+    PLAIN_DECODING,
+    ContestantKey,
     Race,
     RaceRun,
     RaceTask,
-    Round,
-    Turn,
-    own_turns,
-    prepare,
-    race,
+    RoundRuns,
+    RunTurn,
+    make_own_turns,
+    prepare_tasks,
+    run_rounds,
     repeat_tasks,
 )
-from foretoken.measurement.machine import cores
-from foretoken.measurement.options import label
+from foretoken.measurement.machine import count_cores
+from foretoken.measurement.options import format_gamma
 from foretoken.models.native.model import NativeModel
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
@@ -119,7 +119,7 @@ class Peer:
                 dtype=dtype,
                 draft_dtype=draft_dtype or dtype,
                 batched=batched,
-                threads=cores(),
+                threads=count_cores(),
                 python=sys.executable,
                 setting=setting(name),
             )
@@ -224,12 +224,12 @@ class Duel:
     automatic: float | None
 
 
-def faster(raced: Race, one: Key, other: Key) -> float:
+def faster(raced: Race, one: ContestantKey, other: ContestantKey) -> float:
     """Return how many times as fast one is as the other: the median of the rounds' ratios."""
-    return median(raced.ratios(one, other))
+    return median(raced.compute_speedups(one, other))
 
 
-def best(raced: Race, name: str) -> Key:
+def best(raced: Race, name: str) -> ContestantKey:
     """Return the fastest fixed gamma of one library, 0 included."""
     keys = [key for key in raced.rounds[0] if key[0] == name and key[1] is not None]
     return min(keys, key=lambda key: median(raced.seconds(key)))
@@ -237,26 +237,26 @@ def best(raced: Race, name: str) -> Key:
 
 def duel(raced: Race, peer: str) -> Duel:
     """Return the figures of this package against a peer."""
-    mine, theirs = best(raced, OWN), best(raced, peer)
+    mine, theirs = best(raced, OWN_LIBRARY), best(raced, peer)
     assert mine[1] is not None and theirs[1] is not None
-    automatic = AUTOMATIC in raced.rounds[0]
+    automatic = AUTOMATIC_GAMMA in raced.rounds[0]
     return Duel(
         name=peer,
-        plain=faster(raced, PLAIN, (peer, 0)),
+        plain=faster(raced, PLAIN_DECODING, (peer, 0)),
         gamma=mine[1],
         peer_gamma=theirs[1],
         best=faster(raced, mine, theirs),
-        automatic=faster(raced, AUTOMATIC, theirs) if automatic else None,
+        automatic=faster(raced, AUTOMATIC_GAMMA, theirs) if automatic else None,
     )
 
 
-def agreement(rounds: list[Round], key: Key) -> dict[str, Any]:
+def agreement(rounds: list[RoundRuns], key: ContestantKey) -> dict[str, Any]:
     """Compare texts with those of greedy plain decoding of the same round: the share of tokens
     before the first difference, and its earliest place in any run."""
     pairs = [
         (run.tokens, plain.tokens)
         for turns in rounds
-        for run, plain in zip(turns[key], turns[PLAIN], strict=True)
+        for run, plain in zip(turns[key], turns[PLAIN_DECODING], strict=True)
     ]
     equal = [_equal(text, plain) for text, plain in pairs]
     places = [n for n, (text, plain) in zip(equal, pairs, strict=True) if text != plain]
@@ -283,69 +283,69 @@ def padding(steps: list[StepRecord]) -> float:
 
 
 def run_race(
-    contestants: dict[Key, Turn],
+    contestants: dict[ContestantKey, RunTurn],
     tasks: list[RaceTask],
     repeats: int,
     *,
     together: bool = False,
-    report: Callable[[Key], object] = lambda key: None,
+    report: Callable[[ContestantKey], object] = lambda key: None,
 ) -> tuple[Race, dict[str, str]]:
     """Race, and return why contestants could not go on: all of such a name are out."""
     unable: dict[str, str] = {}
 
-    def guarded(key: Key, turn: Turn) -> Turn:
+    def guarded(key: ContestantKey, turn: RunTurn) -> RunTurn:
         def take(part: list[RaceTask]) -> list[RaceRun]:
             if key[0] not in unable:
                 try:
                     return turn(part)
                 except Unable as error:
-                    unable[key[0]] = f"{label(key[1])}: {error}"
+                    unable[key[0]] = f"{format_gamma(key[1])}: {error}"
             return []
 
         return take
 
     turns = {key: guarded(key, turn) for key, turn in contestants.items()}
-    raced = race(turns, tasks, repeats, together=together, report=report)
+    raced = run_rounds(turns, tasks, repeats, together=together, report=report)
     rounds = [{k: runs for k, runs in each.items() if k[0] not in unable} for each in raced.rounds]
     return Race(rounds, together), unable
 
 
 def figures(raced: Race, *, greedy: bool) -> dict[str, Any]:
     """Return the figures of a race, and its ratios."""
-    fixed, contestants = best(raced, OWN), list(raced.rounds[0])
+    fixed, contestants = best(raced, OWN_LIBRARY), list(raced.rounds[0])
     texts = len(raced.rounds[0][fixed]) if raced.together else None
     rows: list[dict[str, Any]] = []
     for key in contestants:
-        row, steps = asdict(raced.figures(key)), raced.steps(key)
+        row, steps = asdict(raced.compute_figures(key)), raced.steps(key)
         row["speedup"] = row["speedup"]["median"]
         predicted = row["predicted"] and row["predicted"]["predicted"]
         rows.append(
             {
                 "name": key[0],
                 **row,
-                "variant": label(key[1]),
+                "variant": format_gamma(key[1]),
                 "occupancy": occupancy(steps, texts or 1) if steps else None,
                 "padding": padding(steps) if steps else None,
                 "agreement": agreement(raced.rounds, key) if greedy else None,
                 "measured_over_predicted": row["speedup"] / predicted if predicted else None,
             }
         )
-    peers = dict.fromkeys(name for name, _ in contestants if name != OWN)
-    automatic = AUTOMATIC in contestants
+    peers = dict.fromkeys(name for name, _ in contestants if name != OWN_LIBRARY)
+    automatic = AUTOMATIC_GAMMA in contestants
     return {
         "batch": texts,
         "rounds": len(raced.rounds),
         "figures": rows,
         "best_gamma": fixed[1],
-        "automatic_over_best": faster(raced, AUTOMATIC, fixed) if automatic else None,
+        "automatic_over_best": faster(raced, AUTOMATIC_GAMMA, fixed) if automatic else None,
         "duels": [asdict(duel(raced, name)) for name in peers],
     }
 
 
 @command
 def main(
-    loading: option.PairLoading,
-    prompts: Annotated[Path, Option(help=f"File of prompts. {option.PROMPTS}")],
+    loading: option.PairLoadOptions,
+    prompts: Annotated[Path, Option(help=f"File of prompts. {option.PROMPTS_HELP}")],
     vs: Annotated[
         list[str] | None,
         Option(
@@ -372,19 +372,19 @@ def main(
     as_json: option.Json = False,
 ) -> None:
     """Race this package against other libraries. Ctrl-C keeps the rounds that are done."""
-    vs, gammas = vs or [], sorted({0, *option.numbers("gamma", gamma, int)})
-    sizes = sorted({*option.numbers("batch", batch, int)}) if batch else []
+    vs, gammas = vs or [], sorted({0, *option.parse_numbers("gamma", gamma, int)})
+    sizes = sorted({*option.parse_numbers("batch", batch, int)}) if batch else []
     params = SamplingParams(temperature, top_k, top_p, max_new_tokens=max_new_tokens)
-    lines = prompt_files.read(None, prompts)
+    lines = prompt_files.read_prompts(None, prompts)
     require(vs, sizes, loading)
-    target = option.chosen(target)
-    quiet()
+    target = option.resolve_target(target)
+    set_up_logging()
     ready: list[Any] = []
     with ExitStack() as stack:
         spec = loading.load(
             target,
             draft,
-            lambda known: ready.extend(prompt_files.for_model(line, known) for line in lines),
+            lambda known: ready.extend(prompt_files.to_model_prompt(line, known) for line in lines),
         ).prepared()
         if spec.controls:
             controls = ", ".join(spec.controls)
@@ -392,9 +392,9 @@ def main(
                 f"the model's generation config sets {controls}, which not all of the compared "
                 "follow; --ignore-generation-config compares without"
             )
-        spec, tasks = prepare(spec, ready, params, seed)
+        spec, tasks = prepare_tasks(spec, ready, params, seed)
         peers, unable = start_peers(stack, spec, vs, loading, draft, batched=bool(sizes))
-        contestants = own_turns(spec, gammas, rule)
+        contestants = make_own_turns(spec, gammas, rule)
         for peer in peers:
             theirs = gammas if readable(spec) and not peer.about.get("plain_only") else [0]
             contestants |= {(peer.name, g): partial(peer.run, gamma=g) for g in theirs}
@@ -423,7 +423,7 @@ def main(
             "top_p": top_p,
             "seed": seed,
             "rule": rule,
-            **option.changed(loading),
+            **option.get_changed_options(loading),
         },
         "precision": precision(spec, loading),
         "peers": {peer.name: peer.about for peer in peers if peer.name in named_in_race},
@@ -441,7 +441,7 @@ def main(
 
 
 def race_sizes(
-    contestants: dict[Key, Turn],
+    contestants: dict[ContestantKey, RunTurn],
     tasks: list[RaceTask],
     sizes: list[int],
     repeats: int,
@@ -458,7 +458,7 @@ def race_sizes(
             repeats,
             together=bool(texts),
             report=lambda key, where=where: print(
-                f"{where}{key[0]}, {label(key[1])}", file=sys.stderr
+                f"{where}{key[0]}, {format_gamma(key[1])}", file=sys.stderr
             ),
         )
         unable |= {name: where + why for name, why in failed.items()}
@@ -468,7 +468,7 @@ def race_sizes(
     return parts
 
 
-def require(vs: list[str], sizes: list[int], loading: option.PairLoading) -> None:
+def require(vs: list[str], sizes: list[int], loading: option.PairLoadOptions) -> None:
     """Raise InputError for mistakes, before models load."""
     if len(set(vs)) != len(vs):
         raise InputError(f"--vs names a peer twice: {', '.join(vs)}; give each once")
@@ -486,7 +486,7 @@ def start_peers(
     stack: ExitStack,
     spec: Speculator,
     vs: list[str],
-    loading: option.PairLoading,
+    loading: option.PairLoadOptions,
     draft: str | None,
     *,
     batched: bool,
@@ -518,7 +518,7 @@ def readable(spec: Speculator) -> bool:
     return isinstance(spec.drafter, LMDrafter) and not spec.drafter.shares
 
 
-def precision(spec: Speculator, loading: option.PairLoading) -> dict[str, Any]:
+def precision(spec: Speculator, loading: option.PairLoadOptions) -> dict[str, Any]:
     """Return in which precisions this package computes."""
     computed = spec.target.computed
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
@@ -553,4 +553,4 @@ def show(document: dict[str, Any]) -> None:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command()(main)
 if __name__ == "__main__":
-    script.run(app)
+    script.run_app(app)

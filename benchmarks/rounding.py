@@ -33,7 +33,7 @@ import machine
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import leased
 from foretoken.loading.named import asset
-from foretoken.measurement.estimate import Estimate, ratio
+from foretoken.measurement.estimate import Estimate, estimate_ratio
 from foretoken.models.base import Model
 from foretoken.sampling.distributions import check, likeliest
 from foretoken.sampling.verify import overlap
@@ -155,7 +155,7 @@ def _bits(logits: Tensor, following: Tensor) -> float:
 
 
 def _share(tops: list[float], bottoms: list[int], *ends: float) -> Estimate:
-    estimate = ratio(tops, bottoms, *ends)
+    estimate = estimate_ratio(tops, bottoms, *ends)
     assert estimate is not None  # two pieces or more, each with a byte
     return estimate
 

@@ -25,7 +25,7 @@ import torch
 import foretoken
 import machine
 from foretoken.kernels.library import CHOICE
-from foretoken.measurement.machine import bandwidth
+from foretoken.measurement.machine import measure_bandwidth
 from foretoken.timing import measure_seconds, take_turns
 
 TOKENS, PASTS, BATCHES = (1, 2, 3, 4, 6, 8, 16), (64, 512, 2048), (1, 2, 4, 8, 16, 32)
@@ -91,7 +91,7 @@ def instructions(name: str | None = None) -> Generator[None]:
 
 def floor(model: Any) -> float:
     """Milliseconds in which this machine reads what a pass over one token reads."""
-    seconds, size = bandwidth(torch.device("cpu"))
+    seconds, size = measure_bandwidth(torch.device("cpu"))
     return round(1e3 * seconds.median * model.passes.bytes[1] / size, 2)
 
 

@@ -38,7 +38,7 @@ from rich.table import Table
 
 import foretoken
 from foretoken import SamplingParams
-from foretoken.measurement.bench import RaceRun, RaceTask, own
+from foretoken.measurement.races import RaceRun, RaceTask, run_own_turn
 from machine import save
 from smollm2_draft import lines
 
@@ -122,12 +122,12 @@ def raced(
     runs: dict[str, list[list[RaceRun]]] = {name: [] for name in turns}
     for _ in range(2):  # costs are measured before the first step
         for spec, gamma in turns.values():
-            own(spec, tasks[:1], gamma)
+            run_own_turn(spec, tasks[:1], gamma)
     for i in range(0, len(tasks), EACH):
         for name in dice.sample(list(turns), len(turns)):
             spec, gamma = turns[name]
             runs[name] += [
-                [run for task in tasks[i : i + EACH] for run in own(spec, [task], gamma)]
+                [run for task in tasks[i : i + EACH] for run in run_own_turn(spec, [task], gamma)]
             ]
     seconds = {name: [per_token(each) for each in rounds] for name, rounds in runs.items()}
     figures = {name: figures_of(runs[name], seconds[name], seconds[PLAIN]) for name in turns}
@@ -176,8 +176,8 @@ def depths(rounds: list[list[RaceRun]]) -> list[float]:
 def in_batch(spec: foretoken.Speculator, prompts: dict[str, list[str]]) -> dict[str, Any]:
     """Tokens a call at gamma 3 of eight texts alone and in one batch: the same, but for noise."""
     tasks = [race_task(spec, texts[0], i, 0.0) for i, texts in enumerate(prompts.values())]
-    alone = [run for task in tasks for run in own(spec, [task], 3)]
-    found = {"alone": alone, "batch": own(spec, tasks, 3)}
+    alone = [run for task in tasks for run in run_own_turn(spec, [task], 3)]
+    found = {"alone": alone, "batch": run_own_turn(spec, tasks, 3)}
     steps = {name: [s for run in runs for s in run.steps] for name, runs in found.items()}
     return {name: round(sum(len(s.kept) for s in x) / len(x), 3) for name, x in steps.items()}
 

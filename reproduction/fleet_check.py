@@ -189,8 +189,8 @@ def loaded(measurement: FleetCosts) -> tuple[Any, list[Any]]:
     from foretoken import load as load_pair
 
     spec = load_pair(measurement.target, measurement.draft)
-    lines = prompt_files.read(None, Path(measurement.prompts))[: len(measurement.texts)]
-    return spec, [prompt_files.for_model(each, spec) for each in lines]
+    lines = prompt_files.read_prompts(None, Path(measurement.prompts))[: len(measurement.texts)]
+    return spec, [prompt_files.to_model_prompt(each, spec) for each in lines]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, RefusedError
 from foretoken.inputs import Prompt
 from foretoken.lease import leased
-from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.agreement import compute_overlaps
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
@@ -59,7 +59,7 @@ def betas(
     texts: list[MeasuredText] = []
     for i in track(range(len(prompts))):
         (plain,) = spec.generate([prompts[i]], sampling_params, gamma=0, seed=[(seed, i)])
-        found = overlaps(spec.target, spec.drafter, requests[i], plain.tokens, sampling_params)
+        found = compute_overlaps(spec.target, spec.drafter, requests[i], plain.tokens, sampling_params)
         rounded = (None if beta is None else round(beta, 6) for beta in found)
         texts.append(MeasuredText(len(requests[i].prompt), tuple(rounded)))
     return tuple(texts)

@@ -29,8 +29,8 @@ import typer
 from typer import Argument, Option
 
 from foretoken.cli import option
-from foretoken.cli.command import paragraphs
-from foretoken.cli.script import run
+from foretoken.cli.command import join_paragraph_lines
+from foretoken.cli.script import run_app
 from foretoken.errors import InputError
 from foretoken.storage import files
 from foretoken.train import corpus
@@ -69,7 +69,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Train the st
 
 def registered(function: Callable[..., None]) -> Callable[..., None]:
     """Make a command of a function, which remains one to call."""
-    return app.command(help=paragraphs(function))(function)
+    return app.command(help=join_paragraph_lines(function))(function)
 
 
 @registered
@@ -136,7 +136,7 @@ def digits(
     """Train an ImageGPT of 0.4M parameters and a draft of 1/15 on the 8x8 digits that scikit-learn
     ships, and count their pixels in a table. A token is a pixel's grey; an image begins with its
     digit, or with none."""
-    with option.needing("reproduction"):
+    with option.require_extra("reproduction"):
         datasets = import_module("sklearn.datasets")
     import numpy as np  # late: these take seconds
     from transformers import ImageGPTConfig
@@ -327,4 +327,4 @@ def prepare_news(texts: list[Path], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(app)
+    run_app(app)

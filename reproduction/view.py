@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from foretoken.cli.fates import ACCEPTED, CORRECTED, NAMES, REJECTED, spell_steps, split_blanks
+from foretoken.cli.token_styles import ACCEPTED_STYLE, CORRECTED_STYLE, STYLE_NAMES, REJECTED_STYLE, spell_steps, split_blanks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
 
 TAGS = {  # without colours the lines, strokes and weights that browsers give them tell them apart
-    ACCEPTED: '<span class="accepted">{}</span>',
-    REJECTED: '<del class="rejected">{}</del>',
-    CORRECTED: '<strong class="corrected">{}</strong>',
+    ACCEPTED_STYLE: '<span class="accepted">{}</span>',
+    REJECTED_STYLE: '<del class="rejected">{}</del>',
+    CORRECTED_STYLE: '<strong class="corrected">{}</strong>',
 }
 STYLE = """\
 .trace, .fates { color-scheme: light dark; --accepted: light-dark(#007a1e, #79cf88);
@@ -46,7 +46,7 @@ def html(
 
 def html_legend() -> str:
     """Return the meaning of the colours of `html`."""
-    labels = " · ".join(TAGS[fate].format(escape(name)) for name, fate in NAMES.items())
+    labels = " · ".join(TAGS[fate].format(escape(name)) for name, fate in STYLE_NAMES.items())
     return f'<p class="fates">{labels}</p>'
 
 

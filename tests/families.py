@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from census import MAPS, census, classes
-from foretoken.cli.render import bar
+from foretoken.cli.render import track_progress
 from foretoken.storage.cache import versions
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +85,7 @@ def judge_all() -> dict[str, Any]:
     done = _unfinished()
     names = sorted({*classes()} - {each["name"] for each in done})
     workers = min(psutil.cpu_count() or 1, psutil.virtual_memory().available // PROCESS_BYTES)
-    for verdict in bar(census(names, max(1, workers)), "judging", len(names)):
+    for verdict in track_progress(census(names, max(1, workers)), "judging", len(names)):
         why = ", ".join(filter(None, [verdict.form, verdict.reason]))
         print(f"{verdict.name}: {verdict.outcome}{f' ({why})' if why else ''}", flush=True)
         done.append(asdict(verdict))

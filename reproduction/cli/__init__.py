@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from foretoken.cli.script import run
+from foretoken.cli.script import run_app
 from reproduction.cli import costs, report, simulate, theory, train, train_drafts
 
 __all__ = ["app", "main"]
@@ -26,4 +26,4 @@ app.add_typer(train.app, name="train")
 
 def main() -> None:
     """Run the command in sys.argv; errors and exit codes are `foretoken`'s."""
-    run(app)
+    run_app(app)

@@ -10,16 +10,16 @@ from typing import Annotated
 from typer import Option
 
 from foretoken.cli import option, prompts
-from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar
+from foretoken.cli.command import command, set_up_logging
+from foretoken.cli.render import track_progress
 from foretoken.costing import contention
 
 
 @command
 def costs(
-    loading: option.PairLoading,
+    loading: option.PairLoadOptions,
     prompt_file: Annotated[
-        Path, Option("--prompts", help=f"Prompts like those to serve. {option.PROMPTS}")
+        Path, Option("--prompts", help=f"Prompts like those to serve. {option.PROMPTS_HELP}")
     ],
     out: Annotated[Path, Option(help="The file of costs to write.")],
     target: option.Target = None,
@@ -31,28 +31,28 @@ def costs(
     seed: option.Seed = 0,
 ) -> None:
     """Measure what serving a pair costs on this machine, for `simulate`: it must be idle."""
-    lines, target = prompts.first(prompt_file, limit), option.chosen(target)
+    lines, target = prompts.read_first_prompts(prompt_file, limit), option.resolve_target(target)
     option.require_folder(out)
     loading.require(target)
-    from foretoken.measurement.machine import describe  # late: torch takes seconds
+    from foretoken.measurement.machine import get_machine  # late: torch takes seconds
     from foretoken.sampling.params import SamplingParams
     from reproduction.costs import FleetCosts
     from reproduction.serving import betas, require, serving_costs
 
-    quiet()
+    set_up_logging()
     params = SamplingParams(temperature, max_new_tokens=max_new_tokens)
     spec = loading.load(target, draft).prepared()
     require(spec)
-    texts = [prompts.for_model(line, spec) for line in lines]
+    texts = [prompts.to_model_prompt(line, spec) for line in lines]
     reading = contention.read()
     measured = FleetCosts(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         target=spec.target_name,
         draft=spec.draft_name,
-        cpu=describe(spec.target.device).cpu,
+        cpu=get_machine(spec.target.device).cpu,
         prompts=str(prompt_file),
         temperature=temperature,
-        texts=betas(spec, texts, params, seed, partial(bar, text="measuring")),
+        texts=betas(spec, texts, params, seed, partial(track_progress, text="measuring")),
         serving=serving_costs(spec, texts, params, rows),
     )
     measured.save(out)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer import Argument, Option
 
 from foretoken.cli import option
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, set_up_logging
 from foretoken.errors import InputError
 from foretoken.loading import hub
 from foretoken.loading.options import LoadOptions
@@ -59,13 +59,13 @@ def report(
     chosen = _recipes(recipes, out, measuring=not as_measured)
     if quick:
         chosen = [recipe.quick() for recipe in chosen]
-    with option.needing("reproduction"):
+    with option.require_extra("reproduction"):
         from reproduction.page import RESULTS, document, write  # late: torch takes seconds
     from reproduction.report import report as made_of
     from reproduction.results import ResultFile
     from reproduction.results import as_measured as latest
 
-    quiet()
+    set_up_logging()
     flags = {"--quick": quick, "--as-measured": as_measured}
     given = [*map(str, recipes), "--out", str(out), *(name for name in flags if flags[name])]
     typed = shlex.join(["python", "-m", "reproduction", "report", *given])
@@ -146,10 +146,10 @@ def _measured(recipes: list[Recipe], results: ResultFile, typed: str) -> tuple[l
     """All cases, measured, with a bar on standard error; whether Ctrl-C ended it."""
     import torch  # late: it takes seconds
 
-    from foretoken.measurement.machine import describe
+    from foretoken.measurement.machine import get_machine
     from reproduction.results import jobs, run
 
-    machine = describe(torch.device("cpu"))
+    machine = get_machine(torch.device("cpu"))
     cases = jobs(recipes, machine)
     for origin, recipe in {job.of: job.recipe for job in cases}.items():
         if results.last(recipe.name) is not None and not results.cases(origin):

@@ -13,7 +13,7 @@ from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.render import bar, page, prose, table
+from foretoken.cli.render import track_progress, open_console, print_paragraph, make_table
 
 if TYPE_CHECKING:
     from reproduction.costs import FleetCosts
@@ -71,7 +71,7 @@ def simulate(
             fleet,
             each,
             capacity=capacity,
-            track=partial(bar, text=f"{each:g} requests a second"),
+            track=partial(track_progress, text=f"{each:g} requests a second"),
         )
         for each in rate
     ]
@@ -87,7 +87,7 @@ def simulate(
         }
         print(json.dumps(document, allow_nan=False))
     else:
-        _show(measured, fleet, simulated, page())
+        _show(measured, fleet, simulated, open_console())
 
 
 def _show(
@@ -96,20 +96,20 @@ def _show(
     simulated: list[Simulated],
     console: Console,
 ) -> None:
-    prose(
+    print_paragraph(
         console,
         f"{fleet.replicas} x {measured.target} with draft {measured.draft}, up to "
         f"{measured.serving.rows} rows each, as measured on {measured.cpu}: "
         f"{fleet.requests} requests",
     )
-    rates = table("rate", *HEADINGS, left=0)
+    rates = make_table("rate", *HEADINGS, left=0)
     for one in simulated:
         rates.add_row(f"{one.rate:g}", *_row(one), style="bold" if one.overloaded else None)
     console.print()
     console.print(rates)
     console.print()
     capacity = simulated[0].capacity
-    prose(
+    print_paragraph(
         console,
         f"times in ms; at most {capacity:.3g} requests a second can be answered; batch: rows of a "
         "step, by time; busy: share of the time",
@@ -117,7 +117,7 @@ def _show(
     for one in simulated:
         if one.overloaded:
             replicas = int(one.rate / (capacity / fleet.replicas)) + 1
-            prose(
+            print_paragraph(
                 console,
                 f"{one.rate:g} requests a second are too many: the queue grows as long as they "
                 f"come; give {replicas} replicas or more, or fewer requests",

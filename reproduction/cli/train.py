@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from foretoken.cli import option, train
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, set_up_logging
 from foretoken.errors import InputError
 
 Patience = Annotated[
@@ -69,7 +69,7 @@ def lm(
     from foretoken.train.recipe import TrainingRecipe
     from reproduction.train import train_lm
 
-    quiet()
+    set_up_logging()
     _require_multiple("hidden", hidden, "heads", heads)
     _require_multiple("heads", heads, "kv_heads", kv_heads)
     config = LlamaConfig(
@@ -129,7 +129,7 @@ def seq2seq(
     from foretoken.train.recipe import TrainingRecipe
     from reproduction.train import train_seq2seq
 
-    quiet()
+    set_up_logging()
     _require_multiple("hidden", hidden, "heads", heads)
     config = T5Config(
         vocab_size=vocab_size,
@@ -164,7 +164,7 @@ def _run(
         if folder is not None and not folder.is_dir():
             raise InputError(f"{folder} is no folder; give a folder of {content}")
     try:
-        with train.progress_bar("training", steps) as bar:
+        with train.show_progress_bar("training", steps) as bar:
             summary = trained(tokenizer, init, partial(_report_loss, bar))
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on from {out}", file=sys.stderr)
@@ -172,13 +172,13 @@ def _run(
     model = out / "model"
     words: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
     if tokenizer is not None:
-        words = train.use(train.target_of(tokenizer), model, option.TargetReading())
+        words = train.make_generate_command(train.name_target(tokenizer), model, option.TargetFileOptions())
     lines = [
-        train.size(model, summary),
+        train.describe_result(model, summary),
         f"held out: {summary['held_out_nats_per_token']:.4f} nats a token at step "
         f"{summary['best_step']}",
     ]
-    train.show(summary, lines, words, as_json=as_json)
+    train.print_summary(summary, lines, words, as_json=as_json)
 
 
 def _require_multiple(name: str, value: int, parts: str, divisor: int) -> None:
@@ -186,7 +186,7 @@ def _require_multiple(name: str, value: int, parts: str, divisor: int) -> None:
         raise InputError(f"{name} is {value}; give a multiple of {parts}, {divisor}")
 
 
-def _report_loss(bar: train.Report, step: int, loss: float, held_out: float | None) -> None:
+def _report_loss(bar: train.ReportProgress, step: int, loss: float, held_out: float | None) -> None:
     """Report the loss, with a line where the held-out loss was measured."""
     line = None
     if held_out is not None:

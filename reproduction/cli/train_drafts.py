@@ -14,16 +14,16 @@ from rich.progress import Progress
 from typer import Option
 
 from foretoken.cli import option
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, set_up_logging
 from foretoken.cli.train import (
-    Report,
-    Training,
-    progress_bar,
-    resumable,
-    show,
-    size,
-    target_of,
-    use,
+    ReportProgress,
+    DistillationOptions,
+    show_progress_bar,
+    exit_on_interrupt,
+    print_summary,
+    describe_result,
+    name_target,
+    make_generate_command,
 )
 from foretoken.errors import InputError
 from foretoken.storage import files
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class HeadTraining(Training):
+class HeadTraining(DistillationOptions):
     """Options of a training run of heads."""
 
     learning_rate: Annotated[
@@ -44,8 +44,8 @@ class HeadTraining(Training):
 
 @command
 def heads(
-    reading: option.TargetReading,
-    data: option.Examples,
+    reading: option.TargetFileOptions,
+    data: option.TrainingData,
     out: Annotated[
         Path,
         Option(help="File to write, a .safetensors. Resumes a run in the .run folder beside it."),
@@ -65,8 +65,8 @@ def heads(
     from foretoken.train.pair import read_target
     from reproduction.train_heads import Teacher, train_heads
 
-    target = option.chosen(target)
-    quiet()
+    target = option.resolve_target(target)
+    set_up_logging()
     recipe = training.recipe
     option.require_folder(out)
     options = reading.arguments
@@ -74,20 +74,20 @@ def heads(
     target_model = read_target(target, **options)
     texts = training.length, training.target_generated
     teacher = Teacher.of(*target_model, data, *texts, generation_config)
-    with resumable("interrupted; the same command goes on"):
-        with progress_bar("training", training.steps) as bar:
+    with exit_on_interrupt("interrupted; the same command goes on"):
+        with show_progress_bar("training", training.steps) as bar:
             summary = train_heads(teacher, out, heads, recipe, partial(_report_heads, bar))
     lines = [
-        size(out, summary),
+        describe_result(out, summary),
         *(
             f"head {k}: alpha {alpha:.3f} on held-out prompts"
             for k, alpha in enumerate(summary["alpha"], 1)
         ),
     ]
-    show(summary, lines, use(target, f"reproduction.heads:{out}", reading), as_json=as_json)
+    print_summary(summary, lines, make_generate_command(target, f"reproduction.heads:{out}", reading), as_json=as_json)
 
 
-def _report_heads(bar: Report, step: int, loss: float, alpha: list[float] | None) -> None:
+def _report_heads(bar: ReportProgress, step: int, loss: float, alpha: list[float] | None) -> None:
     """Report the loss, with a line where the heads were measured."""
     told = None
     if alpha is not None:
@@ -97,7 +97,7 @@ def _report_heads(bar: Report, step: int, loss: float, alpha: list[float] | None
 
 @command
 def samples(
-    loading: option.Loading,
+    loading: option.TargetLoadOptions,
     out: Annotated[Path, Option(help="Text file to write.")],
     data: Annotated[Path, Option(help="Text to cut prompts from.")],
     target: option.Target = None,
@@ -109,8 +109,8 @@ def samples(
     from foretoken.text.decoding import decode
 
     option.require_file(out)
-    target = option.chosen(target)
-    quiet()
+    target = option.resolve_target(target)
+    set_up_logging()
     spec = _sampler(loading, target)
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its samples have no text")
@@ -120,7 +120,7 @@ def samples(
     print(f"use it: python -m reproduction train lm --data {out} --tokenizer {target} --out FOLDER")
 
 
-def _sampler(loading: option.Loading, target: str | None) -> Speculator:
+def _sampler(loading: option.TargetLoadOptions, target: str | None) -> Speculator:
     """Load a target alone, without the sampling params that its config suggests."""
     return replace(loading.load(target, "none"), suggested={})
 
@@ -150,7 +150,7 @@ def _sampled(
 
 @command
 def ngram(
-    loading: option.Loading,
+    loading: option.TargetLoadOptions,
     out: Annotated[Path, Option(help="File to write, a .safetensors.")],
     data: Annotated[
         Path | None,
@@ -191,7 +191,7 @@ def ngram(
     if target is None and (tokens is not None or temperature is not None):
         raise InputError("--tokens and --temperature are of samples; give --target too")
     option.require_file(out)
-    quiet()
+    set_up_logging()
     if target is not None:
         spec = _sampler(loading, target)
         warmth = 1.0 if temperature is None else temperature
@@ -209,11 +209,11 @@ def ngram(
     sizes = {"order": table.order, "vocab_size": table.vocab_size, "bytes": count}
     summary = {**sizes, "held_out_bits_per_token": bits}
     reading = loading if target is not None else replace(loading, tokenizer=None)
-    used = use(target or target_of(loading.tokenizer), f"reproduction.ngram:{out}", reading)
-    show(summary, lines, used, as_json=as_json)
+    used = make_generate_command(target or name_target(loading.tokenizer), f"reproduction.ngram:{out}", reading)
+    print_summary(summary, lines, used, as_json=as_json)
 
 
-def _fitted_to_text(data: Path, loading: option.Loading, order: int) -> tuple[NGram, float | None]:
+def _fitted_to_text(data: Path, loading: option.TargetLoadOptions, order: int) -> tuple[NGram, float | None]:
     from foretoken.loading import sources
     from reproduction.train_ngram import fit_from_text, held_out_bits_of_text
 

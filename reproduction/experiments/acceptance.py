@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError
-from foretoken.measurement.agreement import overlaps
-from foretoken.measurement.estimate import Estimate, ratio
-from foretoken.measurement.footprint import of_drafter
+from foretoken.measurement.agreement import compute_overlaps
+from foretoken.measurement.estimate import Estimate, estimate_ratio
+from foretoken.measurement.footprint import compute_drafter_footprint
 from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
 from reproduction.experiments import beside_paper, paper
@@ -56,7 +56,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
         "alpha": asdict(alpha(spec.target, spec.drafter, texts, case["temperature"])),
         "tokens": sum(len(text.tokens) for text in texts),
         "texts": len(texts),
-        "parameters": of_drafter(spec.drafter, spec.draft_name, pairs.recipe.dtype).parameters,
+        "parameters": compute_drafter_footprint(spec.drafter, spec.draft_name, pairs.recipe.dtype).parameters,
     }
 
 
@@ -67,10 +67,10 @@ def alpha(
     without a draft token counts as 0."""
     params = SamplingParams(temperature)
     betas = [
-        [beta or 0.0 for beta in overlaps(target, drafter, request, text, params)]
+        [beta or 0.0 for beta in compute_overlaps(target, drafter, request, text, params)]
         for request, text in texts
     ]
-    acceptance = ratio([sum(one) for one in betas], [len(one) for one in betas], 0, 1)
+    acceptance = estimate_ratio([sum(one) for one in betas], [len(one) for one in betas], 0, 1)
     if acceptance is None:
         raise InputError(f"{len(texts)} text; give two prompts or more, intervals are over texts")
     return acceptance

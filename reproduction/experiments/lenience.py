@@ -12,8 +12,8 @@ import numpy as np
 
 from foretoken import theory
 from foretoken.errors import InputError
-from foretoken.measurement.agreement import ScoredPlace, replayed
-from foretoken.measurement.estimate import ratio
+from foretoken.measurement.agreement import ScoredPosition, replay_positions
+from foretoken.measurement.estimate import estimate_ratio
 from foretoken.sampling.params import SamplingParams
 from reproduction.experiments import paper
 from reproduction.experiments.beside_paper import NO_COUNTERPART
@@ -65,27 +65,27 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     drafted = SamplingParams() if greedy else STANDARD
     texts: list[list[list[float]]] = []  # of every text, place and lenience
     for request, tokens in pairs.texts(case["temperature"]):
-        places = replayed(spec.target, spec.drafter, request, tokens, STANDARD, drafted)
+        places = replay_positions(spec.target, spec.drafter, request, tokens, STANDARD, drafted)
         texts.append([kept(place, lenience, greedy=greedy) for place in places])
     lengths = [len(text) for text in texts]
     alphas: list[dict[str, Any]] = []
     for i in range(len(lenience)):
-        acceptance = ratio([sum(place[i] for place in text) for text in texts], lengths, 0, 1)
+        acceptance = estimate_ratio([sum(place[i] for place in text) for text in texts], lengths, 0, 1)
         if acceptance is None:
             raise InputError("1 text; give two prompts or more, intervals are over texts")
         alphas.append(asdict(acceptance))
     return {"lenience": lenience, "alphas": alphas, "tokens": sum(lengths)}
 
 
-def kept(place: ScoredPlace, lenience: list[float], *, greedy: bool) -> list[float]:
+def kept(place: ScoredPosition, lenience: list[float], *, greedy: bool) -> list[float]:
     """The probability of acceptance at each l: sum min(p / l, q), or the share of q's mass where
     p >= l max p."""
-    if place.guess is None:
+    if place.draft_token is None:
         return [0.0] * len(lenience)
     p = place.p.double().numpy()
     if place.q is None:
         q = np.zeros(len(p))
-        q[place.guess] = 1.0
+        q[place.draft_token] = 1.0
     else:
         q = place.q.double().numpy()
     form = theory.greedy_lenient_beta if greedy else theory.lenient_beta

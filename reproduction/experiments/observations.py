@@ -102,9 +102,9 @@ def _verdict(answers: list[Finding]) -> str:
 
 def _above(one: Estimate, other: Estimate) -> str:
     """Tell whether the first is above the second, beyond both intervals."""
-    if one.above(other):
+    if one.is_above(other):
         return HOLDS
-    return FAILS if other.above(one) else OPEN
+    return FAILS if other.is_above(one) else OPEN
 
 
 def _within(own: Estimate, low: float, high: float) -> str:
@@ -226,7 +226,7 @@ def _said_of_others(rows: list[ResultRow], rivals: list[ResultRow | None]) -> st
         f"{len(rows) - faster - slower}. A draft that copies has no draft token where nothing "
         "repeats, which counts as 0 in alpha."
     )
-    beaten = [own.above(speed(rival)) for own, rival in zip(speeds, rivals, strict=True) if rival]
+    beaten = [own.is_above(speed(rival)) for own, rival in zip(speeds, rivals, strict=True) if rival]
     if not beaten:
         return sentence
     return (
@@ -262,8 +262,8 @@ def _distilled(recipe: Recipe, results: Found) -> tuple[str, Table] | None:
 def _said_of_distilling(alphas: list[tuple[Estimate, Estimate]], ratios: list[float]) -> str:
     """`alphas`: before and after; `ratios`: speed after over speed before."""
     gaps = [after.value - before.value for before, after in alphas]
-    higher = sum(after.above(before) for before, after in alphas)
-    lower = sum(before.above(after) for before, after in alphas)
+    higher = sum(after.is_above(before) for before, after in alphas)
+    lower = sum(before.is_above(after) for before, after in alphas)
     sentence = (
         "Distilling (training on the target's distributions) changes alpha by "
         f"{spanned(gaps, 3, sign=True)}: in {higher} of {len(alphas)} cases it is higher beyond "

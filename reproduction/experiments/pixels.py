@@ -22,8 +22,8 @@ import torch
 from foretoken.errors import InputError
 from foretoken.inputs import Prompt
 from foretoken.lease import leased
-from foretoken.measurement.agreement import overlaps
-from foretoken.measurement.estimate import FEW, chi_square_tail
+from foretoken.measurement.agreement import compute_overlaps
+from foretoken.measurement.estimate import MIN_CELL_COUNT, chi_square_tail
 from foretoken.models.base import Model
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
@@ -68,7 +68,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     and tests of the first row's pixels."""
     spec, recipe = pairs.spec(case["draft"]), pairs.recipe
     texts = pairs.texts(case["temperature"])
-    betas = [overlaps(spec.target, spec.drafter, one.request, one.tokens, SAMPLED) for one in texts]
+    betas = [compute_overlaps(spec.target, spec.drafter, one.request, one.tokens, SAMPLED) for one in texts]
     whole = [one for one in betas if len(one) == recipe.max_new_tokens]
     if not whole:
         raise InputError("no image of the target's is whole: its texts end before")
@@ -141,7 +141,7 @@ def compared(exact: Sequence[Mapping[Text, float]], images: Iterable[list[int]])
         total = counted.total()
         cells = sorted((total * p, counted[head]) for head, p in probabilities.items())
         few = (0.0, 0)  # in those of few images, together
-        while cells and min(few[0], cells[0][0]) < FEW:
+        while cells and min(few[0], cells[0][0]) < MIN_CELL_COUNT:
             expected, found = cells.pop(0)
             few = few[0] + expected, few[1] + found
         cells += [few] * (few[0] > 0)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from foretoken.errors import InputError
-from foretoken.measurement.estimate import Estimate, ratio
+from foretoken.measurement.estimate import Estimate, estimate_ratio
 from foretoken.request import Completion, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
@@ -131,7 +131,7 @@ def nats(completions: Sequence[Completion]) -> Estimate:
     completions that were made with `logprobs`."""
     likelihoods = [completion.logprobs for completion in completions if completion.logprobs]
     losses = [-sum(token.logprob for token in text) for text in likelihoods]
-    loss = ratio(losses, [len(text) for text in likelihoods], 0.0)
+    loss = estimate_ratio(losses, [len(text) for text in likelihoods], 0.0)
     if loss is None:
         raise InputError(
             f"{len(likelihoods)} texts have logprobs; generate two or more with logprobs=0"
@@ -242,7 +242,7 @@ def _said_of_losses(rows: list[ResultRow]) -> str:
     pairs = [
         (row.draft, *(estimate(row.result[k]) for k in ("plain", "speculative"))) for row in rows
     ]
-    apart = [draft for draft, one, other in pairs if one.above(other) or other.above(one)]
+    apart = [draft for draft, one, other in pairs if one.is_above(other) or other.is_above(one)]
     if not apart:
         return (
             "Sampled texts cost the target the same with and without a draft: the intervals "

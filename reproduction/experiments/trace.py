@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli import fates
+from foretoken.cli import token_styles
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from reproduction import view
@@ -53,7 +53,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     return {
         "prompt": prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
         "html": view.html(*arguments),
-        "lines": [line.plain for line in fates.lines(*arguments, marks=True)],
+        "lines": [line.plain for line in token_styles.format_steps(*arguments, marks=True)],
         "tokens": len(one.tokens),
         "calls": one.stats.target_calls,
     }

@@ -11,8 +11,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from foretoken import theory
-from foretoken.measurement.bench import compare
-from foretoken.measurement.estimate import Estimate, ratio
+from foretoken.measurement.races import compare_with_plain
+from foretoken.measurement.estimate import Estimate, estimate_ratio
 from reproduction.experiments import acceptance, beside_paper, paper
 from reproduction.experiments.beside_paper import FigurePair
 from reproduction.experiments.experiment import (
@@ -63,9 +63,9 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
         "rule": RULE,
         "seed": recipe.seed,
     }
-    comparisons = [compare(spec, prompt, recipe.repeats, **options) for prompt in pairs.timed]
+    comparisons = [compare_with_plain(spec, prompt, recipe.repeats, **options) for prompt in pairs.timed]
     plain = [one.plain_seconds_per_token for one in comparisons]
-    gained = ratio(plain, [one.seconds_per_token for one in comparisons], 0)
+    gained = estimate_ratio(plain, [one.seconds_per_token for one in comparisons], 0)
     assert gained is not None  # a recipe times two prompts or more
     drafted = [one for one in comparisons if one.alpha is not None]
     return {

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 import tiny
 from foretoken import Completion, SamplingParams, Speculator
 from foretoken.certificate.certify import CertificatePlan, certify
-from foretoken.measurement.agreement import CHUNK, overlaps
+from foretoken.measurement.agreement import POSITIONS_PER_FORWARD, compute_overlaps
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
@@ -90,13 +90,13 @@ def test_proof_a_certificate(tmp_path: Path) -> None:
 
 
 def test_replayed_texts_have_the_states_of_the_very_token() -> None:
-    network, new = tiny.llama(V).double(), [5, 3, 8, 1] * (CHUNK // 4 + 1)
+    network, new = tiny.llama(V).double(), [5, 3, 8, 1] * (POSITIONS_PER_FORWARD // 4 + 1)
     heads = Heads.fresh(network, 1).double()
     torch.nn.init.normal_(heads.outer, generator=torch.Generator().manual_seed(0))
     model, (output, embeddings) = CausalModel(network), ends_of(network)
     drafter = HeadsDrafter(model, heads, output, embeddings)
     request = Request([1, 2], len(new), RowKey(0, 0))
-    shares = overlaps(model, drafter, request, new, SamplingParams(1.0))
+    shares = compute_overlaps(model, drafter, request, new, SamplingParams(1.0))
     text = torch.tensor([[1, 2, *new]])
     with torch.no_grad():
         hidden = network.model(text).last_hidden_state[0]

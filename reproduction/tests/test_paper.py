@@ -13,7 +13,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.generation_config import Ends
-from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.agreement import compute_overlaps
 from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
@@ -129,7 +129,7 @@ def alpha(
     completions = pair.generate(prompts, max_new_tokens=n, temperature=temperature, gamma=3, seed=0)
     requests = pair.inputs.requests(prompts, SamplingParams(temperature, max_new_tokens=n), 0)
     for request, one in zip(requests, completions, strict=True):
-        estimates += overlaps(pair.target, drafter, request, one.tokens, params)
+        estimates += compute_overlaps(pair.target, drafter, request, one.tokens, params)
     return fmean(beta or 0.0 for beta in estimates)
 
 

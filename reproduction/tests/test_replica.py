@@ -17,7 +17,7 @@ from foretoken.costing.gamma import Adaptive, Fixed
 from foretoken.drafters.lm import LMDrafter
 from foretoken.engine.core import EngineCore
 from foretoken.engine.scheduler import Task
-from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.agreement import compute_overlaps
 from foretoken.records import StepRecord
 from foretoken.request import Request, Row
 from foretoken.sampling.keys import RowKey
@@ -129,7 +129,7 @@ def test_steps_are_those_of_an_engine_with_models(gamma: int | None, drawn: Any)
 
 
 def betas(target: TableModel, drafter: LMDrafter, row: Row) -> list[float | None]:
-    return overlaps(target, drafter, row.request, row.new_tokens, GREEDY)
+    return compute_overlaps(target, drafter, row.request, row.new_tokens, GREEDY)
 
 
 def test_a_step_takes_what_the_measurement_expects_of_it() -> None:

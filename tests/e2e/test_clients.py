@@ -16,8 +16,8 @@ import httpx2
 import pytest
 
 from console import Result, mistake
-from foretoken.cli.remote import RemoteModel, get, remote
-from foretoken.cli.reply import ChatReply, TextError
+from foretoken.cli.remote_model import RemoteModel, get_json, open_remote_model
+from foretoken.cli.reply import ChatReply, ReplyError
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawn
 from served import LOADING, pair, serving, until
@@ -85,7 +85,7 @@ def test_colours_are_the_same(console, here, there, raw):
 
 
 def opened(url: str, *, messages: bool = True, **how: object):
-    return remote(url, None, None, None, messages=messages, seed=1, speculation=how)
+    return open_remote_model(url, None, None, None, messages=messages, seed=1, speculation=how)
 
 
 def answered(source: RemoteModel, prompt, **sampling) -> tuple[str, ChatReply]:
@@ -103,7 +103,7 @@ def test_what_a_reply_counts_and_leaving_frees_the_row(server):
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
         assert reply.finish_reason is None
-        until(lambda: get(source.client, "/speculation")["running"] == 0)
+        until(lambda: get_json(source.client, "/speculation")["running"] == 0)
 
 
 def test_what_the_server_refuses(console, there):
@@ -149,7 +149,7 @@ def test_an_engine_that_dies_is_one_line_and_comes_back(folders):
         with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
             os.kill(link.info.pid, signal.SIGKILL)
-            with pytest.raises(TextError) as error:
+            with pytest.raises(ReplyError) as error:
                 list(parts)
         assert "\n" not in str(error.value) and reply.finish_reason is None
         assert answered(source, TALK, max_new_tokens=3)[1].tokens == 3

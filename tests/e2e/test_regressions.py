@@ -10,7 +10,7 @@ import torch
 
 import pairs
 from foretoken import Drafter, NumericsError, load
-from foretoken.certificate.planted import OffByOne
+from foretoken.certificate.planted_bugs import OffByOneModel
 from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
@@ -107,7 +107,7 @@ class Constant(UniformDrafter):
         return pack([[self.token] * count for count in gamma])
 
 
-class Moody(OffByOne):
+class Moody(OffByOneModel):
     """A model whose every fifth answer is turned by one id: it misleads its drafter."""
 
     def __init__(self, model) -> None:

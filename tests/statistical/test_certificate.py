@@ -18,11 +18,11 @@ from torch import Tensor
 import pairs
 from exact.drafters import Certain, Dropper, FunctionDrafter, GreedyClaimsDistribution, RoundedClaim
 from foretoken import load
-from foretoken.certificate.certify import SAMPLED, Certificate, CertificatePlan, certify
-from foretoken.certificate.identity import compare
-from foretoken.certificate.planted import Likeliest, next_row
-from foretoken.certificate.sampled import ALONE, SampledTrial
-from foretoken.certificate.watched import Watched
+from foretoken.certificate.certify import MAX_SAMPLED_PROMPTS, Certificate, CertificatePlan, certify
+from foretoken.certificate.greedy_identity import measure_shape_noise
+from foretoken.certificate.planted_bugs import ArgmaxDrafter, break_rule
+from foretoken.certificate.sampled_trial import UNBATCHED_STRIDE, SampledTrial
+from foretoken.certificate.watched_drafter import WatchedDrafter
 from foretoken.drafters.base import widened
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -41,7 +41,7 @@ from table import TableModel
 V = 6
 P, Q = random_model(31, V), random_model(32, V)
 PROMPTS = [[0], [3, 1]]
-PLAN = CertificatePlan(gamma=2, texts=64, greedy=16, distributions=(SamplingParams(1.0),))
+PLAN = CertificatePlan(gamma=2, num_samples=64, num_greedy_tokens=16, distributions=(SamplingParams(1.0),))
 
 
 def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
@@ -97,11 +97,11 @@ def test_one_prompt_is_a_list_of_one():
 
 def test_more_prompts_than_are_sampled():
     """Greedy text is compared on all of them, sampled text and controls keep to the first ones."""
-    prompts = [[i % V, i // V] for i in range(SAMPLED + 10)]
+    prompts = [[i % V, i // V] for i in range(MAX_SAMPLED_PROMPTS + 10)]
     certificate = issue(prompts=prompts, texts=16)
     assert certificate.verdict == "lossless" and certificate.prompts == len(prompts)
     assert {test.n for test in certificate.tests if test.of == "tokens"} == {
-        SAMPLED * 16 * PLAN.length
+        MAX_SAMPLED_PROMPTS * 16 * PLAN.num_new_tokens
     }
 
 
@@ -159,7 +159,7 @@ def early_bonus(o: Outcome, n: Tensor) -> Tensor:
 
 BROKEN_RULES = {
     "ratio upside down": upside_down,
-    "replacement from the wrong position": next_row(block),
+    "replacement from the wrong position": break_rule(block),
     "replacement from another row": with_next(
         lambda o, n: Outcome.next_distribution(o, n).roll(1, 0)
     ),
@@ -267,10 +267,10 @@ def test_texts_of_every_prompt_are_sampled_alone():
     def tokens(model: TableModel) -> list[list[int]]:
         spec, params = Speculator(model, FunctionDrafter(Q)), SamplingParams(1.0)
         trial = SampledTrial(spec, PROMPTS, params, 2, "block", 64, 6, seed=0)
-        return [tokens for _, batch in trial.batches() for tokens in batch]
+        return [tokens for _, batch in trial.generate_batches() for tokens in batch]
 
     pairs = enumerate(zip(tokens(TableModel(P, V)), tokens(OffAlone(P, V)), strict=True))
-    alone = {k % 2 for k, (a, b) in pairs if a != b and k % ALONE == 0}
+    alone = {k % 2 for k, (a, b) in pairs if a != b and k % UNBATCHED_STRIDE == 0}
     assert alone == {0, 1}
 
 
@@ -292,7 +292,7 @@ def test_the_tolerance_is_that_of_the_computation():
     for dtype in (torch.float32, torch.bfloat16):
         model = deepcopy(target("Llama")).to(dtype)  # others share the target
         spec = load(model, relative(model), dtype="auto", runtime="transformers")
-        shapes = compare(
+        shapes = measure_shape_noise(
             spec.target,
             spec.inputs.requests([[1, 2, 3]], SamplingParams(max_new_tokens=4), 0),
             [[4, 5, 6, 7]],
@@ -354,9 +354,9 @@ def test_a_certificate_that_finds_no_planted_bug_is_void():
 def test_an_encoder_decoder_pair_passes():
     model = target("T5")
     spec = load(model, relative(model))
-    certificate = certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=96))
+    certificate = certify(spec, pairs.PROMPTS[:2], replace(PLAN, num_samples=96))
     assert certificate.verdict == "lossless" and certificate.guesses > 400
-    assert certificate.tests[0].n == 2 * 96 * PLAN.length
+    assert certificate.tests[0].n == 2 * 96 * PLAN.num_new_tokens
 
 
 def over_states(kept: list[int] | None) -> Certificate:
@@ -366,7 +366,7 @@ def over_states(kept: list[int] | None) -> Certificate:
     drafter = pairs_drafter(network, own)
     drafter.target.show(drafter.known)
     spec = Speculator(drafter.target, drafter)
-    return certify(spec, pairs.PROMPTS[:2], replace(PLAN, texts=48))
+    return certify(spec, pairs.PROMPTS[:2], replace(PLAN, num_samples=48))
 
 
 SOME = [0, 2, 3, 5, 9]  # of the target's ids
@@ -414,11 +414,11 @@ def test_a_drafter_bound_to_its_target_is_refused():
 def test_what_watches_a_drafter_holds_it():
     """So that a drafter in two places, or of another target, is refused as ever."""
     drafter = FunctionDrafter(Q)
-    for wrapper in (Watched(drafter, 0), Likeliest(drafter)):
+    for wrapper in (WatchedDrafter(drafter, 0), ArgmaxDrafter(drafter)):
         assert list(wrapper.holds) == [drafter]
 
 
 def test_a_draft_that_hardly_guesses_is_not_certified():
     """On so few draft tokens a planted bug cannot be seen, and the certificate says so."""
-    certificate = certify(load(target("T5"), "lookup"), pairs.PROMPTS[:1], replace(PLAN, texts=32))
+    certificate = certify(load(target("T5"), "lookup"), pairs.PROMPTS[:1], replace(PLAN, num_samples=32))
     assert certificate.verdict == "void" and certificate.guesses < 100

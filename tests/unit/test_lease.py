@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import pytest
 
-from foretoken.certificate.identity import compare, replay
+from foretoken.certificate.greedy_identity import measure_shape_noise, replay
 from foretoken.costing.gamma import Fixed
 from foretoken.costing.pair_costs import PROBE_KEY
 from foretoken.costing.probe import TOKENS
@@ -21,7 +21,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import tenancy_of
-from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.agreement import compute_overlaps
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -126,9 +126,9 @@ def test_measuring_beside_a_stream_is_refused() -> None:
     tokens = list(next(pieces).tokens)
     target, drafter, params = mid.target, mid.drafter, SamplingParams(1.0)
     for call in (
-        lambda: overlaps(target, drafter, request, [2, 3], params),
+        lambda: compute_overlaps(target, drafter, request, [2, 3], params),
         lambda: list(replay(target, drafter, [request], [[2, 3]], params)),
-        lambda: compare(target, [request], [[2, 3]], 2),
+        lambda: measure_shape_noise(target, [request], [[2, 3]], 2),
     ):
         with pytest.raises(RefusedError, match=OPEN):
             call()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.measurement.agreement import ScoredPlace
+from foretoken.measurement.agreement import ScoredPosition
 from reproduction.experiments import lenience
 from reproduction.experiments.experiment import ResultRow
 from reproduction.recipe import RecipeDraft
@@ -38,19 +38,19 @@ def test_alphas_are_those_of_the_formulas(temperature):
 
 def test_draft_tokens_that_are_certain_and_none():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.9, 0.0])
-    certain = ScoredPlace(p, None, 1)
+    certain = ScoredPosition(p, None, 1)
     assert lenience.kept(certain, [1.0, 0.5, 0.1], greedy=False) == pytest.approx([0.3, 0.6, 1.0])
     assert lenience.kept(certain, [1.0, 0.5], greedy=True) == [0.0, 1.0]
-    drawn = lenience.kept(ScoredPlace(p, q, 1), [1.0, 0.5], greedy=True)
+    drawn = lenience.kept(ScoredPosition(p, q, 1), [1.0, 0.5], greedy=True)
     assert drawn == pytest.approx([0.1, 1.0])
     for greedy in (True, False):
-        assert lenience.kept(ScoredPlace(p, None, None), [1.0, 0.5], greedy=greedy) == [0.0, 0.0]
+        assert lenience.kept(ScoredPosition(p, None, None), [1.0, 0.5], greedy=greedy) == [0.0, 0.0]
 
 
 def test_a_large_vocabulary_takes_little_memory():
     """A matrix of V x V would take 8 GB for a token."""
     V = 2**15
-    place = ScoredPlace(torch.full((V,), 1 / V), None, 7)
+    place = ScoredPosition(torch.full((V,), 1 / V), None, 7)
     tracemalloc.start()
     alphas = lenience.kept(place, FACTORS, greedy=False)
     peak = tracemalloc.get_traced_memory()[1]

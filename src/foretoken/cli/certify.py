@@ -12,8 +12,8 @@ import typer
 
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
-from foretoken.cli.command import command, quiet
-from foretoken.cli.render import bar, page, prose, table
+from foretoken.cli.command import command, set_up_logging
+from foretoken.cli.render import track_progress, open_console, print_paragraph, make_table
 from foretoken.errors import InputError
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from foretoken.inputs import Prompt
     from foretoken.loading.target import KnownTarget
 
-PROMPTS = [
+BUILT_IN_PROMPTS = [
     "It was the first day of the year, and",
     "The old man looked out at the sea and said that",
     '"I do not know," said the girl, and she',
@@ -34,18 +34,18 @@ PROMPTS = [
     "He opened the letter slowly, and then",
     "The road led over the hill to a",
 ]
-VOID = 3  # exit code where the certificate says neither "lossless" nor "not lossless"
+VOID_EXIT_CODE = 3  # exit code where the certificate says neither "lossless" nor "not lossless"
 
 
 @command
 def certify(
-    loading: option.PairLoading,
+    loading: option.PairLoadOptions,
     target: option.Target = None,
     draft: Annotated[
         str | None, "Draft: a folder or hub id, mtp, lookup, uniform or MODULE:ARGUMENT."
     ] = None,
     prompts: Annotated[
-        Path | None, f"File of prompts. {option.PROMPTS} Default: eight built-in ones."
+        Path | None, f"File of prompts. {option.PROMPTS_HELP} Default: eight built-in ones."
     ] = None,
     limit: Annotated[
         int, "Use only the first prompts of the file; the first 8 of them are sampled from."
@@ -70,26 +70,26 @@ def certify(
     tokens against the q they report, forwards over blocks against single tokens. Bugs planted in
     the same pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
     """
-    lines = prompt_files.first(prompts, limit) if prompts else []
+    lines = prompt_files.read_first_prompts(prompts, limit) if prompts else []
     params = SamplingParams(temperature, top_k, top_p, min_p)
     SpeculationOptions(gamma, rule)
     SEED("seed", seed)
-    target = option.chosen(target)
+    target = option.resolve_target(target)
     loading.require(target)
     from foretoken.certificate import certify as certificates  # late: after mistakes are told
 
-    tested = certificates.distributions(params)
-    plan = certificates.CertificatePlan(gamma, rule, seed=seed, distributions=tested)
-    quiet()
+    distributions = certificates.choose_distributions(params)
+    plan = certificates.CertificatePlan(gamma, rule, seed=seed, distributions=distributions)
+    set_up_logging()
     chosen: list[Prompt] = []
     spec = loading.load(
         target,
         draft,
-        lambda known: chosen.extend(_prompts(known, lines)),
+        lambda known: chosen.extend(_make_prompts(known, lines)),
     ).prepared()
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
-        certificate = certificates.certify(spec, chosen, plan, bar)
+        certificate = certificates.certify(spec, chosen, plan, track_progress)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     pair = {"target": spec.target_name, "draft": spec.draft_name, "runtime": spec.target.runtime}
@@ -97,32 +97,32 @@ def certify(
     if as_json:
         print(certificate.to_json(**pair))
     else:
-        _show(pair, certificate)
+        _print_certificate(pair, certificate)
     if certificate.verdict != "lossless":
-        raise typer.Exit(1 if certificate.verdict == "not lossless" else VOID)
+        raise typer.Exit(1 if certificate.verdict == "not lossless" else VOID_EXIT_CODE)
 
 
-def _prompts(target: KnownTarget, lines: list[prompt_files.Line]) -> list[Prompt]:
+def _make_prompts(target: KnownTarget, lines: list[prompt_files.PromptLine]) -> list[Prompt]:
     if lines:
-        return [prompt_files.for_model(line, target) for line in lines]
+        return [prompt_files.to_model_prompt(line, target) for line in lines]
     if target.tokenizer is None:
         raise InputError("the model has no tokenizer; give --prompts with ids, separated by commas")
-    return list(PROMPTS)
+    return list(BUILT_IN_PROMPTS)
 
 
-def _show(pair: dict[str, Any], certificate: Certificate) -> None:
-    console = page()
+def _print_certificate(pair: dict[str, Any], certificate: Certificate) -> None:
+    console = open_console()
     about = "target {target}, draft {draft}: {runtime}, computed in {dtype}, rule {rule}, "
     about += "gamma {gamma}, {prompts} prompts, seed {seed}"
     dtype = certificate.shapes.dtype
-    prose(console, about.format(**pair, dtype=dtype, prompts=certificate.prompts))
+    print_paragraph(console, about.format(**pair, dtype=dtype, prompts=certificate.prompts))
     console.print()
-    view = table("", "of", "p-value", "catches", "")
-    for row in _rows(certificate):
+    view = make_table("", "of", "p-value", "catches", "")
+    for row in _iter_table_rows(certificate):
         view.add_row(*row)
     console.print(view)
     console.print()
-    prose(console, certificate.legend)
+    print_paragraph(console, certificate.legend)
     console.print()
     odds = certificate.odds
     least = f"no test of {len(certificate.tests)} fell below {certificate.level:.1e}"
@@ -131,23 +131,23 @@ def _show(pair: dict[str, Any], certificate: Certificate) -> None:
         "not lossless": f"see what FAILED; {odds}",
         "void": "a planted bug was missed; other prompts may show it",
     }
-    prose(console, f"{certificate.verdict.upper()}: {why[certificate.verdict]}")
+    print_paragraph(console, f"{certificate.verdict.upper()}: {why[certificate.verdict]}")
 
 
-def _rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
+def _iter_table_rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
     """Yield the table's rows: what is tested, on what, the p-value, what is caught, the result."""
-    s = certificate.shapes
-    yield "logits of blocks against single tokens", f"{s.positions} places", "", "", _said(s.ok)
-    yield f"  off by {s.noise:.1e}; rounding: {s.allowed:.1e}", "", "", "", ""
-    yield f"  total variation {s.variation:.1e}", "", "", "", ""
-    tokens, said = f"{certificate.greedy_tokens} tokens", _said(not certificate.bugs)
-    yield "greedy text against plain", tokens, "", "", said
-    for d in certificate.differences:
-        where, gap = f"  prompt {d.prompt}, gamma {d.gamma}, token {d.place}", d.gap
+    shapes = certificate.shapes
+    yield "logits of blocks against single tokens", f"{shapes.positions} places", "", "", _format_result(shapes.ok)
+    yield f"  off by {shapes.noise:.1e}; rounding: {shapes.allowed:.1e}", "", "", "", ""
+    yield f"  total variation {shapes.variation:.1e}", "", "", "", ""
+    tokens, result = f"{certificate.greedy_tokens} tokens", _format_result(not certificate.bugs)
+    yield "greedy text against plain", tokens, "", "", result
+    for difference in certificate.differences:
+        where, gap = f"  prompt {difference.prompt}, gamma {difference.gamma}, token {difference.place}", difference.gap
         apart = "" if gap is None else f", logits {gap:.1e} apart"
-        yield f"{where}: {d.speculative} for {d.plain}{apart}", "", "", "", d.verdict
-    drafted, said = f"{certificate.guesses} guesses", _said(not certificate.lies)
-    yield f"draft tokens as reported, {certificate.certain} certain", drafted, "", "", said
+        yield f"{where}: {difference.speculative} for {difference.plain}{apart}", "", "", "", difference.verdict
+    drafted, result = f"{certificate.guesses} guesses", _format_result(not certificate.lies)
+    yield f"draft tokens as reported, {certificate.certain} certain", drafted, "", "", result
     for lie in certificate.lies[:3]:
         yield f"  {lie}", "", "", "", ""
     for distribution, tests in groupby(certificate.tests, lambda test: test.name.split(": ")[0]):
@@ -156,12 +156,12 @@ def _rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
             caught = "" if test.catches is None else f"{test.catches:.3f}"
             figures = f"{test.n} {test.of}", f"{test.p_value:.1e}", caught
             passed = test not in certificate.failed
-            yield f"  {test.name.partition(': ')[2]}", *figures, _said(passed)
+            yield f"  {test.name.partition(': ')[2]}", *figures, _format_result(passed)
     yield "planted bugs, to be found", "", "", "", ""
     for control in certificate.controls:
         p_value = "" if control.p_value is None else f"{control.p_value:.1e}"
         yield f"  {control.name}", "", p_value, "", "found" if control.found else "MISSED"
 
 
-def _said(passed: bool) -> str:
+def _format_result(passed: bool) -> str:
     return "ok" if passed else "FAILED"

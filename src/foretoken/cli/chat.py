@@ -11,15 +11,15 @@ from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
-from foretoken.cli import answer, option, session
-from foretoken.cli.command import command, flag, quiet
-from foretoken.cli.prompts import Rendering, Template
+from foretoken.cli import completion_output, option, session
+from foretoken.cli.command import command, format_flag, set_up_logging
+from foretoken.cli.prompts import TemplateOptions, ChatTemplate
 from foretoken.errors import InputError
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.speculation import SpeculationOptions
 
-KEY = "FORETOKEN_API_KEY"
+API_KEY_VARIABLE = "FORETOKEN_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ServerAddress:
     url: Annotated[
         str | None, "Ask this server, such as http://127.0.0.1:8000, and load no model."
     ] = None
-    api_key: Annotated[str | None, f"API key of the server. Default: {KEY} in the environment."] = (
+    api_key: Annotated[str | None, f"API key of the server. Default: {API_KEY_VARIABLE} in the environment."] = (
         None
     )
     model: Annotated[str | None, "Model to ask. Default: the first that the server lists."] = None
@@ -38,11 +38,11 @@ class ServerAddress:
 
 @command
 def chat(
-    sampling: option.OneAnswer,
-    rendering: Rendering,
+    sampling: option.ChatSamplingOptions,
+    rendering: TemplateOptions,
     server: ServerAddress,
-    loading: option.PairLoading,
-    place: option.Place = None,
+    loading: option.PairLoadOptions,
+    place: option.TargetArgument = None,
     quick: Annotated[
         str | None, Option("--quick", "-q", help="Answer this prompt only, then exit.")
     ] = None,
@@ -66,31 +66,31 @@ def chat(
     Otherwise every line of standard input is a message, and only answers are printed.
     """
     # Mistakes are told before models load, which takes seconds
-    target = option.target(place, target)
+    target = option.merge_target(place, target)
     options = sampling.given
     SamplingParams(**options)
     if quick is not None and not quick.strip():
         raise InputError("--quick is empty; give a text")
     speculation = asdict(SpeculationOptions(gamma, rule, lenience))
     SEED("seed", seed or 0)
-    of_messages = _given(rendering) + ["--system-prompt"] * bool(system_prompt)
-    if raw and of_messages:
-        raise InputError(f"{of_messages[0]} is for messages; leave it or --raw out")
-    template = Template() if raw else rendering.template
+    message_flags = _list_given_flags(rendering) + ["--system-prompt"] * bool(system_prompt)
+    if raw and message_flags:
+        raise InputError(f"{message_flags[0]} is for messages; leave it or --raw out")
+    template = ChatTemplate() if raw else rendering.template
     spec = None
     if server.url is None:
-        if of_server := _given(server):
-            raise InputError(f"{of_server[0]} is for a server; add --url")
-        target = option.chosen(target)
+        if server_flags := _list_given_flags(server):
+            raise InputError(f"{server_flags[0]} is for a server; add --url")
+        target = option.resolve_target(target)
         loading.require(target)
-        quiet()
-        from foretoken.cli import local  # late: mistakes are told before torch is imported
+        set_up_logging()
+        from foretoken.cli import local_model  # late: mistakes are told before torch is imported
 
-        opened = local.local(
+        opened = local_model.open_local_model(
             spec := loading.load(
                 target,
                 draft,
-                check=lambda known: None if raw else local.require_template(template, known),
+                check=lambda known: None if raw else local_model.require_template(template, known),
             ),
             template,
             messages=not raw,
@@ -99,16 +99,16 @@ def chat(
         )
     else:
         given = ["--target"] * (target is not None) + ["--draft"] * (draft is not None)
-        if here := given + _given(loading):
-            raise InputError(f"{here[0]} is for models in this process; leave it or --url out")
+        if local_flags := given + _list_given_flags(loading):
+            raise InputError(f"{local_flags[0]} is for models in this process; leave it or --url out")
         if template.text is not None:
             raise InputError("--chat-template is read by a server when it starts; give it that one")
         default = asdict(SpeculationOptions())
-        with option.needing("client"):
-            from foretoken.cli import remote  # late: an extra
-        opened = remote.remote(
+        with option.require_extra("client"):
+            from foretoken.cli import remote_model  # late: an extra
+        opened = remote_model.open_remote_model(
             server.url,
-            os.environ.get(KEY) if server.api_key is None else server.api_key,
+            os.environ.get(API_KEY_VARIABLE) if server.api_key is None else server.api_key,
             server.model,
             template.variables,
             messages=not raw,
@@ -123,11 +123,11 @@ def chat(
             print(f"lenience {lenience:g}: {texts}", file=sys.stderr)
         messages = None if raw else system
         if spec is not None and gamma is None:
-            defaults = source.defaults(messages=not raw)
-            answer.learn_costs(spec, [SamplingParams(**{**defaults, **options})])
-        session.run(source, options, show_tokens=show_tokens, quick=quick, messages=messages)
+            defaults = source.get_default_options(messages=not raw)
+            completion_output.learn_costs(spec, [SamplingParams(**{**defaults, **options})])
+        session.run_session(source, options, show_tokens=show_tokens, quick=quick, messages=messages)
 
 
-def _given(group: Any) -> list[str]:
+def _list_given_flags(group: Any) -> list[str]:
     """Return the flags of the options in a group that the user set."""
-    return [flag(f.name) for f in fields(group) if getattr(group, f.name) != f.default]
+    return [format_flag(f.name) for f in fields(group) if getattr(group, f.name) != f.default]

@@ -24,10 +24,10 @@ from foretoken.sampling.params import meant
 from foretoken.slow_log import log_if_slow
 from foretoken.storage.files import read_text
 
-IMPORTING = 5.0  # seconds; the first import after an installation takes up to a minute
+SLOW_IMPORT_SECONDS = 5.0  # seconds; the first import after an installation takes up to a minute
 log = logging.getLogger(__name__)
 # Modules whose work is told as well as their warnings: long loads, and which draft was chosen
-TELLING = (
+INFO_MODULES = (
     "cli.command",
     "costing.probe",
     "loading.chosen",
@@ -53,38 +53,38 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         function(**options)
 
     parameters = [
-        parameter.replace(annotation=as_option(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
+        parameter.replace(annotation=make_option(name, hints[name]), kind=Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(function).parameters.items()
         if name not in groups
     ]
     for kind in groups.values():
         typed, panel = get_type_hints(kind, include_extras=True), getattr(kind, "panel", None)
         for f in fields(kind):
-            option = as_option(f.name, typed[f.name], panel)
+            option = make_option(f.name, typed[f.name], panel)
             given = Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=option)
             parameters.append(given)
     wrapper.__signature__ = Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    wrapper.__doc__ = paragraphs(function)
+    wrapper.__doc__ = join_paragraph_lines(function)
     return wrapper
 
 
-def flag(name: str) -> str:
+def format_flag(name: str) -> str:
     """Return the flag of an option's field."""
     return f"--{name.replace('_', '-')}"
 
 
-def as_option(name: str, hint: Any, panel: str | None = None) -> Any:
+def make_option(name: str, hint: Any, panel: str | None = None) -> Any:
     """Return a parameter's annotation as Typer takes it; a text in it is an option's help."""
     kind, note, *_ = (*get_args(hint), None, None)
     if get_origin(hint) is not Annotated or not isinstance(note, str):
         return hint
-    names = [flag(name)] if kind is bool else []  # or there would be a --no-NAME too
+    names = [format_flag(name)] if kind is bool else []  # or there would be a --no-NAME too
     metavar = "<str>" if kind == list[str] | None else None  # "<list[str]>" is too wide
     return Annotated[kind, typer.Option(*names, help=note, rich_help_panel=panel, metavar=metavar)]
 
 
-def paragraphs(function: Callable[..., None]) -> str:
+def join_paragraph_lines(function: Callable[..., None]) -> str:
     """Return a docstring with every paragraph on one line."""
     return re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(function) or "")
 
@@ -114,15 +114,15 @@ def release_messages() -> None:
         print(message, file=sys.stderr)
 
 
-def quiet() -> None:
+def set_up_logging() -> None:
     """Log foretoken's warnings to standard error, and work that takes over a second; turn off
     transformers' bars and reports, so that an error is one line."""
     ours = logging.getLogger("foretoken")
     if not ours.handlers:
         ours.addHandler(StderrLines())
-    for module in TELLING:
+    for module in INFO_MODULES:
         logging.getLogger(f"foretoken.{module}").setLevel(logging.INFO)
-    with log_if_slow(log, "importing PyTorch and transformers", after=IMPORTING):
+    with log_if_slow(log, "importing PyTorch and transformers", after=SLOW_IMPORT_SECONDS):
         from transformers.utils import logging as transformers  # late: it takes seconds
 
         import foretoken.loading.load  # noqa: F401 - that is told once

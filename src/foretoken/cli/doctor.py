@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.cli import option
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, set_up_logging
 from foretoken.costing import contention
 from foretoken.errors import InputError
 from foretoken.loading.options import OPTIONS as LOADING
@@ -25,8 +25,8 @@ EXACT_TEXT = {
 
 @command
 def doctor(
-    origin: option.Origin,
-    placing: option.Placing,
+    origin: option.OriginOptions,
+    placing: option.PlacementOptions,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -40,22 +40,22 @@ def doctor(
     as_json: option.Json = False,
 ) -> None:
     """Show versions, the processor, memory and devices, or the backend of a model."""
-    left_out = option.Origin(), option.Placing(), None
+    left_out = option.OriginOptions(), option.PlacementOptions(), None
     if model is None and (origin, placing, adapter) != left_out:
         raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
     given = LoadOptions(**vars(origin), **vars(placing), adapter=adapter)
-    quiet()
+    set_up_logging()
     from foretoken.measurement import diagnosis  # late: mistakes are told before torch is imported
 
     if model is None:
-        document, lines = diagnosis.describe_machine(), _machine_lines
+        document, lines = diagnosis.describe_machine(), _format_machine
     else:
         with show_waiting(f"reading {model}"):
-            document, lines = diagnosis.describe_model(model, given), _placed_lines
+            document, lines = diagnosis.describe_model(model, given), _format_model
     print(json.dumps(document, allow_nan=False) if as_json else "\n".join(lines(document)))
 
 
-def _machine_lines(document: dict[str, Any]) -> Iterator[str]:
+def _format_machine(document: dict[str, Any]) -> Iterator[str]:
     yield "  ".join(f"{name} {number}" for name, number in document["versions"].items())
     processor = document["processor"]
     abilities, lacks = processor["abilities"], processor["lacks"]
@@ -74,7 +74,7 @@ def _machine_lines(document: dict[str, Any]) -> Iterator[str]:
     yield "what a model runs on, and why: foretoken doctor MODEL"
 
 
-def _placed_lines(document: dict[str, Any]) -> Iterator[str]:
+def _format_model(document: dict[str, Any]) -> Iterator[str]:
     runs = "{model} runs on {runtime}: {why}" if document["runtime"] else "{model} {why}"
     yield runs.format(**document)
     if document.get("exact"):

@@ -13,20 +13,20 @@ import typer
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.render import page, prose
-from foretoken.cli.speculative import read_plan
+from foretoken.cli.render import open_console, print_paragraph
+from foretoken.cli.speculative_config import read_plan
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading import hub, named
 from foretoken.loading.options import ROUNDED
 from foretoken.loading.published import known_kind
 from foretoken.sampling.params import SamplingParams
 
-OURS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
+FORETOKEN_ONLY_DRAFTS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
 # Options of a measurement that the command has, or that it does not depend on
-CARRIED = ("target", "draft", "revision", "draft_revision", "draft_dtype", "device", "runtime")
-METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")  # vLLM's, by a draft's kind
+EXPORTED_OPTIONS = ("target", "draft", "revision", "draft_revision", "draft_dtype", "device", "runtime")
+VLLM_METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")  # vLLM's, by a draft's kind
 MAX_MATCH_TOKENS = 8  # that vLLM is told of look-up: it wants a number, ours matches any
-DIFFERENCES = (
+VLLM_DIFFERENCES_TEXT = (
     "vLLM chooses the dtype itself (--dtype float32 asks for what is the rule here), takes one "
     "gamma for all steps, refuses min_p, and has no lenience with a stated bias; a seed's text is "
     "not the one without draft tokens."
@@ -72,9 +72,9 @@ def vllm(
             "give a file of foretoken bench, or --target, --draft, --gamma and --temperature, "
             "not both"
         )
-    setting = _measured(file) if file else _given(target, draft, gamma, temperature)
-    config = speculative_config(setting)
-    words = ["vllm", "serve", _file(setting.target)]
+    setting = _settings_from_file(file) if file else _settings_from_options(target, draft, gamma, temperature)
+    config = make_speculative_config(setting)
+    words = ["vllm", "serve", _find_gguf_or_name(setting.target)]
     words += ["--revision", setting.revision] if setting.revision else []
     words += ["--speculative-config", json.dumps(config)] if config else []
     line = shlex.join(words)
@@ -83,10 +83,10 @@ def vllm(
         print(json.dumps(document, allow_nan=False))
         return
     print(line)
-    prose(page(sys.stderr), DIFFERENCES)  # not into a script that the command is written to
+    print_paragraph(open_console(sys.stderr), VLLM_DIFFERENCES_TEXT)  # not into a script that the command is written to
 
 
-def _measured(file: Path) -> ExportSetting:
+def _settings_from_file(file: Path) -> ExportSetting:
     plan = read_plan(file)
     target = plan.load["target"]
     if adapter := plan.load.get("adapter"):
@@ -94,32 +94,32 @@ def _measured(file: Path) -> ExportSetting:
             f"{file} is of {target} with the adapter {adapter}, which the command would leave out; "
             "merge it into a folder of its own, and measure that"
         )
-    options = {n: each for n, each in plan.load.items() if n not in CARRIED}
+    options = {n: each for n, each in plan.load.items() if n not in EXPORTED_OPTIONS}
     if options.get("dtype") not in ROUNDED:
         options.pop("dtype", None)
     if options:
-        left_out = shlex.join(option.flags(options))
+        left_out = shlex.join(option.format_flags(options))
         print(f"vLLM's command leaves out {left_out}, of the measurement", file=sys.stderr)
-    if _encodes(Path(target)):
-        raise _encoder_decoder(target)
+    if _is_encoder_decoder(Path(target)):
+        raise _make_encoder_decoder_error(target)
     revisions = plan.load.get("revision"), plan.load.get("draft_revision")
     if pair := named.pair(target):  # vLLM does not know it by name
         target = str(pair.target)
-    draft = _without_lookup(plan.draft)
+    draft = _strip_lookup(plan.draft)
     return ExportSetting(target, draft, plan.gamma, plan.generate.temperature, *revisions)
 
 
-def _given(
+def _settings_from_options(
     target: str | None, draft: str | None, gamma: int | None, temperature: float
 ) -> ExportSetting:
     SamplingParams(temperature)  # raises InputError
     for name, value in (("target", target), ("draft", draft)):
         if value == "":
             raise InputError(f"{name} is empty; give a folder or a hub id, or leave it out")
-    target = option.chosen(target)
+    target = option.resolve_target(target)
     if pair := named.pair(target):
         target, draft = str(pair.target), draft or (str(pair.draft) if pair.draft else None)
-    draft = _without_lookup(draft) if draft else None
+    draft = _strip_lookup(draft) if draft else None
     if draft is None:
         raise InputError("a target of yours needs --draft; give a folder, a hub id, lookup or none")
     if gamma is None and draft != "none":
@@ -132,20 +132,20 @@ def _given(
             f"gamma is {gamma} with --draft {draft}; give 1 or more with a draft, or leave it out "
             "with --draft none"
         )
-    if _encodes(Path(target)):
-        raise _encoder_decoder(target)
+    if _is_encoder_decoder(Path(target)):
+        raise _make_encoder_decoder_error(target)
     return ExportSetting(target, draft, gamma or 0, temperature)
 
 
-def _without_lookup(draft: str) -> str:
+def _strip_lookup(draft: str) -> str:
     """Return a draft's place without a look-up in front of it, which vLLM lacks."""
-    behind = named.without_front(draft)
-    if behind != draft:
+    main_draft = named.without_front(draft)
+    if main_draft != draft:
         print("vLLM has no look-up in front of a draft: it is left out", file=sys.stderr)
-    return str(named.draft(behind) or behind)
+    return str(named.draft(main_draft) or main_draft)
 
 
-def _encodes(folder: Path) -> bool:
+def _is_encoder_decoder(folder: Path) -> bool:
     """Return True if a folder's config is of an encoder-decoder; hub ids are not looked up."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -154,19 +154,19 @@ def _encodes(folder: Path) -> bool:
         return False
 
 
-def _encoder_decoder(target: str) -> RefusedError:
+def _make_encoder_decoder_error(target: str) -> RefusedError:
     return RefusedError(
         f"{target} is an encoder-decoder, which vLLM no longer serves; export a decoder"
     )
 
 
-def _file(model: str) -> str:
+def _find_gguf_or_name(model: str) -> str:
     """Return the GGUF file that a model is in, which may be another machine's, or its name."""
     found = hub.gguf(model) if hub.is_folder(model) or hub.IN_HUB.fullmatch(model) else None
     return str(found or model)
 
 
-def speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
+def make_speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
     """Return vLLM's --speculative-config; None for plain decoding.
 
     Raises:
@@ -176,7 +176,7 @@ def speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
     if draft == "none" or not setting.gamma:
         return None
     by_colon = ":" in draft and not (hub.is_folder(draft) or hub.IN_HUB.fullmatch(draft))
-    if draft in OURS or by_colon:  # self:KIND, or a module's
+    if draft in FORETOKEN_ONLY_DRAFTS or by_colon:  # self:KIND, or a module's
         raise RefusedError(
             f"draft {draft} exists in foretoken only; give the folder of a model, lookup or none"
         )
@@ -187,12 +187,12 @@ def speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
         config = {"method": "mtp", **count}
     else:
         method = known_kind(draft, setting.draft_revision) or "draft_model"
-        if method not in METHODS:
+        if method not in VLLM_METHODS:
             raise RefusedError(
                 f"draft {draft} is of kind {method}, which vLLM does not have; give the folder of "
                 "a model, lookup or none"
             )
-        config = {"method": method, "model": _file(draft), **count}
+        config = {"method": method, "model": _find_gguf_or_name(draft), **count}
     if setting.draft_revision is not None:
         config["revision"] = setting.draft_revision
     if setting.temperature:  # else it drafts the most probable token, as if certain

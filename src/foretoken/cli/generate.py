@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli import answer, batch, option, prompts
-from foretoken.cli.command import command, hold_messages, quiet, release_messages
-from foretoken.cli.prompts import Messages, ModelTask
-from foretoken.cli.render import bar
+from foretoken.cli import completion_output, batch_file, option, prompts
+from foretoken.cli.command import command, hold_messages, set_up_logging, release_messages
+from foretoken.cli.prompts import MessageOptions, PromptWithParams
+from foretoken.cli.render import track_progress
 from foretoken.errors import ControlError, InputError
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.speculation import SpeculationOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foretoken.request import Completion, Request, Row
     from foretoken.speculator import Speculator
 
-PROMPTS = (
+PROMPT_FILE_HELP = (
     "File of prompts: one per line, or .jsonl or .parquet of "
     '{"prompt": text or ids, "id": any}, or "messages" in place of "prompt". Options in a line '
     '("temperature", "stop_strings", ...) win over those given here.'
@@ -32,11 +32,11 @@ PROMPTS = (
 @command
 def generate(
     sampling: option.SamplingOptions,
-    messages: Messages,
-    loading: option.PairLoading,
-    cluster: option.Cluster,
-    words: option.Words = None,
-    prompt_file: Annotated[Path | None, PROMPTS] = None,
+    messages: MessageOptions,
+    loading: option.PairLoadOptions,
+    cluster: option.ClusterOptions,
+    words: option.PromptArguments = None,
+    prompt_file: Annotated[Path | None, PROMPT_FILE_HELP] = None,
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Gamma = None,
@@ -59,8 +59,8 @@ def generate(
     are not given follow the model's generation config.
     """
     # Mistakes are told before torch is imported, which takes seconds, and before models load
-    target, prompt = option.target_and_prompt(words, target)
-    target = option.chosen(target)
+    target, prompt = option.split_arguments(words, target)
+    target = option.resolve_target(target)
     options, template = sampling.given, messages.template
     speculation = asdict(SpeculationOptions(gamma, rule, lenience))
     SEED("seed", seed)
@@ -71,28 +71,28 @@ def generate(
                 "--output is for a file of prompts alone; give --prompt-file, and no --compare, "
                 "--show-tokens or --json"
             )
-        tasks, bad = prompts.tasks_of_file(prompt_file, messages, options)
-        lines = batch.Lines(tasks, (target, draft), loading, template, seed, speculation)
-        if batch.write(output, lines, cluster) or bad:
+        tasks, bad = prompts.read_tasks(prompt_file, messages, options)
+        lines = batch_file.BatchJob(tasks, (target, draft), loading, template, seed, speculation)
+        if batch_file.write_completions(output, lines, cluster) or bad:
             raise typer.Exit(1)
         return
     if cluster.used:
         raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
-    lines = prompts.read(prompt, prompt_file, prompts.SAMPLING)
-    read = [messages.wrapped(line) for line in lines]
-    messages.require_used(read)
-    tasks = prompts.tasks(read, options)
+    lines = prompts.read_prompts(prompt, prompt_file, prompts.SAMPLING_KEYS)
+    wrapped_lines = [messages.wrap_prompt(line) for line in lines]
+    messages.require_used(wrapped_lines)
+    tasks = prompts.make_tasks(wrapped_lines, options)
     _require_printable(tasks, compare=compare, as_json=as_json)
     loading.require(target)
-    quiet()
-    ready: list[Any] = []
-    spec = loading.load(target, draft, lambda known: ready.extend(template.prompts(read, known)))
-    show = {"compare": compare, "show_tokens": show_tokens, "as_json": as_json}
-    _answer(spec, tasks, ready, seed, speculation, **show)
+    set_up_logging()
+    model_prompts: list[Any] = []
+    spec = loading.load(target, draft, lambda known: model_prompts.extend(template.make_prompts(wrapped_lines, known)))
+    print_options = {"compare": compare, "show_tokens": show_tokens, "as_json": as_json}
+    _print_completions(spec, tasks, model_prompts, seed, speculation, **print_options)
 
 
-def _require_printable(tasks: list[ModelTask], *, compare: bool, as_json: bool) -> None:
-    texts = sum(task.texts for task in tasks)
+def _require_printable(tasks: list[PromptWithParams], *, compare: bool, as_json: bool) -> None:
+    texts = sum(task.num_outputs for task in tasks)
     if compare and texts != 1:
         raise InputError(f"--compare takes one prompt and one text of it, not {texts}")
     asked = [(each.params.logprobs, each.params.prompt_logprobs) for each in tasks]
@@ -100,10 +100,10 @@ def _require_printable(tasks: list[ModelTask], *, compare: bool, as_json: bool) 
         raise InputError("logprobs and prompt_logprobs are printed as JSON only; add --json")
 
 
-def _answer(
+def _print_completions(
     spec: Speculator,
-    tasks: list[ModelTask],
-    ready: list[Any],
+    tasks: list[PromptWithParams],
+    model_prompts: list[Any],
     seed: int,
     speculation: dict[str, Any],
     *,
@@ -115,55 +115,55 @@ def _answer(
 
     JSON is printed text by text, and is whole whatever ends it.
     """
-    keys = prompts.keys(tasks, seed)
+    keys = prompts.make_keys(tasks, seed)
     requests: list[Request] = []
-    for task, prompt, key in zip(tasks, ready, keys, strict=True):  # a bad one fails now
-        with task.line.named():
+    for task, prompt, key in zip(tasks, model_prompts, keys, strict=True):  # a bad one fails now
+        with task.line.prefix_errors():
             requests += spec.inputs.requests([prompt], task.params, [key])
     streamed = len(requests) == 1 and not (as_json or show_tokens)
     if not streamed or compare:  # a text that is seen as it comes does not wait for that
         spec = spec.prepared()
     if speculation["gamma"] is None:
-        answer.learn_costs(spec, [request.params for request in requests])
+        completion_output.learn_costs(spec, [request.params for request in requests])
     completions = (
-        [_streamed(spec, tasks[0], ready[0], keys, speculation)]
+        [_stream_completion(spec, tasks[0], model_prompts[0], keys, speculation)]
         if streamed
-        else _all(spec, spec.inputs.rows(requests), speculation)  # a bad grammar fails now
+        else _generate_completions(spec, spec.inputs.rows(requests), speculation)  # a bad grammar fails now
     )
-    made = answer.answers(tasks, requests, completions)
+    pairs = completion_output.pair_answers(tasks, requests, completions)
     comparison = None
     try:
-        answers = list(answer.begin(spec, made, speculation) if as_json else made)
+        answers = list(completion_output.begin_json(spec, pairs, speculation) if as_json else pairs)
         if not as_json:
             automatic = speculation["gamma"] is None and not compare
-            answer.show(spec, answers, steps=show_tokens, printed=streamed, automatic=automatic)
+            completion_output.print_answers(spec, answers, steps=show_tokens, printed=streamed, automatic=automatic)
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:
-            from foretoken.measurement import bench  # late: after mistakes are told
+            from foretoken.measurement import races  # late: after mistakes are told
 
             steps = answers[0].completion.steps  # whose time is without that of a measurement
             once = sum(x.draft_seconds + x.score_seconds + x.verify_seconds for x in steps)
-            seconds = 2 * bench.REPEATS * once
+            seconds = 2 * races.COMPARISON_REPEATS * once
             if seconds > 1:
-                n = bench.REPEATS
-                said = f"timing {n} texts plainly and {n} with drafts, in turn"
-                print(f"{said}, about {seconds:.0f} s", file=sys.stderr)
-            comparison = bench.compare(spec, ready[0], seed=seed, **tasks[0].given, **speculation)
+                n = races.COMPARISON_REPEATS
+                timing_text = f"timing {n} texts plainly and {n} with drafts, in turn"
+                print(f"{timing_text}, about {seconds:.0f} s", file=sys.stderr)
+            comparison = races.compare_with_plain(spec, model_prompts[0], seed=seed, **tasks[0].given, **speculation)
     finally:
         if as_json:
-            answer.end(comparison)
+            completion_output.end_json(comparison)
     if comparison and not as_json:
-        answer.speedup(comparison)
-    for remark in answer.remarks(answers, speculation["lenience"], as_json=as_json):
+        completion_output.print_speedup(comparison)
+    for remark in completion_output.iter_remarks(answers, speculation["lenience"], as_json=as_json):
         print(remark, file=sys.stderr)
     if broken:
         raise typer.Exit(130 if "interrupted" in reasons else 1)
 
 
-def _streamed(
+def _stream_completion(
     spec: Speculator,
-    task: ModelTask,
+    task: PromptWithParams,
     prompt: Any,
     keys: list[tuple[int, int]],
     speculation: dict[str, Any],
@@ -174,7 +174,7 @@ def _streamed(
     try:
         while True:
             piece = next(pieces)
-            text = answer.piece(piece.text, piece.tokens, tokens)
+            text = completion_output.format_piece(piece.text, piece.tokens, tokens)
             hold_messages()
             print(text, end="", flush=True)
             tokens += len(piece.tokens)
@@ -192,16 +192,16 @@ def _streamed(
         release_messages()
 
 
-def _all(spec: Speculator, rows: list[Row], speculation: dict[str, Any]) -> Iterator[Completion]:
+def _generate_completions(spec: Speculator, seqs: list[Row], speculation: dict[str, Any]) -> Iterator[Completion]:
     """Yield completions in order, each as it is done; after Ctrl-C those that have begun.
 
     Progress of many is shown on standard error.
     """
     from foretoken.inputs import check  # late: after mistakes are told
 
-    completions = spec.completions(rows, check(**speculation), speculation["gamma"])
-    many = len(rows) > spec.costing.batch
-    several = bar(completions, "generating", len(rows)) if many else completions
-    for row, completion in zip(rows, several, strict=True):
-        if row.began or row.finish_reason is not None:
+    completions = spec.completions(seqs, check(**speculation), speculation["gamma"])
+    many = len(seqs) > spec.costing.batch
+    several = track_progress(completions, "generating", len(seqs)) if many else completions
+    for seq, completion in zip(seqs, several, strict=True):
+        if seq.began or seq.finish_reason is not None:
             yield completion

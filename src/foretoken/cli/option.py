@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args
 
 from typer import Argument, Option
 
-from foretoken.cli.command import flag
+from foretoken.cli.command import format_flag
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.loading import adapters, hub, named
 from foretoken.loading.options import OPTIONS as LOADING
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from foretoken.loading.target import KnownTarget
     from foretoken.speculator import Speculator
 
-T = TypeVar("T", int, float)
+NumberType = TypeVar("NumberType", int, float)
 
 # How a declared option is written on the command line
 
 
-def as_json(name: str, value: str) -> Any:
+def parse_json_option(name: str, value: str) -> Any:
     """Read an option's value that is JSON."""
     try:
         read = json.loads(value)
@@ -62,14 +62,14 @@ def as_json(name: str, value: str) -> Any:
     return read
 
 
-def _listed(name: str, value: str) -> Any:
+def _parse_list(name: str, value: str) -> Any:
     try:
         return parse_json(f"[{value}]")
     except ValueError:
         raise InputError(f"{name} is {shown(value)}; give numbers with commas between") from None
 
 
-def numbers(name: str, text: str, kind: type[T]) -> tuple[T, ...]:
+def parse_numbers(name: str, text: str, kind: type[NumberType]) -> tuple[NumberType, ...]:
     """Read an option's numbers, separated by commas."""
     try:
         return tuple(map(kind, text.split(",")))
@@ -78,7 +78,7 @@ def numbers(name: str, text: str, kind: type[T]) -> tuple[T, ...]:
 
 
 # Kinds of options: how the command line takes a value, and how it reads one that is text
-KINDS: dict[Any, Any] = {
+OPTION_TYPES: dict[Any, Any] = {
     Number: float,
     Count: int,
     Choice: str,
@@ -86,68 +86,68 @@ KINDS: dict[Any, Any] = {
     as_flag: bool,
     as_strings: list[str],
 }
-READERS: dict[Check, Callable[[str, str], Any]] = {
-    as_ids: _listed,
-    as_sequences: as_json,
-    as_biases: as_json,
-    as_logit_bias: as_json,
-    as_decay: _listed,
+OPTION_PARSERS: dict[Check, Callable[[str, str], Any]] = {
+    as_ids: _parse_list,
+    as_sequences: parse_json_option,
+    as_biases: parse_json_option,
+    as_logit_bias: parse_json_option,
+    as_decay: _parse_list,
 }
 
 
-def _annotation(name: str, declared: DeclaredOption) -> Any:
+def _make_annotation(name: str, declared: DeclaredOption) -> Any:
     """Return the annotation that makes a field an option."""
     check = declared.check
-    kind = KINDS.get(check, KINDS.get(type(check), str))
+    kind = OPTION_TYPES.get(check, OPTION_TYPES.get(type(check), str))
     help = f"{declared.help} Give ids with commas between." if check is as_ids else declared.help
     metavar = "<str>" if kind == list[str] else None  # "<list[str]>" is too wide
     option = Option(
-        declared.flag or flag(name), help=help, rich_help_panel=declared.panel, metavar=metavar
+        declared.flag or format_flag(name), help=help, rich_help_panel=declared.panel, metavar=metavar
     )
     return Annotated[kind if kind is bool else kind | None, option]
 
 
-def changed(options: TargetReading) -> dict[str, Any]:
+def get_changed_options(options: TargetFileOptions) -> dict[str, Any]:
     """Return the options that are not as `foretoken.load` has them, as its keywords."""
     defaults = LoadOptions()
     return {n: each for n, each in options.arguments.items() if each != getattr(defaults, n)}
 
 
-def flags(keywords: Mapping[str, Any]) -> list[str]:
+def format_flags(keywords: Mapping[str, Any]) -> list[str]:
     """Spell keywords of `foretoken.load` as flags."""
     words: list[str] = []
     for name, value in keywords.items():
-        words.append(LOADING[name].flag or flag(name))
+        words.append(LOADING[name].flag or format_flag(name))
         words += [] if value is True or LOADING[name].flag else [str(value)]
     return words
 
 
-def group(declarations: Mapping[str, DeclaredOption], left_out: object) -> Any:
+def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: object) -> Any:
     """Make a dataclass of these options; one that is not given is as in `left_out`, or None."""
     members: list[tuple[str, Any, Any]] = []
     for each, declared in declarations.items():
-        default = getattr(left_out, each)
+        default = getattr(defaults, each)
         default = bool(default) if declared.check is as_flag else default
         default = None if default == () else default
-        members.append((each, _annotation(each, declared), field(default=default)))
+        members.append((each, _make_annotation(each, declared), field(default=default)))
     return make_dataclass("Group", members, frozen=True)
 
 
 # Sampling
 
 
-def _declared(*, one_text: bool) -> dict[str, DeclaredOption]:
+def _select_options(*, one_text: bool) -> dict[str, DeclaredOption]:
     """Return the options for commands with one text, or all others, by panel."""
     names = [n for n, each in OPTIONS.items() if each.one_text is one_text and n != "structured"]
     return {n: OPTIONS[n] for panel in get_args(Panel) for n in names if OPTIONS[n].panel == panel}
 
 
-SingleText: Any = group(_declared(one_text=True), SamplingParams())
-SeveralTexts: Any = group(_declared(one_text=False), SamplingParams())
+PerSequenceGroup: Any = make_option_group(_select_options(one_text=True), SamplingParams())
+PerRequestGroup: Any = make_option_group(_select_options(one_text=False), SamplingParams())
 
 
 @dataclass(frozen=True)
-class Structure:
+class StructuredOutputOptions:
     """Options of `structured`, a constraint on the text; at most one may be given."""
 
     panel: ClassVar[str] = "Structured output"
@@ -158,21 +158,21 @@ class Structure:
 
     def structured(self) -> dict[str, Any] | None:
         """Return the value of `structured`, files read; None where no option is given."""
-        values = {field.name: getattr(self, field.name) for field in fields(Structure)}
+        values = {field.name: getattr(self, field.name) for field in fields(StructuredOutputOptions)}
         names = [name for name, value in values.items() if value not in (None, [])]
         if len(names) > 1:
-            flags = " and ".join(map(flag, names))
+            flags = " and ".join(map(format_flag, names))
             raise RefusedError(f"a text cannot follow {flags} at once; give one of them")
         if self.json_schema is not None:
             schema = read_text(self.json_schema, "a JSON schema")
-            return {"json_schema": as_json(str(self.json_schema), schema)}
+            return {"json_schema": parse_json_option(str(self.json_schema), schema)}
         if self.grammar is not None:
             return {"lark": read_text(self.grammar, "a Lark grammar")}
         return {names[0]: values[names[0]]} if names else None
 
 
 @dataclass(frozen=True)
-class OneText(Structure, SingleText):
+class SequenceOptions(StructuredOutputOptions, PerSequenceGroup):
     """Sampling options of a command that writes one text at a time."""
 
     @property
@@ -180,62 +180,62 @@ class OneText(Structure, SingleText):
         """Options the user set, keyed by field of `SamplingParams`, as JSON values. InputError for
         one that is invalid by itself."""
         values: dict[str, Any] = {**vars(self), "structured": self.structured()}
-        left_out = {field.name: field.default for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
         options: dict[str, Any] = {}
         for name, declared in OPTIONS.items():  # in this order errors are told
             value = values.get(name)
-            if value is None or value is False or value == [] or value == left_out.get(name):
+            if value is None or value is False or value == [] or value == defaults.get(name):
                 continue
-            reader = READERS.get(declared.check)
+            reader = OPTION_PARSERS.get(declared.check)
             options[name] = reader(name, value) if reader else value
             declared.check(name, options[name])
         return options
 
 
-ANSWER_TOKENS = 1024  # of an answer for which no limit is given
-_BY_MODEL = "Default: what the model's generation config asks for"
+DEFAULT_ANSWER_TOKENS = 1024  # of an answer for which no limit is given
+_MODEL_DEFAULT_HELP = "Default: what the model's generation config asks for"
 _ANSWER_HELP = {
-    "temperature": f"Sampling temperature; 0 is greedy. {_BY_MODEL}, else 0.",
-    "top_k": f"{OPTIONS['top_k'].help} {_BY_MODEL}.",
-    "top_p": f"{OPTIONS['top_p'].help} {_BY_MODEL}.",
-    "min_p": f"{OPTIONS['min_p'].help} {_BY_MODEL}.",
-    "max_new_tokens": f"New tokens per answer, at most. Default: {ANSWER_TOKENS:,}.",
+    "temperature": f"Sampling temperature; 0 is greedy. {_MODEL_DEFAULT_HELP}, else 0.",
+    "top_k": f"{OPTIONS['top_k'].help} {_MODEL_DEFAULT_HELP}.",
+    "top_p": f"{OPTIONS['top_p'].help} {_MODEL_DEFAULT_HELP}.",
+    "min_p": f"{OPTIONS['min_p'].help} {_MODEL_DEFAULT_HELP}.",
+    "max_new_tokens": f"New tokens per answer, at most. Default: {DEFAULT_ANSWER_TOKENS:,}.",
 }
-_Answering: Any = group(
+_ChatGroup: Any = make_option_group(
     {name: replace(OPTIONS[name], help=help) for name, help in _ANSWER_HELP.items()},
     SimpleNamespace(**dict.fromkeys(_ANSWER_HELP)),
 )
 
 
 @dataclass(frozen=True)
-class OneAnswer(_Answering, OneText):
+class ChatSamplingOptions(_ChatGroup, SequenceOptions):
     """Sampling options of a chat, which follow the model's generation config where left out."""
 
 
 @dataclass(frozen=True)
-class SamplingOptions(SeveralTexts, OneText):
+class SamplingOptions(PerRequestGroup, SequenceOptions):
     """All sampling options."""
 
 
 # Loading
 
 
-def _loading(name: str) -> Any:
+def _make_loading_group(name: str) -> Any:
     """Make a dataclass of the options of `foretoken.load` in a group."""
     declarations = {n: each for n, each in LOADING.items() if each.group == name}
     declarations.pop("generation_config", None)  # a flag of its own
-    return group(declarations, LoadOptions())
+    return make_option_group(declarations, LoadOptions())
 
 
 @dataclass(frozen=True)
-class Origin(_loading("origin")):
+class OriginOptions(_make_loading_group("origin")):
     """Options of reading a model: its version, and whether its own code may run."""
 
     panel: ClassVar[str] = "Loading"
 
 
 @dataclass(frozen=True)
-class TargetReading(_loading("reading"), Origin):
+class TargetFileOptions(_make_loading_group("reading"), OriginOptions):
     """Options for reading a target, wherever it runs."""
 
     ignore_generation_config: Annotated[bool, LOADING["generation_config"].help] = False
@@ -249,12 +249,12 @@ class TargetReading(_loading("reading"), Origin):
 
 
 @dataclass(frozen=True)
-class Placing(_loading("placing")):
+class PlacementOptions(_make_loading_group("placing")):
     """Options of where a model runs, and in which precision."""
 
 
 @dataclass(frozen=True)
-class Loading(_loading("target"), TargetReading, Placing):
+class TargetLoadOptions(_make_loading_group("target"), TargetFileOptions, PlacementOptions):
     """All options of a target that generates."""
 
     def load(
@@ -271,7 +271,7 @@ class Loading(_loading("target"), TargetReading, Placing):
 
 
 @dataclass(frozen=True)
-class PairLoading(_loading("pair"), Loading):
+class PairLoadOptions(_make_loading_group("pair"), TargetLoadOptions):
     """The same for a target with a draft."""
 
     def require(self, target: str | None) -> None:
@@ -291,23 +291,23 @@ Target = Annotated[
     "Target model: a folder, hub id, GGUF file, or a name in foretoken cache list. "
     "Default: smollm2 if it is installed, else novels.",
 ]
-DRAFT = (
+DRAFT_HELP = (
     "Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, mtp, copy, "
     "uniform, none, or MODULE:ARGUMENT (a drafter of yours); lookup+DRAFT is a draft behind a "
     "look-up. Default: lookup, or self if serve or bench found that faster; of novels and "
     "smollm2 the one that ships."
 )
-Draft = Annotated[str | None, DRAFT]
+Draft = Annotated[str | None, DRAFT_HELP]
 
 
-def target(positional: str | None, named: str | None) -> str | None:
+def merge_target(positional: str | None, named: str | None) -> str | None:
     """Return the target, given by position or by --target. InputError for two."""
     if positional is not None and named is not None and positional != named:
         raise InputError(f"the target is {positional!r} and --target {named!r}; give one of them")
     return positional if named is None else named
 
 
-def chosen(target: str | None) -> str:
+def resolve_target(target: str | None) -> str:
     """Return the target, or the default one, which is printed if it is not the pair that ships."""
     if target is not None:
         return target
@@ -316,8 +316,8 @@ def chosen(target: str | None) -> str:
     return default
 
 
-Place = Annotated[str | None, Argument(metavar="TARGET", help="Target model, as with --target.")]
-Words = Annotated[
+TargetArgument = Annotated[str | None, Argument(metavar="TARGET", help="Target model, as with --target.")]
+PromptArguments = Annotated[
     list[str] | None,
     Argument(
         metavar="[TARGET] PROMPT",
@@ -327,7 +327,7 @@ Words = Annotated[
 ]
 
 
-def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str | None, str | None]:
+def split_arguments(words: list[str] | None, named: str | None) -> tuple[str | None, str | None]:
     """Return the target, by position or by --target, and the prompt. A word alone is the prompt,
     unless it names a model that is here: prompts then come from elsewhere. InputError for more
     words."""
@@ -336,11 +336,11 @@ def target_and_prompt(words: list[str] | None, named: str | None) -> tuple[str |
         raise InputError(f"{len(words)} texts are given; put the prompt in quotes")
     alone = len(words) == 1 and named is None and hub.is_model(words[0])
     place = words[0] if alone or len(words) == 2 else None
-    return target(place, named), words[-1] if words and not alone else None
+    return merge_target(place, named), words[-1] if words and not alone else None
 
 
-PROMPTS = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'
-Prompts = Annotated[Path, f"File of prompts. {PROMPTS}"]
+PROMPTS_HELP = 'One prompt per line, or .jsonl: {"prompt": text or ids, "id": any}.'
+Prompts = Annotated[Path, f"File of prompts. {PROMPTS_HELP}"]
 Gamma = Annotated[int | None, SPECULATION["gamma"].help]
 Rule = Annotated[str, SPECULATION["rule"].help]
 Lenience = Annotated[float, SPECULATION["lenience"].help]
@@ -350,10 +350,10 @@ TopP = Annotated[float, OPTIONS["top_p"].help]
 Seed = Annotated[int, "Seed of the random numbers."]
 TextSeed = Annotated[int, "Seed of the text. The same seed, pair and gamma give the same text."]
 DraftRevision = Annotated[
-    str | None, get_args(_annotation("draft_revision", LOADING["draft_revision"]))[1]
+    str | None, get_args(_make_annotation("draft_revision", LOADING["draft_revision"]))[1]
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
-Examples = Annotated[
+TrainingData = Annotated[
     Path,
     "Text to train on: .txt or .txt.gz or a folder of them for a decoder, one source per "
     'line for an encoder-decoder; or pairs, .tsv or .jsonl of {"source": ..., "target": ...}.',
@@ -383,7 +383,7 @@ def require_file(out: Path, flag: str = "--out") -> None:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterOptions:
     """Number of engines, and the Ray cluster they run on."""
 
     panel: ClassVar[str] = "Replicas"
@@ -409,7 +409,7 @@ class Cluster:
         """Raise InputError for threads of no replica, an empty address, and numbers below 1."""
         for name in ("replicas", "threads"):
             if (count := getattr(self, name)) is not None:
-                FROM_ONE(flag(name), count)
+                FROM_ONE(format_flag(name), count)
         if self.threads is not None and not self.used:
             raise InputError("--threads is for replicas; give --replicas, or set OMP_NUM_THREADS")
         if self.ray == "":
@@ -417,7 +417,7 @@ class Cluster:
 
 
 @contextmanager
-def needing(extra: str) -> Iterator[None]:
+def require_extra(extra: str) -> Iterator[None]:
     """Raise InputError, with the command that installs it, where a package is missing."""
     try:
         yield

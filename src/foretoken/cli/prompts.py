@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from foretoken.cli.option import as_json, needing
+from foretoken.cli.option import parse_json_option, require_extra
 from foretoken.errors import ForetokenError, InputError, shown, whole
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import WRITABLE, SamplingParams, meant
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
 # What a line of a file may hold, by what a command follows
-PLAIN = ("prompt", "id")
-TALKING = (*PLAIN, "messages")
-SAMPLING = (*TALKING, "seed", *WRITABLE)
+PROMPT_KEYS = ("prompt", "id")
+MESSAGE_KEYS = (*PROMPT_KEYS, "messages")
+SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *WRITABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PromptLine:
     """A prompt or messages, with its own options, seed, and the id of its completion in JSON."""
 
     prompt: str | list[int]
@@ -41,74 +41,74 @@ class Line:
     messages: list[Message] = field(default_factory=list[Message])
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     seed: int | None = None
-    place: str = ""  # in its file, for errors
+    location: str = ""  # in its file, for errors
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def prefix_errors(self) -> Iterator[None]:
         """Prefix errors raised within by the line's place."""
         try:
             yield
         except ForetokenError as error:
-            if not self.place:
+            if not self.location:
                 raise
-            raise type(error)(f"{self.place}: {error}") from None
+            raise type(error)(f"{self.location}: {error}") from None
 
 
-def read(argument: str | None, file: Path | None, holding: tuple[str, ...] = PLAIN) -> list[Line]:
+def read_prompts(argument: str | None, file: Path | None, keys: tuple[str, ...] = PROMPT_KEYS) -> list[PromptLine]:
     """Read the argument, the lines of a file, or standard input as one prompt."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
-        return [parsed() for _, parsed in numbered(file, holding)]
+        return [parsed() for _, parsed in number_lines(file, keys)]
     if argument is not None:
-        return [Line(prompt=argument)]
+        return [PromptLine(prompt=argument)]
     try:
         text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is no text: {error}") from None
     if not text:
         raise InputError("no prompt; give one as an argument, in a file or on standard input")
-    return [Line(prompt=text.removesuffix("\n"))]
+    return [PromptLine(prompt=text.removesuffix("\n"))]
 
 
-def first(file: Path, limit: int | None) -> list[Line]:
+def read_first_prompts(file: Path, limit: int | None) -> list[PromptLine]:
     """Read the first `limit` prompts of a file; None: all."""
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}; give the number of prompts to use, 1 or more")
-    return read(None, file)[:limit]
+    return read_prompts(None, file)[:limit]
 
 
-def numbered(file: Path, holding: tuple[str, ...]) -> list[tuple[int, Callable[[], Line]]]:
+def number_lines(file: Path, keys: tuple[str, ...]) -> list[tuple[int, Callable[[], PromptLine]]]:
     """Return the lines of a file that are not empty, with their numbers from 1.
 
     Each is a function that parses the line; it raises InputError for a bad one.
     """
-    rows = _rows(file)
+    rows = _read_rows(file)
     filled = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
     if not filled:
         raise InputError(f"{file} holds no prompt; give one on each line")
     if file.suffix not in (".jsonl", ".json", ".parquet"):
-        return [(number, partial(Line, prompt=row)) for number, row in filled]
-    return [(n, partial(_parse, f"{file}, line {n}", row, holding)) for n, row in filled]
+        return [(number, partial(PromptLine, prompt=row)) for number, row in filled]
+    return [(n, partial(_parse_line, f"{file}, line {n}", row, keys)) for n, row in filled]
 
 
-def _rows(file: Path) -> list[str]:
+def _read_rows(file: Path) -> list[str]:
     """Return the lines of a file; of a Parquet file its rows, as JSON."""
     if file.suffix != ".parquet":
         return [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
-    return parquet().lines(file)
+    return import_parquet().lines(file)
 
 
-def parquet():  # not annotated: the type is the module's
+def import_parquet():  # not annotated: the type is the module's
     """Import what reads and writes Parquet files, which comes with an extra."""
-    with needing("ray"):
+    with require_extra("ray"):
         from foretoken.cluster import table
     return table
 
 
-def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
-    with Line("", place=place).named():
-        options = as_json("it", row)
+def _parse_line(location: str, row: str, keys: tuple[str, ...]) -> PromptLine:
+    with PromptLine("", location=location).prefix_errors():
+        options = parse_json_option("it", row)
         if not isinstance(options, dict):
             raise InputError('it is no object; give {"prompt": text or ids, "id": anything}')
         for key in options:
@@ -127,7 +127,7 @@ def _parse(place: str, row: str, keys: tuple[str, ...]) -> Line:
             raise InputError(f"prompt is {shown(prompt)}; give text or ids")
         elif not prompt:
             raise InputError("the prompt is empty; give text or ids")
-        return Line(prompt, id, messages or [], options, seed, place)
+        return PromptLine(prompt, id, messages or [], options, seed, location)
 
 
 def require_key(key: str, keys: tuple[str, ...]) -> None:
@@ -138,7 +138,7 @@ def require_key(key: str, keys: tuple[str, ...]) -> None:
         raise InputError(f"{key[:40]} is unknown here; {remedy}")
 
 
-def for_model(line: Line, target: Speculator | KnownTarget) -> str | list[int]:
+def to_model_prompt(line: PromptLine, target: Speculator | KnownTarget) -> str | list[int]:
     """Return the prompt; without a tokenizer, its text is read as ids with commas between."""
     if isinstance(line.prompt, list) or target.tokenizer is not None:
         return line.prompt
@@ -151,33 +151,33 @@ def for_model(line: Line, target: Speculator | KnownTarget) -> str | list[int]:
         ) from None
 
 
-class Template(NamedTuple):
+class ChatTemplate(NamedTuple):
     """A chat template: Jinja text, None for the tokenizer's own, and its variables."""
 
     text: str | None = None
     variables: dict[str, Any] | None = None
 
-    def prompt(self, line: Line, target: Speculator | KnownTarget) -> str | list[int]:
+    def make_prompt(self, line: PromptLine, target: Speculator | KnownTarget) -> str | list[int]:
         """Return a line's prompt for the model; messages become ids."""
         if not line.messages:
-            return for_model(line, target)
+            return to_model_prompt(line, target)
         from foretoken.text import chat  # late: torch takes seconds
 
         return chat.ids(line.messages, target.tokenizer, self.text, self.variables)
 
-    def prompts(
-        self, lines: Iterable[Line], target: Speculator | KnownTarget
+    def make_prompts(
+        self, lines: Iterable[PromptLine], target: Speculator | KnownTarget
     ) -> list[str | list[int]]:
         """Return the prompts of lines. Raises InputError for the first that cannot be made."""
-        ready: list[str | list[int]] = []
+        made: list[str | list[int]] = []
         for line in lines:
-            with line.named():
-                ready.append(self.prompt(line, target))
-        return ready
+            with line.prefix_errors():
+                made.append(self.make_prompt(line, target))
+        return made
 
 
 @dataclass(frozen=True)
-class Rendering:
+class TemplateOptions:
     """Options of the chat template."""
 
     panel: ClassVar[str] = "Messages"
@@ -189,26 +189,26 @@ class Rendering:
     ] = None
 
     @property
-    def template(self) -> Template:
+    def template(self) -> ChatTemplate:
         """Read the file and the variables."""
         file, arguments = self.chat_template, self.chat_template_kwargs
         text = None if file is None else read_text(file, "a Jinja template")
         if arguments is None:
-            return Template(text)
-        variables = as_json("chat_template_kwargs", arguments)
+            return ChatTemplate(text)
+        variables = parse_json_option("chat_template_kwargs", arguments)
         if not isinstance(variables, dict):
             raise InputError(f"chat_template_kwargs is {shown(arguments)}; give a JSON object")
-        return Template(text, variables)
+        return ChatTemplate(text, variables)
 
 
 @dataclass(frozen=True)
-class Messages(Rendering):
+class MessageOptions(TemplateOptions):
     """The same, and options that make messages of prompts."""
 
     chat: Annotated[bool, "Send each prompt as a user's message, for an assistant's reply."] = False
     system: Annotated[str | None, "System message before each prompt."] = None
 
-    def require_used(self, lines: list[Line]) -> None:
+    def require_used(self, lines: list[PromptLine]) -> None:
         """Raise InputError for options that no line has a use for."""
         if not any(line.messages for line in lines):
             for name in ("system", "chat_template", "chat_template_kwargs"):
@@ -216,13 +216,13 @@ class Messages(Rendering):
                     flag = f"--{name.replace('_', '-')}"
                     raise InputError(f"{flag} is for messages, and there are none; add --chat")
 
-    def wrapped(self, line: Line) -> Line:
+    def wrap_prompt(self, line: PromptLine) -> PromptLine:
         """Return a line with messages: its own, or its prompt with --chat, after the system's."""
         messages = line.messages
         if not messages:
             if not self.chat:
                 return line
-            with line.named():
+            with line.prefix_errors():
                 if not isinstance(line.prompt, str) or not line.prompt:
                     raise InputError("--chat takes a text or messages; give one, or leave it out")
             messages = [{"role": "user", "content": line.prompt}]
@@ -232,39 +232,39 @@ class Messages(Rendering):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelTask:
+class PromptWithParams:
     """A prompt with its number, and its options as they were given and as sampling params."""
 
     number: int
-    line: Line
+    line: PromptLine
     given: dict[str, Any]
     params: SamplingParams
 
     @property
-    def texts(self) -> int:
+    def num_outputs(self) -> int:
         return self.params.num_return_sequences
 
 
-def task(number: int, line: Line, options: dict[str, Any]) -> ModelTask:
+def make_task(number: int, line: PromptLine, options: dict[str, Any]) -> PromptWithParams:
     """Return a line's task. An error in its own options says where it stands."""
     options = options | line.sampling
-    with line.named() if line.sampling else nullcontext():
-        return ModelTask(number, line, options, SamplingParams(**options))
+    with line.prefix_errors() if line.sampling else nullcontext():
+        return PromptWithParams(number, line, options, SamplingParams(**options))
 
 
-def tasks(lines: list[Line], options: dict[str, Any]) -> list[ModelTask]:
+def make_tasks(lines: list[PromptLine], options: dict[str, Any]) -> list[PromptWithParams]:
     """Make a task of each line."""
-    return [task(number, line, options) for number, line in enumerate(lines)]
+    return [make_task(number, line, options) for number, line in enumerate(lines)]
 
 
-def tasks_of_file(
-    file: Path, messages: Messages, options: dict[str, Any]
-) -> tuple[dict[int, ModelTask], int]:
+def read_tasks(
+    file: Path, messages: MessageOptions, options: dict[str, Any]
+) -> tuple[dict[int, PromptWithParams], int]:
     """Read the tasks of a file, by their lines' numbers; tell and count the bad lines."""
-    good, bad = dict[int, ModelTask](), 0
-    for number, parsed in numbered(file, SAMPLING):
+    good, bad = dict[int, PromptWithParams](), 0
+    for number, parse in number_lines(file, SAMPLING_KEYS):
         try:
-            good[number] = task(number, messages.wrapped(parsed()), options)
+            good[number] = make_task(number, messages.wrap_prompt(parse()), options)
         except ForetokenError as error:
             bad += 1
             print(f"error: {error}", file=sys.stderr)
@@ -272,15 +272,15 @@ def tasks_of_file(
     return good, bad
 
 
-def keys(tasks: list[ModelTask], seed: int) -> list[tuple[int, int]]:
+def make_keys(tasks: list[PromptWithParams], seed: int) -> list[tuple[int, int]]:
     """Return the random key of each prompt's first text.
 
     It is the seed and the number of texts before it, or the line's own seed and 0.
     """
     keys: list[tuple[int, int]] = []
-    rows = 0
+    num_before = 0
     for task in tasks:
         line_seed = task.line.seed
-        keys.append((seed, rows) if line_seed is None else (line_seed, 0))
-        rows += task.texts
+        keys.append((seed, num_before) if line_seed is None else (line_seed, 0))
+        num_before += task.num_outputs
     return keys

@@ -15,26 +15,26 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-LEAST = 80  # columns that tables are made for; a narrower terminal breaks the lines itself
-WHOLE = 100_000  # columns, more than any line has
-T = TypeVar("T")
+MIN_COLUMNS = 80  # columns that tables are made for; a narrower terminal breaks the lines itself
+UNLIMITED_COLUMNS = 100_000  # columns, more than any line has
+ItemType = TypeVar("ItemType")
 
 
-def page(stream: TextIO | None = None) -> Console:
+def open_console(stream: TextIO | None = None) -> Console:
     """Open a console on standard output or another stream, as wide as its terminal or COLUMNS."""
     file = stream or sys.stdout
     console = Console(file=file, highlight=False)
     sized = file.isatty() or "COLUMNS" in os.environ
-    console.width = max(LEAST, console.width) if sized else WHOLE
+    console.width = max(MIN_COLUMNS, console.width) if sized else UNLIMITED_COLUMNS
     return console
 
 
-def bar(items: Iterable[T], text: str, count: int | None = None) -> Iterable[T]:
+def track_progress(items: Iterable[ItemType], text: str, count: int | None = None) -> Iterable[ItemType]:
     """Yield the items, with a progress bar on standard error; count: their number, if unsized."""
     return track(items, text, count, console=Console(stderr=True))
 
 
-def table(*headings: str, left: int = 1, gap: int = 1) -> Table:
+def make_table(*headings: str, left: int = 1, gap: int = 1) -> Table:
     """Make a table without a frame; columns behind the first `left` hold numbers.
 
     gap: blanks between columns, beside the rule's own.
@@ -48,24 +48,24 @@ def table(*headings: str, left: int = 1, gap: int = 1) -> Table:
     return view
 
 
-def prose(console: Console, paragraph: str, bold: str = "") -> None:
+def print_paragraph(console: Console, paragraph: str, bold: str = "") -> None:
     """Print a paragraph, with the word `bold` in bold."""
-    _put(console, "", paragraph, 0, bold)
+    _print_wrapped(console, "", paragraph, 0, bold)
 
 
-def labelled(console: Console, rows: Iterable[tuple[str, str]], width: int) -> None:
+def print_labelled(console: Console, rows: Iterable[tuple[str, str]], width: int) -> None:
     """Print labels in a column of that width, each with its paragraph beside it."""
     for label, paragraph in rows:
-        _put(console, label, paragraph, width)
+        _print_wrapped(console, label, paragraph, width)
 
 
-def milliseconds(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
     """Format for a narrow column: two decimals below 100 ms, none above."""
     ms = seconds * 1e3
     return f"{ms:.2f}" if ms < 100 else f"{ms:.0f}"
 
 
-def _put(console: Console, label: str, paragraph: str, width: int, bold: str = "") -> None:
+def _print_wrapped(console: Console, label: str, paragraph: str, width: int, bold: str = "") -> None:
     """Print wrapped lines; a word wider than the page, such as a path, stays whole."""
     lines = wrap(
         paragraph,

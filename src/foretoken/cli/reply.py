@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from foretoken.errors import ForetokenError
 
-Prompt = str | list[dict[str, Any]]  # text to continue, or messages
+ChatPrompt = str | list[dict[str, Any]]  # text to continue, or messages
 
 
-class TextError(ForetokenError):
+class ReplyError(ForetokenError):
     """One text failed; the next may not."""
 
 
@@ -37,10 +37,10 @@ class ChatReply:
 
     text: str = ""
     tokens: int = 0
-    calls: int = 0  # target forwards; 0 where the source does not say
+    num_forwards: int = 0  # target forwards; 0 where the source does not say
     overlaps: list[float] = field(default_factory=list[float])  # sum min(p, q), by draft token
     bias: float = 0.0  # of all tokens; 0 where the source does not say
     seconds: float = 0.0
-    waited: float = 0.0  # of these, until the first token
-    plain: float | None = None  # seconds a token by plain decoding, where known before the reply
+    first_token_seconds: float = 0.0  # of these, until the first token
+    plain_seconds_per_token: float | None = None  # seconds a token by plain decoding, where known before the reply
     finish_reason: str | None = None  # None: broken off

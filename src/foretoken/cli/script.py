@@ -32,7 +32,7 @@ from foretoken.errors import ForetokenError, mismatch, shown
 from foretoken.sampling.params import meant
 
 # Options of vLLM's commands, by the name of ours, and what is said where there is none
-VLLM = {
+VLLM_OPTION_NAMES = {
     "enable_prefix_caching": "prefix_cache",
     "max_model_len": "max_length",
     "max_num_seqs": "max_rows",
@@ -40,10 +40,10 @@ VLLM = {
     "num_speculative_tokens": "gamma",
     "speculative_model": "draft",
 }
-ONE_DEVICE = "a model runs on one device here; foretoken serve --replicas N runs several engines"
-WITHOUT: dict[str, str] = {
-    "pipeline_parallel_size": ONE_DEVICE,
-    "tensor_parallel_size": ONE_DEVICE,
+ONE_DEVICE_TEXT = "a model runs on one device here; foretoken serve --replicas N runs several engines"
+UNSUPPORTED_OPTIONS: dict[str, str] = {
+    "pipeline_parallel_size": ONE_DEVICE_TEXT,
+    "tensor_parallel_size": ONE_DEVICE_TEXT,
 }
 
 
@@ -55,7 +55,7 @@ app = typer.Typer(
 )
 
 
-def _version(given: bool) -> None:
+def _print_version(given: bool) -> None:
     if given:
         print(f"foretoken {foretoken.__version__}")
         raise typer.Exit
@@ -65,7 +65,7 @@ def _version(given: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Options that need no command."""
@@ -90,10 +90,10 @@ def main() -> None:
 
     Ctrl-C and SIGTERM exit with 130, after printing finished texts; a closed pipe exits with 1.
     """
-    run(app)
+    run_app(app)
 
 
-def run(app: typer.Typer) -> None:
+def run_app(app: typer.Typer) -> None:
     """Run a command of `app`, `foretoken`'s or `python -m reproduction`'s."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Leaving, Python would look through all that was loaded for garbage, for over a second
@@ -101,7 +101,7 @@ def run(app: typer.Typer) -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:  # an unknown option, or no value of its type
-        context, message = getattr(error, "ctx", None), " ".join(_said(error).split())
+        context, message = getattr(error, "ctx", None), " ".join(_format_error(error).split())
         if message and context:  # "" where the help is shown instead
             message = message.removesuffix(".") + ";" * (message[-1] != "?")
             message += f" {context.command_path} --help lists all options"
@@ -112,13 +112,13 @@ def run(app: typer.Typer) -> None:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except Exception as error:
-        if _from_signal(error):
+        if _is_from_signal(error):
             sys.exit(130)
         traceback.print_exc()  # a bug; not exit code 1, which is an answer of certify's
         sys.exit(3)
 
 
-def _from_signal(error: BaseException) -> bool:
+def _is_from_signal(error: BaseException) -> bool:
     """Return True if a signal's exception is behind an error.
 
     Python 3.11 puts a RuntimeError in its place when it interrupts `__set_name__`, as in an import.
@@ -129,7 +129,7 @@ def _from_signal(error: BaseException) -> bool:
     return cause is not None
 
 
-def _said(error: typer.TyperException) -> str:
+def _format_error(error: typer.TyperException) -> str:
     """Return the message, in our words where typer passes on pydantic's."""
     from pydantic import ValidationError  # late: `--help` does without it
 
@@ -137,11 +137,11 @@ def _said(error: typer.TyperException) -> str:
         (first, *_) = error.__cause__.errors()
         error.message = f"{mismatch(dict(first))}, not {shown(first['input'])}"
     if (option := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
-        return _unknown(option, getattr(error, "ctx", None))
+        return _describe_unknown_option(option, getattr(error, "ctx", None))
     return error.format_message()
 
 
-def _unknown(option: str, context: Any) -> str:
+def _describe_unknown_option(option: str, context: Any) -> str:
     """Return the message about an unknown option, with the one that is meant."""
     parameters = context.command.params if context else ()
     flags = [name for each in parameters for name in each.opts if name.startswith("--")]
@@ -149,12 +149,12 @@ def _unknown(option: str, context: Any) -> str:
         if any(option in each.opts for each in command.params):
             path = f"{context.command_path} {name}"
             return f"No such option: {option}; options go after the command: {path} {option}"
-    name, ours = _plain(option), {_plain(each): each for each in flags}
-    near = VLLM[name] if VLLM.get(name) in ours else meant(name, ours)
-    hint = WITHOUT.get(name) or (f"did you mean {ours[near]}?" if near else "")
+    name, ours = _to_field_name(option), {_to_field_name(each): each for each in flags}
+    near = VLLM_OPTION_NAMES[name] if VLLM_OPTION_NAMES.get(name) in ours else meant(name, ours)
+    hint = UNSUPPORTED_OPTIONS.get(name) or (f"did you mean {ours[near]}?" if near else "")
     return f"No such option: {option}{'; ' * bool(hint)}{hint}"
 
 
-def _plain(flag: str) -> str:
+def _to_field_name(flag: str) -> str:
     """Return a flag's name as a field is written."""
     return flag.lstrip("-").replace("-", "_")

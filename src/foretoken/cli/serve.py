@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from foretoken.cli import option
-from foretoken.cli.command import Config, command, flag
-from foretoken.cli.speculative import Speculative, plan_of, speculative
+from foretoken.cli.command import Config, command, format_flag
+from foretoken.cli.speculative_config import SpeculativeConfig, load_plan, parse_speculative_config
 from foretoken.cluster import session
 from foretoken.engine.options import OPTIONS as ENGINE
 from foretoken.engine.options import EngineOptions
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from foretoken.measurement.plan import Plan
 
 
-def _flags(options: Mapping[str, DeclaredOption]) -> dict[str, DeclaredOption]:
+def _select_options(options: Mapping[str, DeclaredOption]) -> dict[str, DeclaredOption]:
     """Return the options that the command line has as they are; of a template it has a file."""
     return {n: each for n, each in options.items() if each.panel and n != "chat_template"}
 
 
 @dataclass(frozen=True)
-class EngineFlags(option.group(_flags(ENGINE), EngineOptions())):
+class EngineFlags(option.make_option_group(_select_options(ENGINE), EngineOptions())):
     """Options of the engine."""
 
 
 @dataclass(frozen=True)
-class ServedLoading(option.PairLoading):
+class ServeLoadOptions(option.PairLoadOptions):
     """Options of loading, of a target and of that with each of several adapters."""
 
     adapter: Annotated[
@@ -62,7 +62,7 @@ class ServedLoading(option.PairLoading):
         or a folder without a name beside others, and for a name that is given twice."""
         places: dict[str, str] = {}
         for given in self.adapter or ():
-            name, place = named(given)
+            name, place = parse_adapter(given)
             if name in places:
                 twice = f"the name {name!r} twice" if name else "two adapters without names"
                 raise InputError(f"--adapter gives {twice}; give each a name of its own")
@@ -76,23 +76,23 @@ class ServedLoading(option.PairLoading):
         for place in self.adapters.values():
             adapters.folder(place)
 
-    def as_measured(self, plan: Plan) -> ServedLoading:
+    def with_measured_options(self, plan: Plan) -> ServeLoadOptions:
         """Return the options that a benchmark was made with, where none are given, and print these.
         InputError for others."""
-        given, defaults, new = self.arguments, ServedLoading().arguments, dict[str, Any]()
+        given, defaults, new = self.arguments, ServeLoadOptions().arguments, dict[str, Any]()
         for name, default in defaults.items():
             value = plan.load.get(name, default)
             if given[name] not in (default, value):
-                raise unlike(LOADING[name].flag or flag(name), given[name], value)
+                raise make_mismatch_error(LOADING[name].flag or format_flag(name), given[name], value)
             new |= {name: value} if given[name] != value else {}
         if new:
-            print(f"as it was measured: {shlex.join(option.flags(new))}", file=sys.stderr)
+            print(f"as it was measured: {shlex.join(option.format_flags(new))}", file=sys.stderr)
         fields: dict[str, Any] = {n: [v] if n == "adapter" else v for n, v in new.items()}
         if fields.pop("generation_config", None):
             fields["ignore_generation_config"] = True
         return replace(self, **fields)
 
-    def setups(self, setup: Setup, name: str, cluster: option.Cluster) -> dict[str, Setup]:
+    def make_setups(self, setup: Setup, name: str, cluster: option.ClusterOptions) -> dict[str, Setup]:
         """Return what each engine is made from, by the name of its model, that of the target first.
         InputError for an adapter of the target's name, and for names on a cluster."""
         places = {each: place for each, place in self.adapters.items() if each}
@@ -113,24 +113,24 @@ class ServedLoading(option.PairLoading):
         return {name: replace(setup, adapters=(*places.values(),)), **with_each}
 
 
-def unlike(flag: str, given: object, measured: object) -> InputError:
+def make_mismatch_error(flag: str, given: object, measured: object) -> InputError:
     return InputError(
         f"{flag} is {shown(given)}, but the file of --speculative-config was measured with "
         f"{shown(measured)}; leave {flag} out, or run foretoken bench with it"
     )
 
 
-def measured_target(plan: Plan, target: str | None) -> str:
+def get_measured_target(plan: Plan, target: str | None) -> str:
     """Return a benchmark's target. InputError where another one is given."""
     measured = plan.load["target"]
     if target is not None and target != measured:
         folders = exists(target) and exists(measured)
         if not folders or not samefile(target, measured):
-            raise unlike("--target", target, measured)
+            raise make_mismatch_error("--target", target, measured)
     return measured
 
 
-def named(given: str) -> tuple[str, str]:
+def parse_adapter(given: str) -> tuple[str, str]:
     """Return the name, "" without one, and the place of an adapter that is given as NAME=FOLDER, a
     folder or a hub id. InputError where one of the two is empty."""
     name, equals, place = given.partition("=")
@@ -142,7 +142,7 @@ def named(given: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class ServerFlags(option.group(_flags(SERVER), ServerOptions())):
+class ServerFlags(option.make_option_group(_select_options(SERVER), ServerOptions())):
     """Options of the server."""
 
     panel: ClassVar[str] = "Serving"
@@ -151,16 +151,16 @@ class ServerFlags(option.group(_flags(SERVER), ServerOptions())):
 
 @command
 def serve(
-    loading: ServedLoading,
+    loading: ServeLoadOptions,
     server: ServerFlags,
     engine: EngineFlags,
-    cluster: option.Cluster,
-    place: option.Place = None,
+    cluster: option.ClusterOptions,
+    place: option.TargetArgument = None,
     target: option.Target = None,
     draft: option.Draft = None,
     gamma: option.Gamma = None,
     rule: option.Rule = "block",
-    speculative_config: Speculative = None,
+    speculative_config: SpeculativeConfig = None,
     config: Config = None,
 ) -> None:
     """Serve a model in OpenAI's protocol, with a page at /.
@@ -170,18 +170,18 @@ def serve(
     """
     if "" in (server.api_key or ()):
         raise InputError("--api-key is empty, which would let everybody in; give a key")
-    given, keywords = _given(server, SERVER), _given(engine, ENGINE)
-    draft, gamma, rule = speculative(speculative_config, draft, gamma, rule)
+    given, keywords = _collect_options(server, SERVER), _collect_options(engine, ENGINE)
+    draft, gamma, rule = parse_speculative_config(speculative_config, draft, gamma, rule)
     SpeculationOptions(gamma, rule)
     cluster.require()
-    target = option.target(place, target)
-    if plan := plan_of(speculative_config):
-        target, loading = measured_target(plan, target), loading.as_measured(plan)
-    target = option.chosen(target)
+    target = option.merge_target(place, target)
+    if plan := load_plan(speculative_config):
+        target, loading = get_measured_target(plan, target), loading.with_measured_options(plan)
+    target = option.resolve_target(target)
     loading.require(target)
     if server.chat_template is not None:
         given["chat_template"] = read_text(server.chat_template, "a Jinja template")
-    with option.needing("serve"):
+    with option.require_extra("serve"):
         from foretoken.server.run import run
     given["max_texts"] = min(given["max_texts"], keywords["max_rows"] + keywords["max_waiting"])
     given["served_model_name"] = given.get("served_model_name") or (
@@ -199,22 +199,22 @@ def serve(
         max_pixels=options.max_pixels,
         max_seconds=options.max_seconds,
     )
-    setups = loading.setups(setup, options.name, cluster)
+    setups = loading.make_setups(setup, options.name, cluster)
     if not cluster.used:
         run(setups, options)
         return
     session.prepare(cluster.address)  # before ray is imported
-    with option.needing("serve,ray"):
+    with option.require_extra("serve,ray"):
         from foretoken.cluster import front
     count, threads = cluster.replicas or 1, cluster.threads
     front.run(setup, options, replicas=count, threads=threads, address=cluster.address)
 
 
-def _given(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
+def _collect_options(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
     """Return the options that are set. InputError, by the flag, for one that is invalid."""
-    values = {name: getattr(flags, name) for name in _flags(declarations)}
+    values = {name: getattr(flags, name) for name in _select_options(declarations)}
     return {
-        name: declarations[name].check(flag(name), value)
+        name: declarations[name].check(format_flag(name), value)
         for name, value in values.items()
         if value is not None and value != []
     }

@@ -26,18 +26,18 @@ from rich.progress import (
 )
 
 from foretoken.cli import option
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, set_up_logging
 from foretoken.errors import InputError
 from foretoken.storage import files
 from foretoken.train.recipe import TrainingRecipe
 
-Report = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
-Made = TypeVar("Made")
+ReportProgress = Callable[[int, str, str | None], None]  # step, the bar's text, a line to keep
+DataclassType = TypeVar("DataclassType")
 app = typer.Typer(no_args_is_help=True, help="Train drafts.")
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingOptions:
     """Options of any training run."""
 
     panel: ClassVar[str] = "Training"
@@ -50,17 +50,17 @@ class Schedule:
 
     @property
     def recipe(self) -> TrainingRecipe:
-        return made(TrainingRecipe, self)
+        return make_from_options(TrainingRecipe, self)
 
 
-def made(kind: Callable[..., Made], options: Schedule) -> Made:
+def make_from_options(kind: Callable[..., DataclassType], options: TrainingOptions) -> DataclassType:
     """Make a dataclass of the options that its fields name."""
     names = [field.name for field in fields_of(cast(Any, kind))]
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)})
 
 
 @dataclass(frozen=True)
-class Training(Schedule):
+class DistillationOptions(TrainingOptions):
     """Options of a training run on texts of the data or of the target."""
 
     target_generated: Annotated[
@@ -72,10 +72,10 @@ class Training(Schedule):
 @app.command()
 @command
 def distill(
-    reading: option.TargetReading,
-    data: option.Examples,
+    reading: option.TargetFileOptions,
+    data: option.TrainingData,
     out: Annotated[Path, "Folder for the checkpoint, the log and the draft. Resumes a run there."],
-    training: Training,
+    training: DistillationOptions,
     target: option.Target = None,
     draft: Annotated[str | None, "Train this draft further: a folder or hub id."] = None,
     draft_revision: option.DraftRevision = None,
@@ -104,32 +104,32 @@ def distill(
     the draft. OUT/model gets the weights with the best alpha on held-out prompts, continued by the
     target: use it as --draft. The same command resumes a run that was killed.
     """
-    target, recipe = option.chosen(target), training.recipe
-    quiet()
+    target, recipe = option.resolve_target(target), training.recipe
+    set_up_logging()
     from foretoken.train import corpus, distill, pair  # late: after mistakes are told
 
     shares = on_policy, training.target_generated
     lesson = distill.Distillation(loss, temperature, *shares, training.length, held_out)
     origin = {**reading.arguments, "draft_revision": draft_revision}
-    models = pair.pair(target, draft, fields(shape), training.seed, **origin)
+    models = pair.pair(target, draft, parse_shape(shape), training.seed, **origin)
     spec = models.together
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
     encoder_decoder = spec.target.encoder_decoder
     examples = corpus.read(data, spec.tokenizer, training.length, encoder_decoder=encoder_decoder)
-    with resumable(f"interrupted; the same command goes on from {out}"):
-        with progress_bar("distilling", training.steps) as bar:
+    with exit_on_interrupt(f"interrupted; the same command goes on from {out}"):
+        with show_progress_bar("distilling", training.steps) as bar:
             report = partial(_report_lesson, bar)
             summary = distill.distill(models, examples, out, lesson, recipe, report)
     lines = [
-        size(out / "model", summary),
+        describe_result(out / "model", summary),
         f"alpha {summary['alpha']:.4f} on held-out prompts at step {summary['best_step']}, "
         f"{summary['alpha_before']:.4f} before, at temperature {temperature:g}",
     ]
-    show(summary, lines, use(target, out / "model", reading), as_json=as_json)
+    print_summary(summary, lines, make_generate_command(target, out / "model", reading), as_json=as_json)
 
 
-def fields(shape: str | None) -> dict[str, Any]:
+def parse_shape(shape: str | None) -> dict[str, Any]:
     """Read --shape: name=value, separated by commas; a value is JSON or a string."""
     values: dict[str, Any] = {}
     for part in (shape or "").split(","):
@@ -145,7 +145,7 @@ def fields(shape: str | None) -> dict[str, Any]:
     return values
 
 
-def _report_lesson(bar: Report, step: int, loss: float, alpha: float | None, best: float) -> None:
+def _report_lesson(bar: ReportProgress, step: int, loss: float, alpha: float | None, best: float) -> None:
     """Report the loss and the best alpha, with a line where alpha was measured."""
     line = None
     if alpha is not None:
@@ -154,11 +154,11 @@ def _report_lesson(bar: Report, step: int, loss: float, alpha: float | None, bes
     bar(step, f"loss {loss:.3f}, best alpha {best:.3f}" if step else f"alpha {best:.3f}", line)
 
 
-StatesRun = Annotated[Path, "Folder to write. Resumes a run in the .run folder beside it."]
+RunFolder = Annotated[Path, "Folder to write. Resumes a run in the .run folder beside it."]
 
 
 @dataclass(frozen=True)
-class StatesTraining(Schedule):
+class HiddenStateTraining(TrainingOptions):
     """Options of a training run of a draft over its target's states."""
 
     steps: Annotated[int, "Training steps."] = 4000
@@ -177,14 +177,14 @@ class StatesTraining(Schedule):
 
 
 @dataclass(frozen=True)
-class EagleTraining(StatesTraining):
+class EagleTraining(HiddenStateTraining):
     """Options of a training run of an EAGLE-3 draft."""
 
     depths: Annotated[int, "Draft tokens over which it is unrolled."] = 4
 
 
 @dataclass(frozen=True)
-class DSparkTraining(StatesTraining):
+class DSparkTraining(HiddenStateTraining):
     """Options of a training run of a DSpark draft."""
 
     layers: Annotated[int, "Layers of the draft."] = 2
@@ -196,9 +196,9 @@ class DSparkTraining(StatesTraining):
 @app.command()
 @command
 def eagle(
-    loading: option.Loading,
-    data: option.Examples,
-    out: StatesRun,
+    loading: option.TargetLoadOptions,
+    data: option.TrainingData,
+    out: RunFolder,
     training: EagleTraining,
     target: option.Target = None,
     as_json: option.Json = False,
@@ -209,15 +209,15 @@ def eagle(
     Sources without a target in --data are the prompts. The file is in the format of speculators,
     which vLLM reads too. The same command resumes a run that was killed.
     """
-    _teach(loading, data, out, training, target, as_json=as_json)
+    _train_on_hidden_states(loading, data, out, training, target, as_json=as_json)
 
 
 @app.command()
 @command
 def dspark(
-    loading: option.Loading,
-    data: option.Examples,
-    out: StatesRun,
+    loading: option.TargetLoadOptions,
+    data: option.TrainingData,
+    out: RunFolder,
     training: DSparkTraining,
     target: option.Target = None,
     as_json: option.Json = False,
@@ -227,11 +227,11 @@ def dspark(
     One pass of the draft guesses a whole block; each guess then follows the one before it, and the
     block ends where the draft expects no more to be accepted. The rest is as in train eagle.
     """
-    _teach(loading, data, out, training, target, as_json=as_json)
+    _train_on_hidden_states(loading, data, out, training, target, as_json=as_json)
 
 
-def _teach(
-    loading: option.Loading,
+def _train_on_hidden_states(
+    loading: option.TargetLoadOptions,
     data: Path,
     out: Path,
     training: EagleTraining | DSparkTraining,
@@ -240,13 +240,13 @@ def _teach(
     as_json: bool,
 ) -> None:
     """Train a draft over the target's states."""
-    target, recipe = option.chosen(target), training.recipe
-    quiet()
+    target, recipe = option.resolve_target(target), training.recipe
+    set_up_logging()
     # late: after mistakes are told
     from foretoken.train import corpus, dspark, eagle, loop, own_texts, pair, student
 
     kind = eagle.EagleLesson if isinstance(training, EagleTraining) else dspark.DSparkLesson
-    lesson = made(kind, training)
+    lesson = make_from_options(kind, training)
     if not 0 < training.states < 1e9:
         raise InputError(f"states is {training.states}; give gigabytes, more than 0")
     option.require_folder(out)
@@ -261,21 +261,21 @@ def _teach(
     prompts = corpus.read(data, spec.tokenizer, training.length, encoder_decoder=False)
     folder = loop.folder_of_run(run)
     origin = loading.revision, loading.trust_remote_code, loading.tokenizer, loading.adapter
-    with resumable("interrupted; the same command goes on"):
+    with exit_on_interrupt("interrupted; the same command goes on"):
         count = len(prompts.train) + len(prompts.held_out)
-        with progress_bar("writing texts", count) as bar:
+        with show_progress_bar("writing texts", count) as bar:
             examples = own_texts.own_texts(
                 spec,
                 prompts,
                 folder / "texts",
                 length=training.length,
-                temperatures=option.numbers("temperatures", training.temperatures, float),
+                temperatures=option.parse_numbers("temperatures", training.temperatures, float),
                 seed=training.seed,
                 report=lambda n: bar(n, "writing texts", None),
             )
         network, _ = pair.read_target(target, *origin)
         network.requires_grad_(False)
-        with progress_bar("training", training.steps) as bar:
+        with show_progress_bar("training", training.steps) as bar:
             summary = student.teach(
                 network,
                 examples,
@@ -287,20 +287,20 @@ def _teach(
                 computed=lambda n: bar(0, f"reading states, text {n}", None),
             )
     depths = " ".join(f"{alpha:.3f}" for alpha in summary["alpha"])
-    lines = [size(out, summary), f"alpha by depth {depths} on held-out texts"]
-    show(summary, lines, use(target, out, loading), as_json=as_json)
+    lines = [describe_result(out, summary), f"alpha by depth {depths} on held-out texts"]
+    print_summary(summary, lines, make_generate_command(target, out, loading), as_json=as_json)
 
 
-def _report_depths(bar: Report, step: int, loss: float, alpha: list[float] | None) -> None:
+def _report_depths(bar: ReportProgress, step: int, loss: float, alpha: list[float] | None) -> None:
     """Report the loss, with a line where alpha was measured."""
-    told = None
+    line = None
     if alpha is not None:
-        told = f"step {step}: alpha by depth {' '.join(f'{x:.3f}' for x in alpha)}"
-    bar(step, f"loss {loss:.3f}", told)
+        line = f"step {step}: alpha by depth {' '.join(f'{x:.3f}' for x in alpha)}"
+    bar(step, f"loss {loss:.3f}", line)
 
 
 @contextmanager
-def resumable(message: str) -> Iterator[None]:
+def exit_on_interrupt(message: str) -> Iterator[None]:
     """Exit with 130 and this message after Ctrl-C."""
     try:
         yield
@@ -310,7 +310,7 @@ def resumable(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(text: str, steps: int) -> Iterator[Report]:
+def show_progress_bar(text: str, steps: int) -> Iterator[ReportProgress]:
     """Show a bar on standard error from the first report on, so that a mistake before it is a line
     of its own."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -328,7 +328,7 @@ def progress_bar(text: str, steps: int) -> Iterator[Report]:
         yield report
 
 
-def show(
+def print_summary(
     summary: dict[str, Any], lines: list[str], command: list[object], *, as_json: bool
 ) -> None:
     """Print `lines` and the command that uses the result, or the summary as JSON."""
@@ -340,7 +340,7 @@ def show(
     print(f"use it: {shlex.join(map(str, command))}")
 
 
-def target_of(tokenizer: str | Path | None) -> str | Path | None:
+def name_target(tokenizer: str | Path | None) -> str | Path | None:
     """Name the model that a tokenizer came with; a placeholder for a folder with no model."""
     if tokenizer is None:
         return None
@@ -349,21 +349,21 @@ def target_of(tokenizer: str | Path | None) -> str | Path | None:
     return "TARGET" if bare else tokenizer
 
 
-def use(target: object, draft: object, options: Any) -> list[object]:
+def make_generate_command(target: object, draft: object, options: Any) -> list[object]:
     """Return `foretoken generate` with a draft; options: a dataclass of how the target is read."""
-    of_target = [] if target is None else ["--target", target]
+    target_words = [] if target is None else ["--target", target]
     return [
         "foretoken",
         "generate",
-        *of_target,
+        *target_words,
         "--draft",
         draft,
-        *option.flags(option.changed(options)),
+        *option.format_flags(option.get_changed_options(options)),
         "PROMPT",
     ]
 
 
-def size(out: Path, summary: dict[str, Any]) -> str:
+def describe_result(out: Path, summary: dict[str, Any]) -> str:
     """Describe a result: its parameters, and the steps and seconds that it took."""
     count = summary["parameters"]
     parameters = f"{count / 1e6:.3g}M" if count >= 1e5 else f"{count}"

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from typer import Argument, Exit, Option
 
 from foretoken.cli import option
-from foretoken.cli.command import command, quiet
+from foretoken.cli.command import command, set_up_logging
 from foretoken.errors import ForetokenError, InputError, RefusedError, shown
 from foretoken.media.spoken import FORMATS
 from foretoken.storage import files
@@ -22,7 +22,7 @@ from foretoken.storage import files
 
 @command
 def transcribe(
-    loading: option.PairLoading,
+    loading: option.PairLoadOptions,
     audio: Annotated[
         list[Path], Argument(metavar="FILE...", help="Audio files: WAV, FLAC, OGG or MP3.")
     ],
@@ -58,46 +58,46 @@ def transcribe(
     if output is not None and output.exists() and not output.is_dir():
         raise InputError(f"--output is {output}, which is no folder; give a folder")
     suffix = "txt" if format == "text" else format
-    named = [output / f"{file.stem}.{suffix}" for file in audio] if output else []
+    outputs = [output / f"{file.stem}.{suffix}" for file in audio] if output else []
     if output is not None:
-        _make(output)
-    if twice := next((place for place in named if named.count(place) > 1), None):
-        raise InputError(f"two files would be written to {twice}; give them different names")
+        _make_folder(output)
+    if duplicate := next((place for place in outputs if outputs.count(place) > 1), None):
+        raise InputError(f"two files would be written to {duplicate}; give them different names")
     loading.require(target)
-    quiet()
+    set_up_logging()
     from foretoken.speech import transcription  # late: after mistakes are told
 
-    spec = _hearing(loading, target).load(target, draft)
-    asked: dict[str, Any] = {"language": language, "translate": translate, "prompt": prompt}
-    asked |= {"gamma": gamma, "temperature": temperature}
-    asked["words"] = format == "json" and transcription.tells_words(spec)
+    spec = _choose_audio_runtime(loading, target).load(target, draft)
+    options: dict[str, Any] = {"language": language, "translate": translate, "prompt": prompt}
+    options |= {"gamma": gamma, "temperature": temperature}
+    options["words"] = format == "json" and transcription.tells_words(spec)
     failed = False
     for i, file in enumerate(audio):
-        if named and named[i].exists():
-            print(f"{file}: {named[i]} is there already", file=sys.stderr)
+        if outputs and outputs[i].exists():
+            print(f"{file}: {outputs[i]} is there already", file=sys.stderr)
             continue
         try:
-            with _progress(file) as told:
-                made = transcription.transcribe(spec, file, progress=told, **asked)
+            with _show_progress(file) as report:
+                transcript = transcription.transcribe(spec, file, progress=report, **options)
         except ForetokenError as error:  # other files go on
             if len(audio) == 1:
                 raise
             failed = True
             print(f"{file}: {error}", file=sys.stderr)
             continue
-        text = FORMATS[format](made)
-        if not named:
+        text = FORMATS[format](transcript)
+        if not outputs:
             if len(audio) > 1:  # as `head` does
                 print(f"==> {file} <==")
             sys.stdout.write(text)
             continue
-        files.write(named[i], text.encode())
-        print(f"{file}: {made.seconds:.0f} s, {named[i]}", file=sys.stderr)
+        files.write(outputs[i], text.encode())
+        print(f"{file}: {transcript.seconds:.0f} s, {outputs[i]}", file=sys.stderr)
     if failed:
         raise Exit(1)
 
 
-def _hearing(loading: option.PairLoading, target: str) -> option.PairLoading:
+def _choose_audio_runtime(loading: option.PairLoadOptions, target: str) -> option.PairLoadOptions:
     """Put a model that hears with its prompt on torch: natively encoders alone hear."""
     if loading.runtime != "auto":
         return loading
@@ -111,7 +111,7 @@ def _hearing(loading: option.PairLoading, target: str) -> option.PairLoading:
     return replace(loading, runtime="transformers")
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     """Make a folder; InputError where that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _make(folder: Path) -> None:
 
 
 @contextmanager
-def _progress(file: Path) -> Generator[Callable[[float], None] | None]:
+def _show_progress(file: Path) -> Generator[Callable[[float], None] | None]:
     """A bar on a terminal, by the part of a file that is done; else nothing."""
     console = Console(stderr=True)
     if not console.is_terminal:

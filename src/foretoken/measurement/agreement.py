@@ -23,92 +23,92 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.verify import overlap
 
 # positions in a pass of the target: distributions of a whole text would take much memory
-CHUNK = 32
+POSITIONS_PER_FORWARD = 32
 
 
-class ScoredPlace(NamedTuple):
+class ScoredPosition(NamedTuple):
     """One position of a replayed text."""
 
     p: Tensor  # [V]
     q: Tensor | None  # [V]; None: all of it on the draft token
-    guess: int | None  # None: the drafter makes none
+    draft_token: int | None  # None: the drafter makes none
 
 
-def overlaps(
-    target: Model, drafter: Drafter, request: Request, new: list[int], params: SamplingParams
+def compute_overlaps(
+    target: Model, drafter: Drafter, request: Request, output: list[int], params: SamplingParams
 ) -> list[float | None]:
     """sum min(p, q) at every token of `new`, which continues the request (Corollary 3.6, C57).
 
     None where the drafter makes no draft token: nothing is kept there, so count it as 0.
     RefusedError where one of them is in use.
     """
-    return [_beta(place) for place in replayed(target, drafter, request, new, params, params)]
+    return [_compute_beta(place) for place in replay_positions(target, drafter, request, output, params, params)]
 
 
 @torch.inference_mode()
-def replayed(
+def replay_positions(
     target: Model,
     drafter: Drafter,
     request: Request,
-    new: list[int],
+    output: list[int],
     params: SamplingParams,
-    drafted: SamplingParams,
-) -> Iterator[ScoredPlace]:
+    draft_params: SamplingParams,
+) -> Iterator[ScoredPosition]:
     """Both distributions at every token of `new`: the target's by `params`, the drafter's by
     `drafted`. RefusedError where one of them is in use."""
     sources = [request.source] if request.source is not None else None
     controls = chain(request, target.vocab_size)
     # A drafter that reads the target's states, or shares its rows, needs a pass for each token
-    reads = any(part.reads_target for part in parts_of(drafter))
-    size = 1 if reads else CHUNK
+    reads_target = any(part.reads_target for part in parts_of(drafter))
+    size = 1 if reads_target else POSITIONS_PER_FORWARD
     p = torch.empty(0)
     with leased(target, drafter) as lease:
         lease.expect(1)
         target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
-        for i, token in enumerate(new):
-            draw = Draw([request.key], [len(request.prompt) + i], [drafted], [controls])
+        for i, token in enumerate(output):
+            draw = Draw([request.key], [len(request.prompt) + i], [draft_params], [controls])
             draft = drafter.propose([1], draw)
             if i % size == 0:  # as in a step the draft token comes before the pass
-                p = _distributions(target, request, controls, new[: i + size], i, params)
-            yield _place(p[i % size], draft, draw)
+                p = _compute_p(target, request, controls, output[: i + size], i, params)
+            yield _make_position(p[i % size], draft, draw)
             drafter.commit([[token]])
             if controls is not None:
                 controls.commit([token])
 
 
-def _distributions(
+def _compute_p(
     target: Model,
     request: Request,
     controls: Chain | None,
-    new: list[int],
-    at: int,
+    output: list[int],
+    start: int,
     params: SamplingParams,
 ) -> Tensor:
     """p at the positions of `new` from `at` on, one pass: `[n, V]`."""
-    block = [request.prompt[-1], *new][at : len(new)]
+    block = [request.prompt[-1], *output][start : len(output)]
     logits = target.score([block], [len(block)])
-    check(logits, "target", [len(request.prompt) + at], [len(block)])
+    check(logits, "target", [len(request.prompt) + start], [len(block)])
     if controls is not None:
-        shaped = [controls.shape(row, new[at : at + i]) for i, row in enumerate(logits[0])]
+        shaped = [controls.shape(row, output[start : start + i]) for i, row in enumerate(logits[0])]
         logits = torch.stack(shaped)[None]
     return probabilities(logits[0], params)
 
 
-def _place(p: Tensor, draft: Draft, draw: Draw) -> ScoredPlace:
+def _make_position(p: Tensor, draft: Draft, draw: Draw) -> ScoredPosition:
     """p `[V]` beside the distribution of one draft token."""
     if draft.tops is not None:
         require_finite(draft.tops.tolist(), "draft", draw.lengths, [1])
     if not int(draft.lengths[0]):
-        return ScoredPlace(p, None, None)
+        return ScoredPosition(p, None, None)
     q = None if draft.q is None else draft.q[0, 0].to(p.device)
-    return ScoredPlace(p, q, int(draft.tokens[0, 0]))
+    return ScoredPosition(p, q, int(draft.tokens[0, 0]))
 
 
-def _beta(place: ScoredPlace) -> float | None:
-    if place.guess is None:
+def _compute_beta(position: ScoredPosition) -> float | None:
+    if position.draft_token is None:
         return None
-    q = None if place.q is None else place.q[None, None]
+    q = None if position.q is None else position.q[None, None]
     return float(
-        overlap(place.p[None, None], q, torch.tensor([[place.guess]], device=place.p.device))
+        overlap(position.p[None, None], q, torch.tensor([[position.draft_token]], device=position.p.device))
     )

@@ -20,24 +20,24 @@ from foretoken.inputs import Prompt
 from foretoken.loading import hub, named
 from foretoken.loading.options import LoadOptions
 from foretoken.loading.target import KnownTarget
-from foretoken.measurement.bench import (
-    Key,
+from foretoken.measurement.races import (
+    ContestantKey,
     Race,
     RaceTask,
-    Turn,
-    own_turns,
-    prepare,
-    race,
+    RunTurn,
+    make_own_turns,
+    prepare_tasks,
+    run_rounds,
     repeat_tasks,
 )
-from foretoken.measurement.footprint import of_model
-from foretoken.measurement.machine import bandwidth, describe, peak_bytes
-from foretoken.measurement.options import BenchOptions, label
-from foretoken.measurement.plan import FORMAT, PlanOptions, choose
+from foretoken.measurement.footprint import compute_model_footprint
+from foretoken.measurement.machine import measure_bandwidth, get_machine, get_peak_bytes
+from foretoken.measurement.options import BenchOptions, format_gamma
+from foretoken.measurement.plan import BENCH_FILE_FORMAT, PlanOptions, choose_plan
 from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.storage import files
 
-Load = Callable[[str, str | None, Callable[[KnownTarget], object]], Speculator]
+LoadPair = Callable[[str, str | None, Callable[[KnownTarget], object]], Speculator]
 
 
 @dataclass(slots=True)
@@ -55,105 +55,105 @@ class Benchmark:
         unsaved: Why the last figures are not in the file.
     """
 
-    asked: BenchOptions
-    load: Load
+    options: BenchOptions
+    load: LoadPair
     prompts: Callable[[KnownTarget], list[Prompt]]
     out: Path | None
     progress: Callable[[str, int], AbstractContextManager[Callable[[str], None]]]
     document: dict[str, Any] = field(init=False)
-    resumed: int | None = None
-    unsaved: OSError | None = None
+    num_resumed: int | None = None
+    save_error: OSError | None = None
 
     def __post_init__(self) -> None:
         """Begin with what the same command has saved. InputError for another file at `out`."""
-        if self.asked.batch[-1] > MAX_ROWS:
-            raise InputError(f"batch is {self.asked.batch}; give numbers from 1 to {MAX_ROWS}")
-        machine = describe(torch.device(self.asked.loading.get("device", "cpu")))
-        same = {"format": FORMAT, "machine": asdict(machine), "asked": asdict(self.asked)}
-        same["files_sha256"] = self._files()
-        self.document = {"date": date.today().isoformat(), "figures": [], **same}
+        if self.options.batch[-1] > MAX_ROWS:
+            raise InputError(f"batch is {self.options.batch}; give numbers from 1 to {MAX_ROWS}")
+        machine = get_machine(torch.device(self.options.loading.get("device", "cpu")))
+        identity = {"format": BENCH_FILE_FORMAT, "machine": asdict(machine), "asked": asdict(self.options)}
+        identity["files_sha256"] = self._hash_files()
+        self.document = {"date": date.today().isoformat(), "figures": [], **identity}
         self.document |= dict.fromkeys(("runtime", "memory", "others", "best"))
         if self.out is None or not self.out.exists():
             return
         with suppress(ValueError, KeyError, TypeError):  # of a file that something else wrote
-            found = files.parse_json(files.read_text(self.out, "JSON"))
-            if {key: found[key] for key in same} == same:
-                whole = [row for row in found["figures"] if self._whole(row)]
-                self.document = found | {"figures": whole}
+            stored = files.parse_json(files.read_text(self.out, "JSON"))
+            if {key: stored[key] for key in identity} == identity:
+                complete = [row for row in stored["figures"] if self._is_complete(row)]
+                self.document = stored | {"figures": complete}
                 self._conclude()
-                self.resumed = len(whole)
+                self.num_resumed = len(complete)
                 return
         raise InputError(
             f"{self.out} is not of the same command and models; remove it or give another"
         )
 
-    def _files(self) -> str:
+    def _hash_files(self) -> str:
         """Return a digest of the sizes and times of the files of all models that are here."""
-        drafts = [named.without_front(draft) for draft in self.asked.drafts if draft]
+        drafts = [named.without_front(draft) for draft in self.options.drafts if draft]
         places = [named.draft(draft) or draft for draft in drafts]
-        names = [self.asked.target, *places, self.asked.loading.get("adapter")]
+        names = [self.options.target, *places, self.options.loading.get("adapter")]
         stamps = [hub.stamps(name) for name in names if name]
         return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
 
-    def _whole(self, row: dict[str, Any]) -> bool:
-        return row["tokens_per_second"]["n"] == self.asked.repeats
+    def _is_complete(self, row: dict[str, Any]) -> bool:
+        return row["tokens_per_second"]["n"] == self.options.repeats
 
     def run(self) -> None:
         """Measure what is missing, until Ctrl-C."""
         done = [*self.document["figures"]]
         self.document["interrupted"] = True
         with suppress(KeyboardInterrupt):
-            for draft in self.asked.drafts:
-                known = {row["batch"] for row in done if row["asked"] == draft}
-                left = [texts for texts in self.asked.batch if texts not in known]
-                if left and not self._measure(draft, left):
+            for draft in self.options.drafts:
+                measured = {row["batch"] for row in done if row["asked"] == draft}
+                missing = [texts for texts in self.options.batch if texts not in measured]
+                if missing and not self._measure(draft, missing):
                     return
             self.document["interrupted"] = False
             self._save()
 
     def _measure(self, draft: str | None, batch: list[int]) -> bool:
         """Measure a draft with each number of texts at once; return False after Ctrl-C."""
-        asked, prompts = self.asked, list[Prompt]()
-        spec = self.load(asked.target, draft, lambda known: prompts.extend(self.prompts(known)))
-        spec, tasks = prepare(spec.prepared(), prompts, asked.params, asked.seed)
+        options, prompts = self.options, list[Prompt]()
+        spec = self.load(options.target, draft, lambda known: prompts.extend(self.prompts(known)))
+        spec, tasks = prepare_tasks(spec.prepared(), prompts, options.params, options.seed)
         self.document["runtime"] = spec.target.runtime
-        self.document["memory"] = self.document["memory"] or self._memory(spec)
-        turns = own_turns(spec, asked.gammas, asked.rule)
-        for texts in batch:
-            given = repeat_tasks(tasks, texts) if texts > 1 else tasks
+        self.document["memory"] = self.document["memory"] or self._measure_memory(spec)
+        turns = make_own_turns(spec, options.gammas, options.rule)
+        for batch_size in batch:
+            batch_tasks = repeat_tasks(tasks, batch_size) if batch_size > 1 else tasks
             reading = contention.read()
-            raced = self._race(turns, given, spec.draft_name, together=texts > 1)
+            raced = self._run_race(turns, batch_tasks, spec.draft_name, together=batch_size > 1)
             if raced.rounds:
                 others = contention.share([contention.taken(reading)])
-                about = {"asked": draft, "draft": spec.draft_name, "batch": texts, "others": others}
+                head = {"asked": draft, "draft": spec.draft_name, "batch": batch_size, "others": others}
                 self.document["figures"] += [
-                    about | asdict(raced.figures(key)) for key in raced.rounds[0]
+                    head | asdict(raced.compute_figures(key)) for key in raced.rounds[0]
                 ]
                 self._conclude()
                 self._save()
-            if len(raced.rounds) < asked.repeats:
+            if len(raced.rounds) < options.repeats:
                 return False
         return True
 
-    def _race(
-        self, turns: dict[Key, Turn], tasks: list[RaceTask], draft: str, *, together: bool
+    def _run_race(
+        self, turns: dict[ContestantKey, RunTurn], tasks: list[RaceTask], draft: str, *, together: bool
     ) -> Race:
         """Run the rounds, and show progress."""
-        repeats, texts = self.asked.repeats, len(tasks) if together else 1
+        repeats, batch_size = self.options.repeats, len(tasks) if together else 1
         with self.progress(draft, (repeats + 1) * len(turns)) as show:
 
-            def report(key: Key) -> None:
-                show(f"{draft}, {texts} at once: {label(key[1])}")
+            def report(key: ContestantKey) -> None:
+                show(f"{draft}, {batch_size} at once: {format_gamma(key[1])}")
 
-            return race(turns, tasks, repeats, together=together, report=report)
+            return run_rounds(turns, tasks, repeats, together=together, report=report)
 
-    def _memory(self, spec: Speculator) -> dict[str, Any]:
+    def _measure_memory(self, spec: Speculator) -> dict[str, Any]:
         """Return the bytes that a pass of the target reads, and how fast this machine reads."""
-        options = LoadOptions(**self.asked.loading)
+        options = LoadOptions(**self.options.loading)
         how = options.dtype, options.revision
-        model = of_model(spec.target, spec.target_name, *how, trust=options.trust_remote_code)
-        peak = peak_bytes(spec.target.device)  # before the large read
-        seconds, size = bandwidth(spec.target.device)
+        model = compute_model_footprint(spec.target, spec.target_name, *how, trust=options.trust_remote_code)
+        peak = get_peak_bytes(spec.target.device)  # before the large read
+        seconds, size = measure_bandwidth(spec.target.device)
         return {
             "weight_bytes": model.weight_bytes,
             "pass_bytes": model.pass_bytes,
@@ -163,10 +163,10 @@ class Benchmark:
 
     def _conclude(self) -> None:
         """Note the fastest draft and gamma, and the share of the processors that others took."""
-        asked, rows = self.asked, self.document["figures"]
-        measured = PlanOptions(None, asked.rule, asked.temperature, asked.top_k, asked.top_p)
-        load = {"target": asked.target, **asked.loading}
-        self.document["best"] = asdict(choose(rows, measured, load)) if rows else None
+        options, rows = self.options, self.document["figures"]
+        measured = PlanOptions(None, options.rule, options.temperature, options.top_k, options.top_p)
+        load = {"target": options.target, **options.loading}
+        self.document["best"] = asdict(choose_plan(rows, measured, load)) if rows else None
         shares = [row["others"] for row in rows if row["others"] is not None]
         self.document["others"] = max(shares, default=None)
 
@@ -176,6 +176,6 @@ class Benchmark:
             text = json.dumps(self.document, indent=2, allow_nan=False) + "\n"
             try:
                 files.write(self.out, text.encode())
-                self.unsaved = None
+                self.save_error = None
             except OSError as error:
-                self.unsaved = error
+                self.save_error = error

@@ -21,17 +21,17 @@ from foretoken.loading.target import ends_of_chats
 from foretoken.measurement import machine
 from foretoken.storage.cache import versions
 
-PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".split()
+REPORTED_PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".split()
 
 
 def describe_machine() -> dict[str, Any]:
     """Describe the machine, and measure how fast it reads memory, in a second or two."""
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    reading, here = contention.read(), machine.processor()
-    seconds, size = machine.bandwidth(torch.device("cpu"))
+    reading, here = contention.read(), machine.get_processor()
+    seconds, size = machine.measure_bandwidth(torch.device("cpu"))
     rate = {"bytes_per_second": size / seconds.median, "read_bytes": size}
     return {
-        "versions": {"python": platform.python_version()} | versions(*PACKAGES),
+        "versions": {"python": platform.python_version()} | versions(*REPORTED_PACKAGES),
         "machine": platform.platform(),
         "processor": {**asdict(here), "lacks": here.lacks, **rate},
         "threads": torch.get_num_threads(),
@@ -50,33 +50,33 @@ def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
     if draft := published.find(model, options.revision):
         return {"model": draft.name, "runtime": None, "why": draft.described}
     placement = Placement(options.dtype, usable(options.device), options.runtime)
-    read = source(model, options.revision, options.trust_remote_code, options.adapter)
-    facts = ModelFacts(read, placement)
+    model_source = source(model, options.revision, options.trust_remote_code, options.adapter)
+    facts = ModelFacts(model_source, placement)
     placed = place(facts, placement)
-    steady = placed.model.capabilities.batch_invariant
+    batch_invariant = placed.model.capabilities.batch_invariant
     return {
-        "model": read.name,
+        "model": model_source.name,
         "runtime": placed.model.runtime,
         "why": placed.why,
-        "exact": "bitwise" if steady else "rounding",
-        "lacks": _processor_problem(read),
-        "ends": _remark_on_ends(read, facts),
+        "exact": "bitwise" if batch_invariant else "rounding",
+        "lacks": _find_processor_problem(model_source),
+        "ends": _describe_ends(model_source, facts),
         "dtype": placed.model.computed,
         "asked": placement.dtype,
     }
 
 
-def _remark_on_ends(read: Source, facts: ModelFacts) -> str | None:
+def _describe_ends(model_source: Source, facts: ModelFacts) -> str | None:
     """Say where the chat template ends turns with another token than the model's files name."""
-    file = read.path if read.gguf is None else read.gguf
-    known = tokenizer(file, read.options.get("revision"), read.trust)
+    file = model_source.path if model_source.gguf is None else model_source.gguf
+    known = tokenizer(file, model_source.options.get("revision"), model_source.trust)
     return ends_of_chats(facts.settings.ends, known)[1]
 
 
-def _processor_problem(read: Source) -> str | None:
+def _find_processor_problem(model_source: Source) -> str | None:
     """Say why the processor of a model's images and audio cannot be loaded; None where it can, or
     there is none."""
-    load = processor(read)
+    load = processor(model_source)
     try:
         if load is not None:
             load()

@@ -16,7 +16,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class Estimate:
         """Half the interval; the longer half of one that is cut, or skew."""
         return max(self.high - self.value, self.value - self.low)
 
-    def above(self, other: Estimate) -> bool:
+    def is_above(self, other: Estimate) -> bool:
         """Tell whether all of its interval is above the other's: by chance alone once in about 350
         times."""
         return self.low > other.high
 
 
-def ratio(
-    tops: Sequence[float],
-    bottoms: Sequence[float],
+def estimate_ratio(
+    numerators: Sequence[float],
+    denominators: Sequence[float],
     low: float = -math.inf,
     high: float = math.inf,
 ) -> Estimate | None:
@@ -49,32 +49,32 @@ def ratio(
     Student's t over prompts, on the residuals tops - value x bottoms. None where the bottoms are
     all 0 or there are fewer than two prompts.
     """
-    top, bottom = np.asarray(tops, dtype=np.float64), np.asarray(bottoms, dtype=np.float64)
+    top, bottom = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     n, total = len(top), float(bottom.sum())
     if n < 2 or total == 0:
         return None
     value = float(top.sum()) / total
     residuals = top - value * bottom
-    error = student(n - 1) * math.sqrt(n / (n - 1) * float(residuals @ residuals)) / total
+    error = compute_student_t(n - 1) * math.sqrt(n / (n - 1) * float(residuals @ residuals)) / total
     return Estimate(value, max(low, value - error), min(high, value + error))
 
 
-def mean(values: Sequence[float]) -> Estimate | None:
+def estimate_mean(values: Sequence[float]) -> Estimate | None:
     """The mean over prompts."""
-    return ratio(values, [1.0] * len(values))
+    return estimate_ratio(values, [1.0] * len(values))
 
 
-def student(df: int) -> float:
+def compute_student_t(df: int) -> float:
     """The t that |T| stays below with 95 %."""
-    return float(special.stdtrit(df, (1 + LEVEL) / 2))
+    return float(special.stdtrit(df, (1 + CONFIDENCE_LEVEL) / 2))
 
 
-POWER = 0.99
-FEW = 10  # cells with smaller counts are pooled, for the chi-square approximation
+TEST_POWER = 0.99
+MIN_CELL_COUNT = 10  # cells with smaller counts are pooled, for the chi-square approximation
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class HypothesisTest:
     """A hypothesis that should hold, tested.
 
     `p_value`: how often chance alone deviates as much. `catches`: the smallest total variation that
@@ -98,39 +98,39 @@ def normal_tails(z: float) -> float:
     return math.erfc(abs(z) / math.sqrt(2))
 
 
-def visible(dof: int, level: float) -> float:
+def compute_noncentrality(dof: int, level: float) -> float:
     """The noncentrality at which a chi-square test at `level` rejects with a chance of POWER.
 
     A total variation t within the cells has a noncentrality of 4 t^2 n or more (Cauchy-Schwarz),
     with nm / (n + m) for n where there are two samples.
     """
-    return float(special.chndtrinc(special.chdtri(dof, level), dof, 1 - POWER))
+    return float(special.chndtrinc(special.chdtri(dof, level), dof, 1 - TEST_POWER))
 
 
-def binned(name: str, unit: str, u: Tensor, level: float, bins: int = 32) -> Test:
+def run_uniformity_test(name: str, unit: str, u: Tensor, level: float, bins: int = 32) -> HypothesisTest:
     """Test whether the numbers `u [n]` are uniform on [0, 1)."""
     n = len(u)
-    bins = max(2, min(bins, n // FEW))
+    bins = max(2, min(bins, n // MIN_CELL_COUNT))
     counts = torch.bincount((u * bins).long().clamp(0, bins - 1), minlength=bins).double()
     statistic = float(((counts - n / bins) ** 2).sum() / (n / bins))
-    caught = min(1.0, math.sqrt(visible(bins - 1, level) / (4 * n)))
-    return Test(name, unit, n, chi_square_tail(statistic, bins - 1), caught)
+    min_variation = min(1.0, math.sqrt(compute_noncentrality(bins - 1, level) / (4 * n)))
+    return HypothesisTest(name, unit, n, chi_square_tail(statistic, bins - 1), min_variation)
 
 
-def balanced(name: str, unit: str, hits: Tensor, chances: Tensor, level: float) -> Test:
+def run_frequency_test(name: str, unit: str, hits: Tensor, chances: Tensor, level: float) -> HypothesisTest:
     """Test whether events `hits [n]` are as frequent as `chances [n]`, each given the past,
     imply."""
     variance = float((chances * (1 - chances)).sum())
-    if variance < FEW:
-        return Test(name, unit, len(hits), 1.0)
+    if variance < MIN_CELL_COUNT:
+        return HypothesisTest(name, unit, len(hits), 1.0)
     z = float((hits - chances).sum()) / math.sqrt(variance)
-    far = -special.ndtri(level / 2) + special.ndtri(POWER)
-    return Test(
-        name, unit, len(hits), normal_tails(z), min(1.0, far * math.sqrt(variance) / len(hits))
+    min_z = -special.ndtri(level / 2) + special.ndtri(TEST_POWER)
+    return HypothesisTest(
+        name, unit, len(hits), normal_tails(z), min(1.0, min_z * math.sqrt(variance) / len(hits))
     )
 
 
-def unrelated(name: str, unit: str, u: Sequence[Tensor], lags: int) -> Test:
+def run_correlation_test(name: str, unit: str, u: Sequence[Tensor], lags: int) -> HypothesisTest:
     """Test whether the uniform numbers of each row are uncorrelated with those up to `lags`
     before."""
     statistic, n = 0.0, sum(map(len, u))
@@ -141,44 +141,44 @@ def unrelated(name: str, unit: str, u: Sequence[Tensor], lags: int) -> Test:
     by_lag = [torch.cat(products) for products in pairs if products]
     for products in by_lag:
         statistic += float(products.sum()) ** 2 / len(products)
-    return Test(name, unit, n, chi_square_tail(statistic, max(1, len(by_lag))))
+    return HypothesisTest(name, unit, n, chi_square_tail(statistic, max(1, len(by_lag))))
 
 
-def two_samples(
+def run_two_sample_test(
     name: str, unit: str, tables: Sequence[tuple[np.ndarray, np.ndarray]], level: float
-) -> Test:
+) -> HypothesisTest:
     """Test whether the counts of every pair of `tables` come from one distribution; the pairs are
     pooled."""
     statistic, dof, n, m = 0.0, 0, 0.0, 0.0
     for a, b in tables:
-        a, b = _pooled(a, b)
+        a, b = _pool_cells(a, b)
         n, m = n + a.sum(), m + b.sum()
         weight = math.sqrt(b.sum() / a.sum())
         statistic += float(((weight * a - b / weight) ** 2 / (a + b)).sum())
         dof += len(a) - 1
     if not dof:
-        return Test(name, unit, int(n), 1.0)
-    caught = min(1.0, math.sqrt(visible(dof, level) / (4 * n * m / (n + m))))
-    return Test(name, unit, int(n), chi_square_tail(statistic, dof), caught)
+        return HypothesisTest(name, unit, int(n), 1.0)
+    min_variation = min(1.0, math.sqrt(compute_noncentrality(dof, level) / (4 * n * m / (n + m))))
+    return HypothesisTest(name, unit, int(n), chi_square_tail(statistic, dof), min_variation)
 
 
-def _pooled(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _pool_cells(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cells with few counts are merged into one."""
-    few = (a + b) < 2 * FEW
+    few = (a + b) < 2 * MIN_CELL_COUNT
     rest = [[counts[few].sum()] if few.any() else [] for counts in (a, b)]
     a, b = (np.concatenate([c[~few], r]) for c, r in zip((a, b), rest, strict=True))
     return a[a + b > 0], b[a + b > 0]
 
 
 @dataclass(frozen=True, slots=True)
-class Uniforms:
+class TokenUniforms:
     """The numbers of some tokens, `[n]` each, float64."""
 
     ranked: Tensor  # likeliest tokens first: shows a distribution that is too sharp or too flat
     by_id: Tensor  # in the order of the ids: shows random numbers that were used twice
 
 
-def uniforms(distribution: Tensor, tokens: Tensor, noise: Tensor) -> Uniforms:
+def compute_uniforms(distribution: Tensor, tokens: Tensor, noise: Tensor) -> TokenUniforms:
     """The numbers of `tokens [n]` under `distribution [n, V]`; `noise [n]` is uniform and fresh.
 
     A token without mass gets the very end of the ranks.
@@ -190,4 +190,4 @@ def uniforms(distribution: Tensor, tokens: Tensor, noise: Tensor) -> Uniforms:
     equals = p.where(p == masses, 0.0).sum(-1)
     ranked = p.where(p > masses, 0.0).sum(-1) + noise * equals
     by_id = p.where(ids < tokens[:, None], 0.0).sum(-1) + noise * masses[:, 0]
-    return Uniforms(ranked.cpu(), by_id.cpu())
+    return TokenUniforms(ranked.cpu(), by_id.cpu())

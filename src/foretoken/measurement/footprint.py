@@ -16,7 +16,7 @@ from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.models.native.model import NativeModel
 
-PYTHON = "python"  # the runtime of a drafter without a network
+PYTHON_RUNTIME = "python"  # the runtime of a drafter without a network
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,58 +33,58 @@ class Footprint:
     pass_bytes: int | None = None  # of the weights that a pass over one token reads
 
 
-def of_model(
+def compute_model_footprint(
     model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
     """Return the sizes of a model that was loaded with these options, not measured: its bytes are
     those of its panels on the native decoder; elsewhere they follow from its parameters' shapes."""
-    network = _network(model, name, revision, trust)
+    network = _get_network(model, name, revision, trust)
     facts = (name, model.runtime, dtype, model.encoder_decoder)
     if network is None:
         return Footprint(*facts, None, None)
-    numbers, products = sum(each.numel() for each in network.parameters()), _products(network)
-    weight_bytes, pass_bytes = _read_bytes(model) or (None, None)
+    num_weights, num_multiplied = sum(each.numel() for each in network.parameters()), _count_multiplied_weights(network)
+    weight_bytes, pass_bytes = _get_native_bytes(model) or (None, None)
     if pass_bytes is None:
         kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
         kind = kind if isinstance(kind, torch.dtype) else torch.float32
         head = getattr(network.get_output_embeddings(), "weight", None)
         heads = {} if head is None else {id(head): head.numel()}
-        embedded = heads | {id(each): each.numel() for each in _embeddings(network)}
-        weight_bytes = _bytes(numbers, sum(embedded.values()), kind, dtype)
-        pass_bytes = _bytes(products, sum(heads.values()), kind, dtype)
-    return Footprint(*facts, numbers, 2 * products, weight_bytes, pass_bytes)
+        embedded = heads | {id(each): each.numel() for each in _list_embeddings(network)}
+        weight_bytes = _count_bytes(num_weights, sum(embedded.values()), kind, dtype)
+        pass_bytes = _count_bytes(num_multiplied, sum(heads.values()), kind, dtype)
+    return Footprint(*facts, num_weights, 2 * num_multiplied, weight_bytes, pass_bytes)
 
 
-def _read_bytes(model: Model) -> tuple[int, int] | None:
+def _get_native_bytes(model: Model) -> tuple[int, int] | None:
     """Return the bytes of a model's panels on the native decoder, and those of them that a pass
     over one token reads; None elsewhere."""
     return model.passes.bytes if isinstance(model, NativeModel) else None
 
 
-FOUR_BITS = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
+INT4_BYTES_PER_WEIGHT = 0.5 + 2 / 64  # bytes of a weight, with its share of a group's scale
 
 
-def _bytes(numbers: int, embedded: int, kind: torch.dtype, dtype: str) -> int:
+def _count_bytes(num_weights: int, num_embedded: int, kind: torch.dtype, dtype: str) -> int:
     """Return the bytes of weights of which so many are embeddings or output layer, which stay in
     eight bits where the others have four."""
     if dtype == "int4":
-        return round((numbers - embedded) * FOUR_BITS) + embedded
-    return numbers * kind.itemsize
+        return round((num_weights - num_embedded) * INT4_BYTES_PER_WEIGHT) + num_embedded
+    return num_weights * kind.itemsize
 
 
-def of_drafter(
+def compute_drafter_footprint(
     drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
     """Return the sizes of a drafter; of one that is no model they are not known."""
     if drafter.model is not None:
         place = str(named.draft(name) or name)
-        model = of_model(drafter.model, place, dtype, revision, trust=trust)
+        model = compute_model_footprint(drafter.model, place, dtype, revision, trust=trust)
         return replace(model, name=name)
-    none = 0 if drafter.runtime == PYTHON else None  # else it has products that are not counted
+    none = 0 if drafter.runtime == PYTHON_RUNTIME else None  # else it has products that are not counted
     return Footprint(name, drafter.runtime, "", False, None, none)
 
 
-def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
+def _get_network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
     """Return the network, or one without weights; None where transformers cannot build it."""
     network = model.model
     if isinstance(network, PreTrainedModel):
@@ -97,16 +97,16 @@ def _network(model: Model, name: str, revision: str | None, trust: bool) -> PreT
         return None
 
 
-def _products(network: PreTrainedModel) -> int:
+def _count_multiplied_weights(network: PreTrainedModel) -> int:
     """Count the weights that are multiplied with one token of a decoder's text.
 
     Without embeddings, unless they are the output layer too, and with the share of experts that a
     token meets, or all. Cross-attention's keys and values, made once per source, are counted.
     """
     head = network.get_output_embeddings()
-    skipped = {id(weight) for weight in _embeddings(network)} | _encoder(network)
+    skipped = {id(weight) for weight in _list_embeddings(network)} | _get_encoder_weight_ids(network)
     skipped -= {id(head.weight)} if isinstance(head, nn.Linear) else set()
-    share = _experts_share(network.config)
+    share = _compute_experts_share(network.config)
     total = 0.0
     for name, weight in network.named_parameters():
         if weight.ndim >= 2 and id(weight) not in skipped:
@@ -114,18 +114,18 @@ def _products(network: PreTrainedModel) -> int:
     return round(total)
 
 
-def _embeddings(network: PreTrainedModel) -> list[Tensor]:
+def _list_embeddings(network: PreTrainedModel) -> list[Tensor]:
     return [part.weight for part in network.modules() if isinstance(part, nn.Embedding)]
 
 
-def _encoder(network: PreTrainedModel) -> set[int]:
+def _get_encoder_weight_ids(network: PreTrainedModel) -> set[int]:
     """Ids of the encoder's weights, which run once per source."""
     if not network.config.is_encoder_decoder:
         return set()
     return {id(weight) for weight in network.get_encoder().parameters()}
 
 
-def _experts_share(config: PreTrainedConfig) -> float:
+def _compute_experts_share(config: PreTrainedConfig) -> float:
     config = config.get_text_config(decoder=True)
     used = getattr(config, "num_experts_per_tok", None)
     for name in ("num_local_experts", "num_experts", "n_routed_experts"):

@@ -24,8 +24,8 @@ try:
 except ImportError:  # Windows has none
     resource = None
 
-READ_BYTES = 2**29  # far beyond any cache
-READS = 7
+BANDWIDTH_READ_BYTES = 2**29  # far beyond any cache
+NUM_BANDWIDTH_READS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +48,35 @@ class Machine:
         return ", ".join([*parts, *(f"{name} {v}" for name, v in self.versions.items())])
 
 
-def describe(device: torch.device) -> Machine:
+def get_machine(device: torch.device) -> Machine:
     """The machine that this process runs on."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    cpu = _info().get("model name") or platform.processor() or platform.machine()
-    return Machine(cpu, cores(), torch.get_num_threads(), gpu, versions())
+    cpu = _read_cpuinfo().get("model name") or platform.processor() or platform.machine()
+    return Machine(cpu, count_cores(), torch.get_num_threads(), gpu, versions())
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def bandwidth(device: torch.device) -> tuple[Spread, int]:
+def measure_bandwidth(device: torch.device) -> tuple[Spread, int]:
     """Seconds of one read of a large tensor by all cores, and its bytes."""
     free = free_bytes(device)
-    size = READ_BYTES if free is None else min(READ_BYTES, free // 4)
+    size = BANDWIDTH_READ_BYTES if free is None else min(BANDWIDTH_READ_BYTES, free // 4)
     numbers = torch.ones(max(1, size // 4), device=device)
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(threads, cores()))  # beside other runtimes torch has but one
+    torch.set_num_threads(max(threads, count_cores()))  # beside other runtimes torch has but one
     try:
-        seconds = time_in_turns({"read": lambda: numbers.sum().item()}, READS)["read"]
+        seconds = time_in_turns({"read": lambda: numbers.sum().item()}, NUM_BANDWIDTH_READS)["read"]
     finally:
         torch.set_num_threads(threads)
     return summarize(seconds), numbers.numel() * 4
 
 
-def peak_bytes(device: torch.device) -> int:
+def get_peak_bytes(device: torch.device) -> int:
     """The most memory that this process has held, on the device if it has its own."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -85,7 +85,7 @@ def peak_bytes(device: torch.device) -> int:
     return used if sys.platform == "darwin" else used * 1024  # others count in kB
 
 
-def _info(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+def _read_cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     """Read what Linux tells of the first processor; nothing elsewhere."""
     try:
         first = path.read_text().partition("\n\n")[0]
@@ -96,7 +96,7 @@ def _info(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 # By what computes: the kernel's name of a flag, and the maker's
-FLAGS = {
+CPU_FEATURE_NAMES = {
     "avx2": "AVX2",
     "avx_vnni": "AVX-VNNI",  # products of eight bits
     "avx512f": "AVX512",
@@ -112,7 +112,7 @@ FLAGS = {
     "sve": "SVE",
 }
 # Flags that the reader looks for: named also where they are missing
-SOUGHT = ("AVX512-BF16", "AVX512-VNNI", "AMX")
+REPORTED_CPU_FEATURES = ("AVX512-BF16", "AVX512-VNNI", "AMX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ class Processor:
     def lacks(self) -> list[str]:
         """The abilities that are sought and missing, where that is known and it is not Arm's."""
         abilities = self.abilities or []
-        return [name for name in SOUGHT if name not in abilities] if "AVX2" in abilities else []
+        return [name for name in REPORTED_CPU_FEATURES if name not in abilities] if "AVX2" in abilities else []
 
 
-def processor(info: Path = Path("/proc/cpuinfo")) -> Processor:
+def get_processor(info: Path = Path("/proc/cpuinfo")) -> Processor:
     """The processor that this process runs on."""
-    facts, told = describe(torch.device("cpu")), _info(info)
-    flags = told.get("flags") or told.get("Features")
+    facts, cpuinfo = get_machine(torch.device("cpu")), _read_cpuinfo(info)
+    flags = cpuinfo.get("flags") or cpuinfo.get("Features")
     abilities = None
     if flags:
-        abilities = [name for flag, name in FLAGS.items() if flag in flags.split()]
+        abilities = [name for flag, name in CPU_FEATURE_NAMES.items() if flag in flags.split()]
     return Processor(facts.cpu, facts.cores, abilities)

@@ -10,10 +10,10 @@ from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.speculation import SpeculationOptions
 
-FEWEST = 3  # rounds: of fewer no quartiles are known
+MIN_QUARTILE_ROUNDS = 3  # rounds: of fewer no quartiles are known
 
 
-def label(gamma: int | None) -> str:
+def format_gamma(gamma: int | None) -> str:
     """Return the name of a gamma; None: automatic."""
     return "automatic" if gamma is None else f"gamma {gamma}" if gamma else "plain"
 

@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from foretoken.costing import contention
 from foretoken.errors import InputError, mismatch
 from foretoken.loading.options import ROUNDED, LoadOptions, require_known
-from foretoken.measurement.options import FEWEST
+from foretoken.measurement.options import MIN_QUARTILE_ROUNDS
 from foretoken.storage import files
 
-FORMAT = "foretoken.bench"
+BENCH_FILE_FORMAT = "foretoken.bench"
 ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED]
 
 
@@ -48,7 +48,7 @@ class Plan:
         return self.draft != "none"
 
 
-def choose(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[str, Any]) -> Plan:
+def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[str, Any]) -> Plan:
     """Return the plan of a document's `figures`, of which one at least is there.
 
     Args:
@@ -64,9 +64,9 @@ def choose(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[str, An
         key: geometric_mean(row["speedup"]["median"] for row in all)
         for key, all in contestants.items()
     }
-    sound = {key for key, all in contestants.items() if all_trusted(all)}
+    trusted = {key for key, all in contestants.items() if are_trusted(all)}
     drafted = [key for key in gains if key[1] != 0]
-    certain = [k for k in drafted if k in sound and _beyond(contestants[k], "q1", above=True)]
+    certain = [k for k in drafted if k in trusted and _are_beyond_one(contestants[k], "q1", above=True)]
     best = max(certain or drafted or gains, key=lambda key: gains[key])
     tried, gamma = best
     if not certain:
@@ -80,25 +80,25 @@ def choose(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[str, An
         speedup=gains[best],
         certain=bool(certain)
         or not drafted
-        or (best in sound and _beyond(contestants[best], "q3", above=False)),
+        or (best in trusted and _are_beyond_one(contestants[best], "q3", above=False)),
         tried=tried,
-        load={n: v for n, v in load.items() if not _superfluous(n, draft)} | {"draft": draft},
+        load={n: v for n, v in load.items() if not _is_superfluous(n, draft)} | {"draft": draft},
         generate=replace(measured, gamma=gamma),
     )
 
 
-def all_trusted(rows: list[dict[str, Any]]) -> bool:
+def are_trusted(rows: list[dict[str, Any]]) -> bool:
     """Tell whether quartiles mean something: of enough rounds, on processors that others left."""
-    enough = all(row["speedup"]["n"] >= FEWEST for row in rows)
+    enough = all(row["speedup"]["n"] >= MIN_QUARTILE_ROUNDS for row in rows)
     return enough and not any(contention.remark(row["others"]) for row in rows)
 
 
-def _beyond(rows: list[dict[str, Any]], quartile: str, *, above: bool) -> bool:
+def _are_beyond_one(rows: list[dict[str, Any]], quartile: str, *, above: bool) -> bool:
     values = [row["speedup"][quartile] for row in rows]
     return min(values) > 1 if above else max(values) < 1
 
 
-def _superfluous(name: str, draft: str) -> bool:
+def _is_superfluous(name: str, draft: str) -> bool:
     """Tell whether an option is of a draft that there is not, or that its name says already."""
     return name.startswith("draft_") if draft == "none" else (name, draft) in ROUNDED_COPIES
 
@@ -110,7 +110,7 @@ def read_plan(path: Path) -> Plan:
         document = files.parse_json(text)
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != BENCH_FILE_FORMAT:
         raise InputError(f"{path} is not a benchmark; make one with foretoken bench --out")
     if document.get("best") is None:
         raise InputError(f"{path} has no results yet; let foretoken bench finish a round")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.errors import InputError, NumericsError
-from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.agreement import compute_overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.corpus import Examples
@@ -178,7 +178,7 @@ def alpha(pair: Pair, texts: list[LessonText], temperature: float) -> float:
     argmax agrees. Positions without a draft token count as 0."""
     target, drafter = pair.together.target, pair.together.drafter
     params = SamplingParams(temperature)
-    betas = [overlaps(target, drafter, t.request, t.new, params) for t in texts]
+    betas = [compute_overlaps(target, drafter, t.request, t.new, params) for t in texts]
     return fmean(beta or 0.0 for text in betas for beta in text)
 
 

@@ -16,8 +16,8 @@ from console import Run, mistake
 from console import script as command_line
 from foretoken.cli import script
 from foretoken.errors import InputError
-from foretoken.measurement import bench
-from foretoken.measurement.bench import AUTOMATIC, PLAIN, Key, Race, RaceRun, RaceTask, Round, Turn
+from foretoken.measurement import races
+from foretoken.measurement.races import AUTOMATIC_GAMMA, PLAIN_DECODING, ContestantKey, Race, RaceRun, RaceTask, RoundRuns, RunTurn
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from pairs import relative
@@ -31,7 +31,7 @@ TASK = RaceTask([1, 2], 12, SamplingParams(1.0), seed=3)
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(races, "REST_SECONDS", 0.0)
 
 
 def run(seconds: float) -> RaceRun:
@@ -40,9 +40,9 @@ def run(seconds: float) -> RaceRun:
 
 @pytest.mark.parametrize("turns", [0, 1])
 def test_the_others_go_on_without_one_who_cannot(turns: int):
-    asked: list[Key] = []
+    asked: list[ContestantKey] = []
 
-    def contestant(key: Key, most: int | None = None) -> Turn:
+    def contestant(key: ContestantKey, most: int | None = None) -> RunTurn:
         def turn(tasks: list[RaceTask]) -> list[RaceRun]:
             if most is not None and asked.count(key) == most:
                 raise Unable("it ended: killed")
@@ -51,12 +51,12 @@ def test_the_others_go_on_without_one_who_cannot(turns: int):
 
         return turn
 
-    limits: dict[Key, int | None] = {PLAIN: None, ("b", 1): turns, ("b", 2): None}
+    limits: dict[ContestantKey, int | None] = {PLAIN_DECODING: None, ("b", 1): turns, ("b", 2): None}
     contestants = {key: contestant(key, most) for key, most in limits.items()}
     raced, unable = race.run_race(contestants, [TASK], 3)
     assert unable == {"b": "gamma 1: it ended: killed"}  # and is not asked again
     assert asked.count(("b", 2)) == turns  # nor is the rest of its side
-    assert len(raced.rounds) == 3 and all(list(each) == [PLAIN] for each in raced.rounds)
+    assert len(raced.rounds) == 3 and all(list(each) == [PLAIN_DECODING] for each in raced.rounds)
 
 
 OTHER = replace(TASK, prompt=[8], seed=4)
@@ -144,27 +144,27 @@ def test_a_peer_without_its_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_agreement_says_how_far_and_where():
-    other: Key = ("other", 0)
+    other: ContestantKey = ("other", 0)
     text = [5, 6, 7, 8]
-    rounds: list[Round] = [
-        {PLAIN: [RaceRun(text, 1, 0.0, 1.0)] * 2, other: [RaceRun(t, 1, 0.0, 1.0) for t in both]}
+    rounds: list[RoundRuns] = [
+        {PLAIN_DECODING: [RaceRun(text, 1, 0.0, 1.0)] * 2, other: [RaceRun(t, 1, 0.0, 1.0) for t in both]}
         for both in ((text, [5, 6, 0, 8]), ([5, 6, 7, 1], text))
     ]
     assert race.agreement(rounds, other) == {"share": (4 + 2 + 3 + 4) / 16, "first_difference": 2}
-    assert race.agreement(rounds, PLAIN) == {"share": 1.0, "first_difference": None}
+    assert race.agreement(rounds, PLAIN_DECODING) == {"share": 1.0, "first_difference": None}
 
 
 def test_a_duel_is_of_each_ones_best():
-    times: dict[Key, float] = {
-        PLAIN: 9.0,
+    times: dict[ContestantKey, float] = {
+        PLAIN_DECODING: 9.0,
         ("foretoken", 4): 3.0,
         ("foretoken", 8): 5.0,
-        AUTOMATIC: 2.0,
+        AUTOMATIC_GAMMA: 2.0,
         ("peer", 0): 18.0,
         ("peer", 4): 8.0,
         ("peer", 8): 6.0,
     }
-    rounds: list[Round] = [
+    rounds: list[RoundRuns] = [
         {key: [run(1 + time * slow)] for key, time in times.items()} for slow in (1, 2, 3)
     ]
     assert race.best(Race(rounds), "foretoken") == ("foretoken", 4)
@@ -225,7 +225,7 @@ VS = ("--vs", "llama.cpp", "--vs", "openvino-genai", "--vs", "transformers")
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return command_line(monkeypatch, capsys, lambda: script.run(race.app))
+    return command_line(monkeypatch, capsys, lambda: script.run_app(race.app))
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from exact.drafters import Certain, FunctionDrafter
-from foretoken.certificate.identity import (
+from foretoken.certificate.greedy_identity import (
     ShapeNoise,
-    compare,
-    first_difference,
+    measure_shape_noise,
+    find_first_difference,
     replay,
-    singly,
+    score_token_by_token,
 )
 from foretoken.drafters.none import NoDrafter
 from foretoken.request import Request
@@ -29,7 +29,7 @@ def test_a_difference_is_rounding_or_a_bug():
     noisy = ShapeNoise("float32", 10, 1e-6, 1e-7, allowed=1e-3)
 
     def parted(plain, fast, shapes=noisy):
-        return first_difference(target, REQUEST, plain, fast, shapes, (0, 2))
+        return find_first_difference(target, REQUEST, plain, fast, shapes, (0, 2))
 
     assert parted([1, 2], [1, 2]) is None
     near = parted([1, 1, 3], [1, 0, 4])
@@ -64,7 +64,7 @@ def test_a_replay_has_the_distributions_of_both():
 
 
 def test_a_row_alone():
-    logits = singly(TableModel(P, V), REQUESTS[0], [1, 2])
+    logits = score_token_by_token(TableModel(P, V), REQUESTS[0], [1, 2])
     own = torch.stack([torch.from_numpy(P(text)) for text in ((0,), (0, 1))])
     torch.testing.assert_close(logits.exp(), own)
 
@@ -84,11 +84,11 @@ class Late(TableModel):
 def test_blocks_against_single_tokens():
     texts = [[1, 2, 3, 4, 0, 1, 2, 3], [3, 4]]
     # The first row runs alone too; that a place is forced changes no logits
-    same = compare(TableModel(P_SHAPES, V), REQUESTS, texts, 3)
+    same = measure_shape_noise(TableModel(P_SHAPES, V), REQUESTS, texts, 3)
     assert same.positions == 18 and same.noise < 1e-12 and same.ok
-    off = compare(Late(P_SHAPES, V), REQUESTS, texts, 3)
+    off = measure_shape_noise(Late(P_SHAPES, V), REQUESTS, texts, 3)
     assert abs(off.noise - 1e-4) < 1e-9 and 0 < off.variation < 1e-4 and not off.ok
     assert off.dtype == "float64"
     single = Late(P_SHAPES, V)
     single.computed = "float32"
-    assert compare(single, REQUESTS, texts, 3).ok
+    assert measure_shape_noise(single, REQUESTS, texts, 3).ok

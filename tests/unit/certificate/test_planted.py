@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from exact.drafters import Certain, FunctionDrafter
-from foretoken.certificate.planted import Likeliest, OffByOne, next_row
+from foretoken.certificate.planted_bugs import ArgmaxDrafter, OffByOneModel, break_rule
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.params import SamplingParams
@@ -22,7 +22,7 @@ def test_a_replacement_comes_from_one_position_too_far():
     p = torch.tensor(np.array([P(text) for text in ((0,), (0, 1), (0, 1, 2))]))[None]
     q = torch.tensor(np.array([Q(text) for text in ((0,), (0, 1))]))[None]
     x, lengths = torch.tensor([[1, 2]]), torch.tensor([2])
-    honest, broken = block(p, q, x, lengths), next_row(block)(p, q, x, lengths)
+    honest, broken = block(p, q, x, lengths), break_rule(block)(p, q, x, lengths)
     torch.testing.assert_close(broken.survival, honest.survival)
     for n, row in ((0, 1), (1, 2), (2, 0)):
         torch.testing.assert_close(broken.next_distribution(torch.tensor([n])), p[:, row])
@@ -30,7 +30,7 @@ def test_a_replacement_comes_from_one_position_too_far():
 
 def test_the_likeliest_draft_tokens_keep_their_q():
     drafts = []
-    for drafter in (FunctionDrafter(Q), Likeliest(FunctionDrafter(Q)), Likeliest(Certain(Q))):
+    for drafter in (FunctionDrafter(Q), ArgmaxDrafter(FunctionDrafter(Q)), ArgmaxDrafter(Certain(Q))):
         drafter.start([0], [[0]], None)
         drafts.append(drafter.propose([1], Draw([RowKey(0, 0)], [1], [SamplingParams(1.0)])))
     honest, likeliest, certain = drafts
@@ -40,7 +40,7 @@ def test_the_likeliest_draft_tokens_keep_their_q():
 
 
 def test_logits_of_a_block_are_one_place_off():
-    honest, broken = TableModel(P, V), OffByOne(TableModel(P, V))
+    honest, broken = TableModel(P, V), OffByOneModel(TableModel(P, V))
     for model in (honest, broken):
         model.start([[0]], None)
     logits, off = (model.score([[1, 2, 3]], [3]) for model in (honest, broken))

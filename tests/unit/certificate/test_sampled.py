@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from exact.drafters import Certain, FunctionDrafter, RoundedClaim
-from foretoken.certificate.sampled import Cells
-from foretoken.certificate.watched import Log, Watched
+from foretoken.certificate.sampled_trial import PrefixCells
+from foretoken.certificate.watched_drafter import DraftLog, WatchedDrafter
 from foretoken.drafters.base import Drafter
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw, SharedDraw
@@ -18,19 +18,19 @@ SAMPLE = [(1, 2)] * 10 + [(1, 3)] * 5 + [(4, 5)] * 9 + [(6, 7)]
 
 
 def test_a_text_is_in_the_cell_of_its_longest_frequent_beginning():
-    cells = Cells(SAMPLE, share=0.2)  # (), (1,), (1, 2), (1, 3), (4,), (4, 5)
+    cells = PrefixCells(SAMPLE, share=0.2)  # (), (1,), (1, 2), (1, 3), (4,), (4, 5)
     texts = [(1, 2), (1, 2, 9), (1, 9), (1,), (4, 9), (9, 1), ()]
-    assert cells.counts(texts).tolist() == [2, 2, 2, 0, 1, 0]
-    assert cells.counts([]).tolist() == [0] * 6
+    assert cells.count(texts).tolist() == [2, 2, 2, 0, 1, 0]
+    assert cells.count([]).tolist() == [0] * 6
 
 
 V, GAMMA = 5, 3
 Q = random_model(2, V)
 
 
-def logged(drafter: Drafter, kind: type[Draw] = Draw) -> Log:
+def logged(drafter: Drafter, kind: type[Draw] = Draw) -> DraftLog:
     """Two rows; every step commits one token, whatever was guessed."""
-    watched = Watched(drafter, seed=0)
+    watched = WatchedDrafter(drafter, seed=0)
     watched.start([0, 1], [[0], [1, 2]], None)
     for step in range(4):
         keys, lengths = [RowKey(0, 0), RowKey(0, 1)], [1 + step, 2 + step]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from foretoken.cli.answer import TaskAnswer, answers, begin, departure, end, remarks, speedup
-from foretoken.cli.prompts import Line, tasks
-from foretoken.measurement.bench import Comparison
+from foretoken.cli.completion_output import TaskAnswer, pair_answers, begin_json, describe_departure, end_json, iter_remarks, print_speedup
+from foretoken.cli.prompts import PromptLine, make_tasks
+from foretoken.measurement.races import Comparison
 from foretoken.sampling.logprobs import Logprobs
 
 
@@ -21,13 +21,13 @@ def completion(count: int = 4, reason: str = "length", **known):
 
 def made(completions, lines=None, **given) -> list[TaskAnswer]:
     """Each of a prompt of its own, unless `lines` are given."""
-    lines = lines or [Line(chr(ord("a") + i)) for i in range(len(completions))]
+    lines = lines or [PromptLine(chr(ord("a") + i)) for i in range(len(completions))]
     requests = [SimpleNamespace(prompt=[1], source=None)] * len(completions)
-    return list(answers(tasks(lines, given), requests, completions))
+    return list(pair_answers(make_tasks(lines, given), requests, completions))
 
 
 def said(completions, lenience: float = 1.0, **given) -> list[str]:
-    return list(remarks(made(completions, **given), lenience, as_json=False))
+    return list(iter_remarks(made(completions, **given), lenience, as_json=False))
 
 
 def test_texts_that_the_context_ended():
@@ -41,21 +41,21 @@ def test_texts_that_the_context_ended():
 
 def test_a_text_without_bias_or_draft_tokens_is_the_target_s():
     still = "lenience 0.5: still the target's distribution"
-    assert departure(made([completion(drafted=5)]), 0.5) == still
-    assert departure(made([completion()], temperature=1.0), 0.5) == still
+    assert describe_departure(made([completion(drafted=5)]), 0.5) == still
+    assert describe_departure(made([completion()], temperature=1.0), 0.5) == still
 
 
 def test_bias_is_a_mean_over_all_tokens():
     completions = [completion(3, bias=0.2, drafted=2), completion(1)]
-    drawn = departure(made(completions, temperature=1.0), 0.5)
+    drawn = describe_departure(made(completions, temperature=1.0), 0.5)
     assert "but 0.1500 away from it (total variation, mean of 4 tokens" in drawn
     assert "2 times it" in drawn
 
 
 def test_greedy_texts_are_told_apart_from_sampled_ones():
     completions = [completion(4, bias=0.5, drafted=2), completion(4, bias=0.25, drafted=2)]
-    lines = [Line("a"), Line("b", sampling={"temperature": 1.0})]
-    assert list(remarks(made(completions, lines, max_new_tokens=4), 0.5, as_json=False)) == [
+    lines = [PromptLine("a"), PromptLine("b", sampling={"temperature": 1.0})]
+    assert list(iter_remarks(made(completions, lines, max_new_tokens=4), 0.5, as_json=False)) == [
         "lenience 0.5: not the target's greedy text: 2 of 4 tokens are not its first choice; each "
         "has at least 0.5 of that one's probability",
         "lenience 0.5: not the target's distribution but 0.2500 away from it (total variation, "
@@ -65,15 +65,15 @@ def test_greedy_texts_are_told_apart_from_sampled_ones():
 
 def test_messages_are_headed_by_the_last():
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
-    (answer,) = made([completion()], [Line("", messages=turns)])
+    (answer,) = made([completion()], [PromptLine("", messages=turns)])
     assert answer.heading == "==> prompt 0: Where? <=="
     calls = [{"role": "assistant", "content": None, "tool_calls": [{}]}]
-    assert made([completion()], [Line("", messages=calls)])[0].heading == "==> prompt 0:  <=="
+    assert made([completion()], [PromptLine("", messages=calls)])[0].heading == "==> prompt 0:  <=="
 
 
 def test_plain_decoding_is_not_compared_with_itself(capsys):
     def said(gamma, silent):
-        speedup(Comparison(0.01, 0.009, gamma, 0.02, silent, others=0.0))
+        print_speedup(Comparison(0.01, 0.009, gamma, 0.02, silent, others=0.0))
         return capsys.readouterr().out
 
     made = said(None, 0.98)
@@ -88,14 +88,14 @@ def test_a_document_has_what_was_given_and_what_was_asked_for(capsys):
         target_name="t", draft_name="d", target=SimpleNamespace(runtime="table"), tokenizer=None
     )
     likelihoods = [Logprobs(7, -0.5, ((7, -0.5), (8, -float("inf"))))]
-    lines = [Line("a", sampling={"logprobs": 2}), Line("b")]
+    lines = [PromptLine("a", sampling={"logprobs": 2}), PromptLine("b")]
     completions = [completion(1, logprobs=likelihoods), completion(1, "stop", stop_reason="x")]
     speculation = {"gamma": 2, "rule": "block", "lenience": 1.0}
-    passing = begin(spec, made(completions, lines, temperature=0.5), speculation)
+    passing = begin_json(spec, made(completions, lines, temperature=0.5), speculation)
     next(passing)
     assert '"prompt": 0' in (first := capsys.readouterr().out)  # before the second is there
     assert len(list(passing)) == 1
-    end(None)
+    end_json(None)
     document = first + capsys.readouterr().out
     assert [line[:12] for line in document.splitlines()[1:-1]] == ['{"prompt": 0', '{"prompt": 1']
     report = json.loads(document)["completions"]

@@ -10,7 +10,7 @@ import pytest
 
 import foretoken
 from console import mistake
-from foretoken.cli.batch import COPY, Results
+from foretoken.cli.batch_file import COPY_KEY_STRIDE, ResultsFile
 from foretoken.errors import InputError
 
 OPTIONS = ("--max-new-tokens", 6, "--temperature", 1, "--seed", 5, "--dtype", "float64")
@@ -90,7 +90,7 @@ def test_bad_lines_are_told_and_the_rest_is_done(run, pair, tmp_path) -> None:
     assert sorted(parsed) == [(1, 0), (1, 1), (6, 0), (7, 0)]
     assert parsed[6, 0]["finish_reason"] == "error" and "suppress" in parsed[6, 0]["error"]
     assert parsed[7, 0]["seed"] == [9, 0] and parsed[1, 0]["seed"] == [5, 0]
-    assert parsed[1, 1]["seed"] == [5, COPY]
+    assert parsed[1, 1]["seed"] == [5, COPY_KEY_STRIDE]
 
 
 def test_a_target_that_can_read_no_line_is_told_before_a_file_is_made(run, base, tmp_path) -> None:
@@ -104,12 +104,12 @@ def test_a_disk_that_fills_leaves_whole_lines_and_is_named(tmp_path, full_disk) 
     with (
         full_disk(1000),
         pytest.raises(OSError, match="out.jsonl cannot be written: .*make room"),
-        Results.opened(path) as out,
+        ResultsFile.open(path) as out,
     ):
         out.write((1, 0), "", {"text": text})
         out.write((2, 0), "", {"text": text})
     assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
-    with Results.opened(path) as out:
+    with ResultsFile.open(path) as out:
         assert out.done == {(1, 0): ""}
         with pytest.raises(ValueError, match="not JSON compliant"):
             out.write((3, 0), "", {"text": float("nan")})
@@ -133,10 +133,10 @@ def test_results_of_something_else_are_not_gone_on_with(run, pair, tmp_path) -> 
 
 def test_one_process_at_a_time_writes_a_file(tmp_path) -> None:
     pytest.importorskip("fcntl")
-    with Results.opened(tmp_path / "out.jsonl"):
+    with ResultsFile.open(tmp_path / "out.jsonl"):
         with pytest.raises(InputError, match="another process writes"):
-            Results.opened(tmp_path / "out.jsonl").__enter__()
-    with Results.opened(tmp_path / "out.jsonl"):
+            ResultsFile.open(tmp_path / "out.jsonl").__enter__()
+    with ResultsFile.open(tmp_path / "out.jsonl"):
         pass
 
 
@@ -150,7 +150,7 @@ def test_what_is_no_file_is_refused(tmp_path) -> None:
         (tmp_path / "nowhere" / "out.jsonl", "there is no folder"),
     ):
         with pytest.raises(InputError, match=message):
-            Results.opened(path).__enter__()
+            ResultsFile.open(path).__enter__()
 
 
 def test_parquet_in_and_out(run, pair, tmp_path) -> None:
@@ -172,10 +172,10 @@ def test_parquet_in_and_out(run, pair, tmp_path) -> None:
 
 def test_a_new_file_without_results_does_not_stay(tmp_path) -> None:
     path = tmp_path / "out.jsonl"
-    with Results.opened(path):
+    with ResultsFile.open(path):
         assert path.exists()
     assert not path.exists()
     path.touch()
-    with Results.opened(path):
+    with ResultsFile.open(path):
         pass
     assert path.exists()  # as it was

@@ -15,9 +15,9 @@ import pytest
 import foretoken
 from console import Run, mistake
 from foretoken.cli.bench import _advise
-from foretoken.cli.render import page
-from foretoken.cli.speculative import speculative
-from foretoken.measurement import bench, machine
+from foretoken.cli.render import open_console
+from foretoken.cli.speculative_config import parse_speculative_config
+from foretoken.measurement import races, machine
 from foretoken.measurement.plan import Plan, PlanOptions
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
@@ -28,8 +28,8 @@ QUICK = ("--max-new-tokens", 8, "--repeats", 2, "--gamma", "2")
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, console: Run) -> Run:
-    monkeypatch.setattr(bench, "REST_SECONDS", 0.0)
-    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+    monkeypatch.setattr(races, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(machine, "BANDWIDTH_READ_BYTES", 2**20)
     return partial(console, "bench")
 
 
@@ -154,17 +154,17 @@ def test_a_file_that_cannot_be_written(
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Ctrl-C in our own n-th turn."""
-    own = bench.own
+    own = races.run_own_turn
 
     def after(n: int) -> None:
         turns = iter(range(1, n + 1))
 
-        def impatient(*args: Any, **how: Any) -> list[bench.RaceRun]:
+        def impatient(*args: Any, **how: Any) -> list[races.RaceRun]:
             if next(turns) == n:
                 raise KeyboardInterrupt
             return own(*args, **how)
 
-        monkeypatch.setattr(bench, "own", impatient)
+        monkeypatch.setattr(races, "run_own_turn", impatient)
 
     return after
 
@@ -227,7 +227,7 @@ def test_the_plan_loads_and_serves(call: Run, pair: tuple[object, ...], tmp_path
     spec = foretoken.load(**best["load"])
     assert spec.target_name == str(pair[0])
     assert spec.generate([[5, 17]], max_new_tokens=3, **best["generate"])
-    assert speculative(str(out)) == (best["draft"], best["generate"]["gamma"], "block")
+    assert parse_speculative_config(str(out)) == (best["draft"], best["generate"]["gamma"], "block")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_the_verdict(draft: str, certain: bool, says: str, capsys: pytest.Captur
     gamma = 2 if draft != "none" else 0
     measured = PlanOptions(gamma, "block", 0.0, 0, 1.0)
     plan = Plan(draft, gamma, 1.3, certain, "a/d", {"target": "a/t", "draft": draft}, measured)
-    _advise(asdict(plan), page())
+    _advise(asdict(plan), open_console())
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith(says) and f"foretoken generate --target a/t --draft {draft} " in said
     assert ("measure again with more prompts" in said) is not certain

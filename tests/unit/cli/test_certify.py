@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from foretoken.certificate import certify as lab
-from foretoken.certificate.certify import Control
-from foretoken.certificate.planted import OffByOne, next_row
+from foretoken.certificate.certify import PlantedBug
+from foretoken.certificate.planted_bugs import OffByOneModel, break_rule
 from foretoken.cli import certify as command
 from foretoken.drafters.lm import LMDrafter
 from foretoken.loading import load as loading
@@ -25,8 +25,8 @@ from table import TableModel
 @pytest.fixture
 def run(monkeypatch, console):
     """Call the console script, with few texts."""
-    monkeypatch.setattr(lab, "DISTRIBUTIONS", lab.DISTRIBUTIONS[:1])
-    monkeypatch.setattr(command, "PROMPTS", command.PROMPTS[:2])
+    monkeypatch.setattr(lab, "DEFAULT_DISTRIBUTIONS", lab.DEFAULT_DISTRIBUTIONS[:1])
+    monkeypatch.setattr(command, "BUILT_IN_PROMPTS", command.BUILT_IN_PROMPTS[:2])
     monkeypatch.setattr(lab, "CertificatePlan", partial(lab.CertificatePlan, texts=16))
     return partial(console, "certify")
 
@@ -67,7 +67,7 @@ def test_a_certificate_for_reading(run, base):
 
 
 def test_a_broken_rule_in_json(quick, monkeypatch):
-    monkeypatch.setitem(NAMED, "broken", next_row(speculative))
+    monkeypatch.setitem(NAMED, "broken", break_rule(speculative))
     monkeypatch.setattr(speculation, "RULES", ("broken", *speculation.RULES))
     code, out, _ = quick("--rule", "broken", "--json")
     document = json.loads(out)
@@ -90,13 +90,13 @@ def test_a_distribution_of_ones_own(quick):
 
 
 def test_distributions_that_are_built_in():
-    one, two = lab.DISTRIBUTIONS
-    assert lab.distributions(SamplingParams()) == (one, two)
-    assert lab.distributions(one) == (one,) and lab.distributions(two) == (one, two)
+    one, two = lab.DEFAULT_DISTRIBUTIONS
+    assert lab.choose_distributions(SamplingParams()) == (one, two)
+    assert lab.choose_distributions(one) == (one,) and lab.choose_distributions(two) == (one, two)
 
 
 def test_a_void_certificate_is_no_answer(quick, monkeypatch):
-    missed = Control("a planted bug", found=False)
+    missed = PlantedBug("a planted bug", found=False)
     monkeypatch.setattr(lab._Pair, "wrong_rule", lambda pair: missed)
     code, out, _ = quick()
     assert code == 3 and "VOID" in out and "MISSED" in out
@@ -116,7 +116,7 @@ def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
 def test_a_gap_without_end_in_json(run, tmp_path, monkeypatch):
     """A bug that chooses what the target never would: its logit is minus infinity."""
     p = random_model(3, 6, zeros=0.5)
-    spec = Speculator(OffByOne(TableModel(p, 6)), LMDrafter(TableModel(random_model(4, 6), 6), 6))
+    spec = Speculator(OffByOneModel(TableModel(p, 6)), LMDrafter(TableModel(random_model(4, 6), 6), 6))
     monkeypatch.setattr(loading, "load_checked", lambda check, *_, **__: check(spec) or spec)
     (tmp_path / "ids").write_text("0\n3,1\n")
     code, out, _ = run("--prompts", tmp_path / "ids", "--json")

@@ -98,13 +98,13 @@ def test_nothing_is_measured_within_or_after_an_answer(run, base, template, monk
         return probe(*args)
 
     monkeypatch.setattr(pair_costs, "probe", noted)
-    monkeypatch.setattr("foretoken.cli.answer.piece", lambda text, *_: pieces.append(text) or text)
-    load = option.Loading.load
+    monkeypatch.setattr("foretoken.cli.completion_output.format_piece", lambda text, *_: pieces.append(text) or text)
+    load = option.TargetLoadOptions.load
 
     def undecided(*args, **how):
         return replace(load(*args, **how), choose=lambda spec: pytest.fail("a draft is chosen"))
 
-    monkeypatch.setattr(option.Loading, "load", undecided)
+    monkeypatch.setattr(option.TargetLoadOptions, "load", undecided)
     pair = ("--target", base / "target", "--draft", base / "draft", "--max-new-tokens", 8)
     assert run("chat", *pair, *template, stdin=b"Where?\nWhy?\n").code == 0
     assert measured == [0] and len(pieces) > 2

@@ -9,7 +9,7 @@ import pytest
 
 import foretoken
 from console import Run, mistake
-from foretoken.cli.train import fields
+from foretoken.cli.train import parse_shape
 from foretoken.errors import InputError
 from foretoken.speculator import Speculator
 
@@ -90,11 +90,11 @@ def test_a_disk_too_full_for_the_draft_leaves_the_last_one(run, base, tmp_path, 
 
 
 def test_fields_of_a_shape():
-    values = fields("num_hidden_layers=1, rms_norm_eps=1e-5,tie=true,hidden_act=gelu")
+    values = parse_shape("num_hidden_layers=1, rms_norm_eps=1e-5,tie=true,hidden_act=gelu")
     assert values == {
         "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "tie": True, "hidden_act": "gelu"
     }  # fmt: skip
-    assert fields(None) == {} == fields("")
+    assert parse_shape(None) == {} == parse_shape("")
     for wrong in ("a", "=1", "a="):
         with pytest.raises(InputError, match="shape has"):
-            fields(wrong)
+            parse_shape(wrong)

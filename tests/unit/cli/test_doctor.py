@@ -20,7 +20,7 @@ from tiny import byte_level, folder, llama
 def test_versions_the_processor_memory_and_devices(
     console: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+    monkeypatch.setattr(machine, "BANDWIDTH_READ_BYTES", 2**20)
     document: dict[str, Any] = json.loads(console("doctor", "--json").out)
     assert document["versions"].keys() >= {"python", "torch", "transformers", "foretoken"}
     assert document["devices"][0]["name"] == "cpu" and document["devices"][0]["free_bytes"] > 0
@@ -53,7 +53,7 @@ def test_kernels_that_were_not_compiled(
     console: Run, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine's line says what to do, a model's why it runs elsewhere."""
-    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+    monkeypatch.setattr(machine, "BANDWIDTH_READ_BYTES", 2**20)
     monkeypatch.setattr(library, "FILE", base / "kernels.so")
     library.library.cache_clear()
     said = "the native decoder was not compiled: install g++"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from console import Run, mistake
-from foretoken.measurement.plan import FORMAT, PlanOptions, choose
+from foretoken.measurement.plan import BENCH_FILE_FORMAT, PlanOptions, choose_plan
 
 GIVEN = ("--target", "a/t", "--draft", "b/d", "--gamma", 4)
 PLAIN = ("--target", "a/t", "--draft", "none")
@@ -53,8 +53,8 @@ def test_a_plan_is_exported_with_its_revisions(console: Run, tmp_path: Path):
     path, measured = tmp_path / "b.json", PlanOptions(None, "block", 1.0, 0, 1.0)
 
     def write(**more: Any) -> None:
-        best = asdict(choose(rows, measured, load | more))
-        path.write_text(json.dumps({"format": FORMAT, "best": best}))
+        best = asdict(choose_plan(rows, measured, load | more))
+        path.write_text(json.dumps({"format": BENCH_FILE_FORMAT, "best": best}))
 
     write(dtype="int8")
     said = "vLLM's command leaves out --dtype int8, of the measurement\n"

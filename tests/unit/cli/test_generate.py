@@ -107,7 +107,7 @@ def test_show_tokens_says_that_automatic_gamma_decoded_plainly(run, base, monkey
     """As --compare does; not where a gamma is given, nor without a draft."""
     args = ("generate", "It", "--target", base / "target", "--max-new-tokens", 9, "--show-tokens")
     assert "is automatic" not in run(*args, "--draft", "lookup").out
-    monkeypatch.setattr("foretoken.cli.answer.RARELY", 0.7)
+    monkeypatch.setattr("foretoken.cli.completion_output.MIN_SILENT_SHARE", 0.7)
     says = "gamma is automatic: it made draft tokens in "
     assert says in " ".join(run(*args, "--draft", "lookup").out.split())
     for more in (("--draft", "lookup", "--gamma", 2), ("--draft", "none")):
@@ -338,7 +338,7 @@ def test_ctrl_c_between_two_texts_leaves_whole_json(run, base, monkeypatch):
         raise KeyboardInterrupt
 
     args = ("--target", base / "target", "--draft", "none", "--json")
-    monkeypatch.setattr("foretoken.cli.generate._all", some)
+    monkeypatch.setattr("foretoken.cli.generate._generate_completions", some)
     result = run("generate", "--prompt-file", base / "prompts.txt", *args)
     assert result.code == 130 and len(json.loads(result.out)["completions"]) == 1
 

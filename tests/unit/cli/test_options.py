@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from console import mistake
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.option import Cluster, SamplingOptions, Structure, needing
+from foretoken.cli.option import ClusterOptions, SamplingOptions, StructuredOutputOptions, require_extra
 from foretoken.errors import InputError
 from foretoken.loading import adapters, hub
 from foretoken.loading import load as loading
 from foretoken.loading.options import OPTIONS
-from foretoken.measurement import bench, machine
+from foretoken.measurement import races, machine
 from foretoken.sampling.checks import Choice, as_flag
 from foretoken.sampling.params import WRITABLE, SamplingParams
 from tiny import TEXT, byte_level, folder, llama
@@ -92,7 +92,7 @@ def test_what_is_given_is_read(arguments, values):
 def test_every_field_has_an_option():
     """But code; what is left out is as `SamplingParams` has it."""
     options = {f.name: f.default for f in fields(SamplingOptions)}
-    structures = {f.name for f in fields(Structure)}
+    structures = {f.name for f in fields(StructuredOutputOptions)}
     assert options.keys() - structures == {*WRITABLE} - {"structured"}
     defaults = inspect.signature(SamplingParams).parameters
     for name in options.keys() - structures:
@@ -147,15 +147,15 @@ def test_groups_are_single_options_and_groups_again():
 
 def test_what_is_missing_is_named_with_what_installs_it() -> None:
     with pytest.raises(InputError, match=r"needs no_such_package, .* 'foretoken\[serve,ray\]'"):
-        with needing("serve,ray"):
+        with require_extra("serve,ray"):
             import no_such_package  # pyright: ignore  # noqa: F401
-    with pytest.raises(ModuleNotFoundError), needing("ray"):
+    with pytest.raises(ModuleNotFoundError), require_extra("ray"):
         import foretoken.no_such_module  # pyright: ignore  # noqa: F401
 
 
 def test_ray_is_used_where_it_is_asked_for() -> None:
-    assert not Cluster().used and Cluster(replicas=1).used and Cluster(ray="auto").used
-    assert Cluster(replicas=2).address == "local" and Cluster(ray="auto").address == "auto"
+    assert not ClusterOptions().used and ClusterOptions(replicas=1).used and ClusterOptions(ray="auto").used
+    assert ClusterOptions(replicas=2).address == "local" and ClusterOptions(ray="auto").address == "auto"
 
 
 def test_a_word_alone_is_the_prompt_unless_it_is_a_model(tmp_path: Path) -> None:
@@ -163,12 +163,12 @@ def test_a_word_alone_is_the_prompt_unless_it_is_a_model(tmp_path: Path) -> None
     file = tmp_path / "a.gguf"
     file.touch()
     for model in (str(tmp_path), str(file)):
-        assert option.target_and_prompt([model], None) == (model, None)
-        assert option.target_and_prompt([model], "other") == ("other", model)
+        assert option.split_arguments([model], None) == (model, None)
+        assert option.split_arguments([model], "other") == ("other", model)
     for word in ("It was", "", str(tmp_path / "missing"), "a" * 5000, "a\0b"):
-        assert option.target_and_prompt([word], None) == (None, word)
-    assert option.target_and_prompt([str(tmp_path), "It was"], None) == (str(tmp_path), "It was")
-    assert option.target_and_prompt(None, None) == (None, None)
+        assert option.split_arguments([word], None) == (None, word)
+    assert option.split_arguments([str(tmp_path), "It was"], None) == (str(tmp_path), "It was")
+    assert option.split_arguments(None, None) == (None, None)
 
 
 # Of loading: every command that loads a model has all of them that it can honour
@@ -238,8 +238,8 @@ def test_what_a_model_needs_is_in_the_command_that_is_printed(
     run, base, tmp_path, monkeypatch, command
 ):
     """A setting that is refused, and a tokenizer elsewhere."""
-    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
-    monkeypatch.setattr(bench, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(machine, "BANDWIDTH_READ_BYTES", 2**20)
+    monkeypatch.setattr(races, "REST_SECONDS", 0.0)
     target = llama(320, eos_token_id=None)
     target.generation_config.guidance_scale = 1.5
     (tmp_path / "a.txt").write_text(TEXT * 20, encoding="utf-8")

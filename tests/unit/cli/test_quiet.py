@@ -6,14 +6,14 @@ import io
 import logging
 import sys
 
-from foretoken.cli.command import StderrLines, hold_messages, quiet, release_messages
+from foretoken.cli.command import StderrLines, hold_messages, set_up_logging, release_messages
 
 
 def test_messages_follow_standard_error(monkeypatch):
     log = logging.getLogger("foretoken")
     monkeypatch.setattr(log, "handlers", [])
-    quiet()
-    quiet()
+    set_up_logging()
+    set_up_logging()
     assert [type(handler) for handler in log.handlers] == [StderrLines]
     for _ in range(2):  # a bar puts another stream in its place
         monkeypatch.setattr(sys, "stderr", io.StringIO())

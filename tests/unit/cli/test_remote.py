@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 
 from foreign import MODELS, Answer, body, chat, event, refusal, replaying, said, streamed
-from foretoken.cli import remote as module
-from foretoken.cli.remote import connected, get, place, remote
-from foretoken.cli.reply import ChatReply, ReplyToken, TextError
+from foretoken.cli import remote_model as module
+from foretoken.cli.remote_model import make_client, get_json, get_address, open_remote_model
+from foretoken.cli.reply import ChatReply, ReplyToken, ReplyError
 from foretoken.errors import InputError
 
 TALK = [{"role": "user", "content": "Where?"}]
@@ -30,14 +30,14 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(url: str, key=None, model=None, variables=None, *, messages=True, seed=None, **how):
-    return remote(url, key, model, variables, messages=messages, seed=seed, speculation=how)
+    return open_remote_model(url, key, model, variables, messages=messages, seed=seed, speculation=how)
 
 
 def answered(
     source, prompt=TALK, number: int = 0, **sampling
 ) -> tuple[str, list[ReplyToken], ChatReply]:
     reply = ChatReply()
-    parts = list(source.parts(prompt, sampling, number, reply))
+    parts = list(source.stream_reply(prompt, sampling, number, reply))
     text = "".join(part.text for part in parts)
     return text, [token for part in parts for token in part.tokens], reply
 
@@ -47,7 +47,7 @@ def test_a_foreign_server_s_answer():
         with opened(server.url + "/v1/") as source:
             text, tokens, reply = answered(source)
         assert text == "It was naïve \U0001f600\u2028." and tokens == []
-        assert reply.finish_reason == "stop" and reply.tokens == 3 and reply.calls == 0
+        assert reply.finish_reason == "stop" and reply.tokens == 3 and reply.num_forwards == 0
         assert source.name == f"other at {server.url}"
     assert server.bodies("/v1/chat/completions") == [
         {
@@ -92,7 +92,7 @@ def test_ours_says_what_became_of_the_draft_tokens():
         ReplyToken(" a", "accepted"),
         ReplyToken(" b", "corrected"),
     ]
-    assert (reply.tokens, reply.calls, reply.overlaps) == (2, 1, [0.9, 0.5])
+    assert (reply.tokens, reply.num_forwards, reply.overlaps) == (2, 1, [0.9, 0.5])
     assert reply.finish_reason == "length" and source.name == f"other at {server.url}, d"
     (payload,) = server.bodies("/v1/chat/completions")
     assert payload["speculation"] == {"steps": True, "gamma": 3, "lenience": 0.5}
@@ -163,26 +163,26 @@ def test_a_wish_without_a_name_is_refused():
         (refusal(404, "no model 'm'"), InputError, "^no model 'm'$"),
         (body({"error": "plain words"}, 422), InputError, "^the server answers 422 "),
         (body({"detail": "x"}, 403), InputError, "^the server answers 403 Forbidden$"),
-        (Answer([b"<html>"], 502), TextError, "^the server answers 502 Bad Gateway$"),
+        (Answer([b"<html>"], 502), ReplyError, "^the server answers 502 Bad Gateway$"),
         (Answer([b""], 301, {"location": "/x"}), InputError, "^the server answers 301 Moved"),
-        (refusal(500, "it broke\x1b[2J"), TextError, r"^it broke \[2J$"),
-        (refusal(503, "no engine"), TextError, "^no engine$"),
-        (refusal(429, "full", Retry_After="3600"), TextError, "^full$"),
-        (body({"choices": []}), TextError, "broke off before the text's end"),
-        (streamed(chat("a"), {"error": {"message": "out of rows"}}), TextError, "^out of rows$"),
-        (streamed({"error": "plain words"}), TextError, "^plain words$"),
-        (streamed(chat("a")), TextError, "broke off before the text's end"),
-        (streamed(chat("a"), done=False), TextError, "broke off before the text's end"),
-        (streamed("{nonsense"), TextError, "the server sent no JSON: "),
-        (streamed("[1]"), TextError, r"the server sent \[1\], which is no chunk"),
-        (streamed({"choices": [{"delta": 5}]}), TextError, "which is no chunk"),
-        (streamed({"choices": 5}), TextError, "which is no chunk"),
-        (streamed({"usage": {"x": 1}}), TextError, "which is no chunk"),
-        (streamed({"speculation": {"steps": [{}]}}), TextError, "which is no chunk"),
+        (refusal(500, "it broke\x1b[2J"), ReplyError, r"^it broke \[2J$"),
+        (refusal(503, "no engine"), ReplyError, "^no engine$"),
+        (refusal(429, "full", Retry_After="3600"), ReplyError, "^full$"),
+        (body({"choices": []}), ReplyError, "broke off before the text's end"),
+        (streamed(chat("a"), {"error": {"message": "out of rows"}}), ReplyError, "^out of rows$"),
+        (streamed({"error": "plain words"}), ReplyError, "^plain words$"),
+        (streamed(chat("a")), ReplyError, "broke off before the text's end"),
+        (streamed(chat("a"), done=False), ReplyError, "broke off before the text's end"),
+        (streamed("{nonsense"), ReplyError, "the server sent no JSON: "),
+        (streamed("[1]"), ReplyError, r"the server sent \[1\], which is no chunk"),
+        (streamed({"choices": [{"delta": 5}]}), ReplyError, "which is no chunk"),
+        (streamed({"choices": 5}), ReplyError, "which is no chunk"),
+        (streamed({"usage": {"x": 1}}), ReplyError, "which is no chunk"),
+        (streamed({"speculation": {"steps": [{}]}}), ReplyError, "which is no chunk"),
     ],
 )
 def test_failures_are_one_line(answer, kind, says, monkeypatch):
-    monkeypatch.setattr(module, "RETRIES", 0)
+    monkeypatch.setattr(module, "MAX_RETRIES", 0)
     with replaying(chat=[answer]) as server, opened(server.url) as source:
         with pytest.raises(kind, match=says) as error:
             answered(source)
@@ -200,7 +200,7 @@ def test_leaving_early_closes_the_connection():
     with replaying(chat=[streamed(chat("a"), None, *[chat("b" * 10**5)] * 200)]) as server:
         with opened(server.url) as source:
             reply = ChatReply()
-            with closing(source.parts(TALK, {}, 0, reply)) as parts:
+            with closing(source.stream_reply(TALK, {}, 0, reply)) as parts:
                 assert next(parts).text == "a"
             server.on.set()
             assert server.left.wait(10) and reply.finish_reason is None
@@ -244,15 +244,15 @@ def test_a_busy_server_is_asked_again(capsys):
 
 def test_a_server_that_loads_is_asked_again(monkeypatch):
     """When it says so; one that nothing answers for is told at once."""
-    monkeypatch.setattr(module, "RETRIES", 1)  # the client waits longer for each
+    monkeypatch.setattr(module, "MAX_RETRIES", 1)  # the client waits longer for each
     loading = refusal(503, "the model is loading", Retry_After="0")
-    often = [loading] * (2 * module.RETRIES)  # as long as it says so
+    often = [loading] * (2 * module.MAX_RETRIES)  # as long as it says so
     with replaying(models=[*often, MODELS], speculation=[loading, body(FACTS)]) as server:
         with opened(server.url) as source:
             assert source.name == f"other at {server.url}, d"
     assert [place for place, *_ in server.requests].count("/v1/models") == len(often) + 1
     with replaying(models=[loading, refusal(500, "it broke")]) as server:
-        with pytest.raises(TextError, match="^it broke$"), opened(server.url):
+        with pytest.raises(ReplyError, match="^it broke$"), opened(server.url):
             pass
 
 
@@ -270,17 +270,17 @@ def test_ctrl_c_ends_waiting_for_a_server_that_loads(monkeypatch):
 
 
 def test_silence_ends(monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 0.2)
+    monkeypatch.setattr(module, "MAX_SILENCE_SECONDS", 0.2)
     with replaying(chat=[streamed(chat("a"), None)]) as server, opened(server.url) as source:
-        with pytest.raises(TextError, match=f"^{server.url} broke off: "):
+        with pytest.raises(ReplyError, match=f"^{server.url} broke off: "):
             answered(source)
 
 
 def test_objects_only():
     with replaying(speculation=[body({"a": 1}), body([1])]) as server:
-        with connected(f"{server.url}/v1/", "key") as client:
-            assert place(client) == server.url
-            assert [get(client, "/speculation") for _ in range(2)] == [{"a": 1}, {}]
+        with make_client(f"{server.url}/v1/", "key") as client:
+            assert get_address(client) == server.url
+            assert [get_json(client, "/speculation") for _ in range(2)] == [{"a": 1}, {}]
     assert server.requests[0][2]["authorization"] == "Bearer key"
 
 
@@ -295,6 +295,6 @@ def test_objects_only():
     ],
 )
 def test_what_leads_nowhere(url, key, says):
-    with pytest.raises(InputError) as error, connected(url, key) as client:
-        get(client, "/models")
+    with pytest.raises(InputError) as error, make_client(url, key) as client:
+        get_json(client, "/models")
     assert says in str(error.value) and "\n" not in str(error.value)

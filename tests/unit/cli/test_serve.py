@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from console import Run, mistake
-from foretoken.measurement.plan import FORMAT
+from foretoken.measurement.plan import BENCH_FILE_FORMAT
 from served import pair, until
 
 
@@ -49,7 +49,7 @@ def test_a_benchmark_is_served_as_it_was_measured(
     how = {"gamma": None, "rule": "coupled", "temperature": 1, "top_k": 0, "top_p": 1}
     best = {"draft": "lookup", "gamma": 4, "speedup": 2, "certain": True, "tried": "lookup"}
     best |= {"load": load, "generate": how}
-    file.write_text(json.dumps({"format": FORMAT, "best": best}))
+    file.write_text(json.dumps({"format": BENCH_FILE_FORMAT, "best": best}))
     served: list[Any] = []
     monkeypatch.setattr("foretoken.server.run.run", lambda *made: served.append(made))
     for given in ((), (target,), (f"{target}/", "--dtype", "int8")):

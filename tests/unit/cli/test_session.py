@@ -16,8 +16,8 @@ import typer
 from console import Result
 from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
-from foretoken.cli.option import ANSWER_TOKENS
-from foretoken.cli.reply import ChatReply, ReplyPart, ReplyToken, TextError
+from foretoken.cli.option import DEFAULT_ANSWER_TOKENS
+from foretoken.cli.reply import ChatReply, ReplyPart, ReplyToken, ReplyError
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 from terminal import CTRL_C, CTRL_D, terminal
@@ -35,21 +35,21 @@ class Said:
         plain: float | None = None,
         bias: float = 0.0,
     ) -> None:
-        self.plain, self.bias = plain, bias  # seconds; of a whole answer
+        self.plain_seconds_per_token, self.bias = plain, bias  # seconds; of a whole answer
         self.answers, self.asked = list(answers), list[tuple[Any, dict[str, Any], int]]()
 
-    def defaults(self, *, messages: bool) -> dict[str, Any]:
-        return {"top_k": 7, "max_new_tokens": ANSWER_TOKENS} if messages else {}
+    def get_default_options(self, *, messages: bool) -> dict[str, Any]:
+        return {"top_k": 7, "max_new_tokens": DEFAULT_ANSWER_TOKENS} if messages else {}
 
-    def plain_seconds(self, sampling: Mapping[str, Any]) -> float | None:
-        return self.plain
+    def get_plain_seconds(self, sampling: Mapping[str, Any]) -> float | None:
+        return self.plain_seconds_per_token
 
     def require(self, sampling: Mapping[str, Any]) -> None:
         SamplingParams(**sampling)
         if "typical_p" in sampling:
             raise InputError("typical_p is nothing here")
 
-    def parts(
+    def stream_reply(
         self, prompt: Any, sampling: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
         self.asked.append((prompt, dict(sampling), number))
@@ -92,7 +92,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         monkeypatch.setattr(session.signal, "signal", lambda *_: None)
         messages, code = [] if talk else None, 0
         try:
-            session.run(source, sampling or {}, show_tokens=False, quick=quick, messages=messages)
+            session.run_session(source, sampling or {}, show_tokens=False, quick=quick, messages=messages)
         except typer.Exit as end:
             code = end.exit_code
         return Result(code, *capsys.readouterr())
@@ -114,8 +114,8 @@ def test_one_answer(run):
 
 
 def test_one_that_fails(run):
-    assert run(Said(("We", TextError("gone"))), quick="Hi") == Result(1, "We\n", "error: gone\n")
-    assert run(Said(("", TextError("gone"))), quick="Hi") == Result(1, "", "error: gone\n")
+    assert run(Said(("We", ReplyError("gone"))), quick="Hi") == Result(1, "We\n", "error: gone\n")
+    assert run(Said(("", ReplyError("gone"))), quick="Hi") == Result(1, "", "error: gone\n")
     with pytest.raises(InputError, match="no such"):  # a mistake: for the console script
         run(Said(("", InputError("no such"))), quick="Hi")
     with pytest.raises(KeyboardInterrupt):  # Typer's exit code for it is 130
@@ -139,7 +139,7 @@ def test_lines_are_messages_and_only_answers_are_printed(run):
 
 
 def test_a_line_that_fails_leaves_the_others(run):
-    source = Said(("ab", TextError("gone")), ("", InputError("too long")), "c")
+    source = Said(("ab", ReplyError("gone")), ("", InputError("too long")), "c")
     result = run(source, piped=b"1\n2\n3\n")
     assert result == Result(1, "ab\nc\n", "error: line 1: gone\nerror: line 2: too long\n")
     assert source.asked[2][0] == turns("1", "ab", "3")
@@ -215,7 +215,7 @@ def test_stats_are_of_the_last_text(run):
 
 def test_the_pace_of_an_answer_beside_plain_decoding(run):
     """But for the first, whose time is also that of a runtime's first passes."""
-    told = run(Said("A good answer", "A good answer", plain=1e9), typed=["Hi", "Ho"]).err
+    told = run(Said("A good answer", "A good answer", plain_seconds_per_token=1e9), typed=["Hi", "Ho"]).err
     lines = re.findall(r"^13 tokens, the first after 0.00 s, then \d+ a second(.*)$", told, re.M)
     assert lines[0] == "" and re.match(r", about \d+\.\d\d times plain decoding's", lines[1])
     alone = run(Said("A good answer"), typed=["Hi"]).err
@@ -277,7 +277,7 @@ def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):
 def test_the_limit_that_cuts_an_answer_is_told(run, monkeypatch):
     told = run(Said("..."), typed=["x"], sampling={"max_new_tokens": 3}).err
     assert "the text is cut off after 3 tokens; /set max_new_tokens allows more" in told
-    monkeypatch.setattr(session, "ANSWER_TOKENS", 3)
+    monkeypatch.setattr(session, "DEFAULT_ANSWER_TOKENS", 3)
     said = "the text is cut off after 3 tokens; {} allows more\n"
     assert run(Said("..."), piped=b"x\n").err == said.format("--max-new-tokens")
     assert said.format("/set max_new_tokens") in run(Said("..."), typed=["x"]).err
@@ -301,7 +301,7 @@ def test_mistakes_end_nothing(run):
 
 
 def test_errors_end_nothing(run):
-    source = Said(("a", TextError("gone")), ("", InputError("too long")), "...")
+    source = Said(("a", ReplyError("gone")), ("", InputError("too long")), "...")
     result = run(source, typed=["x", "y", "z"], sampling={"max_new_tokens": 9})
     assert result.code == 0 and result.out == "a\n...\n"
     assert result.err.splitlines()[1:-1] == [

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 import foretoken
-from foretoken.cli.local import LocalModel, local, require_template
-from foretoken.cli.prompts import Template
-from foretoken.cli.reply import ChatReply, TextError
+from foretoken.cli.local_model import LocalModel, open_local_model, require_template
+from foretoken.cli.prompts import ChatTemplate
+from foretoken.cli.reply import ChatReply, ReplyError
 from foretoken.errors import ForetokenError, InputError
 from tiny import byte_level, llama, t5
 
-TEMPLATE = Template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
 TALK = [{"role": "user", "content": "Where?"}]
 
 
@@ -25,16 +25,16 @@ def spec() -> foretoken.Speculator:
 
 
 def opened(
-    spec: foretoken.Speculator, messages: bool = False, template: Template = TEMPLATE, **speculation
+    spec: foretoken.Speculator, messages: bool = False, template: ChatTemplate = TEMPLATE, **speculation
 ):
     speculation = {"gamma": 2, "seed": 5, "rule": "block", "lenience": 1.0} | speculation
-    return local(spec, template, messages=messages, **speculation)
+    return open_local_model(spec, template, messages=messages, **speculation)
 
 
 def answered(source: LocalModel, prompt, number: int = 0, **sampling):
     """All of an answer: its text, its tokens as they are spelled, and the reply."""
     reply = ChatReply()
-    parts = list(source.parts(prompt, sampling, number, reply))
+    parts = list(source.stream_reply(prompt, sampling, number, reply))
     tokens = [token for part in parts for token in part.tokens]
     return "".join(part.text for part in parts), tokens, reply
 
@@ -52,7 +52,7 @@ def test_a_text_is_what_generate_gives(spec, number):
     ]  # fmt: skip
     assert [token.fate for token in tokens] == fates and {"accepted", "corrected"} <= {*fates}
     stats = completion.stats
-    assert (reply.tokens, reply.calls) == (20, stats.target_calls)
+    assert (reply.tokens, reply.num_forwards) == (20, stats.target_calls)
     assert reply.finish_reason == "length"
     assert sum(reply.overlaps) / len(reply.overlaps) == pytest.approx(stats.alpha)
 
@@ -76,7 +76,7 @@ def test_an_answer_has_as_much_room_as_there_is(spec):
 def test_a_text_that_is_dropped_leaves_no_row(spec):
     with opened(spec) as source:
         reply = ChatReply()
-        with closing(source.parts("It was", {}, 0, reply)) as parts:
+        with closing(source.stream_reply("It was", {}, 0, reply)) as parts:
             first = next(parts)
         assert source.engine.running == source.engine.waiting == 0
         assert reply.finish_reason is None and 0 < reply.tokens < 64
@@ -105,7 +105,7 @@ def test_encoder_decoders_continue_too():
 
 def test_a_text_that_fails_is_not_the_last(spec):
     with opened(spec) as source:
-        with pytest.raises(TextError, match="no token"):
+        with pytest.raises(ReplyError, match="no token"):
             answered(source, "It was", suppress_tokens=list(range(320)))
         assert answered(source, "It was", max_new_tokens=3)[2].tokens == 3
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_is_told_at_once(spec):
     says = "has no chat template, .* --chat-template FILE, .* foretoken chat --raw"
     known, bare_known = (SimpleNamespace(name="m", tokenizer=x) for x in (spec.tokenizer, None))
     with pytest.raises(InputError, match=says):
-        require_template(Template(), known)
+        require_template(ChatTemplate(), known)
     require_template(TEMPLATE, known)
     with pytest.raises(InputError, match="m has no tokenizer, .*give --tokenizer"):
         require_template(TEMPLATE, bare_known)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.cli.speculative import speculative
+from foretoken.cli.speculative_config import parse_speculative_config
 from foretoken.errors import InputError
 
 
@@ -29,7 +29,7 @@ from foretoken.errors import InputError
     ],
 )
 def test_draft_gamma_and_rule_follow(config: dict[str, Any], settings: tuple[Any, ...]) -> None:
-    assert speculative(json.dumps(config)) == settings
+    assert parse_speculative_config(json.dumps(config)) == settings
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_draft_gamma_and_rule_follow(config: dict[str, Any], settings: tuple[Any
 )
 def test_what_is_refused(text: str, said: str) -> None:
     with pytest.raises(InputError, match="--speculative-config") as caught:
-        speculative(text)
+        parse_speculative_config(text)
     assert said in str(caught.value)
 
 
@@ -57,5 +57,5 @@ def test_a_method_that_the_draft_is_not(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"speculators_model_type": "eagle3"}')
     config = {"method": "dflash", "model": str(tmp_path)}
     with pytest.raises(InputError, match="method is 'dflash'"):
-        speculative(json.dumps(config))
-    assert speculative(json.dumps(config | {"method": "eagle3"})).draft == str(tmp_path)
+        parse_speculative_config(json.dumps(config))
+    assert parse_speculative_config(json.dumps(config | {"method": "eagle3"})).draft == str(tmp_path)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli.option import TargetReading
-from foretoken.cli.train import progress_bar, show, size, target_of, use
+from foretoken.cli.option import TargetFileOptions
+from foretoken.cli.train import show_progress_bar, print_summary, describe_result, name_target, make_generate_command
 
 
 def test_the_bar_waits_for_the_first_report(capsys):
-    with progress_bar("training", 3):
+    with show_progress_bar("training", 3):
         pass
     assert capsys.readouterr().err == ""
-    with progress_bar("training", 3) as report:
+    with show_progress_bar("training", 3) as report:
         report(1, "loss 2.000", None)
         report(3, "loss 1.000", "step 3: a line")
     shown = capsys.readouterr()
@@ -24,11 +24,11 @@ def test_the_bar_waits_for_the_first_report(capsys):
 
 
 def test_figures_and_use_or_the_summary(capsys):
-    command = use(None, "a draft", TargetReading(tokenizer="t"))
-    show({"steps": 3}, ["a line"], command, as_json=False)
+    command = make_generate_command(None, "a draft", TargetFileOptions(tokenizer="t"))
+    print_summary({"steps": 3}, ["a line"], command, as_json=False)
     printed = "a line\nuse it: foretoken generate --draft 'a draft' --tokenizer t PROMPT\n"
     assert capsys.readouterr().out == printed
-    show({"steps": 3}, ["a line"], command, as_json=True)
+    print_summary({"steps": 3}, ["a line"], command, as_json=True)
     assert json.loads(capsys.readouterr().out) == {"steps": 3}
 
 
@@ -37,11 +37,11 @@ def test_a_tokenizers_folder_is_a_target_where_it_holds_a_model(files, tmp_path)
     for name in files or []:
         (tmp_path / name).touch()
     whole = files is not None and len(files) == 2
-    assert target_of(tmp_path) == (tmp_path if whole else "TARGET")
+    assert name_target(tmp_path) == (tmp_path if whole else "TARGET")
 
 
 def test_sizes():
     summary = {"steps": 5, "seconds": 2.4}
     for parameters, shown in ((99_999, "99999"), (1_234_567, "1.23M")):
         expected = f"out: {shown} parameters, 5 steps in 2 s"
-        assert size(Path("out"), summary | {"parameters": parameters}) == expected
+        assert describe_result(Path("out"), summary | {"parameters": parameters}) == expected

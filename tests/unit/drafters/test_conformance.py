@@ -18,7 +18,7 @@ import torch
 import assistants
 import blocks
 import tiny
-from foretoken.certificate.watched import Watched
+from foretoken.certificate.watched_drafter import WatchedDrafter
 from foretoken.drafters.base import Draft, Drafter, Draw, pack, require_drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.copying import CopyDrafter
@@ -114,7 +114,7 @@ PAIRS: dict[str, Callable[[], Pair]] = {
     "lookup": over_a_table(LookupDrafter),
     "copy": over_a_table(CopyDrafter),
     "four methods": over_a_table(lambda: require_drafter(FourMethods())),
-    "watched": over_a_table(lambda: Watched(LMDrafter(table(Q)), 0)),
+    "watched": over_a_table(lambda: WatchedDrafter(LMDrafter(table(Q)), 0)),
     "model": over_a_table(lambda: LMDrafter(table(Q))),
     "model at a temperature": over_a_table(
         lambda: LMDrafter(table(Q), params=SamplingParams(0.7, top_k=4))

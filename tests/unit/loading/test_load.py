@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 
 import census
 import foretoken
-from foretoken.cli.option import PairLoading
+from foretoken.cli.option import PairLoadOptions
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
@@ -357,7 +357,7 @@ def test_an_option_is_declared_once() -> None:
     """The signature of `load`, its docstring and the command line have it."""
     parameters = inspect.signature(foretoken.load).parameters
     assert [*parameters][2:] == [*OPTIONS] == [*LoadKeywords.__annotations__]
-    line = {field.name.removeprefix("ignore_") for field in fields(PairLoading)}
+    line = {field.name.removeprefix("ignore_") for field in fields(PairLoadOptions)}
     for name, option in OPTIONS.items():
         assert option.help.endswith((".", "..."))
         assert parameters[name].default == getattr(LoadOptions(), name)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import foretoken
-from foretoken.certificate.identity import replay
+from foretoken.certificate.greedy_identity import replay
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
-from foretoken.measurement.agreement import overlaps
+from foretoken.measurement.agreement import compute_overlaps
 from foretoken.models.native.model import NativeCompanion
 from foretoken.sampling.params import SamplingParams
 from loads import refused
@@ -80,7 +80,7 @@ def test_it_is_replayed_and_measured(target):
     places = list(replay(spec.target, spec.drafter, requests, texts, params))
     betas = [torch.minimum(place.p, place.q).sum(-1) for place in places]
     assert all(float(beta.min()) > 0.8 for beta in betas)
-    alone = overlaps(spec.target, spec.drafter, requests[0], texts[0], params)
+    alone = compute_overlaps(spec.target, spec.drafter, requests[0], texts[0], params)
     assert alone == pytest.approx([float(beta[0]) for beta in betas], abs=1e-3)
 
 

@@ -12,7 +12,7 @@ import pytest
 import foretoken
 from console import mistake
 from foretoken.errors import InputError
-from foretoken.measurement.footprint import of_model
+from foretoken.measurement.footprint import compute_model_footprint
 from loads import refused
 from table import TableModel
 from tiny import TEXT, byte_level, folder, llama
@@ -63,12 +63,12 @@ def test_a_folder_of_a_model(console, model, mark, tmp_path):
     mistake(console("doctor", model), "cannot be read as a model")
     table = TableModel(lambda text: [1.0], 1)
     table.runtime = "other"
-    assert of_model(table, str(model), "float32").parameters is None
+    assert compute_model_footprint(table, str(model), "float32").parameters is None
     for value in ("False", "", 1, 0, None):
         says = "trust_remote_code is .*"
         refused(InputError, says, model, "none", trust_remote_code=value)
     assert not mark.exists()
-    assert of_model(table, str(model), "float32", trust=True).parameters and mark.exists()
+    assert compute_model_footprint(table, str(model), "float32", trust=True).parameters and mark.exists()
     spec = foretoken.load(model, "none", trust_remote_code=True)
     assert type(spec.target.model).__name__ == "Own"
 

@@ -14,22 +14,22 @@ from foretoken.drafters.base import Draft, Draw
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError
-from foretoken.measurement import bench
-from foretoken.measurement.bench import (
-    AUTOMATIC,
-    PLAIN,
-    Key,
+from foretoken.measurement import races
+from foretoken.measurement.races import (
+    AUTOMATIC_GAMMA,
+    PLAIN_DECODING,
+    ContestantKey,
     Race,
     RaceRun,
     RaceTask,
-    Round,
-    Turn,
-    compare,
-    own,
-    own_turns,
+    RoundRuns,
+    RunTurn,
+    compare_with_plain,
+    run_own_turn,
+    make_own_turns,
     predict,
-    prepare,
-    race,
+    prepare_tasks,
+    run_rounds,
     repeat_tasks,
 )
 from foretoken.records import StepRecord
@@ -55,12 +55,12 @@ def run(seconds: float, *, tokens: int = 11, first: int = 1, first_seconds: floa
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(races, "REST_SECONDS", 0.0)
 
 
 def test_our_own_turn_is_one_call():
     tasks, spec = repeat_tasks([TASK, replace(TASK, prompt=[4])], 3), pair()
-    runs = own(spec, tasks, 3)
+    runs = run_own_turn(spec, tasks, 3)
     for task, each in zip(tasks, runs, strict=True):
         how = {"max_new_tokens": 12, "temperature": 1.0, "gamma": 3}
         (alone,) = spec.generate([task.prompt], seed=[task.seed], **how)
@@ -80,26 +80,26 @@ def test_tasks_come_again_with_seeds_of_their_own():
 
 def test_a_pair_is_prepared_so_that_no_text_ends_early():
     spec, params = pair(), SamplingParams(max_new_tokens=5)
-    ready, tasks = prepare(spec, [[1, 2], [3]], params, 7)
+    ready, tasks = prepare_tasks(spec, [[1, 2], [3]], params, 7)
     assert not ready.ends.eos and ready.target is spec.target
     made = [(task.prompt, task.tokens, task.seed) for task in tasks]
     assert made == [([1, 2], 5, 7), ([3], 5, 8)]
     small = replace(spec, target=TableModel(P, V))
     small.target.context = 6
     with pytest.raises(InputError, match="prompt 0 leaves room for 4 new tokens, not 5"):
-        prepare(small, [[1, 2]], params, 0)
+        prepare_tasks(small, [[1, 2]], params, 0)
 
 
 def test_plain_and_automatic_are_always_there():
-    assert list(own_turns(pair(), [2], "block")) == [PLAIN, ("foretoken", 2), AUTOMATIC]
+    assert list(make_own_turns(pair(), [2], "block")) == [PLAIN_DECODING, ("foretoken", 2), AUTOMATIC_GAMMA]
     alone = Speculator(TableModel(P, V), NoDrafter())
-    assert list(own_turns(alone, [2], "block")) == [PLAIN]
+    assert list(make_own_turns(alone, [2], "block")) == [PLAIN_DECODING]
 
 
-Asked = list[tuple[Key, list[int]]]
+Asked = list[tuple[ContestantKey, list[int]]]
 
 
-def echo(key: Key, asked: Asked) -> tuple[Key, Turn]:
+def echo(key: ContestantKey, asked: Asked) -> tuple[ContestantKey, RunTurn]:
     """A contestant that records its seeds."""
 
     def turn(tasks: list[RaceTask]) -> list[RaceRun]:
@@ -112,9 +112,9 @@ def echo(key: Key, asked: Asked) -> tuple[Key, Turn]:
 @pytest.mark.parametrize("together", [False, True])
 def test_contestants_take_turns_and_the_first_round_warms_up(together: bool):
     asked: Asked = []
-    told: list[Key] = []
-    both = dict([echo(PLAIN, asked), echo(("b", 1), asked)])
-    result = race(both, repeat_tasks([TASK], 2), 2, together=together, report=told.append)
+    told: list[ContestantKey] = []
+    both = dict([echo(PLAIN_DECODING, asked), echo(("b", 1), asked)])
+    result = run_rounds(both, repeat_tasks([TASK], 2), 2, together=together, report=told.append)
     seeds = [[3, 4], [5, 6], [7, 8]]
     assert asked == [
         (key, part)
@@ -122,7 +122,7 @@ def test_contestants_take_turns_and_the_first_round_warms_up(together: bool):
         for key in both
         for part in ([now] if together else [[seed] for seed in now])
     ]
-    assert told == [PLAIN, ("b", 1)] * 3
+    assert told == [PLAIN_DECODING, ("b", 1)] * 3
     assert len(result.rounds) == 2 and result.together == together
     assert all(len(runs) == 2 for turns in result.rounds for runs in turns.values())
 
@@ -132,11 +132,11 @@ def test_an_interrupted_turn_ends_the_race(monkeypatch: pytest.MonkeyPatch):
         raise KeyboardInterrupt
 
     spec = pair()
-    turn = partial(own, spec, gamma=0)
+    turn = partial(run_own_turn, spec, gamma=0)
     monkeypatch.setattr(spec.target, "score", interrupted)
     with pytest.raises(KeyboardInterrupt):
         turn([TASK, TASK])
-    assert race({PLAIN: turn}, [TASK], 1).rounds == []
+    assert run_rounds({PLAIN_DECODING: turn}, [TASK], 1).rounds == []
 
 
 def step(gamma: int, draft: float, score: float, verify: float = 0.0, accepted: int = 0):
@@ -155,7 +155,7 @@ def step(gamma: int, draft: float, score: float, verify: float = 0.0, accepted: 
 
 
 def per_token(runs: list[RaceRun], *, together: bool = False) -> float:
-    (seconds,) = Race([{PLAIN: runs}], together).seconds(PLAIN)
+    (seconds,) = Race([{PLAIN_DECODING: runs}], together).seconds(PLAIN_DECODING)
     return seconds
 
 
@@ -166,25 +166,25 @@ def test_a_token_takes_what_came_behind_the_first_ones():
 
 
 def test_figures_of_a_contestant():
-    key: Key = ("other", 2)
-    rounds: list[Round] = [
-        {PLAIN: [run(11.0 * slow)], key: [run(seconds, first_seconds=seconds - 1)]}
+    key: ContestantKey = ("other", 2)
+    rounds: list[RoundRuns] = [
+        {PLAIN_DECODING: [run(11.0 * slow)], key: [run(seconds, first_seconds=seconds - 1)]}
         for seconds, slow in ((2.0, 1), (3.0, 2), (6.0, 4))
     ]
-    summary = Race(rounds).figures(key)
+    summary = Race(rounds).compute_figures(key)
     assert summary.gamma == 2 and summary.seconds_per_token.median == pytest.approx(0.1)
     assert summary.tokens_per_second.median == pytest.approx(10.0)
     assert summary.first_seconds.median == 2.0
     assert (summary.first_seconds.q1, summary.first_seconds.q3) == (1.5, 3.5)
     ratios = [10.0, 21.0, 43.0]  # of one round each
-    assert Race(rounds).ratios(key, PLAIN) == pytest.approx(ratios)
+    assert Race(rounds).compute_speedups(key, PLAIN_DECODING) == pytest.approx(ratios)
     assert (summary.speedup.median, summary.speedup.q1) == pytest.approx((21.0, 15.5))
     assert (summary.predicted, summary.tokens_per_call) == (None, None)
 
 
 def test_texts_at_once_take_until_the_last_is_there():
     runs = [RaceRun([0] * 10, 1, 0.0, seconds, (step(0, 0.0, 1.0),)) for seconds in (2.0, 4.0)]
-    figures = Race([{PLAIN: runs}], together=True).figures(PLAIN)
+    figures = Race([{PLAIN_DECODING: runs}], together=True).compute_figures(PLAIN_DECODING)
     assert figures.tokens_per_second.median == pytest.approx(5.0) and figures.predicted is None
     assert figures.speedup.median == 1.0 and figures.tokens_per_call == 1.0
 
@@ -217,7 +217,7 @@ P, Q = random_model(1, V), random_model(2, V)
 def test_a_comparison():
     options = {"gamma": 3, "temperature": 1.0, "max_new_tokens": 30}
     (completion,) = pair().generate([1, 2], **options)
-    comparison = compare(pair(), [1, 2], **options)
+    comparison = compare_with_plain(pair(), [1, 2], **options)
     assert comparison.alpha == pytest.approx(completion.stats.alpha)
     assert comparison.gamma == 3 >= comparison.mean_gamma > 2 and comparison.silent < 0.1
     assert 0 < comparison.alpha < 1 and comparison.c > 0 and comparison.v > 0
@@ -227,7 +227,7 @@ def test_a_comparison():
 
 def test_without_draft_tokens_nothing_is_predicted():
     spec = Speculator(TableModel(P, V), NoDrafter())
-    comparison = compare(spec, [1, 2], max_new_tokens=5)
+    comparison = compare_with_plain(spec, [1, 2], max_new_tokens=5)
     assert comparison.gamma is None and comparison.mean_gamma == 0 and comparison.speedup > 0
     assert (
         comparison.alpha,
@@ -237,7 +237,7 @@ def test_without_draft_tokens_nothing_is_predicted():
         comparison.predicted,
     ) == (None,) * 5
     assert comparison.silent == 1
-    comparison = compare(pair(), [1, 2], gamma=3, max_new_tokens=1)
+    comparison = compare_with_plain(pair(), [1, 2], gamma=3, max_new_tokens=1)
     assert comparison.mean_gamma == 0 and comparison.alpha is None and comparison.speedup > 0
 
 
@@ -258,11 +258,11 @@ def test_what_is_predicted_follows_from_the_draft_tokens_made(
     """Where draft tokens cost nothing, a pass always the same and every draft token is kept, the
     prediction is the tokens of a step, however many steps had a draft token."""
     free = Costs(((0, 0.0), (16, 0.0)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
-    monkeypatch.setattr(bench, "of", lambda steps: free)
+    monkeypatch.setattr(races, "of", lambda steps: free)
     spec = Speculator(TableModel(P, V), Seldom(TableModel(P, V), V))
     spec.costing.measured["sampled", 1] = free
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 60}
-    comparison = compare(spec, [1, 2], 1, gamma=gamma, **options)
+    comparison = compare_with_plain(spec, [1, 2], 1, gamma=gamma, **options)
     (completion,) = spec.generate([1, 2], gamma=gamma, **options)
     assert comparison.alpha == pytest.approx(1.0) and 0.6 < comparison.silent < 0.8
     tokens_per_step = 1 + comparison.mean_gamma

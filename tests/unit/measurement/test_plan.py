@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.measurement.plan import FORMAT, Plan, PlanOptions, choose, read_plan
+from foretoken.measurement.plan import BENCH_FILE_FORMAT, Plan, PlanOptions, choose_plan, read_plan
 
 pytestmark = pytest.mark.daily
 
@@ -33,7 +33,7 @@ def row(
 
 
 def chosen(*rows: Any, **load: Any) -> Plan:
-    return choose(list(rows), AS_MEASURED, {"target": "t", "dtype": "int8", **load})
+    return choose_plan(list(rows), AS_MEASURED, {"target": "t", "dtype": "int8", **load})
 
 
 def test_the_fastest_draft_and_gamma():
@@ -91,13 +91,13 @@ def test_options_of_a_draft_stay_where_they_are_needed():
 
 def test_a_file_is_read_or_refused_by_name(tmp_path: Path):
     plan, file = chosen(row("a", 0, 1), row("a", 2, 1.3)), tmp_path / "b.json"
-    file.write_text(json.dumps({"format": FORMAT, "best": asdict(plan)}))
+    file.write_text(json.dumps({"format": BENCH_FILE_FORMAT, "best": asdict(plan)}))
     assert read_plan(file) == plan
     for text, said in (
         ("{", "not valid JSON"),
         ("[1]", "not a benchmark; make one with foretoken bench --out"),
-        (json.dumps({"format": FORMAT, "best": asdict(plan) | {"gamma": "x"}}), "b.json: best: "),
-        (json.dumps({"format": FORMAT}), "has no results yet"),
+        (json.dumps({"format": BENCH_FILE_FORMAT, "best": asdict(plan) | {"gamma": "x"}}), "b.json: best: "),
+        (json.dumps({"format": BENCH_FILE_FORMAT}), "has no results yet"),
         (wrong(plan, {}), "b.json: best: load names no target"),
         (wrong(plan, {"target": "t", "dtyp": "int8"}), "best: dtyp is no option of load"),
         (wrong(plan, {"target": "t", "dtype": "int7"}), "best: dtype is 'int7'"),
@@ -112,4 +112,4 @@ def test_a_file_is_read_or_refused_by_name(tmp_path: Path):
 
 
 def wrong(plan: Plan, load: dict[str, Any]) -> str:
-    return json.dumps({"format": FORMAT, "best": asdict(plan) | {"load": load}})
+    return json.dumps({"format": BENCH_FILE_FORMAT, "best": asdict(plan) | {"load": load}})

@@ -22,7 +22,7 @@ import pairs
 import tiny
 import tiny_families
 from census import build
-from foretoken.certificate.planted import OffByOne
+from foretoken.certificate.planted_bugs import OffByOneModel
 from foretoken.errors import InputError
 from foretoken.media.inputs import Media
 from foretoken.models.base import Model, TokenChoice
@@ -95,7 +95,7 @@ def translated(_: Any) -> Model:
     return TranslatedModel(TableModel(random_model(2, 12), 12), words, 64)
 
 
-class OverTarget(OffByOne):
+class OverTarget(OffByOneModel):
     """A copy of a model over its rows, with the target's own work: it reads what rows join with."""
 
     def __init__(self, copied: NativeCompanion) -> None:

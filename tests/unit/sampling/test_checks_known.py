@@ -17,7 +17,7 @@ def test_a_check_is_known(name: str) -> None:
     option = OPTIONS[name]
     check = option.check
     if option.panel and name != "structured":  # whose flags are the grammars'
-        assert {check, type(check)} & {*command_line.KINDS, *command_line.READERS}
+        assert {check, type(check)} & {*command_line.OPTION_TYPES, *command_line.OPTION_PARSERS}
     if option.api:
         assert {check, type(check)} & {*wire.KINDS}
     assert check not in NAMING_IDS or check in IDS_IN

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from foretoken.cli.option import SamplingOptions, Structure
-from foretoken.cli.prompts import SAMPLING, numbered
-from foretoken.cli.remote import NAMES
+from foretoken.cli.option import SamplingOptions, StructuredOutputOptions
+from foretoken.cli.prompts import SAMPLING_KEYS, number_lines
+from foretoken.cli.remote_model import API_NAMES
 from foretoken.cli.serve import serve
 from foretoken.engine.options import OPTIONS as ENGINE
 from foretoken.engine.options import EngineKeywords, EngineOptions
@@ -39,11 +39,11 @@ def test_an_option_is_wherever_text_can_hold_it(name: str, tmp_path: Path) -> No
     assert option.help.endswith(".") and name in Controls.__annotations__
     assert all(ELSEWHERE[alias] == name for alias in option.aliases)
     options = {field.name for field in fields(SamplingOptions)}
-    options |= {"structured"} if {field.name for field in fields(Structure)} <= options else set()
+    options |= {"structured"} if {field.name for field in fields(StructuredOutputOptions)} <= options else set()
     assert (name in options) == (name in WRITABLE) == (option.panel is not None)
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"prompt": "a", "{name}": null}}')
-    ((_, parse),) = numbered(file, SAMPLING)
+    ((_, parse),) = number_lines(file, SAMPLING_KEYS)
     if option.panel:
         assert parse().sampling == {name: None}
     else:
@@ -63,7 +63,7 @@ def test_a_field_of_a_request_is_its_option(kind: Any, least: dict[str, Any], na
         return  # a response has no place for them
     value = VALUES.get(field, not DEFAULTS[name] if OPTIONS[name].check is as_flag else 1)
     parsed: Any = kind.model_validate(least | {field: value})
-    assert NAMES[name] == field and parsed.param(name) == field
+    assert API_NAMES[name] == field and parsed.param(name) == field
     if name != "num_return_sequences":  # a request of its own for each text
         expected = {"stop": ["a"]}.get(field, value)
         assert parsed._controls({})[name] == expected

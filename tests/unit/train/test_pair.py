@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.train import distill as command
-from foretoken.cli.train import fields
+from foretoken.cli.train import parse_shape
 from foretoken.errors import InputError, RefusedError
 from foretoken.train.pair import fresh, pair
 from tiny import byte_level, folder, llama, t5
@@ -22,7 +22,7 @@ def test_the_shape_of_the_documents_fits_the_pair_that_ships():
     match = re.search(r"num_hidden_layers=[\w=,]+\w", asked).group()
     text = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
     assert f"--shape\n  {match}`" in text
-    draft = pair(None, None, fields(match), 0).draft
+    draft = pair(None, None, parse_shape(match), 0).draft
     assert draft.config.num_hidden_layers == 1 and draft.config.hidden_size == 96
 
 

@@ -27,13 +27,13 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 from foretoken.timing import Spread, measure_seconds, summarize, take_turns
 
-OWN = "foretoken"
+OWN_LIBRARY = "foretoken"
 REST_SECONDS = 0.05  # between turns: threads of the last contestant may spin for a while
 
-Gamma = int | None  # None: automatic
-Key = tuple[str, Gamma]  # a contestant: a library and its gamma
-PLAIN: Key = (OWN, 0)
-AUTOMATIC: Key = (OWN, None)
+OptionalGamma = int | None  # None: automatic
+ContestantKey = tuple[str, OptionalGamma]  # a contestant: a library and its gamma
+PLAIN_DECODING: ContestantKey = (OWN_LIBRARY, 0)
+AUTOMATIC_GAMMA: ContestantKey = (OWN_LIBRARY, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class RaceRun:
     steps: tuple[StepRecord, ...] = ()
 
 
-Round = dict[Key, list[RaceRun]]  # a contestant's turn: a run for each task
-Turn = Callable[[list[RaceTask]], list[RaceRun]]
+RoundRuns = dict[ContestantKey, list[RaceRun]]  # a contestant's turn: a run for each task
+RunTurn = Callable[[list[RaceTask]], list[RaceRun]]
 
 
-def prepare(
+def prepare_tasks(
     spec: Speculator, prompts: Sequence[Prompt], params: SamplingParams, seed: int
 ) -> tuple[Speculator, list[RaceTask]]:
     """Return the pair without tokens that end a text, and a task for each prompt.
@@ -81,25 +81,25 @@ def prepare(
     return spec, [RaceTask(prompt, tokens, params, seed + i) for i, prompt in enumerate(ids)]
 
 
-def own(
-    spec: Speculator, tasks: list[RaceTask], gamma: Gamma, rule: str = "block"
+def run_own_turn(
+    spec: Speculator, tasks: list[RaceTask], gamma: OptionalGamma, rule: str = "block"
 ) -> list[RaceRun]:
     """Take a turn of this package: all texts, alike but for prompts and seeds, in one call. Raises
     KeyboardInterrupt where it was interrupted."""
     prompts: list[Prompt] = [list(task.prompt) for task in tasks]
     params = replace(tasks[0].params, max_new_tokens=tasks[0].tokens)
-    how = {"gamma": gamma, "rule": rule, "seed": [task.seed for task in tasks]}
+    options = {"gamma": gamma, "rule": rule, "seed": [task.seed for task in tasks]}
     completions: list[Completion] = []
     seconds = measure_seconds(
-        lambda: completions.extend(uninterrupted(spec.generate(prompts, params, **how)))
+        lambda: completions.extend(uninterrupted(spec.generate(prompts, params, **options)))
     )
     # Time of a call outside its rows comes before the first token
-    around = seconds - max(each.stats.seconds for each in completions)
+    overhead_seconds = seconds - max(each.stats.seconds for each in completions)
     return [
         RaceRun(
             tokens=text.tokens,
             first_tokens=len(text.steps[0].kept),
-            first_seconds=around + text.stats.first_seconds,
+            first_seconds=overhead_seconds + text.stats.first_seconds,
             seconds=seconds,
             steps=tuple(text.steady.steps),
         )
@@ -107,26 +107,26 @@ def own(
     ]
 
 
-def own_turns(spec: Speculator, gammas: Sequence[int], rule: str) -> dict[Key, Turn]:
+def make_own_turns(spec: Speculator, gammas: Sequence[int], rule: str) -> dict[ContestantKey, RunTurn]:
     """Return plain decoding and, with a draft, these gammas and the automatic one."""
     ours = [*sorted({0, *gammas}), None] if spec.costing.drafts else [0]
-    return {(OWN, gamma): partial(own, spec, gamma=gamma, rule=rule) for gamma in ours}
+    return {(OWN_LIBRARY, gamma): partial(run_own_turn, spec, gamma=gamma, rule=rule) for gamma in ours}
 
 
-def repeat_tasks(tasks: list[RaceTask], texts: int) -> list[RaceTask]:
+def repeat_tasks(tasks: list[RaceTask], count: int) -> list[RaceTask]:
     """Return so many tasks: the given ones over and over, each with the seed that follows the
     last."""
     seed = tasks[0].seed
-    return [replace(tasks[i % len(tasks)], seed=seed + i) for i in range(texts)]
+    return [replace(tasks[i % len(tasks)], seed=seed + i) for i in range(count)]
 
 
-def race(
-    contestants: Mapping[Key, Turn],
+def run_rounds(
+    contestants: Mapping[ContestantKey, RunTurn],
     tasks: list[RaceTask],
     rounds: int,
     *,
     together: bool = False,
-    report: Callable[[Key], object] = lambda key: None,
+    report: Callable[[ContestantKey], object] = lambda key: None,
 ) -> Race:
     """Run rounds after one that warms up; Ctrl-C keeps those that are done.
 
@@ -138,20 +138,20 @@ def race(
         report: Called before each turn.
     """
 
-    def contestant(key: Key, turn: Turn) -> Callable[[], list[RaceRun]]:
+    def make_turn(key: ContestantKey, turn: RunTurn) -> Callable[[], list[RaceRun]]:
         numbers = count()
 
-        def take() -> list[RaceRun]:
+        def take_turn() -> list[RaceRun]:
             report(key)
             first = next(numbers) * len(tasks)
-            now = [replace(task, seed=task.seed + first) for task in tasks]
-            parts = [now] if together else [[task] for task in now]
+            round_tasks = [replace(task, seed=task.seed + first) for task in tasks]
+            parts = [round_tasks] if together else [[task] for task in round_tasks]
             return [run for part in parts for run in turn(part)]
 
-        return take
+        return take_turn
 
-    turns = {key: contestant(key, turn) for key, turn in contestants.items()}
-    done: list[Round] = []
+    turns = {key: make_turn(key, turn) for key, turn in contestants.items()}
+    done: list[RoundRuns] = []
     with suppress(KeyboardInterrupt):
         for results in take_turns(turns, rounds, rest=REST_SECONDS):
             done.append(results)
@@ -159,7 +159,7 @@ def race(
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class SpeedupPrediction:
     """Theorem 3.8 with the measured alpha and c, for the draft tokens that steps made."""
 
     alpha: float
@@ -169,78 +169,78 @@ class Predicted:
     predicted: float  # the same with the measured v
 
 
-FEW = 8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
+MIN_PREDICTION_DRAFT_TOKENS = 8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
 
 
 def predict(
     plain: list[StepRecord], steps: list[StepRecord], overlaps: list[float] | None = None
-) -> Predicted | None:
+) -> SpeedupPrediction | None:
     """Predict the speed-up from steps of one row; None where fewer than FEW draft tokens were made.
     `overlaps`: of the draft tokens judged, where not those of the steps."""
-    made = Counter(step.drafted for step in steps)
-    if sum(step.drafted for step in steps) < FEW:
+    draft_token_counts = Counter(step.drafted for step in steps)
+    if sum(step.drafted for step in steps) < MIN_PREDICTION_DRAFT_TOKENS:
         return None
-    judged = overlaps or [overlap for step in steps for overlap in step.overlaps]
-    costs, alpha = of([*plain, *steps]), min(1.0, fmean(judged))
-    return Predicted(
+    all_overlaps = overlaps or [overlap for step in steps for overlap in step.overlaps]
+    costs, alpha = of([*plain, *steps]), min(1.0, fmean(all_overlaps))
+    return SpeedupPrediction(
         alpha=alpha,
         c=costs.c,
-        v=costs.v(max(made) + 1),
-        paper=theory.steps_factor(alpha, made, costs.c),
-        predicted=theory.steps_factor(alpha, made, costs.c, v=costs.v),
+        v=costs.v(max(draft_token_counts) + 1),
+        paper=theory.steps_factor(alpha, draft_token_counts, costs.c),
+        predicted=theory.steps_factor(alpha, draft_token_counts, costs.c, v=costs.v),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ContestantFigures:
     """Figures of one contestant, over rounds. Times per token leave out the first tokens; of texts
     at once they are until the last text is there. None: not known."""
 
-    gamma: Gamma
+    gamma: OptionalGamma
     first_seconds: Spread
     seconds_per_token: Spread
     tokens_per_second: Spread
     speedup: Spread  # over this package's plain decoding of the same round
     tokens_per_call: float | None  # of a row
-    predicted: Predicted | None  # of texts one after another
+    predicted: SpeedupPrediction | None  # of texts one after another
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
     """Rounds that were run. `together`: whether a turn was given all its texts at once."""
 
-    rounds: list[Round]
+    rounds: list[RoundRuns]
     together: bool = False
 
-    def seconds(self, key: Key) -> list[float]:
+    def seconds(self, key: ContestantKey) -> list[float]:
         """Return seconds a token, by round: of texts at once until the last is there, else without
         their first tokens unless there are no others."""
-        return [self._per_token(turns[key]) for turns in self.rounds]
+        return [self._compute_seconds_per_token(turns[key]) for turns in self.rounds]
 
-    def ratios(self, one: Key, other: Key) -> list[float]:
+    def compute_speedups(self, one: ContestantKey, other: ContestantKey) -> list[float]:
         """Return how many times as fast one is as the other, in each round."""
         pairs = zip(self.seconds(other), self.seconds(one), strict=True)
         return [slow / fast for slow, fast in pairs]
 
-    def figures(self, key: Key) -> Figures:
+    def compute_figures(self, key: ContestantKey) -> ContestantFigures:
         """Return the figures of one contestant, over one round or more."""
         steps, seconds = self.steps(key), self.seconds(key)
         first = [fmean(run.first_seconds for run in turns[key]) for turns in self.rounds]
-        return Figures(
+        return ContestantFigures(
             gamma=key[1],
             first_seconds=summarize(first),
             seconds_per_token=summarize(seconds),
             tokens_per_second=summarize([1 / each for each in seconds]),
-            speedup=summarize(self.ratios(key, PLAIN)),
+            speedup=summarize(self.compute_speedups(key, PLAIN_DECODING)),
             tokens_per_call=fmean(len(step.kept) for step in steps) if steps else None,
-            predicted=None if self.together else predict(self.steps(PLAIN), steps),
+            predicted=None if self.together else predict(self.steps(PLAIN_DECODING), steps),
         )
 
-    def steps(self, key: Key) -> list[StepRecord]:
+    def steps(self, key: ContestantKey) -> list[StepRecord]:
         """Return the steps of all rounds."""
         return [step for turns in self.rounds for run in turns[key] for step in run.steps]
 
-    def _per_token(self, runs: list[RaceRun]) -> float:
+    def _compute_seconds_per_token(self, runs: list[RaceRun]) -> float:
         tokens = sum(len(run.tokens) for run in runs)
         if self.together:
             return max(run.seconds for run in runs) / tokens
@@ -271,34 +271,34 @@ class Comparison:
         return self.plain_seconds_per_token / self.seconds_per_token
 
 
-REPEATS = 3  # of a comparison
+COMPARISON_REPEATS = 3  # of a comparison
 
 
-def compare(spec: Speculator, prompt: Prompt, repeats: int = REPEATS, **options: Any) -> Comparison:
+def compare_with_plain(spec: Speculator, prompt: Prompt, repeats: int = COMPARISON_REPEATS, **options: Any) -> Comparison:
     """Generate `repeats` times plainly and speculatively, alternating; options are `generate`'s.
 
     Raises KeyboardInterrupt where one was interrupted.
     """
 
-    def decoded(**changed: Any) -> Completion:
+    def decode(**changed: Any) -> Completion:
         (completion,) = uninterrupted(spec.generate(prompt, **(options | changed)))
         return completion
 
     plain: list[Completion] = []
-    fast: list[Completion] = []
-    decoded(max_new_tokens=max(4, options.get("min_new_tokens") or 0))  # first calls are slow
+    speculative: list[Completion] = []
+    decode(max_new_tokens=max(4, options.get("min_new_tokens") or 0))  # first calls are slow
     reading = contention.read()
     for _ in range(repeats):
-        plain.append(decoded(gamma=0))
-        fast.append(decoded())
+        plain.append(decode(gamma=0))
+        speculative.append(decode())
     span = contention.taken(reading)
-    steps = [step for text in fast for step in text.steady.steps]
+    steps = [step for text in speculative for step in text.steady.steps]
     plain_steps = [step for text in plain for step in text.steady.steps]
-    overlaps = [overlap for text in fast for step in text.steps for overlap in step.overlaps]
+    overlaps = [overlap for text in speculative for step in text.steps for overlap in step.overlaps]
     predicted = predict(plain_steps, steps, overlaps)
     return Comparison(
         plain_seconds_per_token=median(text.steady.seconds / text.steady.tokens for text in plain),
-        seconds_per_token=median(text.steady.seconds / text.steady.tokens for text in fast),
+        seconds_per_token=median(text.steady.seconds / text.steady.tokens for text in speculative),
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.drafted for step in steps),
         silent=fmean(not step.drafted for step in steps),

@@ -15,7 +15,7 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.verify import Outcome, Rule
 
 
-class NextRow(Outcome):
+class NextPositionOutcome(Outcome):
     """The next token comes from the distribution one position too far on, behind a draft token not
     kept."""
 
@@ -24,17 +24,17 @@ class NextRow(Outcome):
         return self.p[rows, (n + 1) % (self.lengths + 1)]
 
 
-def next_row(rule: Rule) -> Rule:
+def break_rule(rule: Rule) -> Rule:
     """Return `rule` with replacements from the wrong position."""
 
     def broken(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         o = rule(p, q, x, lengths)
-        return NextRow(o.survival, o.p, o.q, o.x, o.lengths, o.scale)
+        return NextPositionOutcome(o.survival, o.p, o.q, o.x, o.lengths, o.scale)
 
     return broken
 
 
-class Likeliest(Drafter):
+class ArgmaxDrafter(Drafter):
     """A Drafter whose draft tokens are its likeliest tokens, reported as drawn from q."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -46,7 +46,7 @@ class Likeliest(Drafter):
         return draft if draft.q is None else replace(draft, tokens=draft.q.argmax(-1))
 
 
-class OffByOne(Model):
+class OffByOneModel(Model):
     """A Model whose logits of a block are those of the place before.
 
     A drafter that reads the target's states must read this model's (`Drafter.reading`).

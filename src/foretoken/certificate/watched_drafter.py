@@ -10,73 +10,73 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.drafters.base import Draft, Drafter
-from foretoken.measurement.estimate import Test, Uniforms, binned, uniforms
+from foretoken.measurement.estimate import HypothesisTest, TokenUniforms, run_uniformity_test, compute_uniforms
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.params import SamplingParams
 
 
 @dataclass(slots=True)
-class Log:
+class DraftLog:
     """Records of a drafter's draft tokens."""
 
-    guesses: int = 0
-    certain: int = 0  # of them: without a q
-    uniforms: list[Uniforms] = field(default_factory=list[Uniforms])  # of those with a q
+    num_draft_tokens: int = 0
+    num_certain: int = 0  # of them: without a q
+    uniforms: list[TokenUniforms] = field(default_factory=list[TokenUniforms])  # of those with a q
     lies: list[str] = field(default_factory=list[str])
 
 
-class Watched(Drafter):
+class WatchedDrafter(Drafter):
     """A Drafter that does what `drafter` does, and logs it."""
 
     def __init__(self, drafter: Drafter, seed: int) -> None:
-        self.drafter, self.log = drafter, Log()
+        self.drafter, self.log = drafter, DraftLog()
         self.holds = (drafter,)
         self._noise = torch.Generator().manual_seed(seed)
-        self._texts: list[list[int]] = []
-        self._counted: list[int] = []  # how far each row's draft tokens are in the log's numbers
+        self._sequences: list[list[int]] = []
+        self._counted_lengths: list[int] = []  # how far each row's draft tokens are in the log's numbers
         self._certain: dict[tuple[int, ...], int] = {}  # text -> the certain draft token behind it
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         heads = sources or [[] for _ in prompts]
-        self._texts += [[*head, *prompt] for head, prompt in zip(heads, prompts, strict=True)]
-        self._counted += [0] * len(prompts)
+        self._sequences += [[*head, *prompt] for head, prompt in zip(heads, prompts, strict=True)]
+        self._counted_lengths += [0] * len(prompts)
         self.drafter.start(rows, prompts, sources)
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        recorded = Recorded(draw)
+        recorded = RecordingDraw(draw)
         draft = self.drafter.propose(gamma, recorded)  # pyright: ignore[reportArgumentType]
         tokens = draft.tokens.cpu().long()
         for b, count in enumerate(draft.lengths.tolist()):
-            self.log.guesses += count
+            self.log.num_draft_tokens += count
             if draft.q is None:
-                self.log.certain += count
+                self.log.num_certain += count
                 self._check_certain(b, tokens[b, :count].tolist())
             elif count:
                 self._check_drawn(b, tokens[b, :count], draft.q[b, :count], recorded)
         return draft
 
-    def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, recorded: Recorded) -> None:
-        first = len(self._texts[b])
-        new = max(0, self._counted[b] - first) if recorded.coupled else 0
-        self._counted[b] = max(self._counted[b], first + len(tokens))
+    def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, recorded: RecordingDraw) -> None:
+        first = len(self._sequences[b])
+        new = max(0, self._counted_lengths[b] - first) if recorded.coupled else 0
+        self._counted_lengths[b] = max(self._counted_lengths[b], first + len(tokens))
         noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
-        self.log.uniforms.append(uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
+        self.log.uniforms.append(compute_uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
         for i, token in enumerate(tokens.tolist()):
             if i not in recorded.draws:
                 continue  # drawn by other means: the numbers tell
             distribution, ids = recorded.draws[i]
-            own, said = distribution[b].cpu().double(), q[i].cpu().double()
+            own, reported = distribution[b].cpu().double(), q[i].cpu().double()
             drawn = int(ids[b])
             same = token == drawn
-            if len(own) < len(said):  # over a draft's own ids: `uniforms` tell which these are
-                same = bool(said[token] == own[drawn])
-                own = functional.pad(own, (0, len(said) - len(own))).sort().values
-                said = said.sort().values
+            if len(own) < len(reported):  # over a draft's own ids: `uniforms` tell which these are
+                same = bool(reported[token] == own[drawn])
+                own = functional.pad(own, (0, len(reported) - len(own))).sort().values
+                reported = reported.sort().values
             if not same:
                 self.log.lies.append(f"guess {token} was not drawn: {drawn} was")
-            elif distance := float((own - said).abs().sum() / 2):
+            elif distance := float((own - reported).abs().sum() / 2):
                 self.log.lies.append(
                     f"guess {token} was drawn from another law than the q reported, total "
                     f"variation {distance:.2g}"
@@ -84,25 +84,25 @@ class Watched(Drafter):
 
     def _check_certain(self, b: int, draft_tokens: list[int]) -> None:
         for i, token in enumerate(draft_tokens):
-            earlier = self._certain.setdefault((*self._texts[b], *draft_tokens[:i]), token)
+            earlier = self._certain.setdefault((*self._sequences[b], *draft_tokens[:i]), token)
             if earlier != token:
                 self.log.lies.append(
                     f"guesses {earlier} and {token} after the same text, both said to be certain"
                 )
 
     def commit(self, tokens: list[list[int]]) -> None:
-        for text, new in zip(self._texts, tokens, strict=True):
-            text += new
+        for sequence, new in zip(self._sequences, tokens, strict=True):
+            sequence += new
         self.drafter.commit(tokens)
 
     def leave(self, rows: list[int]) -> None:
-        stay = [b for b in range(len(self._texts)) if b not in rows]
-        self._texts = [self._texts[b] for b in stay]
-        self._counted = [self._counted[b] for b in stay]
+        remaining = [b for b in range(len(self._sequences)) if b not in rows]
+        self._sequences = [self._sequences[b] for b in remaining]
+        self._counted_lengths = [self._counted_lengths[b] for b in remaining]
         self.drafter.leave(rows)
 
 
-class Recorded:
+class RecordingDraw:
     """A Draw that remembers the distribution and the ids of every draft token."""
 
     def __init__(self, draw: Draw) -> None:
@@ -126,13 +126,13 @@ class Recorded:
         return ids
 
 
-def draft_tests(name: str, draft_tokens: list[Uniforms], level: float) -> list[Test]:
+def run_draft_token_tests(name: str, draft_tokens: list[TokenUniforms], level: float) -> list[HypothesisTest]:
     """Test whether draft tokens follow the q reported; no test where all were certain."""
     if not draft_tokens:
         return []
     ranked = torch.cat([u.ranked for u in draft_tokens])
     by_id = torch.cat([u.by_id for u in draft_tokens])
     return [
-        binned(f"{name}: guesses under q, by rank", "guesses", ranked, level),
-        binned(f"{name}: guesses under q, by id", "guesses", by_id, level),
+        run_uniformity_test(f"{name}: guesses under q, by rank", "guesses", ranked, level),
+        run_uniformity_test(f"{name}: guesses under q, by id", "guesses", by_id, level),
     ]

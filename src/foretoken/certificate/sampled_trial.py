@@ -11,26 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.certificate.identity import replay
+from foretoken.certificate.greedy_identity import replay
 from foretoken.drafters.base import Drafter
 from foretoken.inputs import Prompt
 from foretoken.measurement.estimate import (
-    Test,
-    balanced,
-    binned,
-    two_samples,
-    uniforms,
-    unrelated,
+    HypothesisTest,
+    run_frequency_test,
+    run_uniformity_test,
+    run_two_sample_test,
+    compute_uniforms,
+    run_correlation_test,
 )
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verify import Rule
 from foretoken.speculator import MAX_ROWS, Speculator
 
-Text = tuple[int, ...]
+TokenTuple = tuple[int, ...]
 Track = Callable[[Sequence[int], str], Iterable[int]]
-ALONE = 11  # one text in so many runs alone; prime, so that every prompt has some of them
-PLAIN = "speculative"  # plain decoding does not go through the rule that is certified
+UNBATCHED_STRIDE = 11  # one text in so many runs alone; prime, so that every prompt has some of them
+PLAIN_RULE = "speculative"  # plain decoding does not go through the rule that is certified
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class SampledTrial:
     params: SamplingParams
     gamma: int
     rule: str | Rule
-    texts: int
-    length: int
+    num_samples: int
+    num_new_tokens: int
     seed: int
     track: Track = lambda numbers, label: numbers
     label: str = "speculative"
@@ -58,16 +58,16 @@ class SampledTrial:
         parts += [f"min-p {params.min_p:g}"] * (params.min_p > 0)
         return ", ".join(parts)
 
-    def batches(self) -> Iterator[tuple[list[Prompt], list[list[int]]]]:
+    def generate_batches(self) -> Iterator[tuple[list[Prompt], list[list[int]]]]:
         """Yield prompts and the tokens that continue each, batch by batch and the prompts in turn.
         Some texts with draft tokens are made alone: a single row may take another path through the
         models."""
-        count, params = len(self.prompts), replace(self.params, max_new_tokens=self.length)
-        last = self.texts * count
+        count, params = len(self.prompts), replace(self.params, max_new_tokens=self.num_new_tokens)
+        last = self.num_samples * count
         for first in self.track(range(0, last, MAX_ROWS), f"{self.name}: {self.label}"):
             batch = range(first, min(first + MAX_ROWS, last))
-            alone = [k for k in batch if self.gamma and k % ALONE == 0]
-            made: dict[int, list[int]] = {}
+            alone = [k for k in batch if self.gamma and k % UNBATCHED_STRIDE == 0]
+            outputs: dict[int, list[int]] = {}
             for numbers in ([k for k in batch if k not in alone], *([k] for k in alone)):
                 rows = self.spec.generate(
                     [self.prompts[k % count] for k in numbers],
@@ -77,85 +77,85 @@ class SampledTrial:
                     seed=[(self.seed, (self.stream << 32) + k) for k in numbers],
                 )
                 tokens = (row.tokens for row in uninterrupted(rows))
-                made |= zip(numbers, tokens, strict=True)
-            yield [self.prompts[k % count] for k in batch], [made[k] for k in batch]
+                outputs |= zip(numbers, tokens, strict=True)
+            yield [self.prompts[k % count] for k in batch], [outputs[k] for k in batch]
 
-    def by_prompt(self, texts: Sequence[list[int]]) -> list[list[Text]]:
+    def group_by_prompt(self, outputs: Sequence[list[int]]) -> list[list[TokenTuple]]:
         """Sort all texts of the batches by their prompts."""
-        return [[*map(tuple, texts[i :: len(self.prompts)])] for i in range(len(self.prompts))]
+        return [[*map(tuple, outputs[i :: len(self.prompts)])] for i in range(len(self.prompts))]
 
 
-def against_the_distribution(
+def run_target_tests(
     trial: SampledTrial, drafter: Drafter, level: float
-) -> tuple[list[Test], list[list[Text]]]:
+) -> tuple[list[HypothesisTest], list[list[TokenTuple]]]:
     """Test whether sampled tokens follow the target's distribution; return the texts, by prompt,
     too. `drafter`: the honest one, for the replay."""
-    spec, all_texts = trial.spec, list[list[int]]()
+    spec, all_outputs = trial.spec, list[list[int]]()
     ranked, by_id = list[Tensor](), list[Tensor]()  # by_id: of one text each
     hits, chances = list[Tensor](), list[Tensor]()  # tokens with q > p; of such a token under p
     noise = torch.Generator().manual_seed(trial.seed + 1)
-    for prompts, texts in trial.batches():
-        sampling = replace(trial.params, max_new_tokens=trial.length)
+    for prompts, outputs in trial.generate_batches():
+        sampling = replace(trial.params, max_new_tokens=trial.num_new_tokens)
         requests = spec.inputs.requests(prompts, sampling, trial.seed)
-        of_row: list[list[Tensor]] = [[] for _ in texts]
-        for place in replay(spec.target, drafter, requests, texts, trial.params):
-            fresh = torch.rand(len(place.rows), generator=noise, dtype=torch.float64)
-            u = uniforms(place.p, place.tokens, fresh)
+        by_row: list[list[Tensor]] = [[] for _ in outputs]
+        for position in replay(spec.target, drafter, requests, outputs, trial.params):
+            fresh = torch.rand(len(position.rows), generator=noise, dtype=torch.float64)
+            u = compute_uniforms(position.p, position.tokens, fresh)
             ranked.append(u.ranked)
-            for row, number in zip(place.rows, u.by_id.split(1), strict=True):
-                of_row[row].append(number)
-            more = place.q.double() > place.p.double()
-            hits.append(more.gather(1, place.tokens[:, None])[:, 0].double())
-            chances.append(place.p.double().where(more, 0.0).sum(-1).clamp(max=1.0))
-        by_id += [torch.cat(row) for row in of_row if row]
-        all_texts += texts
+            for row, number in zip(position.rows, u.by_id.split(1), strict=True):
+                by_row[row].append(number)
+            above = position.q.double() > position.p.double()
+            hits.append(above.gather(1, position.tokens[:, None])[:, 0].double())
+            chances.append(position.p.double().where(above, 0.0).sum(-1).clamp(max=1.0))
+        by_id += [torch.cat(row) for row in by_row if row]
+        all_outputs += outputs
     name, unit, pull = trial.name, "tokens", (torch.cat(hits), torch.cat(chances))
     tests = [
-        binned(f"{name}: target's law, by rank", unit, torch.cat(ranked), level),
-        binned(f"{name}: target's law, by id", unit, torch.cat(by_id), level),
-        balanced(f"{name}: pull towards the draft", unit, *pull, level),
-        unrelated(f"{name}: independence along a text", unit, by_id, trial.gamma + 1),
+        run_uniformity_test(f"{name}: target's law, by rank", unit, torch.cat(ranked), level),
+        run_uniformity_test(f"{name}: target's law, by id", unit, torch.cat(by_id), level),
+        run_frequency_test(f"{name}: pull towards the draft", unit, *pull, level),
+        run_correlation_test(f"{name}: independence along a text", unit, by_id, trial.gamma + 1),
     ]
-    return tests, trial.by_prompt(all_texts)
+    return tests, trial.group_by_prompt(all_outputs)
 
 
-class Cells:
+class PrefixCells:
     """A text belongs to its longest frequent beginning; the empty beginning is always a cell."""
 
-    def __init__(self, sample: Iterable[Text], share: float = 0.04) -> None:
+    def __init__(self, sample: Iterable[TokenTuple], share: float = 0.04) -> None:
         texts = list(sample)
         counts = Counter(text[:n] for text in texts for n in range(1, len(text) + 1))
         frequent = [head for head, count in counts.items() if count >= share * len(texts)]
         self._cells = {head: i for i, head in enumerate([(), *sorted(frequent)])}
 
-    def counts(self, texts: Iterable[Text]) -> np.ndarray:
+    def count(self, texts: Iterable[TokenTuple]) -> np.ndarray:
         """Number of texts in each cell, float64."""
         counts = np.zeros(len(self._cells))
         for text in texts:
-            counts[self._of(text)] += 1
+            counts[self._find_cell(text)] += 1
         return counts
 
-    def _of(self, text: Text) -> int:
+    def _find_cell(self, text: TokenTuple) -> int:
         heads = (text[:n] for n in range(len(text), -1, -1))
         return next(self._cells[head] for head in heads if head in self._cells)
 
 
-def against_plain(trial: SampledTrial, texts: list[list[Text]], level: float) -> list[Test]:
+def run_plain_tests(trial: SampledTrial, samples_by_prompt: list[list[TokenTuple]], level: float) -> list[HypothesisTest]:
     """Test whether the texts, by prompt, are like as many plain ones, in cells made from a third,
     plain sample."""
-    plain = replace(trial, gamma=0, rule=PLAIN, label="plain")
+    plain = replace(trial, gamma=0, rule=PLAIN_RULE, label="plain")
     samples = [
-        trial.by_prompt(
-            [text for _, made in replace(plain, stream=stream).batches() for text in made]
+        trial.group_by_prompt(
+            [text for _, made in replace(plain, stream=stream).generate_batches() for text in made]
         )
         for stream in (1, 2)
     ]
     tables = [
-        (cells.counts(ours), cells.counts(theirs))
-        for cells, ours, theirs in zip(map(Cells, samples[0]), texts, samples[1], strict=True)
+        (cells.count(ours), cells.count(theirs))
+        for cells, ours, theirs in zip(map(PrefixCells, samples[0]), samples_by_prompt, samples[1], strict=True)
     ]
     name, unit = f"{trial.name}: against plain", "texts"
     tests = [
-        two_samples(f"{name}, prompt {i}", unit, [table], level) for i, table in enumerate(tables)
+        run_two_sample_test(f"{name}, prompt {i}", unit, [table], level) for i, table in enumerate(tables)
     ]
-    return [*tests, two_samples(f"{name}, all prompts", unit, tables, level)]
+    return [*tests, run_two_sample_test(f"{name}, all prompts", unit, tables, level)]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from foretoken.cli import fates
-from foretoken.cli.prompts import ModelTask
-from foretoken.cli.render import page, prose
+from foretoken.cli import token_styles
+from foretoken.cli.prompts import PromptWithParams
+from foretoken.cli.render import open_console, print_paragraph
 from foretoken.costing.contention import remark
 from foretoken.sampling.params import SamplingParams
 from foretoken.slow_log import show_waiting
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from foretoken.sampling.logprobs import Logprobs
     from foretoken.speculator import Speculator
 
-HEADING = 60  # characters of a prompt that head its text
+MAX_HEADING_CHARS = 60  # characters of a prompt that head its text
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
     """A completion with its task; `copy` numbers the texts of one prompt."""
 
-    task: ModelTask
+    task: PromptWithParams
     copy: int
     request: Request
     completion: Completion
 
     @property
     def name(self) -> str:
-        one = "" if self.task.texts == 1 else f", text {self.copy}"
+        one = "" if self.task.num_outputs == 1 else f", text {self.copy}"
         return f"prompt {self.task.number}{one}"
 
     @property
-    def asked(self) -> str:
+    def prompt_text(self) -> str:
         """The prompt, or the last of the messages."""
         line = self.task.line
         if line.messages:
             return str(line.messages[-1].get("content") or "")
-        return line.prompt if isinstance(line.prompt, str) else _ids(line.prompt)
+        return line.prompt if isinstance(line.prompt, str) else _format_ids(line.prompt)
 
     @property
-    def before(self) -> list[int]:
+    def input_ids(self) -> list[int]:
         """Ids of the prompt, or of the source of an encoder-decoder."""
         return self.request.source or self.request.prompt
 
@@ -59,33 +59,33 @@ class TaskAnswer:
         """The name, the line's id if it has one, and the beginning of the prompt."""
         line = self.task.line
         suffix = "" if line.id is None else f" ({line.id})"
-        text = " ".join(self.asked.split())
-        begins = text if len(text) <= HEADING else f"{text[:HEADING]}..."
+        text = " ".join(self.prompt_text.split())
+        begins = text if len(text) <= MAX_HEADING_CHARS else f"{text[:MAX_HEADING_CHARS]}..."
         return f"==> {self.name}{suffix}: {begins} <=="
 
     @property
-    def cut(self) -> bool:
+    def ended_by_context(self) -> bool:
         """True if the model's context ended the text before its limit."""
-        most, done = self.task.params.max_new_tokens, self.completion
-        return done.finish_reason == "length" and len(done.tokens) < most
+        max_new_tokens, completion = self.task.params.max_new_tokens, self.completion
+        return completion.finish_reason == "length" and len(completion.tokens) < max_new_tokens
 
-    def is_targets(self, lenience: float) -> bool:
+    def follows_target(self, lenience: float) -> bool:
         """Return True if the text follows the target's distribution: no draft token could pass too
         easily or, at temperature 0, none did."""
         stats = self.completion.stats
         return lenience == 1 or not (stats.bias if self.task.params.greedy else stats.drafted)
 
 
-def answers(
-    tasks: list[ModelTask], requests: list[Request], completions: Iterable[Completion]
+def pair_answers(
+    tasks: list[PromptWithParams], requests: list[Request], completions: Iterable[Completion]
 ) -> Iterator[TaskAnswer]:
     """Pair completions with their tasks; after an interruption these are the first ones."""
-    copies = [(task, copy) for task in tasks for copy in range(task.texts)]
+    copies = [(task, copy) for task in tasks for copy in range(task.num_outputs)]
     paired = zip(completions, copies, requests, strict=False)
     return (TaskAnswer(*which, request, completion) for completion, which, request in paired)
 
 
-def show(
+def print_answers(
     spec: Speculator,
     answers: list[TaskAnswer],
     *,
@@ -103,25 +103,25 @@ def show(
         if len(answers) > 1:
             print("\n" * (i > 0) + answer.heading)
         if steps:
-            _steps(spec, answer)
-            if automatic and (remark := _silence(spec, completion)):
-                prose(page(), remark)
+            _print_steps(spec, answer)
+            if automatic and (remark := _explain_plain_decoding(spec, completion)):
+                print_paragraph(open_console(), remark)
         elif not printed:
-            print(_ids(completion.tokens) if completion.text is None else completion.text)
+            print(_format_ids(completion.tokens) if completion.text is None else completion.text)
 
 
-def piece(text: str | None, tokens: list[int], before: int) -> str:
+def format_piece(text: str | None, tokens: list[int], before: int) -> str:
     """Return the next part of a text, after `before` tokens; ids if there is no tokenizer."""
     if text is not None:
         return text
-    return "," * (bool(tokens) and before > 0) + _ids(tokens)
+    return "," * (bool(tokens) and before > 0) + _format_ids(tokens)
 
 
-def _ids(tokens: list[Any]) -> str:
+def _format_ids(tokens: list[Any]) -> str:
     return ",".join(map(str, tokens))
 
 
-def remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Iterator[str]:
+def iter_remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Iterator[str]:
     """Yield lines for standard error: the texts that failed and, without --json, those that the
     context ended, and how far lenience moved them."""
     for answer in answers:
@@ -129,33 +129,33 @@ def remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Ite
             yield f"error: {answer.name}: {answer.completion.error}"
     if as_json:
         return
-    if cut := [answer.name for answer in answers if answer.cut]:
+    if cut := [answer.name for answer in answers if answer.ended_by_context]:
         yield (
             f"{len(cut)} of {len(answers)} texts end where the model's context does, before "
             f"max_new_tokens: {', '.join(cut[:8])}{', ...' * (len(cut) > 8)}"
         )
     for greedy in (True, False) if lenience < 1 else ():
         if same := [answer for answer in answers if answer.task.params.greedy is greedy]:
-            yield departure(same, lenience)
+            yield describe_departure(same, lenience)
 
 
-def _steps(spec: Speculator, answer: TaskAnswer) -> None:
+def _print_steps(spec: Speculator, answer: TaskAnswer) -> None:
     """Print figure 1 of the paper, and its caption."""
-    completion, ids = answer.completion, answer.before
+    completion, ids = answer.completion, answer.input_ids
     console = Console(highlight=False)
-    console.print(Text(answer.asked, style="bold"), soft_wrap=True)  # a str would be markup
-    console.print(fates.paragraph(ids, completion.steps, spec.tokenizer), soft_wrap=True)
+    console.print(Text(answer.prompt_text, style="bold"), soft_wrap=True)  # a str would be markup
+    console.print(token_styles.format_completion(ids, completion.steps, spec.tokenizer), soft_wrap=True)
     console.print()
     marks = console.color_system is None or console.no_color
-    for line in fates.lines(ids, completion.steps, spec.tokenizer, marks=marks):
+    for line in token_styles.format_steps(ids, completion.steps, spec.tokenizer, marks=marks):
         console.print(line, soft_wrap=True)
-    console.print(fates.legend(marks=marks))
+    console.print(token_styles.format_legend(marks=marks))
     stats = completion.stats
-    counts = figures(len(completion.tokens), stats.target_calls, stats.alpha)
+    counts = format_figures(len(completion.tokens), stats.target_calls, stats.alpha)
     console.print(counts, soft_wrap=True)
 
 
-def figures(tokens: int, calls: int, alpha: float | None) -> str:
+def format_figures(tokens: int, calls: int, alpha: float | None) -> str:
     """Return the figures of a text in words."""
     runs = f" in {calls} target runs ({tokens / calls:.2f} a run)" if calls else ""
     return f"{tokens} tokens{runs}{'' if alpha is None else f', alpha {alpha:.2f}'}"
@@ -168,54 +168,54 @@ def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
             spec.costing.learn(params, len(params))
 
 
-RARELY = 0.9  # share of the steps without draft tokens, above which there is nothing to compare
-SELDOM = (
+MIN_SILENT_SHARE = 0.9  # share of the steps without draft tokens, above which there is nothing to compare
+SELDOM_TEXT = (
     "it made draft tokens in {:.0%} of the steps, as elsewhere there were none or they do not pay "
     "here"
 )
-OTHERWISE = "--gamma 2 makes all that there are, --draft names another draft"
+OTHER_DRAFTS_TEXT = "--gamma 2 makes all that there are, --draft names another draft"
 
 
-def _silence(spec: Speculator, completion: Completion) -> str | None:
+def _explain_plain_decoding(spec: Speculator, completion: Completion) -> str | None:
     """Say that automatic gamma decoded plainly; None where it did not, or there is no draft."""
     made = [step.drafted > 0 for step in completion.steps]
-    if not spec.costing.drafts or not made or sum(made) >= (1 - RARELY) * len(made):
+    if not spec.costing.drafts or not made or sum(made) >= (1 - MIN_SILENT_SHARE) * len(made):
         return None
-    return f"gamma is automatic: {SELDOM.format(sum(made) / len(made))}; {OTHERWISE}"
+    return f"gamma is automatic: {SELDOM_TEXT.format(sum(made) / len(made))}; {OTHER_DRAFTS_TEXT}"
 
 
-def speedup(comparison: Any) -> None:
+def print_speedup(comparison: Any) -> None:
     """Print the measured speed-up, and section 3's prediction from the measured alpha, c and v."""
-    console = page()
+    console = open_console()
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
     times = f"plain {plain_seconds * 1e3:.2f} ms a token"
-    if comparison.gamma is None and comparison.silent > RARELY:
-        prose(
+    if comparison.gamma is None and comparison.silent > MIN_SILENT_SHARE:
+        print_paragraph(
             console,
             f"{times}, automatic gamma {seconds * 1e3:.2f}: "
-            f"{SELDOM.format(1 - comparison.silent)}, so this is no speed-up, nor a loss; "
-            f"{OTHERWISE}",
+            f"{SELDOM_TEXT.format(1 - comparison.silent)}, so this is no speed-up, nor a loss; "
+            f"{OTHER_DRAFTS_TEXT}",
         )
     else:
-        _ratio(console, times, comparison)
+        _print_ratio(console, times, comparison)
     if warning := remark(comparison.others):
-        prose(console, warning, bold=warning)
+        print_paragraph(console, warning, bold=warning)
 
 
-def _ratio(console: Console, times: str, comparison: Any) -> None:
+def _print_ratio(console: Console, times: str, comparison: Any) -> None:
     """Print the speed-up and its prediction."""
     draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
         draft_tokens = f"{comparison.mean_gamma:.1f} draft tokens a step"
     speed, seconds = f"{comparison.speedup:.2f}x", comparison.seconds_per_token
-    prose(
+    print_paragraph(
         console,
         f"{times}, with {draft_tokens} {seconds * 1e3:.2f} ms a token: {speed}",
         bold=speed,
     )
     if comparison.alpha is not None:
         silent = f" (none in {comparison.silent:.0%} of the steps)" if comparison.silent else ""
-        prose(
+        print_paragraph(
             console,
             f"Theorem 3.8 for the draft tokens made{silent}, with alpha {comparison.alpha:.2f} and "
             f"c {comparison.c:.2f}: {comparison.paper:.2f}x; with the measured cost of a target "
@@ -223,9 +223,9 @@ def _ratio(console: Console, times: str, comparison: Any) -> None:
         )
 
 
-def departure(answers: list[TaskAnswer], lenience: float) -> str:
+def describe_departure(answers: list[TaskAnswer], lenience: float) -> str:
     """Say how far lenience moved texts, all greedy or none, from the target's distribution."""
-    if all(answer.is_targets(lenience) for answer in answers):
+    if all(answer.follows_target(lenience) for answer in answers):
         return f"lenience {lenience:g}: still the target's distribution"
     completions = [answer.completion for answer in answers]
     tokens = sum(len(completion.tokens) for completion in completions)
@@ -243,18 +243,18 @@ def departure(answers: list[TaskAnswer], lenience: float) -> str:
     )
 
 
-def begin(
+def begin_json(
     spec: Speculator, answers: Iterable[TaskAnswer], speculation: dict[str, Any]
 ) -> Iterator[TaskAnswer]:
     """Yield the answers, printing each as a line of the document of `--json`; `end` ends that."""
-    print(json.dumps(names(spec))[:-1], end=', "completions": [')
+    print(json.dumps(describe_pair(spec))[:-1], end=', "completions": [')
     for i, answer in enumerate(answers):
-        line = json.dumps(described(answer, speculation), allow_nan=False)
+        line = json.dumps(answer_to_dict(answer, speculation), allow_nan=False)
         print("," * (i > 0) + f"\n{line}", end="", flush=True)
         yield answer
 
 
-def end(comparison: Any) -> None:
+def end_json(comparison: Any) -> None:
     """Print the rest of the document."""
     print("\n]", end="")
     if comparison:
@@ -263,7 +263,7 @@ def end(comparison: Any) -> None:
     print("}")
 
 
-def names(spec: Speculator) -> dict[str, Any]:
+def describe_pair(spec: Speculator) -> dict[str, Any]:
     """Return the names that head the document of `--json`."""
     return {
         "target": spec.target_name,
@@ -272,20 +272,20 @@ def names(spec: Speculator) -> dict[str, Any]:
     }
 
 
-def described(answer: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
+def answer_to_dict(answer: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
     """Return an answer as `--json` has it; `params`: as a line of a prompt file has them."""
     return {
         "prompt": answer.task.number,
         "id": answer.task.line.id,
-        **result(answer.completion),
+        **completion_to_dict(answer.completion),
         "params": answer.task.given,
         **speculation,
-        "law": f"{'' if answer.is_targets(speculation['lenience']) else 'not '}the target's",
+        "law": f"{'' if answer.follows_target(speculation['lenience']) else 'not '}the target's",
         "gammas": [step.gamma for step in answer.completion.steps],
     }
 
 
-def result(completion: Completion) -> dict[str, Any]:
+def completion_to_dict(completion: Completion) -> dict[str, Any]:
     """Return a completion as JSON has it; logprobs where they were asked for."""
     lists = {name: getattr(completion, name) for name in ("logprobs", "prompt_logprobs")}
     return {
@@ -295,16 +295,16 @@ def result(completion: Completion) -> dict[str, Any]:
         "stop_reason": completion.stop_reason,
         "error": completion.error,
         "seed": completion.seed,
-        **{name: list(map(_entry, each)) for name, each in lists.items() if each is not None},
+        **{name: list(map(_logprobs_to_dict, each)) for name, each in lists.items() if each is not None},
         "stats": completion.stats.to_dict(),
     }
 
 
-def _entry(likelihood: Logprobs) -> dict[str, Any]:
-    top = [[token, _finite(logprob)] for token, logprob in likelihood.top]
-    return {"token": likelihood.token, "logprob": _finite(likelihood.logprob), "top": top}
+def _logprobs_to_dict(likelihood: Logprobs) -> dict[str, Any]:
+    top = [[token, _finite_or_none(logprob)] for token, logprob in likelihood.top]
+    return {"token": likelihood.token, "logprob": _finite_or_none(likelihood.logprob), "top": top}
 
 
-def _finite(logprob: float) -> float | None:
+def _finite_or_none(logprob: float) -> float | None:
     """Return None for a token that could not occur: JSON has no infinity."""
     return logprob if math.isfinite(logprob) else None

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.cli import answer
-from foretoken.cli.option import ANSWER_TOKENS
-from foretoken.cli.prompts import Line, Template
-from foretoken.cli.reply import ChatReply, Prompt, ReplyPart, ReplyToken, TextError
+from foretoken.cli import completion_output
+from foretoken.cli.option import DEFAULT_ANSWER_TOKENS
+from foretoken.cli.prompts import PromptLine, ChatTemplate
+from foretoken.cli.reply import ChatReply, ChatPrompt, ReplyPart, ReplyToken, ReplyError
 from foretoken.controls.own import require
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, base_name
@@ -29,7 +29,7 @@ class LocalModel:
 
     spec: Speculator
     engine: Engine
-    template: Template
+    template: ChatTemplate
     gamma: int | None
     seed: int
 
@@ -37,56 +37,56 @@ class LocalModel:
     def name(self) -> str:
         return ", ".join(map(base_name, (self.spec.target_name, self.spec.draft_name)))
 
-    def defaults(self, *, messages: bool) -> dict[str, Any]:
+    def get_default_options(self, *, messages: bool) -> dict[str, Any]:
         """Return the options of texts for which none are given: of answers the sampling that the
         model's generation config asks for, and a limit."""
-        return {**self.spec.suggested, "max_new_tokens": ANSWER_TOKENS} if messages else {}
+        return {**self.spec.suggested, "max_new_tokens": DEFAULT_ANSWER_TOKENS} if messages else {}
 
-    def plain_seconds(self, options: Mapping[str, Any]) -> float | None:
+    def get_plain_seconds(self, options: Mapping[str, Any]) -> float | None:
         """Return what a token takes by plain decoding, after a short prompt; None if it has not
         been measured. `options`: all of them, defaults included."""
-        known = self.gamma is None and self.spec.costing.nearest(SamplingParams(**options))
-        return known[0].seconds(0) if known else None
+        costs = self.gamma is None and self.spec.costing.nearest(SamplingParams(**options))
+        return costs[0].seconds(0) if costs else None
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise InputError or RefusedError for options that the model cannot honour."""
         require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
 
-    def parts(
-        self, prompt: Prompt, options: Mapping[str, Any], number: int, reply: ChatReply
+    def stream_reply(
+        self, prompt: ChatPrompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
         """Answer a prompt part by part, counting in `reply`; closing it early drops the text.
 
         number: prompts before this one. Raises TextError if the text fails.
         """
         spec, messages = self.spec, not isinstance(prompt, str)
-        line = Line(prompt) if isinstance(prompt, str) else Line("", messages=[*prompt])
-        ids = spec.inputs.ids(self.template.prompt(line, spec))
-        params = SamplingParams(**{**self.defaults(messages=messages), **options})
+        line = PromptLine(prompt) if isinstance(prompt, str) else PromptLine("", messages=[*prompt])
+        ids = spec.inputs.ids(self.template.make_prompt(line, spec))
+        params = SamplingParams(**{**self.get_default_options(messages=messages), **options})
         if not messages:
             spec.tell_suggested([params])
-        behind = [] if spec.target.encoder_decoder else ids
-        stream = Stream(spec.tokenizer, behind) if spec.tokenizer else None
+        context_ids = [] if spec.target.encoder_decoder else ids
+        stream = Stream(spec.tokenizer, context_ids) if spec.tokenizer else None
         id = self.engine.add(ids, params, gamma=self.gamma, seed=(self.seed, number))
         try:
             while reply.finish_reason is None:
                 for event in self.engine.step():
-                    text = answer.piece(event.text, event.tokens, reply.tokens)
+                    text = completion_output.format_piece(event.text, event.tokens, reply.tokens)
                     reply.tokens += len(event.tokens)
                     reply.finish_reason = event.finish_reason
-                    reply.calls += len(event.steps)
+                    reply.num_forwards += len(event.steps)
                     reply.overlaps += [each for step in event.steps for each in step.overlaps]
                     reply.bias += sum(each for step in event.steps for each in step.biases)
-                    tokens = [token for step in event.steps for token in _tokens(step, stream)]
+                    tokens = [token for step in event.steps for token in _spell_tokens(step, stream)]
                     yield ReplyPart(text, tokens)
                     if event.completion is not None and event.completion.error is not None:
-                        raise TextError(event.completion.error)
+                        raise ReplyError(event.completion.error)
         finally:
             if reply.finish_reason is None:
                 self.engine.abort(id)
 
 
-def require_template(template: Template, target: KnownTarget) -> None:
+def require_template(template: ChatTemplate, target: KnownTarget) -> None:
     """Raise InputError for a target and a template that make no prompts of messages."""
     problem = f"{base_name(target.name)} has no"
     if target.tokenizer is None:
@@ -102,9 +102,9 @@ def require_template(template: Template, target: KnownTarget) -> None:
 
 
 @contextmanager
-def local(
+def open_local_model(
     spec: Speculator,
-    template: Template,
+    template: ChatTemplate,
     *,
     messages: bool,
     gamma: int | None,
@@ -120,9 +120,9 @@ def local(
         yield LocalModel(spec, engine, template, gamma, seed)
 
 
-def _tokens(step: StepRecord, stream: Stream | None) -> Iterator[ReplyToken]:
+def _spell_tokens(step: StepRecord, stream: Stream | None) -> Iterator[ReplyToken]:
     """Spell the tokens that a step committed."""
-    own = "corrected" if step.drafted else "plain"
+    own_fate = "corrected" if step.drafted else "plain"
     for i, token in enumerate(step.kept):
         spelled = stream.add([token]) if stream else str(token)
-        yield ReplyToken(spelled, "accepted" if i < step.accepted else own)
+        yield ReplyToken(spelled, "accepted" if i < step.accepted else own_fate)

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from foretoken.records import StepRecord
 
-ACCEPTED, REJECTED, CORRECTED = "green", "red strike", "bold blue"
-MARKS = {ACCEPTED: "", REJECTED: "~~", CORRECTED: "[]"}  # one before a token, one after it
-NAMES = {
-    "accepted draft token": ACCEPTED,
-    "rejected draft token": REJECTED,
-    "target's own": CORRECTED,
+ACCEPTED_STYLE, REJECTED_STYLE, CORRECTED_STYLE = "green", "red strike", "bold blue"
+STYLE_MARKS = {ACCEPTED_STYLE: "", REJECTED_STYLE: "~~", CORRECTED_STYLE: "[]"}  # one before a token, one after it
+STYLE_NAMES = {
+    "accepted draft token": ACCEPTED_STYLE,
+    "rejected draft token": REJECTED_STYLE,
+    "target's own": CORRECTED_STYLE,
 }
 CONTEXT_TOKENS = 8  # that decide how the next one is spelled: spaces, parts of a character
 
 
-def lines(
+def format_steps(
     prompt: list[int],
     steps: list[StepRecord],
     tokenizer: PreTrainedTokenizerBase | None,
@@ -39,42 +39,42 @@ def lines(
     Args:
         marks: For a terminal without colours.
     """
-    shown: list[Text] = []
+    lines: list[Text] = []
     for number, tokens in enumerate(spell_steps(prompt, steps, tokenizer), 1):
         line = Text(f"{number:4d} ", style="dim")
         for spelled, fate in tokens:
-            line.append(mark(spelled, fate) if marks else spelled, style=fate)
-        shown.append(line)
-    return shown
+            line.append(add_marks(spelled, fate) if marks else spelled, style=fate)
+        lines.append(line)
+    return lines
 
 
-def paragraph(
+def format_completion(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Text:
     """Return the whole continuation: accepted draft tokens and the target's own tokens."""
-    text, style = Text(), ACCEPTED
+    text, style = Text(), ACCEPTED_STYLE
     stream = decoding.Stream(tokenizer, prompt) if tokenizer else None
     for step in steps:
         for i, token in enumerate(step.kept):
-            style = ACCEPTED if i < step.accepted else CORRECTED
+            style = ACCEPTED_STYLE if i < step.accepted else CORRECTED_STYLE
             text.append(stream.add([token]) if stream else f"{token} ", style=style)
     return text.append(stream.add([], last=True) if stream else "", style=style)
 
 
-def legend(*, marks: bool = False, rejected: bool = True) -> Text:
+def format_legend(*, marks: bool = False, rejected: bool = True) -> Text:
     """Return the meaning of the colours, or of the marks.
 
     Args:
         rejected: False where no rejected draft tokens are shown.
     """
-    names = [(name, fate) for name, fate in NAMES.items() if rejected or fate != REJECTED]
-    labels = [(mark(name, fate) if marks else name, fate) for name, fate in names]
+    names = [(name, fate) for name, fate in STYLE_NAMES.items() if rejected or fate != REJECTED_STYLE]
+    labels = [(add_marks(name, fate) if marks else name, fate) for name, fate in names]
     return Text("  ").join(Text(name, style) for name, style in labels)
 
 
-def mark(spelled: str, fate: str) -> str:
+def add_marks(spelled: str, fate: str) -> str:
     """Put a token between its marks: inside its blanks, so that words stay apart."""
-    marks = MARKS[fate]
+    marks = STYLE_MARKS[fate]
     before, word, after = split_blanks(spelled)
     return f"{before}{marks[:1]}{word}{marks[1:]}{after}"
 
@@ -90,22 +90,22 @@ def spell_steps(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Iterator[list[tuple[str, str]]]:
     """Yield for every step the tokens of its line, as they are spelled, and their fates."""
-    so_far = list(prompt)
+    sequence = list(prompt)
     for step in steps:
         tokens = step.kept[step.accepted :]
-        fates = [(token, ACCEPTED) for token in step.kept[: step.accepted]]
+        fates = [(token, ACCEPTED_STYLE) for token in step.kept[: step.accepted]]
         if tokens and step.accepted < step.drafted:
-            fates.append((step.guesses[step.accepted], REJECTED))
-        fates += [(token, CORRECTED) for token in tokens]
+            fates.append((step.guesses[step.accepted], REJECTED_STYLE))
+        fates += [(token, CORRECTED_STYLE) for token in tokens]
         line: list[tuple[str, str]] = []
         for token, fate in fates:
-            line.append((_spell(tokenizer, so_far, token), fate))
-            if fate != REJECTED:
-                so_far.append(token)
+            line.append((_spell_token(tokenizer, sequence, token), fate))
+            if fate != REJECTED_STYLE:
+                sequence.append(token)
         yield line
 
 
-def _spell(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
+def _spell_token(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
     """Return on one line the text that a token adds or completes; its id without a tokenizer.
 
     A dot stands for a token without text, or with a part of a character.

@@ -18,7 +18,7 @@ from foretoken.sampling.draw import Draw
 
 
 @dataclass(frozen=True, slots=True)
-class GreedyPlace:
+class ReplayedPosition:
     """The rows whose new text reaches one place, and the distributions there."""
 
     rows: list[int]
@@ -32,57 +32,57 @@ def replay(
     target: Model,
     drafter: Drafter,
     requests: Sequence[Request],
-    texts: Sequence[list[int]],
+    outputs: Sequence[list[int]],
     params: SamplingParams,
-) -> Iterator[GreedyPlace]:
+) -> Iterator[ReplayedPosition]:
     """The distributions of both at every place of the new `texts` of the requests, which are read
     side by side. RefusedError where one of them is in use."""
-    live = list(range(len(texts)))
+    live = list(range(len(outputs)))
     chains = [chain(request, target.vocab_size) for request in requests]
-    sources = _sources(target, requests)
+    sources = _copy_sources(target, requests)
     with leased(target, drafter) as lease:
-        lease.expect(len(texts))
+        lease.expect(len(outputs))
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
-        for t in range(max(map(len, texts), default=0)):
-            finished = [b for b, row in enumerate(live) if len(texts[row]) <= t]
+        for t in range(max(map(len, outputs), default=0)):
+            finished = [b for b, row in enumerate(live) if len(outputs[row]) <= t]
             if finished:
                 lease.leave(finished)
-                live = [row for row in live if len(texts[row]) > t]
+                live = [row for row in live if len(outputs[row]) > t]
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
             sampling, shaping = [params] * len(live), [chains[row] for row in live]
             # as in a step before the pass, which may write where the draft token was
             draft = drafter.propose([1] * len(live), Draw(keys, lengths, sampling, shaping))
-            p = _logits(target, [requests[row] for row in live], [texts[r] for r in live], t)
+            p = _score_position(target, [requests[row] for row in live], [outputs[r] for r in live], t)
             for b, row in enumerate(live):
                 if (controls := chains[row]) is not None:
                     p[b] = controls.shape(p[b], [])
-            tokens = [texts[row][t] for row in live]
+            tokens = [outputs[row][t] for row in live]
             p = probabilities(p, params).cpu()
-            yield GreedyPlace(live, torch.tensor(tokens), p, _first(draft, p))
+            yield ReplayedPosition(live, torch.tensor(tokens), p, _get_first_q(draft, p))
             drafter.commit([[token] for token in tokens])
             for row in live:
                 if (controls := chains[row]) is not None:
-                    controls.commit([texts[row][t]])
+                    controls.commit([outputs[row][t]])
 
 
 @torch.inference_mode()
-def singly(target: Model, request: Request, text: list[int]) -> Tensor:
+def score_token_by_token(target: Model, request: Request, output: list[int]) -> Tensor:
     """The target's own logits for every token of `text`, which continues the request:
     `[len(text), V]`, one row alone, a token a pass. RefusedError where the target is in use."""
     with leased(target):
-        target.start([request.prompt[:-1]], _sources(target, [request]))
-        return torch.cat([_logits(target, [request], [text], t).cpu() for t in range(len(text))])
+        target.start([request.prompt[:-1]], _copy_sources(target, [request]))
+        return torch.cat([_score_position(target, [request], [output], t).cpu() for t in range(len(output))])
 
 
-def _logits(target: Model, requests: list[Request], texts: list[list[int]], t: int) -> Tensor:
+def _score_position(target: Model, requests: list[Request], outputs: list[list[int]], t: int) -> Tensor:
     """The target's own logits at new place t of every row, `[B, V]`."""
-    last = [[[request.prompt[-1], *text][t]] for request, text in zip(requests, texts, strict=True)]
+    last = [[[request.prompt[-1], *text][t]] for request, text in zip(requests, outputs, strict=True)]
     return target.score(last, [1] * len(last))[:, 0].clone()
 
 
-def _first(draft: Draft, p: Tensor) -> Tensor:
+def _get_first_q(draft: Draft, p: Tensor) -> Tensor:
     """The distribution of the first draft token of every row, `[n, V]` as p."""
     if not draft.tokens.shape[1]:
         return torch.zeros_like(p)
@@ -92,14 +92,14 @@ def _first(draft: Draft, p: Tensor) -> Tensor:
     return one_hot(draft.tokens[:, 0].cpu().long(), p.shape[1]).to(p) * drafted
 
 
-def _sources(target: Model, requests: Sequence[Request]) -> list[list[int]] | None:
+def _copy_sources(target: Model, requests: Sequence[Request]) -> list[list[int]] | None:
     """Copies: a drafter may keep what it is given."""
     return [list(r.source or []) for r in requests] if target.encoder_decoder else None
 
 
 # Noise as a share of the logits' height above their mean. Rounding stays well below, a wrong cache
 # far above: in float32 the default pair has 1.2e-6; the self-check refuses a structure from 1e-4 on
-TOLERANCE = {
+NOISE_TOLERANCE = {
     "float64": 1e-9,
     "float32": 1e-4,
     "float16": 2e-2,
@@ -107,7 +107,7 @@ TOLERANCE = {
     "int4": 5e-2,
     "bfloat16": 1e-1,
 }
-LARGE = 1e30  # stands for NaN and infinity
+NONFINITE_NOISE = 1e30  # stands for NaN and infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class ShapeNoise:
         return self.noise <= self.allowed
 
 
-def row_groups(count: int) -> list[list[int]]:
+def group_rows(count: int) -> list[list[int]]:
     """Rows that run together: all of them, and every second row alone too, as a single row may take
     another path through a model."""
     alone = [[row] for row in range(0, count, 2)] if count > 1 else []
@@ -133,68 +133,68 @@ def row_groups(count: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def compare(
-    target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
+def measure_shape_noise(
+    target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> ShapeNoise:
     """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
     some tokens of each block wrong and rolled back. RefusedError where the target is in use."""
-    alone = [singly(target, request, text) for request, text in zip(requests, texts, strict=True)]
+    alone = [score_token_by_token(target, request, text) for request, text in zip(requests, outputs, strict=True)]
     noise = variation = height = 0.0
     positions = 0
-    for rows in row_groups(len(requests)):
-        own = [requests[row] for row in rows], [texts[row] for row in rows]
-        for b, at, logits in _blockwise(target, *own, width):
+    for rows in group_rows(len(requests)):
+        own = [requests[row] for row in rows], [outputs[row] for row in rows]
+        for b, at, logits in _score_blocks(target, *own, width):
             expected, logits = alone[rows[b]][at].double(), logits.double().cpu()
             distances = torch.where(logits == expected, 0.0, (logits - expected).abs())
             apart = logits.softmax(-1) - expected.softmax(-1)
-            noise = max(noise, float(distances.nan_to_num(LARGE, posinf=LARGE).max()))
+            noise = max(noise, float(distances.nan_to_num(NONFINITE_NOISE, posinf=NONFINITE_NOISE).max()))
             variation = max(variation, float(apart.abs().sum() / 2))
             finite = expected[expected.isfinite()]
             height += float(finite.max() - finite.mean())
             positions += 1
-    allowed = TOLERANCE[target.computed] * height / max(1, positions)
+    allowed = NOISE_TOLERANCE[target.computed] * height / max(1, positions)
     return ShapeNoise(target.computed, positions, noise, variation, allowed)
 
 
-def _blockwise(
-    target: Model, requests: Sequence[Request], texts: Sequence[list[int]], width: int
+def _score_blocks(
+    target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> Iterator[tuple[int, int, Tensor]]:
     """Row, place and logits `[V]` at every place behind a beginning of the text."""
-    live, scored = [row for row, text in enumerate(texts) if text], [0] * len(texts)
+    live, scored = [row for row, text in enumerate(outputs) if text], [0] * len(outputs)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
     with leased(target) as lease:
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
-            right = [(step + row) % width for row in live]  # draft tokens that follow the text
+            num_correct = [(step + row) % width for row in live]  # draft tokens that follow the text
             blocks = [
-                _block(requests[row], texts[row], scored[row], width, good, target.vocab_size)
-                for row, good in zip(live, right, strict=True)
+                _make_block(requests[row], outputs[row], scored[row], width, good, target.vocab_size)
+                for row, good in zip(live, num_correct, strict=True)
             ]
             logits = target.score(blocks, [len(block) for block in blocks]).clone()
             for b, row in enumerate(live):
-                for i in range(min(right[b] + 1, len(blocks[b]))):
+                for i in range(min(num_correct[b] + 1, len(blocks[b]))):
                     yield row, scored[row] + i, logits[b, i]
-                scored[row] += min(right[b] + 1, len(blocks[b]))
+                scored[row] += min(num_correct[b] + 1, len(blocks[b]))
             target.set_lengths([len(requests[row].prompt) - 1 + scored[row] for row in live])
-            finished = [b for b, row in enumerate(live) if scored[row] == len(texts[row])]
+            finished = [b for b, row in enumerate(live) if scored[row] == len(outputs[row])]
             lease.leave(finished)
-            live = [row for row in live if scored[row] < len(texts[row])]
+            live = [row for row in live if scored[row] < len(outputs[row])]
             step += 1
 
 
-def _block(
-    request: Request, text: list[int], scored: int, width: int, right: int, V: int
+def _make_block(
+    request: Request, output: list[int], scored: int, width: int, num_correct: int, V: int
 ) -> list[int]:
     """The last token and draft tokens, of which the first `right` follow the text; it ends with the
     text."""
-    draft_tokens = text[scored : min(scored + width, len(text)) - 1]
-    wrong = [(token + 1) % V for token in draft_tokens[right:]]
-    return [[request.prompt[-1], *text][scored], *draft_tokens[:right], *wrong]
+    draft_tokens = output[scored : min(scored + width, len(output)) - 1]
+    wrong = [(token + 1) % V for token in draft_tokens[num_correct:]]
+    return [[request.prompt[-1], *output][scored], *draft_tokens[:num_correct], *wrong]
 
 
-MARGIN = 4  # times the noise measured: both logits move, and more passes would show more noise
+NOISE_MARGIN = 4  # times the noise measured: both logits move, and more passes would show more noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,26 +210,26 @@ class Difference:
     verdict: str  # "float noise" or "bug"
 
 
-def first_difference(
+def find_first_difference(
     target: Model,
     request: Request,
     plain: Sequence[int],
-    fast: Sequence[int],
+    speculative: Sequence[int],
     shapes: ShapeNoise,
-    where: tuple[int, int],
+    prompt_and_gamma: tuple[int, int],
 ) -> Difference | None:
     """None where the texts are equal; `where`: prompt and gamma."""
-    pairs = enumerate(zip(plain, fast, strict=False))
-    place = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(fast)))
-    if place == len(plain) == len(fast):
+    pairs = enumerate(zip(plain, speculative, strict=False))
+    position = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(speculative)))
+    if position == len(plain) == len(speculative):
         return None
-    if place in (len(plain), len(fast)):  # one text is longer: never rounding
-        a, b = [text[place] if place < len(text) else None for text in (plain, fast)]
-        return Difference(*where, place, a, b, None, "bug")
-    a, b = plain[place], fast[place]
-    logits = singly(target, request, list(plain[: place + 1]))[place].double()
+    if position in (len(plain), len(speculative)):  # one text is longer: never rounding
+        a, b = [text[position] if position < len(text) else None for text in (plain, speculative)]
+        return Difference(*prompt_and_gamma, position, a, b, None, "bug")
+    a, b = plain[position], speculative[position]
+    logits = score_token_by_token(target, request, list(plain[: position + 1]))[position].double()
     if (controls := chain(request, target.vocab_size)) is not None:
-        logits = controls.shape(logits, list(plain[:place]))
+        logits = controls.shape(logits, list(plain[:position]))
     gap = float((logits[a] - logits[b]).abs())
-    noise = shapes.ok and gap <= MARGIN * shapes.noise
-    return Difference(*where, place, a, b, gap, "float noise" if noise else "bug")
+    noise = shapes.ok and gap <= NOISE_MARGIN * shapes.noise
+    return Difference(*prompt_and_gamma, position, a, b, gap, "float noise" if noise else "bug")
