@@ -10,8 +10,8 @@ from foretoken import Engine, Speculator, load
 from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.server.process.client import Child
-from foretoken.server.process.messages import Setup
-from foretoken.server.process.replies import Replies
+from foretoken.server.process.messages import EngineSetup
+from foretoken.server.process.replies import ReplyPreparer
 from foretoken.server.process.sandbox import MediaSandbox
 from foretoken.server.process.worker import Worker
 from oracle import random_model
@@ -27,7 +27,7 @@ class Threaded:
     or those that the setup names, or over `spec`."""
 
     def __init__(
-        self, setup: Setup, *, loads: bool = False, spec: Speculator | None = None
+        self, setup: EngineSetup, *, loads: bool = False, spec: Speculator | None = None
     ) -> None:
         self.pipe, theirs = Pipe()
         self.theirs = theirs
@@ -35,7 +35,7 @@ class Threaded:
             spec = load(setup.target, setup.draft, **setup.loading) if loads else speculator()
         self.spec = spec
         self.engine = Engine(self.spec, **setup.engine)
-        replies = Replies(self.spec.tokenizer, setup.chat_template, setup.tool_parser)
+        replies = ReplyPreparer(self.spec.tokenizer, setup.chat_template, setup.tool_parser)
         media = MediaSandbox(setup.max_pixels, setup.max_seconds)
         worker = Worker(theirs, self.spec, self.engine, replies, media)
         self.thread = Thread(target=worker.run, daemon=True)
@@ -57,14 +57,14 @@ def speculator() -> Speculator:
 def threaded(made: list[Threaded]):
     """What begins such engines, and keeps them in a list."""
 
-    def begin(setup: Setup) -> Child:
+    def begin(setup: EngineSetup) -> Child:
         made.append(Threaded(setup))
         return Child(made[-1], made[-1].pipe)
 
     return begin
 
 
-def loaded(setup: Setup) -> Child:
+def loaded(setup: EngineSetup) -> Child:
     """An engine over the models that the setup names, which are loaded at once."""
     engine = Threaded(setup, loads=True)
     return Child(engine, engine.pipe)

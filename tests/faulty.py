@@ -16,7 +16,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.server.process import client as processes
 from foretoken.server.process import startup
-from foretoken.server.process.messages import Setup
+from foretoken.server.process.messages import EngineSetup
 from oracle import random_model
 from table import TableModel
 
@@ -70,7 +70,7 @@ def pair(tokenizer: str) -> Speculator:
     return Speculator(Faulty(distribution(1), V, context=CONTEXT), draft, spelling, Ends())
 
 
-def work(pipe: Connection, setup: Setup) -> None:
+def work(pipe: Connection, setup: EngineSetup) -> None:
     """An engine's process whose model has faults, whose clock jumps and whose memory is short. The
     setup's target is a tokenizer's folder."""
     import resource
@@ -85,7 +85,7 @@ def work(pipe: Connection, setup: Setup) -> None:
         return made
 
     startup.load_checked = load_checked  # pyright: ignore[reportAttributeAccessIssue]
-    own = startup.measure
+    own = startup.measure_step_costs
 
     def measure(spec: Speculator, rows: int) -> None:
         own(spec, rows)
@@ -93,8 +93,8 @@ def work(pipe: Connection, setup: Setup) -> None:
             size = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + SPARE, resource.RLIM_INFINITY))
 
-    startup.measure = measure
-    processes.work(pipe, setup)
+    startup.measure_step_costs = measure
+    processes.run_engine_process(pipe, setup)
 
 
 class Certain(Draw):

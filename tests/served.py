@@ -19,7 +19,7 @@ from engines import loaded
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, EngineClient
 from foretoken.server.process.fleet import ServedModels
-from foretoken.server.process.messages import Setup
+from foretoken.server.process.messages import EngineSetup
 from foretoken.server.run import HttpServer
 from tiny import byte_level, folder, llama
 
@@ -45,7 +45,7 @@ def serving(
     draft: str | None,
     settings: ServerOptions | None = None,
     *,
-    begin: Callable[[Setup], Child] = loaded,
+    begin: Callable[[EngineSetup], Child] = loaded,
     **engine: Any,
 ) -> Iterator[tuple[str, EngineClient]]:
     """The server's address, and its link to the engine, once it is ready. `begin`: what starts it,
@@ -53,7 +53,7 @@ def serving(
     settings = settings or ServerOptions("tiny", drain=1.0)
     keywords: Any = {"max_rows": 4, **engine}
     template, parser = settings.chat_template, settings.tool_parser
-    setup = Setup(
+    setup = EngineSetup(
         target,
         draft,
         LOADING,
@@ -69,7 +69,7 @@ def serving(
 
 @contextmanager
 def serving_all(
-    setups: Mapping[str, Setup], settings: ServerOptions, begin: Callable[[Setup], Child] = loaded
+    setups: Mapping[str, EngineSetup], settings: ServerOptions, begin: Callable[[EngineSetup], Child] = loaded
 ) -> Iterator[tuple[str, dict[str, EngineClient]]]:
     """The same for the engines of several models, by name."""
     links = {name: EngineClient(setup, begin) for name, setup in setups.items()}

@@ -19,7 +19,7 @@ import soundfile
 from PIL import Image
 
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.messages import Setup
+from foretoken.server.process.messages import EngineSetup
 from pictured import llava_folder
 from served import LOADING, pair, serving, serving_all, until
 from speech import whisper
@@ -610,7 +610,7 @@ def test_one_of_several_models_is_chosen(
     opened: Opened, url: str, folders: tuple[str, str]
 ) -> None:
     """The engines stand for a base and an adapter: which weights are theirs is no page's affair."""
-    setup = Setup(*folders, LOADING, {"max_rows": 4})
+    setup = EngineSetup(*folders, LOADING, {"max_rows": 4})
     with serving_all({"tiny": setup, "fast": setup}, ServerOptions("tiny", drain=1.0)) as (at, _):
         page = opened(at)
         asked: list[Any] = []

@@ -17,7 +17,7 @@ import pytest
 import foretoken
 import foretoken.cluster  # before ray, which reads what it sets
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.messages import Setup
+from foretoken.server.process.messages import EngineSetup
 from served import LOADING, pair, until
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
@@ -55,7 +55,7 @@ def replicas(names: tuple[str, str], loading: dict[str, Any]) -> Iterator[str]:
     """The address of a server before two replicas, once both are ready."""
     from foretoken.cluster.front import application, served
 
-    setup = Setup(*names, loading, {"max_rows": 16})
+    setup = EngineSetup(*names, loading, {"max_rows": 16})
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     app = application(setup, ServerOptions("tiny", drain=5.0), 2, 1)
@@ -174,7 +174,7 @@ def test_a_node_with_other_versions_is_refused(
 
     own = front.versions()
     monkeypatch.setattr(front, "versions", lambda: own | {"torch": "1.0"})
-    child = front.placed(Setup(*names, LOADING, {}), 1)
+    child = front.placed(EngineSetup(*names, LOADING, {}), 1)
     message = child.pipe.recv()
     assert f"torch {own['torch']} (here 1.0); install the same versions" in str(message)
     child.process.join(60)

@@ -28,7 +28,7 @@ import faulty
 from foretoken.server import run
 from foretoken.server.process import client as clients
 from foretoken.server.process.client import EngineClient
-from foretoken.server.run import Connection
+from foretoken.server.run import HttpConnection
 from served import pair, serving, until
 from tiny import byte_level
 
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = str(tmp_path_factory.mktemp("tokenizer"))
     byte_level().save_pretrained(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clients, "work", faulty.work)
+        patch.setattr(clients, "run_engine_process", faulty.work)
         with serving(folder, None, begin=clients.spawn, max_waiting=64) as running:
             yield running
 
@@ -117,15 +117,15 @@ def test_a_client_that_reads_a_byte_a_second(
 ) -> None:
     """It loses its connection, and its rows, long before its texts' ends; others do not notice."""
     url, link = server
-    connect = Connection.connection_made
+    connect = HttpConnection.connection_made
 
-    def narrow(self: Connection, transport: Any) -> None:
+    def narrow(self: HttpConnection, transport: Any) -> None:
         """What the system takes off the server's hands is a few KB, as in a full network."""
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connect(self, transport)
 
-    monkeypatch.setattr(Connection, "connection_made", narrow)
-    monkeypatch.setattr(run, "UNREAD", 0.5)
+    monkeypatch.setattr(HttpConnection, "connection_made", narrow)
+    monkeypatch.setattr(run, "WRITE_STALL_SECONDS", 0.5)
     sampling = {"prompt": [faulty.SLOW, 5], "n": 4, "max_tokens": 390, "logprobs": 20}
     body = json.dumps(SAMPLING | sampling | {"stream": True, "speculation": {"gamma": 0}})
     with socket.socket() as slow:

@@ -23,8 +23,8 @@ from foretoken.loading.options import OPTIONS as LOADING
 from foretoken.sampling.options import DeclaredOption
 from foretoken.sampling.speculation import SpeculationOptions
 from foretoken.server.options import OPTIONS as SERVER
-from foretoken.server.options import Logs, ServerOptions
-from foretoken.server.process.messages import Setup
+from foretoken.server.options import LogOptions, ServerOptions
+from foretoken.server.process.messages import EngineSetup
 from foretoken.storage.files import read_text
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class ServeLoadOptions(option.PairLoadOptions):
             fields["ignore_generation_config"] = True
         return replace(self, **fields)
 
-    def make_setups(self, setup: Setup, name: str, cluster: option.ClusterOptions) -> dict[str, Setup]:
+    def make_setups(self, setup: EngineSetup, name: str, cluster: option.ClusterOptions) -> dict[str, EngineSetup]:
         """Return what each engine is made from, by the name of its model, that of the target first.
         InputError for an adapter of the target's name, and for names on a cluster."""
         places = {each: place for each, place in self.adapters.items() if each}
@@ -188,12 +188,12 @@ def serve(
         Path(target).resolve().name if Path(target).exists() else target
     )
     options = ServerOptions(**given, gamma=gamma)
-    setup = Setup(
+    setup = EngineSetup(
         target,
         draft,
         loading.arguments,
         keywords | {"rule": rule},
-        Logs(options.log_format, options.log_level),
+        LogOptions(options.log_format, options.log_level),
         chat_template=options.chat_template,
         tool_parser=options.tool_parser,
         max_pixels=options.max_pixels,

@@ -26,12 +26,12 @@ from ray import serve
 
 from foretoken.cluster import session
 from foretoken.errors import InputError, one_line
-from foretoken.server.app import make
+from foretoken.server.app import create_app
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import Child, work
+from foretoken.server.process.client import Child, run_engine_process
 from foretoken.server.process.fleet import EngineFleet, ServedModels
-from foretoken.server.process.messages import Failed, Setup
-from foretoken.server.run import listening
+from foretoken.server.process.messages import LoadFailed, EngineSetup
+from foretoken.server.run import listen
 from foretoken.storage.cache import versions
 
 LOOPBACK = "127.0.0.1"
@@ -50,16 +50,16 @@ class ReplicaActor:
         assert isinstance(address, tuple)
         return address
 
-    def work(self, setup: Setup, threads: int, owners: dict[str, str]) -> None:
+    def work(self, setup: EngineSetup, threads: int, owners: dict[str, str]) -> None:
         """The engine's whole life, on so many threads."""
         with self._listener.accept() as pipe:
             if (installed := versions()) != owners:
-                pipe.send(Failed(unlike(installed, owners)))
+                pipe.send(LoadFailed(unlike(installed, owners)))
                 return
             import torch
 
             torch.set_num_threads(threads)
-            work(pipe, setup)
+            run_engine_process(pipe, setup)
 
 
 def unlike(own: dict[str, str], owners: dict[str, str]) -> str:
@@ -74,7 +74,7 @@ class ReplicaHandle:
     """The owner's end: a process to wait for and to kill, and a pipe that is there once Ray has
     placed the replica."""
 
-    def __init__(self, setup: Setup, threads: int) -> None:
+    def __init__(self, setup: EngineSetup, threads: int) -> None:
         environment = {"OMP_NUM_THREADS": str(threads)}
         actor_class: Any = ray.remote(ReplicaActor)
         self._actor = actor_class.options(
@@ -121,7 +121,7 @@ class ReplicaHandle:
             copy.shutdown(socket.SHUT_RDWR)
 
 
-def placed(setup: Setup, threads: int) -> Child:
+def placed(setup: EngineSetup, threads: int) -> Child:
     """A replica that Ray places and starts; as `process.spawn`."""
     remote = ReplicaHandle(setup, threads)
     return Child(remote, remote)
@@ -134,15 +134,15 @@ LOOK = 0.5  # seconds between two looks at a server
 
 
 def application(
-    setup: Setup, options: ServerOptions, replicas: int, threads: int
+    setup: EngineSetup, options: ServerOptions, replicas: int, threads: int
 ) -> serve.Application:
     """Return the application that Ray Serve runs: one process takes the requests, its replicas
     write the texts, each on so many threads."""
 
     def app() -> FastAPI:
-        setup.logs.begin()
+        setup.log_options.configure()
         fleet = EngineFleet(setup, partial(placed, threads=threads), replicas)
-        server = make(ServedModels({options.name: fleet}), options)
+        server = create_app(ServedModels({options.name: fleet}), options)
         server.state.fleet = fleet
         return server
 
@@ -178,7 +178,7 @@ def application(
 
 
 def run(
-    setup: Setup,
+    setup: EngineSetup,
     options: ServerOptions,
     *,
     replicas: int,
@@ -188,8 +188,8 @@ def run(
     """Serve until SIGTERM or Ctrl-C, as `server.run` does, by so many replicas of so many threads
     (None: the processors shared out) of the Ray at `address`. InputError as there, and for what
     Ray cannot give."""
-    setup.logs.begin()
-    with listening(options.host, options.port) as listener:
+    setup.log_options.configure()
+    with listen(options.host, options.port) as listener:
         port = listener.getsockname()[1]
     session.join(address)
     try:

@@ -12,19 +12,19 @@ from starlette.types import Message, Receive, Scope
 
 from foretoken.server.api.errors import ApiError
 
-FILES = "/v1/audio/"  # where forms with files go
-FIELDS = 100_000  # bytes of what stands in a form beside its file
-OPEN = ("/", "/health", "/ready", "/version", "/metrics")  # as everything below /page/: no key
+AUDIO_PATH_PREFIX = "/v1/audio/"  # where forms with files go
+MAX_FORM_FIELDS_BYTES = 100_000  # bytes of what stands in a form beside its file
+PUBLIC_PATHS = ("/", "/health", "/ready", "/version", "/metrics")  # as everything below /page/: no key
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessPolicy:
     """Keys of clients, all of whom are served where there are none, and bytes of a body, and of one
     with a file, at most."""
 
     keys: tuple[str, ...] = ()
-    max_body: int = 4_000_000
-    max_file: int = 25_000_000
+    max_body_bytes: int = 4_000_000
+    max_file_bytes: int = 25_000_000
 
     def require(self, scope: Scope) -> None:
         """Raise ApiError for a request without a key, with a Content-Length that is too large, or
@@ -35,41 +35,41 @@ class Access:
             problem = "the request has Content-Length and Transfer-Encoding; send one of them"
             raise ApiError(400, problem, closes=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        scope["state"]["salt"] = salt = self.salt(key if scheme.lower() == "bearer" else "")
-        if salt is None and path not in OPEN and not path.startswith("/page/"):
+        scope["state"]["salt"] = salt = self.get_cache_salt(key if scheme.lower() == "bearer" else "")
+        if salt is None and path not in PUBLIC_PATHS and not path.startswith("/page/"):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > self._most(path):
-            raise ApiError(413, self._too_large(path))
+        if length.isdecimal() and int(length[:20]) > self._get_limit(path):
+            raise ApiError(413, self._describe_too_large(path))
 
-    def salt(self, key: str) -> str | None:
+    def get_cache_salt(self, key: str) -> str | None:
         """Return the cache salt of a client's key, so that clients never share cached prefixes;
         None for an invalid key."""
         if not self.keys:
             return ""
         token = key.encode("latin-1")  # as headers are read
-        same = [hmac.compare_digest(token, each.encode()) for each in self.keys]  # all, always
-        return hashlib.sha256(token).hexdigest() if any(same) else None
+        matches = [hmac.compare_digest(token, each.encode()) for each in self.keys]  # all, always
+        return hashlib.sha256(token).hexdigest() if any(matches) else None
 
-    def bounded(self, receive: Receive, path: str) -> Receive:
+    def limit_body(self, receive: Receive, path: str) -> Receive:
         """Return what reads a body, of which nobody said beforehand how large it is, up to the
         bound."""
         size = 0
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._most(path):
-                raise HTTPException(413, self._too_large(path))  # as FastAPI lets through
+            if size > self._get_limit(path):
+                raise HTTPException(413, self._describe_too_large(path))  # as FastAPI lets through
             return message
 
-        return counted
+        return receive_counted
 
-    def _most(self, path: str) -> int:
+    def _get_limit(self, path: str) -> int:
         """Bytes of a body: a form with a file has other fields, too."""
-        return self.max_file + FIELDS if path.startswith(FILES) else self.max_body
+        return self.max_file_bytes + MAX_FORM_FIELDS_BYTES if path.startswith(AUDIO_PATH_PREFIX) else self.max_body_bytes
 
-    def _too_large(self, path: str) -> str:
-        allows = "--max-media allows" if path.startswith(FILES) else "--max-body allows"
-        return f"the body is larger than the {self._most(path)} bytes that {allows}; send less"
+    def _describe_too_large(self, path: str) -> str:
+        allows = "--max-media allows" if path.startswith(AUDIO_PATH_PREFIX) else "--max-body allows"
+        return f"the body is larger than the {self._get_limit(path)} bytes that {allows}; send less"

@@ -15,14 +15,14 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foretoken.server.access import Access
+from foretoken.server.access import AccessPolicy
 from foretoken.server.api import answers
 from foretoken.server.api.errors import ApiError
-from foretoken.server.process.fleet import Engines
+from foretoken.server.process.fleet import AnyEngine
 from foretoken.server.process.generation import Generation
 
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+LATENCY_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 COUNTERS = {  # our name: (what, vLLM's name)
     "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
     "generation_tokens": ("Tokens written.", "generation_tokens"),
@@ -34,9 +34,9 @@ COUNTERS = {  # our name: (what, vLLM's name)
     "preemptions": ("Texts that gave up their place for want of memory.", "num_preemptions"),
 }
 HISTOGRAMS = {
-    "time_to_first_token_seconds": ("Until the first token.", SECONDS),
-    "inter_token_latency_seconds": ("Between two tokens of a text, on average of a step.", GAPS),
-    "e2e_request_latency_seconds": ("Of a whole request.", SECONDS),
+    "time_to_first_token_seconds": ("Until the first token.", LATENCY_BUCKETS_SECONDS),
+    "inter_token_latency_seconds": ("Between two tokens of a text, on average of a step.", TOKEN_LATENCY_BUCKETS_SECONDS),
+    "e2e_request_latency_seconds": ("Of a whole request.", LATENCY_BUCKETS_SECONDS),
 }
 GAUGES = {
     "num_requests_running": "Texts that are written.",
@@ -47,7 +47,7 @@ GAUGES = {
 log = logging.getLogger("foretoken.requests")
 
 
-class Accounting:
+class AccountingMiddleware:
     """Middleware around the app: gives every request an id, and accounts for it at its end.
 
     The app leaves in the request's state the `generation`, if it writes texts, and as `status` what
@@ -55,9 +55,9 @@ class Accounting:
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, known: Callable[[str], bool], access: Access
+        self, app: ASGIApp, metrics: Metrics, is_known_path: Callable[[str], bool], access: AccessPolicy
     ) -> None:
-        self.app, self.metrics, self.known, self.access = app, metrics, known, access
+        self.app, self.metrics, self.is_known_path, self.access = app, metrics, is_known_path, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +66,7 @@ class Accounting:
         start, state = perf_counter(), scope["state"]
         id = state["id"] = Headers(scope=scope).get("x-request-id", "")[:128] or uuid4().hex
 
-        async def named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state.setdefault("status", message["status"])
                 message["headers"] = [*message["headers"], (b"x-request-id", id.encode("latin-1"))]
@@ -74,22 +74,22 @@ class Accounting:
 
         try:
             self.access.require(scope)
-            await self.app(scope, self.access.bounded(receive, scope["path"]), named)
+            await self.app(scope, self.access.limit_body(receive, scope["path"]), send_with_id)
         except ApiError as error:  # `access` refuses it; the app answers its own
             answer = JSONResponse(error.body, error.status, error.headers)
-            await answer(scope, receive, named)
+            await answer(scope, receive, send_with_id)
         finally:
-            self._account(scope, perf_counter() - start)
+            self._record_request(scope, perf_counter() - start)
 
-    def _account(self, scope: Scope, seconds: float) -> None:
+    def _record_request(self, scope: Scope, seconds: float) -> None:
         path, state = scope["path"], scope["state"]
         status, generation = state.get("status", 500), state.get("generation")
         model = state.get("model", self.metrics.base)  # refused before one is chosen: the base
-        self.metrics.count(path if self.known(path) else "other", status, model)
+        self.metrics.count(path if self.is_known_path(path) else "other", status, model)
         if generation is not None:
             self.metrics.observe(generation, seconds, model)
         if scope["method"] == "POST":
-            write(line(state["id"], path[:200], model, status, seconds, generation))
+            write_log_entry(build_log_entry(state["id"], path[:200], model, status, seconds, generation))
 
 
 class Metrics:
@@ -100,25 +100,25 @@ class Metrics:
         names = ["model_name"]
         common: dict[str, Any] = {"registry": self.registry, "labelnames": names}
 
-        def both(kind: Any, name: str, help: str, other: str | None, **more: Any) -> list[Any]:
+        def register_metrics(kind: Any, name: str, help: str, other: str | None, **more: Any) -> list[Any]:
             labelled = common | {"labelnames": [*names, *more.pop("labels", [])]} | more
             metric = [kind(f"foretoken_{name}", help, **labelled)]
             return metric + ([kind(f"vllm:{other}", help, **labelled)] if vllm and other else [])
 
-        self.counters = {name: both(Counter, name, *texts) for name, texts in COUNTERS.items()}
+        self.counters = {name: register_metrics(Counter, name, *texts) for name, texts in COUNTERS.items()}
         self.histograms = {
-            name: both(Histogram, name, help, name, buckets=buckets)
+            name: register_metrics(Histogram, name, help, name, buckets=buckets)
             for name, (help, buckets) in HISTOGRAMS.items()
         }
-        self.gauges = {name: both(Gauge, name, help, name) for name, help in GAUGES.items()}
-        self.by_position = both(
+        self.gauges = {name: register_metrics(Gauge, name, help, name) for name, help in GAUGES.items()}
+        self.accepted_by_position = register_metrics(
             Counter,
             "accepted_tokens_per_position",
             "Guesses that were kept, by their place.",
             "spec_decode_num_accepted_tokens_per_pos",
             labels=["position"],
         )
-        self.requests = both(
+        self.requests = register_metrics(
             Counter,
             "requests",
             "Requests, by endpoint and status.",
@@ -136,8 +136,8 @@ class Metrics:
 
     def observe(self, generation: Generation, seconds: float, model: str) -> None:
         """Count what a request's texts took, however they ended."""
-        usage = answers.usage(generation)
-        steps = [step for text in generation.texts for step in text.steps]
+        usage = answers.compute_usage(generation)
+        steps = [step for text in generation.outputs for step in text.steps]
         sums = {
             "prompt_tokens": usage["prompt_tokens"],
             "generation_tokens": usage["completion_tokens"],
@@ -149,17 +149,17 @@ class Metrics:
         }
         for name, value in sums.items():
             self._count(name, value, model)
-        places = Counts(place for step in steps for place in range(step.accepted))
-        for place, count in places.items():
-            for counter in self.by_position:
+        accepted_positions = Counts(place for step in steps for place in range(step.accepted))
+        for place, count in accepted_positions.items():
+            for counter in self.accepted_by_position:
                 counter.labels(position=str(place), model_name=model).inc(count)
         self._observe("e2e_request_latency_seconds", seconds, model)
-        if generation.first is not None:
-            self._observe("time_to_first_token_seconds", generation.first, model)
-        for gap in generation.gaps:
+        if generation.first_token_seconds is not None:
+            self._observe("time_to_first_token_seconds", generation.first_token_seconds, model)
+        for gap in generation.inter_token_seconds:
             self._observe("inter_token_latency_seconds", gap, model)
 
-    def text(self, engines: Mapping[str, Engines]) -> bytes:
+    def render(self, engines: Mapping[str, AnyEngine]) -> bytes:
         """Return the metrics in Prometheus' format; `engines`: those of the models, by name."""
         for model, engine in engines.items():
             values = {"running": engine.running, "waiting": engine.waiting}
@@ -181,7 +181,7 @@ class Metrics:
             histogram.labels(model).observe(value)
 
 
-def line(
+def build_log_entry(
     id: str,
     endpoint: str,
     model: str,
@@ -194,17 +194,17 @@ def line(
     entry |= {"seconds": seconds}
     if generation is None:
         return entry
-    rates, usage = answers.rates(generation.texts), answers.usage(generation)
+    rates, usage = answers.compute_rates(generation.outputs), answers.compute_usage(generation)
     entry |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
     entry |= {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
     entry |= {name: rates[name] for name in ("drafted", "accepted", "tokens_per_call")}
-    return entry | {"first_token_seconds": generation.first}
+    return entry | {"first_token_seconds": generation.first_token_seconds}
 
 
-def write(entry: dict[str, Any]) -> None:
+def write_log_entry(entry: dict[str, Any]) -> None:
     """Write the line."""
-    log.info("%s", " ".join(f"{k}={_short(v)}" for k, v in entry.items()), extra={"fields": entry})
+    log.info("%s", " ".join(f"{k}={_format_value(v)}" for k, v in entry.items()), extra={"fields": entry})
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)

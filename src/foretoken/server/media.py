@@ -19,31 +19,31 @@ from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import Prompt, is_chat
 from foretoken.text.messages import MEDIA, parts_of
 
-MOST = 32  # pictures and sounds of a request
-SECONDS = 20.0  # to fetch one
-REDIRECTS = 3
-NAMES = {"image": "pictures", "audio": "sounds"}
-SPEAKERS = ("user", "tool")
+MAX_MEDIA_FILES = 32  # pictures and sounds of a request
+FETCH_TIMEOUT_SECONDS = 20.0  # to fetch one
+MAX_REDIRECTS = 3
+LABELS = {"image": "pictures", "audio": "sounds"}
+MEDIA_ROLES = ("user", "tool")
 
 
-def _networks(names: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+def _parse_networks(names: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     return [ipaddress.ip_network(name) for name in names.split()]
 
 
 # IANA's global unicast, without its special-purpose blocks. `is_global` differs among versions of
 # Python, and calls IPv4-compatible, translated, site-local and unallocated addresses global
-UNICAST = _networks("0.0.0.0/1 128.0.0.0/2 192.0.0.0/3 2000::/3")
-SPECIAL = _networks(
+UNICAST_NETWORKS = _parse_networks("0.0.0.0/1 128.0.0.0/2 192.0.0.0/3 2000::/3")
+SPECIAL_NETWORKS = _parse_networks(
     "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
     "192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 "
     "168.63.129.16/32 "  # Azure's virtual machines reach their host there
     "2001::/23 2001:db8::/32 2002::/16 3fff::/20"  # with Teredo and 6to4, which embed IPv4
 )
-ISATAP = 0x5EFE  # before an embedded IPv4 address, but for the bit that calls it universal
+ISATAP_MARKER = 0x5EFE  # before an embedded IPv4 address, but for the bit that calls it universal
 
 
 @dataclass(frozen=True, slots=True)
-class MediaReader:
+class MediaLoader:
     """Reads the media of requests.
 
     Attributes:
@@ -52,9 +52,9 @@ class MediaReader:
     """
 
     hosts: tuple[str, ...] = ()
-    most: int = 25_000_000
+    max_bytes: int = 25_000_000
 
-    async def read(
+    async def load(
         self, prompts: Sequence[Prompt], kinds: Sequence[str], field: str | None
     ) -> list[Prompt]:
         """Return the prompts with their media as bytes.
@@ -76,55 +76,55 @@ class MediaReader:
             for j, part in enumerate(cast(list[dict[str, Any]], parts_of(turn)))
             if part["type"] in MEDIA
         ]
-        if len(media) > MOST:
-            problem = f"the request holds {len(media)} pictures and sounds, at most {MOST} go"
+        if len(media) > MAX_MEDIA_FILES:
+            problem = f"the request holds {len(media)} pictures and sounds, at most {MAX_MEDIA_FILES} go"
             raise BadRequestError(problem, field)
         for place, turn, part in media:
-            _require_read(place, turn, part["type"], kinds, field)
+            _require_supported(place, turn, part["type"], kinds, field)
         try:
-            files = await asyncio.gather(*(self._file(place, part) for place, _, part in media))
+            files = await asyncio.gather(*(self._load_file(place, part) for place, _, part in media))
         except InputError as error:
             raise BadRequestError(str(error), field) from None
         for (_, _, part), file in zip(media, files, strict=True):
             part[part["type"]] = file
         return list(prompts)
 
-    async def _file(self, place: str, part: dict[str, Any]) -> bytes:
+    async def _load_file(self, place: str, part: dict[str, Any]) -> bytes:
         """The bytes of a picture or a sound. InputError where there are none, or too many."""
-        given: str = part[part["type"]]
-        if given[:8].lower().startswith(("http://", "https://")):
-            return await self._fetched(given, place)
-        if is_data_url(given):
-            file = decoded(given, place)
+        source: str = part[part["type"]]
+        if source[:8].lower().startswith(("http://", "https://")):
+            return await self._fetch(source, place)
+        if is_data_url(source):
+            file = decoded(source, place)
         elif part["type"] == "audio":
-            file = from_base64(given, place)
+            file = from_base64(source, place)
         else:
-            raise InputError(f"{place} is {shown(given)}; give a data URL")
-        if len(file) > self.most:
-            raise InputError(f"{place} has {len(file)} bytes, at most {self.most} go; send less")
+            raise InputError(f"{place} is {shown(source)}; give a data URL")
+        if len(file) > self.max_bytes:
+            raise InputError(f"{place} has {len(file)} bytes, at most {self.max_bytes} go; send less")
         return file
 
-    async def _fetched(self, url: str, place: str) -> bytes:
+    async def _fetch(self, url: str, place: str) -> bytes:
         """A file on the web. InputError where it is not to be had."""
         try:
             async with (
-                asyncio.timeout(SECONDS),
-                httpx2.AsyncClient(trust_env=False, timeout=SECONDS) as client,
+                asyncio.timeout(FETCH_TIMEOUT_SECONDS),
+                httpx2.AsyncClient(trust_env=False, timeout=FETCH_TIMEOUT_SECONDS) as client,
             ):
-                for _ in range(REDIRECTS + 1):
-                    answer = await self._answer(client, url, place)
+                for _ in range(MAX_REDIRECTS + 1):
+                    answer = await self._request_file(client, url, place)
                     if isinstance(answer, bytes):
                         return answer
                     url = answer
         except TimeoutError:
-            raise InputError(f"{place} was not fetched within {SECONDS:g} s; send it") from None
+            raise InputError(f"{place} was not fetched within {FETCH_TIMEOUT_SECONDS:g} s; send it") from None
         except InputError:
             raise
         except Exception as error:  # hosts answer anything
             raise InputError(f"{place} cannot be fetched ({kind_of(error)}); send it") from None
-        raise InputError(f"{place} is redirected more than {REDIRECTS} times; send it")
+        raise InputError(f"{place} is redirected more than {MAX_REDIRECTS} times; send it")
 
-    async def _answer(self, client: httpx2.AsyncClient, url: str, place: str) -> bytes | str:
+    async def _request_file(self, client: httpx2.AsyncClient, url: str, place: str) -> bytes | str:
         """The file at an address, or where that redirects to."""
         address = httpx2.URL(url)
         if address.host not in self.hosts or address.scheme not in ("http", "https"):
@@ -133,7 +133,7 @@ class MediaReader:
         if address.port is not None and not 0 < address.port < 2**16:
             raise InputError(f"{place} is on port {address.port}; give 1 to 65535")
         # the very address that was looked at: a second look may find another
-        chosen = address.copy_with(host=await _public(address, place))
+        chosen = address.copy_with(host=await _resolve_public_address(address, place))
         headers = {"Host": address.netloc.decode("ascii"), "Accept-Encoding": "identity"}
         request = client.build_request(
             "GET", chosen, headers=headers, extensions={"sni_hostname": address.host}
@@ -147,45 +147,45 @@ class MediaReader:
             file = bytearray()
             async for piece in answer.aiter_raw():
                 file += piece
-                if len(file) > self.most:
-                    raise InputError(f"{place} has more than {self.most} bytes; send less")
+                if len(file) > self.max_bytes:
+                    raise InputError(f"{place} has more than {self.max_bytes} bytes; send less")
             return bytes(file)
         finally:
             await answer.aclose()
 
 
-def _require_read(
+def _require_supported(
     place: str, turn: dict[str, Any], kind: str, kinds: Sequence[str], field: str | None
 ) -> None:
     """BadRequestError for a kind that the model does not read, or from whom none comes."""
     if not kinds:
-        problem = f"this model is served for text only; leave {NAMES[kind]} out, or serve a model "
+        problem = f"this model is served for text only; leave {LABELS[kind]} out, or serve a model "
         problem += "that reads them, with --runtime transformers"
         raise BadRequestError(problem, field)
     if kind not in kinds:
-        reads = " and ".join(NAMES[each] for each in kinds)
-        problem = f"this model reads text and {reads}, no {NAMES[kind]}; leave them out"
+        reads = " and ".join(LABELS[each] for each in kinds)
+        problem = f"this model reads text and {reads}, no {LABELS[kind]}; leave them out"
         raise BadRequestError(problem, field)
-    if turn.get("role") not in SPEAKERS:
+    if turn.get("role") not in MEDIA_ROLES:
         problem = f"{place} is of the role {shown(turn.get('role'))}"
         raise BadRequestError(f"{problem}; pictures and sounds are a user's or a tool's", field)
 
 
-async def _public(address: httpx2.URL, place: str) -> str:
+async def _resolve_public_address(address: httpx2.URL, place: str) -> str:
     """An IP address of a host; InputError if any of them is not public."""
     port = address.port or {"http": 80, "https": 443}[address.scheme]
     loop = asyncio.get_running_loop()
-    told = await loop.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
-    numbers = [str(each[4][0]) for each in told]
+    resolved = await loop.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
+    numbers = [str(each[4][0]) for each in resolved]
     if not all(map(is_public, numbers)):
         problem = f"{place} is on a private or reserved network"
         raise InputError(f"{problem}, from which nothing is fetched; send it")
     return numbers[0]
 
 
-def is_public(number: str) -> bool:
+def is_public(address: str) -> bool:
     """Tell whether an IP address is global unicast, and embeds no IPv4 address."""
-    ip = ipaddress.ip_address(number.partition("%")[0])
-    if int(ip) >> 32 & 0xFDFF_FFFF == ISATAP or any(ip in network for network in SPECIAL):
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if int(ip) >> 32 & 0xFDFF_FFFF == ISATAP_MARKER or any(ip in network for network in SPECIAL_NETWORKS):
         return False
-    return any(ip in network for network in UNICAST)
+    return any(ip in network for network in UNICAST_NETWORKS)

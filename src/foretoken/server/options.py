@@ -18,11 +18,11 @@ from foretoken.sampling.checks import FROM_ONE, Choice, Count, Number, as_string
 from foretoken.sampling.options import check, declared, option
 from foretoken.text.replies.formats import NAMES as FORMAT_NAMES
 
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-def as_text(name: str, value: Any) -> str:
+def as_string(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} is {shown(value)}; give a str")
     return value
@@ -33,9 +33,9 @@ class ServerOptions:
     """Options of a server, checked when made."""
 
     served_model_name: str | None = option(
-        None, as_text, "Model name in requests and answers. Default: the target's.", "Serving"
+        None, as_string, "Model name in requests and answers. Default: the target's.", "Serving"
     )
-    host: str = option("127.0.0.1", as_text, "Address to listen on; 0.0.0.0: all.", "Serving")
+    host: str = option("127.0.0.1", as_string, "Address to listen on; 0.0.0.0: all.", "Serving")
     port: int = option(
         8000,
         Count(ge=0, le=65535, remedy="one from 0 to 65535"),
@@ -49,7 +49,7 @@ class ServerOptions:
         (), as_strings, "Allow pages of this origin (CORS); may be repeated.", "Serving"
     )
     chat_template: str | None = option(
-        None, as_text, "File with a Jinja template. Default: the tokenizer's own.", "Serving"
+        None, as_string, "File with a Jinja template. Default: the tokenizer's own.", "Serving"
     )
     tool_parser: str = option(
         "auto",
@@ -79,10 +79,10 @@ class ServerOptions:
         "Also report metrics under another server's names: vllm.",
         "Serving",
     )
-    log_format: str = option("text", Choice(FORMATS), "Format of the log: text or json.", "Serving")
+    log_format: str = option("text", Choice(LOG_FORMATS), "Format of the log: text or json.", "Serving")
     log_level: str = option(
         "info",
-        Choice(LEVELS),
+        Choice(LOG_LEVELS),
         "Least level to log: debug, info, warning or error.",
         "Serving",
     )
@@ -111,24 +111,24 @@ class ServerOptions:
 OPTIONS = declared(ServerOptions)
 
 
-LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @dataclass(frozen=True, slots=True)
-class Logs:
+class LogOptions:
     """Options of the log of both processes, on standard error: lines for people, or of JSON."""
 
     kind: str = "text"  # or "json"
     level: str = "info"
 
-    def begin(self) -> None:
+    def configure(self) -> None:
         """From now on, in this process."""
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(Json() if self.kind == "json" else logging.Formatter(LINE))
+        handler.setFormatter(JsonFormatter() if self.kind == "json" else logging.Formatter(LOG_LINE_FORMAT))
         logging.basicConfig(level=self.level.upper(), handlers=[handler], force=True)
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Every record as a line of JSON; the fields that a record has, in place of its message."""
 
     def format(self, record: logging.LogRecord) -> str:

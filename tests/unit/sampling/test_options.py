@@ -20,10 +20,10 @@ from foretoken.engine.options import EngineKeywords, EngineOptions
 from foretoken.errors import InputError
 from foretoken.sampling.checks import as_flag
 from foretoken.sampling.params import ELSEWHERE, FIELDS, OPTIONS, WRITABLE, Controls
-from foretoken.server.api.chat import Chat
-from foretoken.server.api.completions import Text
-from foretoken.server.api.responses import Responses
-from foretoken.server.api.wire import DEFAULTS, SHARED
+from foretoken.server.api.chat import ChatCompletionRequest
+from foretoken.server.api.completions import CompletionRequest
+from foretoken.server.api.responses import ResponsesRequest
+from foretoken.server.api.protocol import SAMPLING_DEFAULTS, SHARED_FIELDS
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
 
@@ -51,23 +51,24 @@ def test_an_option_is_wherever_text_can_hold_it(name: str, tmp_path: Path) -> No
             parse()
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", SHARED_FIELDS)
 @pytest.mark.parametrize(
     ("kind", "least"),
-    [(Chat, {"messages": [{"role": "user", "content": "a"}]}), (Text, {"prompt": "a"}),
-     (Responses, {"input": "a"})],
+    [(ChatCompletionRequest, {"messages": [{"role": "user", "content": "a"}]}),
+     (CompletionRequest, {"prompt": "a"}),
+     (ResponsesRequest, {"input": "a"})],
 )  # fmt: skip
 def test_a_field_of_a_request_is_its_option(kind: Any, least: dict[str, Any], name: str) -> None:
-    field = SHARED[name]
-    if kind is Responses and name == "prompt_logprobs":
+    field = SHARED_FIELDS[name]
+    if kind is ResponsesRequest and name == "prompt_logprobs":
         return  # a response has no place for them
-    value = VALUES.get(field, not DEFAULTS[name] if OPTIONS[name].check is as_flag else 1)
+    value = VALUES.get(field, not SAMPLING_DEFAULTS[name] if OPTIONS[name].check is as_flag else 1)
     parsed: Any = kind.model_validate(least | {field: value})
-    assert API_NAMES[name] == field and parsed.param(name) == field
+    assert API_NAMES[name] == field and parsed.find_field(name) == field
     if name != "num_return_sequences":  # a request of its own for each text
         expected = {"stop": ["a"]}.get(field, value)
-        assert parsed._controls({})[name] == expected
-        assert kind.model_validate(least)._controls({}).get(name) in (None, 0, 1)
+        assert parsed._build_controls({})[name] == expected
+        assert kind.model_validate(least)._build_controls({}).get(name) in (None, 0, 1)
 
 
 @pytest.mark.parametrize(("name", "options"), [("controls.md", OPTIONS), ("serving.md", SERVING)])

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 from foretoken.records import Stats, StepRecord
-from foretoken.server.accounting import Metrics, line
-from foretoken.server.options import Json
+from foretoken.server.accounting import Metrics, build_log_entry
+from foretoken.server.options import JsonFormatter
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.generation import Generation
-from foretoken.server.process.messages import Accepted, Done, GenerateRequest, Setup, StepOutput
+from foretoken.server.process.messages import Accepted, Done, GenerateRequest, EngineSetup, StepOutput
 
 DOCS = Path(__file__).parents[3] / "docs"
 STATS = Stats(
@@ -40,18 +40,18 @@ def step(accepted: int, rejected: int) -> StepRecord:
 
 
 def written() -> Generation:
-    writing = Generation(EngineClient(Setup(None, None)), [ASKED])
-    writing.texts[0].accepted = Accepted(0, 4)
-    writing._note(0, StepOutput(0, ["a", "b"], [5, 6], None, [step(1, 1)], None))
-    writing._note(0, StepOutput(0, ["c"], [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
+    writing = Generation(EngineClient(EngineSetup(None, None)), [ASKED])
+    writing.outputs[0].accepted = Accepted(0, 4)
+    writing._record(0, StepOutput(0, ["a", "b"], [5, 6], None, [step(1, 1)], None))
+    writing._record(0, StepOutput(0, ["c"], [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
     return writing
 
 
 def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
-    writing = Generation(EngineClient(Setup(None, None)), [ASKED] * 3, 3)
-    for i, text in enumerate(writing.texts):
+    writing = Generation(EngineClient(EngineSetup(None, None)), [ASKED] * 3, 3)
+    for i, text in enumerate(writing.outputs):
         text.accepted = Accepted(0, 4)
-        writing._note(i, StepOutput(i, ["c"], [7], None, [], Done("stop", None, STATS, None)))
+        writing._record(i, StepOutput(i, ["c"], [7], None, [], Done("stop", None, STATS, None)))
     metrics = Metrics("m", vllm=False)
     metrics.observe(writing, 0.7, "m")
     samples = values(metrics)
@@ -61,7 +61,7 @@ def test_a_prompt_is_counted_once_however_many_texts_continue_it() -> None:
 
 
 def values(metrics: Metrics) -> dict[str, float]:
-    lines = metrics.text({"m": EngineClient(Setup(None, None))}).decode().splitlines()
+    lines = metrics.render({"m": EngineClient(EngineSetup(None, None))}).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 
@@ -96,12 +96,12 @@ def test_sums_under_our_names_and_vllms() -> None:
 
 
 def test_a_line_has_rates_and_no_text() -> None:
-    entry = line("id", "/v1/completions", "m", 200, 0.7, written())
+    entry = build_log_entry("id", "/v1/completions", "m", 200, 0.7, written())
     assert entry["tokens_per_call"] == 1.5 and entry["completion_tokens"] == 3
     assert "ab" not in json.dumps(entry)
     record = logging.LogRecord("foretoken.requests", 20, "", 0, "x", (), None)
     record.fields = entry
-    assert json.loads(Json().format(record))["drafted"] == 3
+    assert json.loads(JsonFormatter().format(record))["drafted"] == 3
 
 
 def test_the_docs_ask_for_metrics_that_are_there() -> None:

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engines import loaded
 from foretoken.loading.load import require_adapters
 from foretoken.server.options import ServerOptions
-from foretoken.server.process.client import Child, EngineClient, work
-from foretoken.server.process.messages import Failed, Setup
+from foretoken.server.process.client import Child, EngineClient, run_engine_process
+from foretoken.server.process.messages import LoadFailed, EngineSetup
 from served import LOADING, pair, serving_all, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own
@@ -39,17 +39,17 @@ def adapted(base: str, folder: Path, seed: int) -> str:
     return str(folder)
 
 
-def begin(setup: Setup) -> Child:
+def begin(setup: EngineSetup) -> Child:
     """An engine in a thread, which begins as one in a process does."""
     require_adapters(setup.target, setup.adapters, **setup.loading)
     return loaded(setup)
 
 
 @pytest.fixture(scope="module")
-def setups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Setup]:
+def setups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, EngineSetup]:
     folder = tmp_path_factory.mktemp("adapters")
     target, draft = pair(folder)
-    base = Setup(target, draft, LOADING | {"adapter": None}, {"max_rows": 4})
+    base = EngineSetup(target, draft, LOADING | {"adapter": None}, {"max_rows": 4})
     places = {name: adapted(target, folder / name, i) for i, name in enumerate(NAMES[1:], 1)}
     with_each = {
         name: replace(base, loading=LOADING | {"adapter": place}) for name, place in places.items()
@@ -58,7 +58,7 @@ def setups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Setup]:
 
 
 @pytest.fixture(scope="module")
-def server(setups: dict[str, Setup]) -> Iterator[tuple[str, dict[str, EngineClient]]]:
+def server(setups: dict[str, EngineSetup]) -> Iterator[tuple[str, dict[str, EngineClient]]]:
     with serving_all(setups, ServerOptions("tiny", drain=1.0), begin) as running:
         yield running
 
@@ -69,7 +69,7 @@ def url(server: tuple[str, dict[str, EngineClient]]) -> str:
 
 
 @pytest.fixture(scope="module")
-def merged(setups: dict[str, Setup]) -> dict[str, Any]:
+def merged(setups: dict[str, EngineSetup]) -> dict[str, Any]:
     """What transformers and peft make of each name, in float64."""
     target: Any = setups["tiny"].target
     networks = {name: AutoModelForCausalLM.from_pretrained(target) for name in NAMES}
@@ -160,16 +160,16 @@ def test_rates_and_metrics_are_by_name(url: str) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_before_others_load(
-    setups: dict[str, Setup],
+    setups: dict[str, EngineSetup],
 ) -> None:
     begun: list[str | None] = []
 
-    def refusing(setup: Setup) -> Child:
+    def refusing(setup: EngineSetup) -> Child:
         begun.append(adapter := setup.loading["adapter"])
         if adapter is None:
             return begin(setup)
         own, theirs = Pipe()
-        theirs.send(Failed("it does not fit"))
+        theirs.send(LoadFailed("it does not fit"))
         return Child(mock.Mock(), own)
 
     with pytest.raises(AssertionError, match="it does not fit"):
@@ -179,7 +179,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_before_others_load(
 
 
 def test_the_base_engine_checks_all_adapters_before_it_loads(
-    setups: dict[str, Setup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setups: dict[str, EngineSetup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the process's life is over before its weights are looked for: these have none."""
     monkeypatch.setattr("foretoken.server.process.client.signal.signal", lambda *_: None)
@@ -196,7 +196,7 @@ def test_the_base_engine_checks_all_adapters_before_it_loads(
     for adapter in (fast, str(tmp_path / "other")):
         own, theirs = Pipe()
         base = replace(setups["tiny"], target=str(tmp_path), adapters=(adapter,), logs=mock.Mock())
-        work(theirs, base)
+        run_engine_process(theirs, base)
         said[adapter] = own.recv().message
     assert "holds no weights" in said.pop(fast)
     (message,) = said.values()

@@ -18,7 +18,7 @@ import pytest
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.server.access import Access
+from foretoken.server.access import AccessPolicy
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient, spawn
 from served import BAD_REQUESTS, HELLO, LOADING, pair, require_refused, serving, until
@@ -313,17 +313,17 @@ def test_a_client_that_goes_away_frees_its_row(server: tuple[str, EngineClient])
     with httpx2.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}) as answer:
         for _ in zip(range(5), answer.iter_lines(), strict=False):
             pass
-    until(lambda: not link.running and not link.open)
+    until(lambda: not link.running and not link.num_open)
     with pytest.raises(httpx2.TimeoutException):
         httpx2.post(f"{url}/v1/completions", json=LONG, timeout=0.5)
-    until(lambda: not link.running and not link.open)
+    until(lambda: not link.running and not link.num_open)
     answer = httpx2.get(f"{url}/v1/speculation").json()
     assert answer["running"] == 0 and answer["tokens"] - before < 900
     body = json.dumps(LONG)
     head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     asked = f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
     assert _exchange(url, asked, half_closes=True) == ""
-    until(lambda: not link.open)
+    until(lambda: not link.num_open)
 
 
 def test_a_full_queue(folders: tuple[str, str]) -> None:
@@ -374,13 +374,13 @@ def guarded(folders: tuple[str, str]) -> Iterator[str]:
 
 def test_a_key_has_a_salt_of_its_own() -> None:
     keys = ("one", "two")
-    salts = {Access(keys).salt(key) for key in keys}
+    salts = {AccessPolicy(keys).get_cache_salt(key) for key in keys}
     assert len(salts) == 2 and None not in salts
     assert "one" not in "".join(str(each) for each in salts)
     for wrong in ("", "on", "one "):
-        assert Access(keys).salt(wrong) is None
-    assert Access(("clé",)).salt("clé".encode().decode("latin-1")) is not None
-    assert Access().salt("") == ""
+        assert AccessPolicy(keys).get_cache_salt(wrong) is None
+    assert AccessPolicy(("clé",)).get_cache_salt("clé".encode().decode("latin-1")) is not None
+    assert AccessPolicy().get_cache_salt("") == ""
 
 
 def test_keys_and_bounds(guarded: str) -> None:

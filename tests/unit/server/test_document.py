@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretoken.server.app import make
+from foretoken.server.app import create_app
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.fleet import ServedModels
-from foretoken.server.process.messages import Setup
+from foretoken.server.process.messages import EngineSetup
 
 
 def references(part: Any) -> list[str]:
@@ -26,8 +26,8 @@ def kinds(schema: dict[str, Any]) -> set[str | None]:
 
 
 def test_the_document_holds_what_is_taken_and_sent() -> None:
-    models = ServedModels({"tiny": EngineClient(Setup(None, None))})
-    document = make(models, ServerOptions("tiny")).openapi()
+    models = ServedModels({"tiny": EngineClient(EngineSetup(None, None))})
+    document = create_app(models, ServerOptions("tiny")).openapi()
     for reference in references(document):  # each leads somewhere
         found: Any = document
         for name in reference.removeprefix("#/").split("/"):
@@ -38,7 +38,7 @@ def test_the_document_holds_what_is_taken_and_sent() -> None:
         document["components"]["schemas"],
     )
     (schema,) = chats["requestBody"]["content"].values()
-    assert schema == {"schema": {"$ref": "#/components/schemas/Chat"}}
+    assert schema == {"schema": {"$ref": "#/components/schemas/ChatCompletionRequest"}}
     gamma = schemas["Speculation"]["properties"]["gamma"]["anyOf"][0]
     assert gamma == {"minimum": 0, "maximum": 32, "type": "integer"}
     assert set(chats["responses"]) == {"200", "4XX", "5XX"}
@@ -46,10 +46,10 @@ def test_the_document_holds_what_is_taken_and_sent() -> None:
     assert set(chats["responses"]["200"]["content"]) == forms
     assert schemas["ErrorFields"]["required"] == ["message", "type", "param", "code"]
     for name, field in (
-        ("Responses", "input"),
+        ("ResponsesRequest", "input"),
         ("MessageItem", "content"),
         ("Message", "content"),
-        ("Text", "stop"),
+        ("CompletionRequest", "stop"),
     ):
         assert {"string", "array"} <= kinds(schemas[name]["properties"][field]), name
     assert schemas["Tool"]["required"] == ["type"]  # a response's is its function itself

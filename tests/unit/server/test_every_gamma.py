@@ -16,7 +16,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child
-from foretoken.server.process.messages import Setup
+from foretoken.server.process.messages import EngineSetup
 from served import TEMPLATE, serving_all
 from table import TableModel
 from tiny import byte_level
@@ -60,7 +60,7 @@ def guessed(text: tuple[int, ...]) -> list[float]:
     return distribution(text) if len(text) % 7 else [1 / V] * V
 
 
-def begin(setup: Setup) -> Child:
+def begin(setup: EngineSetup) -> Child:
     target = TableModel(distribution, V, context=2000)
     draft = LMDrafter(TableModel(guessed, V), V)
     spec = Speculator(target, draft, TOKENIZER, Ends(frozenset({0})))
@@ -71,7 +71,7 @@ def begin(setup: Setup) -> Child:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     settings = ServerOptions("tiny", drain=1.0)
-    setup = Setup(None, None, engine={"max_rows": 4})
+    setup = EngineSetup(None, None, engine={"max_rows": 4})
     with serving_all({"tiny": setup}, settings, begin) as (url, _):
         yield url
 

@@ -182,8 +182,8 @@ def test_pictures_on_the_web(
     async def local(address: httpx2.URL, place: str) -> str:
         return "127.0.0.1"
 
-    own = media._public
-    monkeypatch.setattr(media, "_public", local)
+    own = media._resolve_public_address
+    monkeypatch.setattr(media, "_resolve_public_address", local)
     response = post(pictured, {"messages": asking(f"{web}/red.png"), **GREEDY})
     assert content(response) == expected["red"]
     assert "hosts are pictures.test" in told(f"{web}/away")
@@ -195,7 +195,7 @@ def test_pictures_on_the_web(
         assert f"part 0 is on port {port}; give 1 to 65535" in told(f"{web}/{path}")
     assert "cannot be fetched (" in told(f"{web}/bracket")
     assert "redirected more than 3 times" in told(f"{web}/empty")  # to itself
-    monkeypatch.setattr(media, "_public", own)
+    monkeypatch.setattr(media, "_resolve_public_address", own)
 
     async def found(*_: Any, **__: Any) -> list[Any]:
         return [(0, 0, 0, "", (number, 80)) for number in ("93.184.215.14", "10.0.0.1")]

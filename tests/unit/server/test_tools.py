@@ -14,7 +14,7 @@ import pytest
 
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.messages import GenerateRequest
-from foretoken.server.process.replies import Replies
+from foretoken.server.process.replies import ReplyPreparer
 from served import TEMPLATE, pair, serving
 
 WEATHER = {
@@ -239,10 +239,10 @@ def test_an_effort_that_no_template_reads(served: openai.OpenAI, thinking: opena
 def test_no_effort_closes_thoughts() -> None:
     """Also where the template reads the effort itself."""
     for template in ("{{ enable_thinking }}", "{{ enable_thinking }}{{ reasoning_effort }}"):
-        replies = Replies(None, template, "auto")
+        replies = ReplyPreparer(None, template, "auto")
         variables = {"reasoning_effort": "none"}
         request = GenerateRequest("", chat_template_kwargs=variables)
-        assert replies.variables(request) == {"enable_thinking": False, **variables}
+        assert replies.get_template_variables(request) == {"enable_thinking": False, **variables}
 
 
 def test_marks_in_a_message_leave_the_answer_text(thinking: openai.OpenAI) -> None:

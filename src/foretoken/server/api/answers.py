@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from uuid import uuid4
 
 from foretoken.records import StepRecord
-from foretoken.server.api.wire import ApiRequest
-from foretoken.server.process.generation import GeneratedText, Generation
+from foretoken.server.api.protocol import ApiRequest
+from foretoken.server.process.generation import GeneratedOutput, Generation
 from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, TokenLogprob
 from foretoken.text.replies.formats import named
 from foretoken.text.replies.grammar import Wish
@@ -25,18 +25,18 @@ from foretoken.text.replies.reading import (
     within,
 )
 
-Asked = TypeVar("Asked", bound=ApiRequest)
-SHOWN = ("predicted", "gamma", "drafted", "accepted", "verify_seconds", "rows")  # of a step
-DONE = "data: [DONE]\n\n"
+RequestT = TypeVar("RequestT", bound=ApiRequest)
+STEP_FIELDS = ("predicted", "gamma", "drafted", "accepted", "verify_seconds", "rows")  # of a step
+DONE_EVENT = "data: [DONE]\n\n"
 
 
-def event(data: Any, name: str | None = None) -> str:
+def format_event(data: Any, name: str | None = None) -> str:
     """A server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def fresh(prefix: str) -> str:
+def make_id(prefix: str) -> str:
     """Return a new id of an answer or a part of one."""
     return f"{prefix}-{uuid4().hex}"
 
@@ -51,7 +51,7 @@ class ToolCall:
     arguments: str = ""
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """False if it was cut off."""
         try:
             json.loads(self.arguments)
@@ -59,64 +59,64 @@ class ToolCall:
             return False
         return True
 
-    def shown(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
-    def delta(self, told: Told) -> dict[str, Any]:
+    def build_delta(self, event: Told) -> dict[str, Any]:
         """Return what is new of it: its id and name once."""
-        if not told.name:
-            return {"index": self.index, "function": {"arguments": told.arguments}}
-        function = {"name": told.name, "arguments": told.arguments}
+        if not event.name:
+            return {"index": self.index, "function": {"arguments": event.arguments}}
+        function = {"name": event.name, "arguments": event.arguments}
         return {"index": self.index, "id": self.id, "type": "function", "function": function}
 
 
-class ReplyText:
+class ParsedReply:
     """A reply as it is parsed: its text, thoughts and calls."""
 
-    def __init__(self, facts: ReplyFacts | None, wish: Wish | None, tail: str) -> None:
+    def __init__(self, facts: ReplyFacts | None, requirements: Wish | None, tail: str) -> None:
         self.text = self.thoughts = ""
         self.thought_tokens = 0
         self.calls: list[ToolCall] = []
-        self._reader = None if facts is None or wish is None else _reader(facts, wish, tail)
+        self._reader = None if facts is None or requirements is None else _make_reader(facts, requirements, tail)
 
     def feed(self, part: StepOutput) -> list[Told]:
         """Return what is new."""
-        return join_neighbours(told for _, told in self.read_tokens(part) for told in told)
+        return join_adjacent(event for _, events in self.parse_tokens(part) for event in events)
 
-    def read_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[Told]]]:
+    def parse_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[Told]]]:
         """Yield the pieces that each token adds, and whether it is a token of thoughts. Tokens are
         parsed one by one, so that nothing depends on the steps that they came in."""
         for i, text in enumerate(part.texts, 1):
-            thought = self._thinks
-            told = self._feed_text(text, part.done if i == len(part.texts) else None)
-            thought = thought or self._thinks
+            thought = self._is_thinking
+            events = self._feed_text(text, part.done if i == len(part.texts) else None)
+            thought = thought or self._is_thinking
             self.thought_tokens += thought
-            yield thought, told
+            yield thought, events
 
     @property
-    def _thinks(self) -> bool:
+    def _is_thinking(self) -> bool:
         return self._reader is not None and self._reader.thinks
 
     def _feed_text(self, text: str, done: Done | None) -> list[Told]:
         if self._reader is None:
-            told = [Told(text)] if text else []
+            events = [Told(text)] if text else []
         else:
-            told = self._reader.feed(text, last=done is not None, cut=_cut(done))
-        for each in told:
+            events = self._reader.feed(text, last=done is not None, cut=_get_cut(done))
+        for each in events:
             self.text += each.text
             self.thoughts += each.thought
             if each.call is not None:
                 if each.call == len(self.calls):
-                    self.calls.append(ToolCall(fresh("call"), each.call))
+                    self.calls.append(ToolCall(make_id("call"), each.call))
                 self.calls[each.call].name += each.name
                 self.calls[each.call].arguments += each.arguments
-        return told
+        return events
 
 
-def join_neighbours(told: Iterable[Told]) -> list[Told]:
+def join_adjacent(events: Iterable[Told]) -> list[Told]:
     """Return the pieces with neighbours of one kind as one."""
-    groups = groupby(told, lambda each: (each.call, bool(each.thought)))
+    groups = groupby(events, lambda each: (each.call, bool(each.thought)))
     return [reduce(_join, pieces) for _, pieces in groups]
 
 
@@ -130,49 +130,49 @@ def _join(one: Told, other: Told) -> Told:
     )
 
 
-def _reader(facts: ReplyFacts, wish: Wish, tail: str) -> ReplyReader:
-    calls = bool(wish.functions)
-    if facts.template is not None and not wish.required:
+def _make_reader(facts: ReplyFacts, requirements: Wish, tail: str) -> ReplyReader:
+    calls = bool(requirements.functions)
+    if facts.template is not None and not requirements.required:
         regions = template_regions(facts.template, calls=calls)
     else:
         regions = format_regions(named(facts.format), calls=calls, thoughts=facts.thinks)
-    functions = {each.name: each for each in wish.functions}
-    return ReplyReader(regions, functions, within(regions, tail), has_text=not wish.required)
+    functions = {each.name: each for each in requirements.functions}
+    return ReplyReader(regions, functions, within(regions, tail), has_text=not requirements.required)
 
 
-def _cut(done: Done | None) -> str | None:
+def _get_cut(done: Done | None) -> str | None:
     """Return the stop string that cut a reply, or "" for a limit; None if it ended by itself."""
     if done is None or done.reason != "stop":
         return None if done is None else ""
     return done.stop if isinstance(done.stop, str) else None
 
 
-class Answer(Generic[Asked]):
+class Answer(Generic[RequestT]):
     """Answer of an endpoint: a whole body at the end, or events until then."""
 
     def __init__(
-        self, asked: Asked, model: str, generation: Generation, facts: ReplyFacts | None = None
+        self, request: RequestT, model: str, generation: Generation, facts: ReplyFacts | None = None
     ) -> None:
         """`facts`: how the model's replies are parsed."""
-        self.asked, self.model, self.generation, self.facts = asked, model, generation, facts
-        self._replies: dict[int, ReplyText] = {}
+        self.request, self.model, self.generation, self.facts = request, model, generation, facts
+        self._replies: dict[int, ParsedReply] = {}
 
-    def usage(self) -> dict[str, Any]:
+    def get_usage(self) -> dict[str, Any]:
         """Return the numbers of tokens."""
         thoughts = sum(reply.thought_tokens for reply in self._replies.values())
-        return usage(self.generation, thoughts)
+        return compute_usage(self.generation, thoughts)
 
-    def reply(self, i: int) -> ReplyText:
+    def get_reply(self, i: int) -> ParsedReply:
         """Return output i as a reply, as far as it has been parsed."""
         if i not in self._replies:
-            wish = self.asked.wish(self.facts)
-            self._replies[i] = ReplyText(self.facts, wish, self.texts[i].accepted.tail)
+            requirements = self.request.get_reply_requirements(self.facts)
+            self._replies[i] = ParsedReply(self.facts, requirements, self.outputs[i].accepted.tail)
         return self._replies[i]
 
-    def finish(self, i: int, done: Done) -> str:
+    def get_finish_reason(self, i: int, done: Done) -> str:
         """Return why output i ended."""
         calls = self._replies[i].calls if i in self._replies else []
-        return "tool_calls" if calls and calls[-1].whole and done.reason == "stop" else done.reason
+        return "tool_calls" if calls and calls[-1].is_complete and done.reason == "stop" else done.reason
 
     def body(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -183,79 +183,79 @@ class Answer(Generic[Asked]):
         raise NotImplementedError
 
     @property
-    def texts(self) -> list[GeneratedText]:
-        return self.generation.texts
+    def outputs(self) -> list[GeneratedOutput]:
+        return self.generation.outputs
 
-    def speculation(self, *, whole: bool = False) -> dict[str, Any]:
+    def speculation(self, *, with_steps: bool = False) -> dict[str, Any]:
         """Return the rates of speculation if asked for; `whole`: with all steps."""
-        if not self.asked.speculation.steps:
+        if not self.request.speculation.steps:
             return {}
-        report = rates(self.texts)
-        if whole:
+        report = compute_rates(self.outputs)
+        if with_steps:
             report["steps"] = [
-                [shown_step(step, text.words) for step in text.steps] for text in self.texts
+                [describe_step(step, text.token_texts) for step in text.steps] for text in self.outputs
             ]
         return {"speculation": report}
 
 
-class ChoicesAnswer(Answer[Asked]):
+class ChoicesAnswer(Answer[RequestT]):
     """Answer of one choice or several: of a chat, or of continuations."""
 
-    prefix: ClassVar[str]  # of its id
-    kinds: ClassVar[tuple[str, str]]  # names of it and of a chunk
+    id_prefix: ClassVar[str]  # of its id
+    object_names: ClassVar[tuple[str, str]]  # names of it and of a chunk
 
-    def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
+    def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
         """Return the fields of output i, at its end."""
         raise NotImplementedError
 
-    def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
+    def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
         """Return the fields that precede the first step of an output."""
         raise NotImplementedError
 
-    def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
+    def build_delta(self, i: int, part: StepOutput) -> dict[str, Any]:
         """Return the fields that a step adds to output i."""
         raise NotImplementedError
 
-    def first(self, text: GeneratedText) -> dict[str, Any]:
+    def build_first_fields(self, output: GeneratedOutput) -> dict[str, Any]:
         """Return the fields of an output's first chunk other than its choice."""
         return {}
 
     def body(self) -> dict[str, Any]:
         choices = [
-            self._choice(i, self.choice(i, text), text.tokens, text.done)
-            for i, text in enumerate(self.texts)
+            self._complete_choice(i, self.build_choice(i, text), text.tokens, text.done)
+            for i, text in enumerate(self.outputs)
         ]
-        answer = self._head(self.kinds[0]) | {"choices": choices, "usage": self.usage()}
-        return answer | self.speculation(whole=True)
+        answer = self._build_head(self.object_names[0]) | {"choices": choices, "usage": self.get_usage()}
+        return answer | self.speculation(with_steps=True)
 
     async def events(self) -> AsyncGenerator[str]:
-        head, options = self._head(self.kinds[1]), self.asked.stream_options
-        so_far = options is not None and options.continuous_usage_stats
-        for i, text in enumerate(self.texts):
-            if (beginning := self.beginning(text)) is not None:
-                choices = {"choices": [self._choice(i, beginning, [])]} | self.first(text)
-                yield event(head | choices | ({"usage": self.usage()} if so_far else {}))
+        head, options = self._build_head(self.object_names[1]), self.request.stream_options
+        continuous_usage = options is not None and options.continuous_usage_stats
+        for i, text in enumerate(self.outputs):
+            if (first_delta := self.build_first_delta(text)) is not None:
+                choices = {"choices": [self._complete_choice(i, first_delta, [])]} | self.build_first_fields(text)
+                yield format_event(head | choices | ({"usage": self.get_usage()} if continuous_usage else {}))
         async for i, part in self.generation.parts():
             if part.text or part.tokens or part.done is not None:
                 chunk: dict[str, Any] = {
-                    "choices": [self._choice(i, self.delta(i, part), part.tokens, part.done)]
+                    "choices": [self._complete_choice(i, self.build_delta(i, part), part.tokens, part.done)]
                 }
-                if part.words is not None:  # with show_steps
-                    steps = [shown_step(step, part.words) for step in part.steps]
+                if part.token_texts is not None:  # with show_steps
+                    steps = [describe_step(step, part.token_texts) for step in part.steps]
                     chunk["speculation"] = {"steps": steps}
-                if so_far:
-                    chunk["usage"] = self.usage()
-                yield event(head | chunk)
+                if continuous_usage:
+                    chunk["usage"] = self.get_usage()
+                yield format_event(head | chunk)
         if options is not None and options.include_usage:
-            last: dict[str, Any] = {"choices": [], "usage": self.usage()}
-            yield event(head | last | self.speculation())
-        yield DONE
+            last: dict[str, Any] = {"choices": [], "usage": self.get_usage()}
+            yield format_event(head | last | self.speculation())
+        yield DONE_EVENT
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        id, now = fresh(self.prefix), int(time())
+    def _build_head(self, kind: str) -> dict[str, Any]:
+        id, now = make_id(self.id_prefix), int(time())
         return {"id": id, "object": kind, "created": now, "model": self.model}
 
-    def _choice(
+    def _complete_choice(
         self,
         i: int,
         content: dict[str, Any],
@@ -263,48 +263,48 @@ class ChoicesAnswer(Answer[Asked]):
         done: Done | None = None,
     ) -> dict[str, Any]:
         choice = {"index": i, "logprobs": None, **content}
-        choice["finish_reason"] = None if done is None else self.finish(i, done)
+        choice["finish_reason"] = None if done is None else self.get_finish_reason(i, done)
         if done is not None:
             choice["stop_reason"] = done.stop
-        if self.asked.return_token_ids and tokens is not None:
+        if self.request.return_token_ids and tokens is not None:
             choice["token_ids"] = tokens
         return choice
 
 
-def usage(generation: Generation, thoughts: int = 0) -> dict[str, Any]:
+def compute_usage(generation: Generation, thought_tokens: int = 0) -> dict[str, Any]:
     """Return the numbers of tokens, the prompt's once for all its outputs; `thoughts`: those of
     reasoning."""
-    texts = generation.texts
-    read = sum(text.accepted.prompt_tokens for text in texts[:: generation.n])
-    written = sum(len(text.tokens) for text in texts)
+    texts = generation.outputs
+    prompt_tokens = sum(text.accepted.prompt_tokens for text in texts[:: generation.n])
+    new_tokens = sum(len(text.tokens) for text in texts)
     steps = [step for text in texts for step in text.steps if step.predicted]
-    predicted = steps if generation.predicts else []  # else from the outputs themselves
+    predicted = steps if generation.has_prediction else []  # else from the outputs themselves
     cached = [text.done.stats.cached_tokens for text in texts[:: generation.n] if text.done]
     return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": new_tokens,
+        "total_tokens": prompt_tokens + new_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(cached)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": sum(step.accepted for step in predicted),
             "rejected_prediction_tokens": sum(step.drafted - step.accepted for step in predicted),
-            "reasoning_tokens": thoughts,
+            "reasoning_tokens": thought_tokens,
         },
     }
 
 
-def rates(texts: Sequence[GeneratedText]) -> dict[str, Any]:
+def compute_rates(texts: Sequence[GeneratedOutput]) -> dict[str, Any]:
     """Return the rates of speculation over all steps of the texts."""
     steps = [step for text in texts for step in text.steps]
     stats = [text.done.stats for text in texts if text.done is not None]
     calls = sum(each.target_calls for each in stats)
-    written = sum(len(text.tokens) for text in texts)
+    new_tokens = sum(len(text.tokens) for text in texts)
     return {
         "target_calls": calls,
         "draft_calls": sum(each.draft_calls for each in stats),
         "drafted": sum(each.drafted for each in stats),
         "accepted": sum(each.accepted for each in stats),
-        "tokens_per_call": written / calls if calls else None,
+        "tokens_per_call": new_tokens / calls if calls else None,
         "acceptance_by_position": [
             sum(step.accepted > i for step in steps) / sum(step.drafted > i for step in steps)
             for i in range(max((step.drafted for step in steps), default=0))
@@ -315,7 +315,7 @@ def rates(texts: Sequence[GeneratedText]) -> dict[str, Any]:
     }
 
 
-def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
+def describe_step(step: StepRecord, token_texts: Mapping[int, str]) -> dict[str, Any]:
     """Return a step as the page shows it: its accepted tokens and their source, and the rejected
     ones. `words`: texts of its tokens."""
     last = "plain" if not step.drafted else "bonus"
@@ -324,38 +324,38 @@ def shown_step(step: StepRecord, words: Mapping[int, str]) -> dict[str, Any]:
     sources = ["accepted"] * step.accepted + [last]
     return {
         "tokens": [
-            {"id": token, "text": words[token], "source": source}
+            {"id": token, "text": token_texts[token], "source": source}
             for token, source in zip(step.kept, sources, strict=False)
         ],
         "rejected": [
-            {"id": token, "text": words[token]} for token in step.guesses[step.accepted :]
+            {"id": token, "text": token_texts[token]} for token in step.guesses[step.accepted :]
         ],
-        **{name: getattr(step, name) for name in SHOWN},
+        **{name: getattr(step, name) for name in STEP_FIELDS},
         "overlaps": list(step.overlaps),
         "draft_seconds": step.draft_seconds,
         "target_seconds": step.score_seconds,
     }
 
 
-def known(each: TokenLogprob) -> dict[str, Any]:
+def format_logprob(token: TokenLogprob) -> dict[str, Any]:
     """A token's logprob in the form of chat completions and responses."""
-    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in each.top]
-    entry = {"token": each.text, "logprob": each.logprob, "bytes": list(each.bytes)}
+    top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in token.top]
+    entry = {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
     return entry | {"top_logprobs": top}
 
 
-def by_id(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+def format_prompt_logprobs(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
     """Logprobs of a prompt in vLLM's form: at every place the token's own and the most probable
     ones', by their ids; null for the first token, which has none."""
     entries: list[dict[str, Any] | None] = [None]
     for each in prompt:
-        entry = {str(each.id): _ranked(each.logprob, each.rank, each.text)}
+        entry = {str(each.id): _format_ranked(each.logprob, each.rank, each.text)}
         top = enumerate(each.top, 1)
         entries.append(
-            entry | {str(id): _ranked(value, i, text) for i, (text, _, value, id) in top}
+            entry | {str(id): _format_ranked(value, i, text) for i, (text, _, value, id) in top}
         )
     return entries
 
 
-def _ranked(logprob: float, rank: int, text: str) -> dict[str, Any]:
+def _format_ranked(logprob: float, rank: int, text: str) -> dict[str, Any]:
     return {"logprob": logprob, "rank": rank, "decoded_token": text}

@@ -8,32 +8,32 @@ from pydantic import BaseModel, Field, model_validator
 
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import (
-    MOST_CALLS,
-    MOST_LOGPROBS,
-    MOST_MESSAGES,
-    MOST_METADATA,
+from foretoken.server.api.protocol import (
+    MAX_TOOL_CALLS,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_METADATA_ENTRIES,
     ApiRequest,
     Content,
-    Flag,
-    Predicting,
-    Templated,
-    Whole,
-    Wire,
-    require_one_opening,
+    StrictBool,
+    PredictionRequest,
+    TemplatedRequest,
+    StrictInt,
+    StrictModel,
+    require_one_generation_prompt,
 )
-from foretoken.server.process.generation import GeneratedText
+from foretoken.server.process.generation import GeneratedOutput
 from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
-class JsonSchema(Wire):
+class JsonSchema(StrictModel):
     name: str | None = None
     description: str | None = None
     json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
-    strict: Flag | None = None
+    strict: StrictBool | None = None
 
 
-class ResponseFormat(Wire):
+class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     object_schema: dict[str, Any] | None = Field(
@@ -57,29 +57,29 @@ class Message(BaseModel, extra="allow"):
     content: Content | None = None
 
     @model_validator(mode="after")
-    def bounded(self) -> Message:
+    def check_num_tool_calls(self) -> Message:
         calls: Any = (self.model_extra or {}).get("tool_calls")
-        if isinstance(calls, list) and len(calls) > MOST_CALLS:
-            raise ValueError(f"it has {len(calls)} tool_calls, at most {MOST_CALLS} are allowed")
+        if isinstance(calls, list) and len(calls) > MAX_TOOL_CALLS:
+            raise ValueError(f"it has {len(calls)} tool_calls, at most {MAX_TOOL_CALLS} are allowed")
         return self
 
 
-class Chat(Predicting, Templated):
+class ChatCompletionRequest(PredictionRequest, TemplatedRequest):
     """Request to complete a chat."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: Whole | None = Field(None, ge=1)
-    max_tokens: Whole | None = Field(None, ge=1)
-    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    logprobs: Flag | None = None
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: StrictInt | None = Field(None, ge=1)
+    max_tokens: StrictInt | None = Field(None, ge=1)
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: StrictBool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=MOST_METADATA)
-    add_generation_prompt: Flag = True
-    continue_final_message: Flag = False
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA_ENTRIES)
+    add_generation_prompt: StrictBool = True
+    continue_final_message: StrictBool = False
 
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {
-        **ApiRequest.sets,
+    option_fields: ClassVar[dict[str, tuple[str, ...]]] = {
+        **ApiRequest.option_fields,
         "prompt": ("messages",),
         "max_new_tokens": ("max_completion_tokens", "max_tokens"),
         "structured": ("response_format", "structured_outputs", "tools"),
@@ -95,7 +95,7 @@ class Chat(Predicting, Templated):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def reported(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -103,9 +103,9 @@ class Chat(Predicting, Templated):
         return self.reasoning_effort
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def template_settings(self) -> dict[str, Any]:
         names = {"add_generation_prompt", "continue_final_message"} & self.model_fields_set
-        return super().settings | {name: getattr(self, name) for name in sorted(names)}
+        return super().template_settings | {name: getattr(self, name) for name in sorted(names)}
 
     def require(self) -> None:
         if self.top_logprobs and not self.logprobs:
@@ -116,67 +116,67 @@ class Chat(Predicting, Templated):
                 f"{self.max_tokens}; give one",
                 "max_tokens",
             )
-        require_one_opening(self)
+        require_one_generation_prompt(self)
         if self.response_format is not None:
             self.response_format.require()
         super().require()
 
     @property
-    def form(self) -> tuple[str, Any, str]:
-        asked = self.response_format or ResponseFormat(type="text")  # pyright: ignore[reportCallIssue]
-        nested = asked.json_schema.json_schema if asked.json_schema else None
-        schema = nested if asked.type == "json_schema" else asked.object_schema
-        return asked.type, schema, "response_format"
+    def text_format(self) -> tuple[str, Any, str]:
+        format = self.response_format or ResponseFormat(type="text")  # pyright: ignore[reportCallIssue]
+        nested = format.json_schema.json_schema if format.json_schema else None
+        schema = nested if format.type == "json_schema" else format.object_schema
+        return format.type, schema, "response_format"
 
 
-class ChatAnswer(answers.ChoicesAnswer[Chat]):
+class ChatAnswer(answers.ChoicesAnswer[ChatCompletionRequest]):
     """Answer to a chat."""
 
-    prefix = "chatcmpl"
-    kinds = ("chat.completion", "chat.completion.chunk")
+    id_prefix = "chatcmpl"
+    object_names = ("chat.completion", "chat.completion.chunk")
 
     def body(self) -> dict[str, Any]:
-        answer, done = super().body(), self.texts[0].done
-        if self.asked.prompt_logprobs is not None and done is not None:
-            answer["prompt_logprobs"] = answers.by_id(done.prompt_logprobs or [])
-        if self.asked.metadata:
-            answer["metadata"] = self.asked.metadata
-        return answer | self.first(self.texts[0])
+        answer, done = super().body(), self.outputs[0].done
+        if self.request.prompt_logprobs is not None and done is not None:
+            answer["prompt_logprobs"] = answers.format_prompt_logprobs(done.prompt_logprobs or [])
+        if self.request.metadata:
+            answer["metadata"] = self.request.metadata
+        return answer | self.build_first_fields(self.outputs[0])
 
-    def first(self, text: GeneratedText) -> dict[str, Any]:
-        return {"prompt_token_ids": text.accepted.prompt_ids} if self.asked.return_token_ids else {}
+    def build_first_fields(self, output: GeneratedOutput) -> dict[str, Any]:
+        return {"prompt_token_ids": output.accepted.prompt_ids} if self.request.return_token_ids else {}
 
-    def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
-        reply = self.reply(i)
-        for part in text.parts:
+    def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
+        reply = self.get_reply(i)
+        for part in output.parts:
             reply.feed(part)
-        silent = self.asked.forced or (reply.calls and not reply.text)
-        content = None if silent else reply.text
+        no_content = self.request.requires_calls or (reply.calls and not reply.text)
+        content = None if no_content else reply.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reply.thoughts:
             message["reasoning_content"] = reply.thoughts
         if reply.calls:
-            message["tool_calls"] = [call.shown() for call in reply.calls]
-        return {"message": message} | self._logprobs(text.logprobs)
+            message["tool_calls"] = [call.to_dict() for call in reply.calls]
+        return {"message": message} | self._logprobs(output.logprobs)
 
-    def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": None if self.asked.forced else ""}}
+    def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
+        return {"delta": {"role": "assistant", "content": None if self.request.requires_calls else ""}}
 
-    def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
+    def build_delta(self, i: int, part: StepOutput) -> dict[str, Any]:
         delta: dict[str, Any] = {}
-        reply = self.reply(i)
-        for told in reply.feed(part):
-            if told.thought:
-                delta["reasoning_content"] = delta.get("reasoning_content", "") + told.thought
-            elif told.call is None:
-                delta["content"] = delta.get("content", "") + told.text
+        reply = self.get_reply(i)
+        for event in reply.feed(part):
+            if event.thought:
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + event.thought
+            elif event.call is None:
+                delta["content"] = delta.get("content", "") + event.text
             else:
-                delta.setdefault("tool_calls", []).append(reply.calls[told.call].delta(told))
-        if not delta and not self.asked.forced:
+                delta.setdefault("tool_calls", []).append(reply.calls[event.call].build_delta(event))
+        if not delta and not self.request.requires_calls:
             delta["content"] = ""
         return {"delta": delta} | self._logprobs(part.logprobs or [])
 
     def _logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
-        if not self.asked.logprobs:
+        if not self.request.logprobs:
             return {}
-        return {"logprobs": {"content": [answers.known(each) for each in tokens], "refusal": None}}
+        return {"logprobs": {"content": [answers.format_logprob(each) for each in tokens], "refusal": None}}

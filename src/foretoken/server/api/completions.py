@@ -10,19 +10,19 @@ from pydantic import Discriminator, Field, Tag
 
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import (
-    MOST_LOGPROBS,
-    MOST_PROMPTS,
+from foretoken.server.api.protocol import (
+    MAX_LOGPROBS,
+    MAX_PROMPTS,
     ApiRequest,
-    Flag,
-    Predicting,
-    Whole,
+    StrictBool,
+    PredictionRequest,
+    StrictInt,
 )
-from foretoken.server.process.generation import GeneratedText
+from foretoken.server.process.generation import GeneratedOutput
 from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
-def _kind(prompt: Any) -> str:
+def _get_prompt_tag(prompt: Any) -> str:
     """Return the tag of a prompt's kind by its first part: trying every kind on all parts takes
     seconds. `_kind` of `errors` drops tags, which hold a colon, from the place of an error."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
@@ -31,26 +31,26 @@ def _kind(prompt: Any) -> str:
     return "prompt:ids" if isinstance(prompt, list) else "prompt:text"
 
 
-Several = Field(max_length=MOST_PROMPTS)
+MAX_PROMPTS_FIELD = Field(max_length=MAX_PROMPTS)
 PromptField = Annotated[
     Annotated[str, Tag("prompt:text")]
-    | Annotated[list[str], Several, Tag("prompt:texts")]
-    | Annotated[list[Whole], Tag("prompt:ids")]
-    | Annotated[list[list[Whole]], Several, Tag("prompt:lists")],
-    Discriminator(_kind),
+    | Annotated[list[str], MAX_PROMPTS_FIELD, Tag("prompt:texts")]
+    | Annotated[list[StrictInt], Tag("prompt:ids")]
+    | Annotated[list[list[StrictInt]], MAX_PROMPTS_FIELD, Tag("prompt:lists")],
+    Discriminator(_get_prompt_tag),
 ]
 
 
-class Text(Predicting):
+class CompletionRequest(PredictionRequest):
     """Request to continue texts."""
 
     prompt: PromptField
-    max_tokens: Whole | None = Field(16, ge=0)
-    logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    echo: Flag | None = None
+    max_tokens: StrictInt | None = Field(16, ge=0)
+    logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: StrictBool | None = None
 
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {
-        **ApiRequest.sets,
+    option_fields: ClassVar[dict[str, tuple[str, ...]]] = {
+        **ApiRequest.option_fields,
         "max_new_tokens": ("max_tokens",),
         "prompt_logprobs": ("logprobs", "prompt_logprobs"),
     }
@@ -58,8 +58,8 @@ class Text(Predicting):
     @property
     def prompts(self) -> list[str | list[int]]:
         prompt: Any = self.prompt
-        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-        prompts = prompt if several else [prompt]
+        has_several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        prompts = prompt if has_several else [prompt]
         if [] in prompts:
             raise BadRequestError("prompt is empty; give a text or ids", "prompt")
         return prompts
@@ -69,15 +69,15 @@ class Text(Predicting):
         return None if self.max_tokens is None else max(1, self.max_tokens)
 
     @property
-    def reported(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         return self.logprobs
 
     @property
-    def reported_of_prompt(self) -> int | None:
+    def num_prompt_logprobs(self) -> int | None:
         return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
 
     @property
-    def echoes(self) -> bool:
+    def returns_prompt(self) -> bool:
         return bool(self.echo)
 
     def require(self) -> None:
@@ -87,57 +87,57 @@ class Text(Predicting):
             raise BadRequestError(message, "max_tokens")
         if self.echo and self.logprobs is not None:
             others = {"stream": self.stream, "prompt_logprobs": self.prompt_logprobs is not None}
-            for name, asked in others.items():
-                if asked:
+            for name, is_given in others.items():
+                if is_given:
                     raise BadRequestError(f"echo with logprobs does not go with {name}", name)
 
 
-class TextAnswer(answers.ChoicesAnswer[Text]):
+class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
     """Answer of continuations, each after the echo of its prompt."""
 
-    prefix = "cmpl"
-    kinds = ("text_completion", "text_completion")
+    id_prefix = "cmpl"
+    object_names = ("text_completion", "text_completion")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._waiting = defaultdict[int, list[TokenLogprob]](list)  # for text that is held back
+        self._held_back = defaultdict[int, list[TokenLogprob]](list)  # for text that is held back
 
     def body(self) -> dict[str, Any]:
-        if self.asked.max_tokens == 0:  # what the engine wrote to read the prompt
-            for text in self.texts:
+        if self.request.max_tokens == 0:  # what the engine wrote to read the prompt
+            for text in self.outputs:
                 text.text, text.tokens, text.logprobs = "", [], []
         return super().body()
 
-    def choice(self, i: int, text: GeneratedText) -> dict[str, Any]:
-        whole, asked = text.accepted.echo + text.text, self.asked
-        prompt = (text.done and text.done.prompt_logprobs) or []
-        choice: dict[str, Any] = {"text": whole}
-        if asked.return_token_ids:
-            choice["prompt_token_ids"] = text.accepted.prompt_ids
-        if asked.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = answers.by_id(prompt)
-        if asked.logprobs is None:
+    def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
+        text, request = output.accepted.echo + output.text, self.request
+        prompt = (output.done and output.done.prompt_logprobs) or []
+        choice: dict[str, Any] = {"text": text}
+        if request.return_token_ids:
+            choice["prompt_token_ids"] = output.accepted.prompt_ids
+        if request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = answers.format_prompt_logprobs(prompt)
+        if request.logprobs is None:
             return choice
-        tokens = [*text.accepted.first, *prompt, *text.logprobs] if asked.echo else text.logprobs
-        logprobs = _logprobs(tokens, asked.logprobs, len(whole))
-        for key in ("token_logprobs", "top_logprobs") if text.accepted.first else ():
+        tokens = [*output.accepted.first_prompt_token, *prompt, *output.logprobs] if request.echo else output.logprobs
+        logprobs = _format_logprobs(tokens, request.logprobs, len(text))
+        for key in ("token_logprobs", "top_logprobs") if output.accepted.first_prompt_token else ():
             if logprobs[key]:
                 logprobs[key][0] = None  # nothing is known of a prompt's first token
         return choice | {"logprobs": logprobs}
 
-    def beginning(self, text: GeneratedText) -> dict[str, Any] | None:
-        if self.asked.return_token_ids:
-            return {"text": text.accepted.echo, "prompt_token_ids": text.accepted.prompt_ids}
-        return {"text": text.accepted.echo} if text.accepted.echo else None
+    def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
+        if self.request.return_token_ids:
+            return {"text": output.accepted.echo, "prompt_token_ids": output.accepted.prompt_ids}
+        return {"text": output.accepted.echo} if output.accepted.echo else None
 
-    def delta(self, i: int, part: StepOutput) -> dict[str, Any]:
-        if self.asked.logprobs is None:
+    def build_delta(self, i: int, part: StepOutput) -> dict[str, Any]:
+        if self.request.logprobs is None:
             return {"text": part.text}
-        end = len(self.texts[i].accepted.echo) + len(self.texts[i].text)
-        tokens = self._waiting[i] + (part.logprobs or [])
+        end = len(self.outputs[i].accepted.echo) + len(self.outputs[i].text)
+        tokens = self._held_back[i] + (part.logprobs or [])
         if part.done is None:  # what is held back may be cut, and its tokens stand at the end then
-            tokens, self._waiting[i] = _split_at(tokens, end)
-        return {"text": part.text, "logprobs": _logprobs(tokens, self.asked.logprobs, end)}
+            tokens, self._held_back[i] = _split_at(tokens, end)
+        return {"text": part.text, "logprobs": _format_logprobs(tokens, self.request.logprobs, end)}
 
 
 def _split_at(
@@ -148,7 +148,7 @@ def _split_at(
     return before, tokens[len(before) :]
 
 
-def _logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[str, Any]:
+def _format_logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[str, Any]:
     """`end`: of the text; tokens of a stop string that is cut off stand there."""
     return {
         "tokens": [each.text for each in tokens],

@@ -11,16 +11,16 @@ from foretoken.errors import mismatch, one_line
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 
 if TYPE_CHECKING:
-    from foretoken.server.api.wire import Body
+    from foretoken.server.api.protocol import Body
 
-STATUS = {"input": 400, "refused": 400, "length": 400, "busy": 429, "failed": 500, "dead": 503}
-CODES = {
+STATUS_BY_KIND = {"input": 400, "refused": 400, "length": 400, "busy": 429, "failed": 500, "dead": 503}
+CODE_BY_KIND = {
     "length": "context_length_exceeded",
     "busy": "queue_full",
     "failed": "engine_failed",
     "dead": "engine_stopped",
 }
-TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+TYPE_BY_STATUS = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class ErrorFields(BaseModel):
@@ -36,7 +36,7 @@ class ErrorBody(BaseModel):
     error: ErrorFields
 
 
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "model": ErrorBody,
         "description": "The request is not honoured: 400, `param` names the field; 401, the API "
@@ -60,18 +60,18 @@ class ApiError(Exception):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        after: int | None = None,
+        retry_after: int | None = None,
         *,
         closes: bool = False,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.after = after  # seconds until it is worth another try
+        self.retry_after = retry_after  # seconds until it is worth another try
         self.closes = closes  # whether the connection ends with it
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = TYPES.get(
+        kind = TYPE_BY_STATUS.get(
             self.status, "invalid_request_error" if self.status < 499 else "server_error"
         )
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -79,7 +79,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        headers = {} if self.after is None else {"Retry-After": str(self.after)}
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return headers | ({"Connection": "close"} if self.closes else {})
 
 
@@ -90,17 +90,17 @@ class BadRequestError(ApiError):
         super().__init__(400, message, param)
 
 
-def api_error(error: Exception, asked: Body | None = None) -> ApiError:
+def to_api_error(error: Exception, body: Body | None = None) -> ApiError:
     """Return what the engine's refusal, or its absence, means to a client; `asked`: its request."""
     if isinstance(error, UnavailableError):
-        return ApiError(503, error.message, code="unavailable", after=error.after)
+        return ApiError(503, error.message, code="unavailable", retry_after=error.retry_after)
     assert isinstance(error, RefusedRequest)
-    after = {"busy": 1, "dead": 5}.get(error.kind)
-    param = None if asked is None or error.option is None else asked.param(error.option)
-    return ApiError(STATUS[error.kind], error.message, param, CODES.get(error.kind), after)
+    retry_after = {"busy": 1, "dead": 5}.get(error.kind)
+    param = None if body is None or error.option is None else body.find_field(error.option)
+    return ApiError(STATUS_BY_KIND[error.kind], error.message, param, CODE_BY_KIND.get(error.kind), retry_after)
 
 
-def invalid(problems: Sequence[Any]) -> BadRequestError:
+def make_validation_error(problems: Sequence[Any]) -> BadRequestError:
     """Return the error for the first of the problems that pydantic lists of a body."""
     first = problems[0]
     context = first.get("ctx") or {}
@@ -110,13 +110,13 @@ def invalid(problems: Sequence[Any]) -> BadRequestError:
     if not place:
         return BadRequestError("send a JSON object, with Content-Type: application/json")
     param = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if not _kind(part)
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if not _is_union_tag(part)
     ).lstrip(".")
     message = context["message"] if first["type"] == "unknown" else mismatch(first)
     return BadRequestError(f"{param}: {message}", param)
 
 
-def unreadable(error: Exception) -> str:
+def explain_unreadable(error: Exception) -> str:
     """Return why a body cannot be read, from what Python's own reader raised."""
     match error:
         case RecursionError():
@@ -127,7 +127,7 @@ def unreadable(error: Exception) -> str:
             return one_line(error).partition(";")[0]
 
 
-def _kind(part: int | str) -> bool:
+def _is_union_tag(part: int | str) -> bool:
     """Tell whether a part of a place is pydantic's name for one kind of several."""
     if not isinstance(part, str) or part.endswith("[]"):  # a field of a form
         return False

@@ -9,66 +9,66 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from foretoken.server.api import answers, items
+from foretoken.server.api import answers, response_items
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import (
-    MOST_LOGPROBS,
-    MOST_MESSAGES,
-    MOST_METADATA,
+from foretoken.server.api.protocol import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_METADATA_ENTRIES,
     ApiRequest,
-    Flag,
+    StrictBool,
     NamedTool,
-    Templated,
-    Whole,
-    Wire,
+    TemplatedRequest,
+    StrictInt,
+    StrictModel,
 )
 from foretoken.server.process.messages import StepOutput
 
-LOGPROBS = "message.output_text.logprobs"
+LOGPROBS_INCLUDE = "message.output_text.logprobs"
 
 
-def _items(content: Any) -> Any:
+def _to_items(content: Any) -> Any:
     return [{"role": "user", "content": content}] if isinstance(content, str) else content
 
 
-class Format(Wire):
+class TextFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
-    strict: Flag | None = None
+    strict: StrictBool | None = None
 
 
-class TextOptions(Wire):
-    format: Format = Format()  # pyright: ignore[reportCallIssue]
+class TextOptions(StrictModel):
+    format: TextFormat = TextFormat()  # pyright: ignore[reportCallIssue]
     verbosity: Literal["medium"] | None = None
 
 
-class ReasoningOptions(Wire):
+class ReasoningOptions(StrictModel):
     effort: str | None = None
     summary: Literal["auto"] | None = None  # thoughts are returned whole
     generate_summary: None = None
 
 
-class Responses(Templated):
+class ResponsesRequest(TemplatedRequest):
     """Request for a response."""
 
     input: Annotated[
-        Annotated[list[items.Item], Field(min_length=1, max_length=MOST_MESSAGES)],
-        BeforeValidator(_items, json_schema_input_type=str | list[items.Item]),
+        Annotated[list[response_items.Item], Field(min_length=1, max_length=MAX_MESSAGES)],
+        BeforeValidator(_to_items, json_schema_input_type=str | list[response_items.Item]),
     ]
     instructions: str | None = None
-    max_output_tokens: Whole | None = Field(None, ge=1)
+    max_output_tokens: StrictInt | None = Field(None, ge=1)
     text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = Field(None, max_length=16)
-    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
     truncation: Literal["disabled"] | None = None
-    background: Flag | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=MOST_METADATA)
+    background: StrictBool | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA_ENTRIES)
     reasoning: ReasoningOptions | None = None
 
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {
-        **ApiRequest.sets,
+    option_fields: ClassVar[dict[str, tuple[str, ...]]] = {
+        **ApiRequest.option_fields,
         "prompt": ("input",),
         "max_new_tokens": ("max_output_tokens",),
         "logprobs": ("top_logprobs",),
@@ -80,16 +80,16 @@ class Responses(Templated):
     @property
     def prompts(self) -> list[list[dict[str, Any]]]:
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return [[*system, *items.messages(self.input)]]
+        return [[*system, *response_items.to_messages(self.input)]]
 
     @property
     def max_new_tokens(self) -> int | None:
         return self.max_output_tokens
 
     @property
-    def reported(self) -> int | None:
-        told = bool(self.top_logprobs) or LOGPROBS in (self.include or ())
-        return (self.top_logprobs or 0) if told else None
+    def num_logprobs(self) -> int | None:
+        is_asked = bool(self.top_logprobs) or LOGPROBS_INCLUDE in (self.include or ())
+        return (self.top_logprobs or 0) if is_asked else None
 
     @property
     def effort(self) -> str | None:
@@ -103,70 +103,70 @@ class Responses(Templated):
             "prompt_logprobs": self.prompt_logprobs is not None,
             "background": self.background,
         }
-        if not items.messages(self.input):
+        if not response_items.to_messages(self.input):
             raise BadRequestError("input has no message; give one", "input")
-        for name, asked in foreign.items():
-            if asked:
+        for name, is_given in foreign.items():
+            if is_given:
                 raise BadRequestError(f"a response has no {name}; leave it out", name)
-        kind, schema, field = self.form
+        kind, schema, field = self.text_format
         if schema is not None and kind != "json_schema":
             problem = f"{field} has the type {kind}, which reads no schema"
             raise BadRequestError(f"{problem}; give the type json_schema", field)
         super().require()
 
     @property
-    def form(self) -> tuple[str, Any, str]:
-        asked = self.text.format if self.text else Format()  # pyright: ignore[reportCallIssue]
-        return asked.type, asked.json_schema, "text.format"
+    def text_format(self) -> tuple[str, Any, str]:
+        format = self.text.format if self.text else TextFormat()  # pyright: ignore[reportCallIssue]
+        return format.type, format.json_schema, "text.format"
 
 
-class ResponseAnswer(answers.Answer[Responses]):
+class ResponseAnswer(answers.Answer[ResponsesRequest]):
     """Answer to a request for a response."""
 
     def body(self) -> dict[str, Any]:
-        (text,) = self.texts
-        told = items.OutputItems(lambda *_, **__: "")  # without events
+        (text,) = self.outputs
+        output_items = response_items.OutputItems(lambda *_, **__: "")  # without events
         for part in text.parts:
-            list(self._events(told, part))
-        list(told.end(self._status, has_text=not self.asked.forced))
-        return self._finished(self._head(), told.items)
+            list(self._stream_part(output_items, part))
+        list(output_items.end(self._status, has_text=not self.request.requires_calls))
+        return self._build_final(self._build_head(), output_items.items)
 
     async def events(self) -> AsyncGenerator[str]:
         """Yield typed server-sent events, numbered."""
-        numbers, head = count(), self._head()
+        sequence_numbers, head = count(), self._build_head()
 
-        def event(kind: str, **data: Any) -> str:
-            return answers.event({"type": kind, "sequence_number": next(numbers), **data}, kind)
+        def format_event(kind: str, **data: Any) -> str:
+            return answers.format_event({"type": kind, "sequence_number": next(sequence_numbers), **data}, kind)
 
-        yield event("response.created", response=head)
-        yield event("response.in_progress", response=head)
-        told = items.OutputItems(event)
+        yield format_event("response.created", response=head)
+        yield format_event("response.in_progress", response=head)
+        output_items = response_items.OutputItems(format_event)
         async for _, part in self.generation.parts():
-            for each in self._events(told, part):
+            for each in self._stream_part(output_items, part):
                 yield each
-        for each in told.end(self._status, has_text=not self.asked.forced):
+        for each in output_items.end(self._status, has_text=not self.request.requires_calls):
             yield each
-        response = self._finished(head, told.items)
-        yield event(f"response.{response['status']}", response=response)
+        response = self._build_final(head, output_items.items)
+        yield format_event(f"response.{response['status']}", response=response)
 
-    def _events(self, told: items.OutputItems, part: StepOutput) -> Iterator[str]:
+    def _stream_part(self, output_items: response_items.OutputItems, part: StepOutput) -> Iterator[str]:
         """Yield the events of each token: thoughts have no logprobs."""
         logprobs: list[dict[str, Any]] = []
-        if self.asked.reported is not None:
-            logprobs = [answers.known(each) for each in part.logprobs or ()]
-        for i, (thought, new) in enumerate(self.reply(0).read_tokens(part)):
-            yield from told.told(new, [] if thought else logprobs[i : i + 1])
+        if self.request.num_logprobs is not None:
+            logprobs = [answers.format_logprob(each) for each in part.logprobs or ()]
+        for i, (thought, new) in enumerate(self.get_reply(0).parse_tokens(part)):
+            yield from output_items.add_pieces(new, [] if thought else logprobs[i : i + 1])
 
     @property
     def _status(self) -> str:
-        (text,) = self.texts
+        (text,) = self.outputs
         assert text.done is not None
         return "incomplete" if text.done.reason == "length" else "completed"
 
-    def _head(self) -> dict[str, Any]:
-        asked = self.asked
+    def _build_head(self) -> dict[str, Any]:
+        request = self.request
         return {
-            "id": answers.fresh("resp"),
+            "id": answers.make_id("resp"),
             "object": "response",
             "created_at": int(time()),
             "status": "in_progress",
@@ -174,30 +174,30 @@ class ResponseAnswer(answers.Answer[Responses]):
             "output": [],
             "error": None,
             "incomplete_details": None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
-            "reasoning": {"effort": asked.effort, "summary": None},
-            "tool_choice": _shown(asked.tool_choice),
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "reasoning": {"effort": request.effort, "summary": None},
+            "tool_choice": _format_tool_choice(request.tool_choice),
             "tools": [
                 {"type": "function", **tool.function.model_dump(exclude_unset=True)}
-                for tool in asked.tools or ()
+                for tool in request.tools or ()
             ],
-            "text": {"format": {"type": asked.text.format.type if asked.text else "text"}},
+            "text": {"format": {"type": request.text.format.type if request.text else "text"}},
             "truncation": "disabled",
             "usage": None,
         }
 
-    def _finished(self, head: dict[str, Any], output: list[items.OutputItem]) -> dict[str, Any]:
+    def _build_final(self, head: dict[str, Any], output: list[response_items.OutputItem]) -> dict[str, Any]:
         status, last = self._status, len(output) - 1
-        usage = self.usage()
+        usage = self.get_usage()
         response = head | {
             "status": status,
             "output": [
-                item.shown(status if i == last else "completed") for i, item in enumerate(output)
+                item.to_dict(status if i == last else "completed") for i, item in enumerate(output)
             ],
             "incomplete_details": (
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -212,10 +212,10 @@ class ResponseAnswer(answers.Answer[Responses]):
                 "total_tokens": usage["total_tokens"],
             },
         }
-        return response | self.speculation(whole=True)
+        return response | self.speculation(with_steps=True)
 
 
-def _shown(choice: str | NamedTool | None) -> Any:
+def _format_tool_choice(choice: str | NamedTool | None) -> Any:
     """A choice of tools as a response holds it."""
     if isinstance(choice, NamedTool):
         return {"type": "function", "name": choice.function.name}

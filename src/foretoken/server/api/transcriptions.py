@@ -16,18 +16,18 @@ from starlette.requests import Request
 from foretoken.media.spoken import FORMATS, Transcription
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import Body
+from foretoken.server.api.protocol import Body
 from foretoken.server.process.client import Notification
-from foretoken.server.process.fleet import Engines
+from foretoken.server.process.fleet import AnyEngine
 from foretoken.server.process.messages import Reply, TranscribeRequest, TranscriptDelta
 
-MOST_FIELDS = 32
-FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-Unit = Literal["segment", "word"]
-UNITS = "timestamp_granularities[]"
+MAX_FORM_FIELDS = 32
+FORM_CONTENT_TYPES = ("multipart/form-data", "application/x-www-form-urlencoded")
+TimestampGranularity = Literal["segment", "word"]
+GRANULARITIES_FIELD = "timestamp_granularities[]"
 
 
-class Translate(Body):
+class TranslationForm(Body):
     """Request to write speech down in English, as the fields of a form."""
 
     file: bytes = Field(min_length=1, description="an audio file: WAV, FLAC, OGG or MP3")
@@ -36,10 +36,10 @@ class Translate(Body):
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
 
     translates: ClassVar[bool] = True
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {"audio": ("file",)}
+    option_fields: ClassVar[dict[str, tuple[str, ...]]] = {"audio": ("file",)}
 
     @property
-    def streams(self) -> bool:
+    def is_streaming(self) -> bool:
         return False
 
     def require(self) -> None:
@@ -55,68 +55,68 @@ class Translate(Body):
             gamma=gamma,
         )
 
-    def body(self, made: Transcription) -> str | dict[str, Any]:
+    def body(self, transcription: Transcription) -> str | dict[str, Any]:
         """Return the answer: JSON, or text in another format."""
-        usage = _usage(made)
+        usage = _usage(transcription)
         if self.response_format == "json":
-            return {"text": made.text, "usage": usage}
+            return {"text": transcription.text, "usage": usage}
         if self.response_format != "verbose_json":
-            return FORMATS[self.response_format](made)
-        asked = {"temperature": self.temperature}
-        segments = [{"id": i, **asdict(each), **asked} for i, each in enumerate(made.segments)]
+            return FORMATS[self.response_format](transcription)
+        settings = {"temperature": self.temperature}
+        segments = [{"id": i, **asdict(each), **settings} for i, each in enumerate(transcription.segments)]
         words = [word for segment in segments for word in segment.pop("words") or ()]
-        told = [{"word": each.pop("text"), **each} for each in words]
-        return ({"words": told} if told else {}) | {
+        word_entries = [{"word": each.pop("text"), **each} for each in words]
+        return ({"words": word_entries} if word_entries else {}) | {
             "task": "translate" if self.translates else "transcribe",
-            "language": made.language,
-            "duration": made.seconds,
-            "text": made.text,
+            "language": transcription.language,
+            "duration": transcription.seconds,
+            "text": transcription.text,
             "segments": segments,
             "usage": usage,
         }
 
 
-class Transcribing(Translate):
+class TranscriptionForm(TranslationForm):
     """Request to write speech down in its own language, as the fields of a form."""
 
     language: str | None = Field(None, description="its code, such as en; else as the model hears")
-    timestamp_granularities: list[Unit] = Field(["segment"], alias=UNITS)
+    timestamp_granularities: list[TimestampGranularity] = Field(["segment"], alias=GRANULARITIES_FIELD)
     chunking_strategy: Literal["auto"] | None = None
     stream: bool = False
 
     translates: ClassVar[bool] = False
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {
-        **Translate.sets,
+    option_fields: ClassVar[dict[str, tuple[str, ...]]] = {
+        **TranslationForm.option_fields,
         "language": ("language",),
-        "words": (UNITS,),
+        "words": (GRANULARITIES_FIELD,),
     }
 
     @property
-    def streams(self) -> bool:
+    def is_streaming(self) -> bool:
         return self.stream
 
     @property
-    def tells_words(self) -> bool:
+    def has_word_times(self) -> bool:
         return "word" in self.timestamp_granularities
 
     def to_engine(self, gamma: int | None) -> TranscribeRequest:
-        asked = super().to_engine(gamma)
-        return replace(asked, language=self.language, words=self.tells_words)
+        request = super().to_engine(gamma)
+        return replace(request, language=self.language, words=self.has_word_times)
 
     def require(self) -> None:
-        if self.tells_words and self.response_format != "verbose_json":
+        if self.has_word_times and self.response_format != "verbose_json":
             problem = f"are told in verbose_json, and response_format is {self.response_format}"
-            raise BadRequestError(f"times of words {problem}; change one of them", UNITS)
+            raise BadRequestError(f"times of words {problem}; change one of them", GRANULARITIES_FIELD)
         if self.stream and self.response_format != "json":
             problem = f"stream gives events of JSON, and response_format is {self.response_format}"
             raise BadRequestError(f"{problem}; leave one out", "stream")
 
 
-def _usage(made: Transcription) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(made.seconds)}
+def _usage(transcription: Transcription) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(transcription.seconds)}
 
 
-def documented(kind: type[Translate]) -> dict[str, Any]:
+def describe_form(kind: type[TranslationForm]) -> dict[str, Any]:
     """Return a form as the OpenAPI document has it."""
     schema = kind.model_json_schema()
     schema["properties"]["file"] |= {"type": "string", "format": "binary"}
@@ -125,22 +125,22 @@ def documented(kind: type[Translate]) -> dict[str, Any]:
     }
 
 
-async def form(request: Request, kind: type[Translate]) -> Translate:
+async def parse_form(request: Request, kind: type[TranslationForm]) -> TranslationForm:
     """Return a form's fields, checked. Raises BadRequestError or RequestValidationError."""
-    given: dict[str, Any] = {}
-    if request.headers.get("content-type", "").partition(";")[0].strip() not in FORMS:
-        raise BadRequestError(f"send a form, with Content-Type: {FORMS[0]}")
-    async with request.form(max_files=2, max_fields=MOST_FIELDS) as fields:
+    values: dict[str, Any] = {}
+    if request.headers.get("content-type", "").partition(";")[0].strip() not in FORM_CONTENT_TYPES:
+        raise BadRequestError(f"send a form, with Content-Type: {FORM_CONTENT_TYPES[0]}")
+    async with request.form(max_files=2, max_fields=MAX_FORM_FIELDS) as fields:
         for name, value in fields.multi_items():
-            held = await value.read() if isinstance(value, UploadFile) else value
+            content = await value.read() if isinstance(value, UploadFile) else value
             if name.endswith("[]"):
-                given.setdefault(name, []).append(held)
-            elif name in given:
+                values.setdefault(name, []).append(content)
+            elif name in values:
                 raise BadRequestError(f"{name} is given twice; give it once", name)
             else:
-                given[name] = held
+                values[name] = content
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(values)
     except ValidationError as error:
         problems: list[Any] = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
         raise RequestValidationError(problems) from None
@@ -150,23 +150,23 @@ class TranscriptionStream:
     """A transcription in an engine: use it within `async with`, whose end stops it. Entering it
     raises the engine's refusal, before anything is sent."""
 
-    def __init__(self, engine: Engines, request: TranscribeRequest) -> None:
+    def __init__(self, engine: AnyEngine, request: TranscribeRequest) -> None:
         self._engine, self._request = engine, request
         self._notifications: asyncio.Queue[Notification] = asyncio.Queue()
 
     async def __aenter__(self) -> TranscriptionStream:
-        self._end = self._engine.submit(self._request, self._notifications.put_nowait)
+        self._abort = self._engine.submit(self._request, self._notifications.put_nowait)
         try:
             self._first = await self._notifications.get()
             if isinstance(self._first, Exception):
                 raise self._first
         except BaseException:
-            self._end()
+            self._abort()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._end()
+        self._abort()
 
     async def parts(self) -> AsyncGenerator[str | Transcription]:
         """Yield new text as it comes, and the transcription last. Raises the engine's refusal."""
@@ -179,7 +179,7 @@ class TranscriptionStream:
             message = await self._notifications.get()
         yield message.value
 
-    async def all(self) -> Transcription:
+    async def collect(self) -> Transcription:
         """Return the whole transcription."""
         async for part in self.parts():
             if isinstance(part, Transcription):
@@ -187,7 +187,7 @@ class TranscriptionStream:
         raise AssertionError("a transcription has no end")
 
 
-async def events(stream: TranscriptionStream) -> AsyncGenerator[str]:
+async def stream_events(stream: TranscriptionStream) -> AsyncGenerator[str]:
     """Yield server-sent events of a transcription."""
     begun = False
     async for part in stream.parts():
@@ -195,8 +195,8 @@ async def events(stream: TranscriptionStream) -> AsyncGenerator[str]:
             if part:
                 delta = part if begun else part.lstrip()
                 begun = True
-                yield answers.event({"type": "transcript.text.delta", "delta": delta})
+                yield answers.format_event({"type": "transcript.text.delta", "delta": delta})
             continue
         done = {"type": "transcript.text.done", "text": part.text, "usage": _usage(part)}
-        yield answers.event(done)
-    yield answers.DONE
+        yield answers.format_event(done)
+    yield answers.DONE_EVENT

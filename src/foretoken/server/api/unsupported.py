@@ -10,7 +10,7 @@ from typing import Any
 from foretoken.errors import shown
 
 TEXT_ONLY = "this server makes text only"
-TEMPLATE = "give chat_template_kwargs, as the model's template names it"
+TEMPLATE_REMEDY = "give chat_template_kwargs, as the model's template names it"
 STATELESS = "nothing is stored; send the whole conversation"
 # Unsupported fields: values other than null that ask for nothing, and the reason
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -22,7 +22,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "max_tool_calls": ((), "no tools are called here"),
     "moderation": ((), "there is no moderation here"),
     "prediction": ((), "predicted outputs are for completions and chats"),
-    "verbosity": (("medium",), TEMPLATE),
+    "verbosity": (("medium",), TEMPLATE_REMEDY),
     "service_tier": (("auto", "default"), "there is one tier; give priority"),
     "store": ((False,), "nothing is stored"),
     "conversation": ((), STATELESS),
@@ -40,7 +40,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "stream_obfuscation": ((False,), "events are as long as they are"),
 }
 # Fields of another endpoint or server, and their names here: the first that an endpoint has
-ELSEWHERE = {
+FIELD_ALIASES = {
     "max_tokens": ("max_output_tokens",),
     "max_completion_tokens": ("max_tokens", "max_output_tokens"),
     "max_output_tokens": ("max_completion_tokens", "max_tokens"),
@@ -52,23 +52,23 @@ ELSEWHERE = {
     "guided_grammar": ("structured_outputs",),
 }
 # Fields that say who asks or where: one engine serves all, so there is nothing to do for them
-NOTED = frozenset(("user", "safety_identifier", "prompt_cache_key"))
+IGNORED_FIELDS = frozenset(("user", "safety_identifier", "prompt_cache_key"))
 
 
-def refusal(name: str, value: Any, fields: Set[str]) -> str | None:
+def explain_refusal(name: str, value: Any, fields: Set[str]) -> str | None:
     """Return why a request whose fields are others is refused; None where this one asks for
     nothing."""
-    if name in NOTED or (value is None and name in UNSUPPORTED | ELSEWHERE):
+    if name in IGNORED_FIELDS or (value is None and name in UNSUPPORTED | FIELD_ALIASES):
         return None
     neutral, reason = UNSUPPORTED.get(name, ((), ""))
     if any(value == each and type(value) is type(each) for each in neutral):
         return None
-    return f"{name} is not supported: {reason}" if reason else unknown(name, fields | NOTED)
+    return f"{name} is not supported: {reason}" if reason else explain_unknown(name, fields | IGNORED_FIELDS)
 
 
-def unknown(name: str, fields: Set[str]) -> str:
+def explain_unknown(name: str, fields: Set[str]) -> str:
     """Return why an unknown field is refused, with the one that may be meant."""
-    here = [each for each in ELSEWHERE.get(name, ()) if each in fields]
+    here = [each for each in FIELD_ALIASES.get(name, ()) if each in fields]
     near = here or get_close_matches(name, sorted(fields), 1, 0.8)
     remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"
     return f"unknown field {shown(name)}; {remedy}"

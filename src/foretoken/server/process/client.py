@@ -27,14 +27,14 @@ from foretoken.server.process.messages import (
     Add,
     AnyRequest,
     Ask,
-    Failed,
+    LoadFailed,
     FromEngine,
     GenerateRequest,
     ModelInfo,
     Query,
     Refusal,
     Reply,
-    Setup,
+    EngineSetup,
     StepOutput,
     StepOutputs,
     Stop,
@@ -49,7 +49,7 @@ CHECK_INTERVAL_S = 1.0  # between two looks at an engine
 STALL_TIMEOUT_S = 300.0  # without a step while requests wait: tens are a slow machine's
 PREFILL_S_PER_TOKEN = 0.1  # added for each token of the prompts, which one step may prefill
 SWITCH_INTERVAL_S = 0.0005  # a thread that prepares a request yields to the engine's after that
-NUMBERS = count()
+ENGINE_NUMBERS = count()
 log = logging.getLogger(__name__)
 
 
@@ -64,9 +64,9 @@ class RefusedRequest(Exception):
 class UnavailableError(Exception):
     """There is no engine now; `after`: seconds until a retry is worthwhile."""
 
-    def __init__(self, message: str, after: int) -> None:
+    def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
-        self.message, self.after = message, after
+        self.message, self.retry_after = message, retry_after
 
 
 Notification = Accepted | StepOutput | TranscriptDelta | Reply | RefusedRequest | UnavailableError
@@ -98,31 +98,31 @@ class Child(NamedTuple):
     pipe: Pipe
 
 
-def spawn(setup: Setup) -> Child:
+def spawn(setup: EngineSetup) -> Child:
     """Start an engine in a process of its own, which ends with this one."""
     context = get_context("spawn")  # a fork would take threads' locks along
     own_end, child_end = context.Pipe()
     process = context.Process(
-        target=work, args=(child_end, setup), name="foretoken engine", daemon=True
+        target=run_engine_process, args=(child_end, setup), name="foretoken engine", daemon=True
     )
     process.start()
     child_end.close()
     return Child(process, own_end)
 
 
-def work(pipe: Connection, setup: Setup) -> None:
+def run_engine_process(pipe: Connection, setup: EngineSetup) -> None:
     """Run the engine's process from its start to its end."""
     for name in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the pipe says when
         signal.signal(name, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    setup.logs.begin()
-    Thread(target=_end_with, args=(parent_process(),), name="end", daemon=True).start()
+    setup.log_options.configure()
+    Thread(target=_exit_with_parent, args=(parent_process(),), name="end", daemon=True).start()
     from foretoken.server.process.startup import serve  # late: imports torch
 
     serve(pipe, setup)
 
 
-def _end_with(parent: BaseProcess | None) -> None:
+def _exit_with_parent(parent: BaseProcess | None) -> None:
     """End this process with its parent: while it loads, or if a step hangs, it does not see the
     pipe's end."""
     if parent is not None:
@@ -133,9 +133,9 @@ def _end_with(parent: BaseProcess | None) -> None:
 class EngineClient:
     """An engine's process, from `start` to `stop`. `begin`: starts it without waiting."""
 
-    def __init__(self, setup: Setup, begin: Callable[[Setup], Child] = spawn) -> None:
-        self.setup, self._begin = setup, begin
-        self.number = next(NUMBERS)  # unlike its `id`, no other's later
+    def __init__(self, setup: EngineSetup, launch: Callable[[EngineSetup], Child] = spawn) -> None:
+        self.setup, self._launch = setup, launch
+        self.number = next(ENGINE_NUMBERS)  # unlike its `id`, no other's later
         self.statistics = SpecDecodeStats()
         self.state: State = "loading"
         self.info: ModelInfo | None = None  # once it has been ready
@@ -152,10 +152,10 @@ class EngineClient:
         self._deaths = 0  # since it was ready last
         self._idle = asyncio.Event()
         self._outgoing: SimpleQueue[Any] = SimpleQueue()
-        self.failed = lambda: None  # called if no engine can be started
+        self.on_failure = lambda: None  # called if no engine can be started
 
     @property
-    def open(self) -> int:
+    def num_open(self) -> int:
         """Requests and questions without an end."""
         return len(self._listeners)
 
@@ -172,7 +172,7 @@ class EngineClient:
     def start(self) -> None:
         """Start the process; it is ready when `state` says so."""
         self._loop = asyncio.get_running_loop()
-        self._process, pipe = self._begin(self.setup)
+        self._process, pipe = self._launch(self.setup)
         self._outgoing.put(None)  # the end of the former writer
         self._outgoing = SimpleQueue()
         Thread(target=self._read, args=(pipe,), name="events", daemon=True).start()
@@ -180,14 +180,14 @@ class EngineClient:
         Thread(target=self._write, args=args, name="outgoing", daemon=True).start()
         self._watch(self._process)
 
-    async def stop(self, patience: float) -> None:
+    async def stop(self, drain_seconds: float) -> None:
         """Take no new requests; those that run have `patience` seconds to end."""
         if self.state in ("draining", "stopped"):
             return
         listens, self.state = self.state == "ready", "draining"
         self._note_idle()
         try:
-            await asyncio.wait_for(self._idle.wait(), patience)
+            await asyncio.wait_for(self._idle.wait(), drain_seconds)
         except TimeoutError:
             log.warning("%s requests of %s are cut off", len(self._listeners), self._target)
             self._fail("the server is shutting down; send the request to another, or later")
@@ -203,7 +203,7 @@ class EngineClient:
         each step, or `TranscriptDelta`s and a `Reply`; or RefusedRequest. Return a function that
         ends the request early, which frees its row within a step. Raises UnavailableError."""
         self._require_ready()
-        id = self._open(listener)
+        id = self._add_listener(listener)
         self._send(Add(id, request))
         return partial(self._abort, id)
 
@@ -212,19 +212,19 @@ class EngineClient:
         UnavailableError."""
         self._require_ready()
         answers: asyncio.Queue[Any] = asyncio.Queue()
-        id = self._open(answers.put_nowait)
+        id = self._add_listener(answers.put_nowait)
         try:
             self._send(Ask(id, name, arguments))
             answer = await answers.get()
         finally:
-            self._close(id)
+            self._remove_listener(id)
         if isinstance(answer, Exception):
             raise answer
         return answer.value
 
     def _abort(self, id: int) -> None:
         if id in self._listeners:
-            self._close(id)
+            self._remove_listener(id)
             self._send(Abort(id))
 
     def _require_ready(self) -> None:
@@ -237,13 +237,13 @@ class EngineClient:
         }
         raise UnavailableError(reasons.get(self.state, "the server is shutting down"), 2)
 
-    def _open(self, listener: Listener) -> int:
+    def _add_listener(self, listener: Listener) -> int:
         id = next(self._ids)
         self._listeners[id] = listener
         self._idle.clear()
         return id
 
-    def _close(self, id: int) -> None:
+    def _remove_listener(self, id: int) -> None:
         self._listeners.pop(id, None)
         self._prompt_tokens.pop(id, None)
         self._note_idle()
@@ -259,7 +259,7 @@ class EngineClient:
         except RecursionError:
             problem = "the request is nested too deeply; flatten it"
             id = getattr(message, "id", -1)
-            self._deliver(Refusal(id, "input", problem, _deepest(message)))
+            self._deliver(Refusal(id, "input", problem, _find_deepest_argument(message)))
 
     @staticmethod
     def _write(pipe: Pipe, outgoing: SimpleQueue[Any]) -> None:
@@ -306,11 +306,11 @@ class EngineClient:
                 log.info("%s is ready, on %s", message.target, message.runtime)
                 if self.state in ("loading", "restarting"):
                     self.state = "ready"
-            case Failed(problem):
+            case LoadFailed(problem):
                 self.state, self.problem = "failed", problem
-                self.failed()
+                self.on_failure()
             case None:
-                self._died()
+                self._handle_exit()
 
     def _deliver(self, message: Accepted | TranscriptDelta | Reply | Refusal | StepOutput) -> None:
         listener = self._listeners.get(message.id)
@@ -322,7 +322,7 @@ class EngineClient:
             case TranscriptDelta() | StepOutput(done=None):
                 pass
             case _:
-                self._close(message.id)
+                self._remove_listener(message.id)
         listener(RefusedRequest(message) if isinstance(message, Refusal) else message)
 
     def _watch(self, process: Process) -> None:
@@ -347,18 +347,18 @@ class EngineClient:
         for id in list(self._listeners):
             self._deliver(Refusal(id, "dead", reason))
 
-    def _died(self) -> None:
+    def _handle_exit(self) -> None:
         """Fail the requests of a process that has died, and start another one."""
         if self._process is not None:
             self._process.kill()  # one that only closed its pipe
         self.running = self.waiting = self._preempted = 0
         if self.state not in ("failed", "stopped", "draining"):
             self.state = "restarting"
-            after = RESTART_DELAYS_S[min(self._deaths, len(RESTART_DELAYS_S) - 1)]
+            delay = RESTART_DELAYS_S[min(self._deaths, len(RESTART_DELAYS_S) - 1)]
             self._deaths += 1
             self.restarts += 1
-            log.error("the engine of %s ended; it is started again in %s s", self._target, after)
-            self._loop.call_later(after, self._restart)
+            log.error("the engine of %s ended; it is started again in %s s", self._target, delay)
+            self._loop.call_later(delay, self._restart)
         self._fail("the engine stopped while it wrote this text; send the request again")
 
     def _restart(self) -> None:
@@ -366,12 +366,12 @@ class EngineClient:
             self.start()
 
 
-def _deepest(message: ToEngine) -> str | None:
+def _find_deepest_argument(message: ToEngine) -> str | None:
     """Return the argument that is nested too deeply to be sent."""
     arguments: dict[str, Any] = getattr(message, "arguments", {})
     if isinstance(message, Add) and isinstance(request := message.request, GenerateRequest):
-        own = {each.name: getattr(request, each.name) for each in fields(request)}
-        arguments = {**request.controls, **own}
+        request_fields = {each.name: getattr(request, each.name) for each in fields(request)}
+        arguments = {**request.controls, **request_fields}
     for name, value in arguments.items():
         try:
             ForkingPickler.dumps(value)

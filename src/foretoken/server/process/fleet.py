@@ -34,7 +34,7 @@ from foretoken.server.process.messages import (
     GenerateRequest,
     ModelInfo,
     Query,
-    Setup,
+    EngineSetup,
     StepOutput,
     is_chat,
 )
@@ -44,31 +44,31 @@ from foretoken.text.messages import MEDIA, parts_of
 MAX_MOVES = 3  # engines that a request may lose: one that kills them must not kill all
 ENGINE_TIMEOUT_S = 300.0  # that a request waits for an engine, if all are being started again
 POLL_INTERVAL_S = 0.05  # between two looks at an engine that starts
-PREFIX_SHARE = 0.5  # of a prompt: an engine that has prefilled as much is preferred
+MIN_PREFIX_SHARE = 0.5  # of a prompt: an engine that has prefilled as much is preferred
 MAX_IMBALANCE = 4  # requests that it may then have more than the one with fewest
 DIGEST_CHARACTERS, DIGEST_IDS = 64, 16  # of a prompt for each digest
 MAX_DIGESTS = 2**17  # of prompts of 8 million characters
-WORST_FIRST: tuple[State, ...] = ("failed", "restarting", "loading", "draining", "stopped", "ready")
+STATES_WORST_FIRST: tuple[State, ...] = ("failed", "restarting", "loading", "draining", "stopped", "ready")
 log = logging.getLogger(__name__)
 
 
-def digests(request: GenerateRequest) -> list[int]:
+def compute_prefix_digests(request: GenerateRequest) -> list[int]:
     """Return digests of the prompt's beginnings, the shortest first: of a text, of ids, or of
     messages in which every turn extends the last. Other salts and templates have others."""
     prompt, size = request.prompt, DIGEST_CHARACTERS
     if is_chat(prompt):
-        prompt = "".join(f"{turn.get('role')}\0{_content(turn)}\0" for turn in prompt)
+        prompt = "".join(f"{turn.get('role')}\0{_flatten_content(turn)}\0" for turn in prompt)
     elif isinstance(prompt, list):
         size = DIGEST_IDS
-    about = request.cache_salt, request.chat_template
-    running, hashes = hashlib.blake2b(repr(about).encode(), digest_size=8), list[int]()
+    context = request.cache_salt, request.chat_template
+    running, hashes = hashlib.blake2b(repr(context).encode(), digest_size=8), list[int]()
     for start in range(0, len(prompt) - size + 1, size):
         running.update(repr(prompt[start : start + size]).encode(errors="surrogatepass"))
         hashes.append(int.from_bytes(running.digest()))
     return hashes
 
 
-def _content(message: dict[str, Any]) -> str:
+def _flatten_content(message: dict[str, Any]) -> str:
     """A message's content, with a digest for each image and audio."""
 
     def describe(part: Mapping[str, Any]) -> str:
@@ -79,11 +79,11 @@ def _content(message: dict[str, Any]) -> str:
     return "".join(map(describe, parts_of(message))) or str(message.get("content"))
 
 
-def _total(name: str) -> Any:
+def _sum_property(name: str) -> Any:
     """A fleet's property: a sum over its engines and those that have ended."""
 
     def add(fleet: EngineFleet) -> int:
-        return sum(getattr(each, name) for each in fleet.engines) + fleet.past[name]
+        return sum(getattr(each, name) for each in fleet.engines) + fleet.ended_totals[name]
 
     return property(add)
 
@@ -92,78 +92,78 @@ class EngineFleet:
     """`count` engines with the interface of one client. The first is started alone: it measures the
     costs of steps undisturbed, and the others are given them."""
 
-    def __init__(self, setup: Setup, begin: Callable[[Setup], Child], count: int) -> None:
+    def __init__(self, setup: EngineSetup, launch: Callable[[EngineSetup], Child], count: int) -> None:
         self.problem = ""  # why it failed
-        self.failed = lambda: None  # called where one of the first engines cannot be started
-        self._begin = begin
-        self._clients = [EngineClient(setup, begin) for _ in range(count)]
+        self.on_failure = lambda: None  # called where one of the first engines cannot be started
+        self._launch = launch
+        self._clients = [EngineClient(setup, launch) for _ in range(count)]
         for client in self._clients:
-            client.failed = partial(self._fail, client)
+            client.on_failure = partial(self._fail, client)
         self.statistics = SpecDecodeStats()
         # Digests of prefixes, by the engine that has prefilled them; the least recent come first
         self._prefilled: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
         self._measured = False  # whether the first has been ready
-        self._left: dict[EngineClient, asyncio.Task[None]] = {}  # which take no more texts
-        self.past = Counter[str]()  # sums of those that have ended
-        self._end: State | None = None
+        self._leaving: dict[EngineClient, asyncio.Task[None]] = {}  # which take no more texts
+        self.ended_totals = Counter[str]()  # sums of those that have ended
+        self._end_state: State | None = None
 
-    running: int = _total("running")
-    waiting: int = _total("waiting")
-    preempted: int = _total("preempted")
-    restarts: int = _total("restarts")
+    running: int = _sum_property("running")
+    waiting: int = _sum_property("waiting")
+    preempted: int = _sum_property("preempted")
+    restarts: int = _sum_property("restarts")
 
     @property
     def engines(self) -> list[EngineClient]:
         """All engines, also those that take no more requests."""
-        return [*self._clients, *self._left]
+        return [*self._clients, *self._leaving]
 
     def start(self) -> None:
         """Start the engines; one of them is ready when `state` says so."""
         self._clients[0].start()
-        self._starting = asyncio.create_task(self._rest())
+        self._starting = asyncio.create_task(self._start_others())
 
-    async def stop(self, patience: float) -> None:
+    async def stop(self, drain_seconds: float) -> None:
         """Take no new requests; those that run have `patience` seconds to end."""
-        if self._end is not None:
+        if self._end_state is not None:
             return
-        self._end = "draining"
+        self._end_state = "draining"
         self._starting.cancel()
-        ends = [client.stop(patience) for client in self._clients]
-        results = await asyncio.gather(*ends, *self._left.values(), return_exceptions=True)
+        ends = [client.stop(drain_seconds) for client in self._clients]
+        results = await asyncio.gather(*ends, *self._leaving.values(), return_exceptions=True)
         for error in results[: len(ends)]:
             if error is not None:
                 log.error("an engine did not end in order", exc_info=error)
-        self._end = "stopped"
+        self._end_state = "stopped"
 
-    def scale(self, count: int, patience: float) -> None:
+    def scale(self, count: int, drain_seconds: float) -> None:
         """Run `count` engines from now on. Surplus engines take no more requests and end with those
         they have; requests that remain after `patience` seconds continue elsewhere."""
         assert count > 0
-        if self.ending:
+        if self.is_ending:
             return
         while len(self._clients) < count:
-            self._clients.append(client := EngineClient(self._clients[0].setup, self._begin))
+            self._clients.append(client := EngineClient(self._clients[0].setup, self._launch))
             if self._measured:
                 client.start()
         while len(self._clients) > count:
             client = min(
-                reversed(self._clients), key=lambda client: (client.state == "ready", client.open)
+                reversed(self._clients), key=lambda client: (client.state == "ready", client.num_open)
             )
             self._clients.remove(client)
-            end = self._left[client] = asyncio.create_task(client.stop(patience))
+            end = self._leaving[client] = asyncio.create_task(client.stop(drain_seconds))
             end.add_done_callback(partial(self._forget, client))
 
     def _forget(self, client: EngineClient, end: asyncio.Task[None]) -> None:
         """Keep no more than the sums of one that has left."""
-        del self._left[client]
-        self.past.update(preempted=client.preempted, restarts=client.restarts)
+        del self._leaving[client]
+        self.ended_totals.update(preempted=client.preempted, restarts=client.restarts)
         if not end.cancelled() and (error := end.exception()) is not None:
             log.error("an engine did not end in order", exc_info=error)
 
     @property
     def state(self) -> State:
-        if self._end is not None:
-            return self._end
+        if self._end_state is not None:
+            return self._end_state
         if self.problem:
             return "failed"
         states = {client.state for client in self._clients}
@@ -184,59 +184,59 @@ class EngineFleet:
         """Run a request like `EngineClient.submit`; if the engine dies, a request to generate
         resumes on another one."""
         if not isinstance(request, GenerateRequest):
-            return self.ready_client().submit(request, listener)
-        moving = MovableRequest(self, request, listener)
-        moving.begin(self.ready_client(request))
-        return moving.end
+            return self.get_ready_client().submit(request, listener)
+        movable = MovableRequest(self, request, listener)
+        movable.begin(self.get_ready_client(request))
+        return movable.end
 
     async def ask(self, name: Query, **arguments: Any) -> Any:
         """Return an answer that takes no step, by any engine."""
-        return await self.ready_client().ask(name, **arguments)
+        return await self.get_ready_client().ask(name, **arguments)
 
-    def ready_client(self, request: GenerateRequest | None = None) -> EngineClient:
+    def get_ready_client(self, request: GenerateRequest | None = None) -> EngineClient:
         """Return the engine for a request, which is noted to prefill it. Raises
         UnavailableError."""
         ready = [client for client in self._clients if client.state == "ready"]
         if not ready or self.state != "ready":
             problem = f": {self.problem}" if self.problem else ""
             raise UnavailableError(f"no engine is ready ({self.state}){problem}", 2)
-        prefix = [] if request is None else digests(request)
-        client = self._nearest(ready, prefix)
+        prefix = [] if request is None else compute_prefix_digests(request)
+        client = self._choose_client(ready, prefix)
         for digest in prefix:
-            self._prefilled[_name(client), digest] = None
-            self._prefilled.move_to_end((_name(client), digest))
+            self._prefilled[_get_prefix_owner(client), digest] = None
+            self._prefilled.move_to_end((_get_prefix_owner(client), digest))
         while len(self._prefilled) > MAX_DIGESTS:
             self._prefilled.popitem(last=False)
         return client
 
-    async def next_client(self, request: GenerateRequest) -> EngineClient:
+    async def wait_for_client(self, request: GenerateRequest) -> EngineClient:
         """Return `ready_client` once there is one: engines that died are being started again."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(settle(self), ENGINE_TIMEOUT_S)
-        return self.ready_client(request)
+            await asyncio.wait_for(wait_until_settled(self), ENGINE_TIMEOUT_S)
+        return self.get_ready_client(request)
 
     @property
-    def ending(self) -> bool:
+    def is_ending(self) -> bool:
         """True once no request continues elsewhere."""
-        return self._end is not None
+        return self._end_state is not None
 
-    def _nearest(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
+    def _choose_client(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
         """Return the engine that has prefilled most of a prompt, if that is much of it and others
         are not far less busy; else the least busy one."""
 
-        def prefilled(client: EngineClient) -> int:
-            new = (i for i, d in enumerate(prefix) if (_name(client), d) not in self._prefilled)
+        def count_prefilled(client: EngineClient) -> int:
+            new = (i for i, d in enumerate(prefix) if (_get_prefix_owner(client), d) not in self._prefilled)
             return next(new, len(prefix))
 
-        least = min(ready, key=lambda client: client.open)
-        near = [client for client in ready if client.open <= least.open + MAX_IMBALANCE]
-        best = max(near, key=lambda client: (prefilled(client), -client.open))
-        return best if prefilled(best) > PREFIX_SHARE * len(prefix) else least
+        least_busy = min(ready, key=lambda client: client.num_open)
+        near = [client for client in ready if client.num_open <= least_busy.num_open + MAX_IMBALANCE]
+        best = max(near, key=lambda client: (count_prefilled(client), -client.num_open))
+        return best if count_prefilled(best) > MIN_PREFIX_SHARE * len(prefix) else least_busy
 
-    async def _rest(self) -> None:
+    async def _start_others(self) -> None:
         """Start the others once the first is ready."""
         first = self._clients[0]
-        if await settle(first) != "ready":  # it cannot be started, nor could they
+        if await wait_until_settled(first) != "ready":  # it cannot be started, nor could they
             return
         self._measured = True
         for client in self._clients:  # the first too, for when it is started again
@@ -246,11 +246,11 @@ class EngineFleet:
         while any(client.state == "loading" for client in self._clients):
             await asyncio.sleep(POLL_INTERVAL_S)
         for client in self._clients:
-            client.failed = lambda: None  # from now on the others continue without it
+            client.on_failure = lambda: None  # from now on the others continue without it
 
     def _fail(self, client: EngineClient) -> None:
         self.problem = client.problem
-        self.failed()
+        self.on_failure()
 
 
 class MovableRequest:
@@ -258,7 +258,7 @@ class MovableRequest:
 
     def __init__(self, fleet: EngineFleet, request: GenerateRequest, listener: Listener) -> None:
         self.fleet, self.request, self.listener = fleet, request, listener
-        self.accepted, self.moves = False, MAX_MOVES
+        self.accepted, self.moves_left = False, MAX_MOVES
         self.steps: list[StepRecord] = []
         self._moving: asyncio.Task[None] | None = None
 
@@ -275,9 +275,9 @@ class MovableRequest:
 
     def _handle(self, message: Notification) -> None:
         match message:
-            case RefusedRequest(kind="dead") if self.moves and not self.fleet.ending:
+            case RefusedRequest(kind="dead") if self.moves_left and not self.fleet.is_ending:
                 log.warning("a request of %s steps continues in another engine", len(self.steps))
-                self.moves -= 1
+                self.moves_left -= 1
                 self._moving = asyncio.create_task(self._move())
                 return
             case Accepted() if self.accepted:
@@ -292,24 +292,24 @@ class MovableRequest:
     async def _move(self) -> None:
         try:
             if self.accepted:
-                client = await self.fleet.next_client(self.request)
+                client = await self.fleet.wait_for_client(self.request)
             else:
-                client = self.fleet.ready_client(self.request)
+                client = self.fleet.get_ready_client(self.request)
         except UnavailableError as error:
             self.listener(error)
         else:
             self.begin(client)
 
 
-def _name(client: EngineClient) -> tuple[int, int]:
+def _get_prefix_owner(client: EngineClient) -> tuple[int, int]:
     """An engine by what it has prefilled: nothing, once it was started again."""
     return client.number, client.restarts
 
 
-Engines = EngineClient | EngineFleet
+AnyEngine = EngineClient | EngineFleet
 
 
-async def settle(engine: Engines) -> State:
+async def wait_until_settled(engine: AnyEngine) -> State:
     """Return an engine's state once it neither loads nor restarts."""
     while engine.state in ("loading", "restarting"):
         await asyncio.sleep(POLL_INTERVAL_S)
@@ -320,44 +320,44 @@ class ServedModels:
     """Engines by the names of their models, that of the base first. They are started one by one:
     each loads, and measures what steps cost, without the next."""
 
-    def __init__(self, engines: Mapping[str, Engines]) -> None:
+    def __init__(self, engines: Mapping[str, AnyEngine]) -> None:
         self.engines = dict(engines)
         self.base = next(iter(self.engines))
         self.problem = ""  # why the server ends
-        self.failed = lambda: None  # called when it does
+        self.on_failure = lambda: None  # called when it does
         self._complete = False  # all have been ready
         self._starting: asyncio.Task[None] | None = None
         for name, engine in self.engines.items():
-            engine.failed = partial(self._fail, name)
+            engine.on_failure = partial(self._fail, name)
 
     def start(self) -> None:
         """Start the engines; all of them are ready when `state` says so."""
         self.engines[self.base].start()
-        self._starting = asyncio.create_task(self._rest())
+        self._starting = asyncio.create_task(self._start_others())
 
-    async def stop(self, patience: float) -> None:
+    async def stop(self, drain_seconds: float) -> None:
         """Take no new requests; those that run have `patience` seconds to end."""
         if self._starting is not None:
             self._starting.cancel()
-        await asyncio.gather(*(engine.stop(patience) for engine in self.engines.values()))
+        await asyncio.gather(*(engine.stop(drain_seconds) for engine in self.engines.values()))
 
     @property
     def state(self) -> State:
         """The worst state of all."""
         states = {engine.state for engine in self.engines.values()}
-        return next(state for state in WORST_FIRST if state in states)
+        return next(state for state in STATES_WORST_FIRST if state in states)
 
     @property
     def states(self) -> dict[str, int]:
         """The number of engines in each state."""
         return dict(sum((Counter(each.states) for each in self.engines.values()), Counter[str]()))
 
-    async def _rest(self) -> None:
+    async def _start_others(self) -> None:
         """Start each of the others once the one before it is ready."""
         for name, engine in self.engines.items():
             if name != self.base:
                 engine.start()
-            if await settle(engine) == "failed":
+            if await wait_until_settled(engine) == "failed":
                 return
             if name == self.base:
                 self._log_size()
@@ -377,4 +377,4 @@ class ServedModels:
         if self._complete and any(each.state != "failed" for each in self.engines.values()):
             return
         self.problem = self.engines[name].problem
-        self.failed()
+        self.on_failure()

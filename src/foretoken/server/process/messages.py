@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeGuard
 
 from foretoken.records import Begun, Stats, StepRecord
 from foretoken.sampling.params import Controls
-from foretoken.server.options import Logs
+from foretoken.server.options import LogOptions
 from foretoken.text import messages as chat_messages
 from foretoken.text.replies.grammar import Wish
 
@@ -28,14 +28,14 @@ def holds_media(prompt: Prompt) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class EngineSetup:
     """Arguments of an engine's process: those of `foretoken.load` and of `Engine`."""
 
     target: str | None
     draft: str | None
     loading: dict[str, Any] = field(default_factory=dict[str, Any])
     engine: dict[str, Any] = field(default_factory=dict[str, Any])
-    logs: Logs = Logs()
+    log_options: LogOptions = LogOptions()
     costs: bytes | None = None  # pickled costs of steps, if they were measured elsewhere
     adapters: tuple[str, ...] = ()  # of engines that start later: checked before this one loads
     chat_template: str | None = None  # None: the model's own
@@ -63,15 +63,15 @@ class GenerateRequest:
     begun: Begun | None = None  # the output so far of an engine that died
     show_steps: bool = False  # return the text of each token of the steps
     echo: bool = False  # return the prompt
-    wish: Wish | None = None  # of a reply that is read for thoughts and calls
+    reply_requirements: Wish | None = None  # of a reply that is read for thoughts and calls
     thinking_budget: int | None = None
     return_prompt_ids: bool = False
     bad_words: tuple[str, ...] = ()  # strings that are not generated
 
     @property
-    def constrained(self) -> bool:
+    def is_constrained(self) -> bool:
         """True if its output may have to follow a grammar."""
-        return bool(self.controls.get("structured") or (self.wish and self.wish.functions))
+        return bool(self.controls.get("structured") or (self.reply_requirements and self.reply_requirements.functions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class ReplyFacts:
     `text.replies`, which is also that of forced calls."""
 
     format: str
-    known: bool = False  # the chat template uses it
+    is_known: bool = False  # the chat template uses it
     thinks: bool = False
     template: dict[str, Any] | None = None
 
@@ -153,7 +153,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class LoadFailed:
     """The models cannot be loaded."""
 
     message: str
@@ -209,7 +209,7 @@ class Accepted:
     id: int
     prompt_tokens: int
     echo: str = ""
-    first: tuple[TokenLogprob, ...] = ()
+    first_prompt_token: tuple[TokenLogprob, ...] = ()
     tail: str = ""
     prompt_ids: list[int] | None = None
 
@@ -234,7 +234,7 @@ class StepOutput:
     logprobs: list[TokenLogprob] | None
     steps: list[StepRecord]  # most often one
     done: Done | None = None
-    words: dict[int, str] | None = None  # text of each token of the steps, with show_steps
+    token_texts: dict[int, str] | None = None  # text of each token of the steps, with show_steps
 
     @property
     def text(self) -> str:
@@ -253,4 +253,4 @@ class StepOutputs:
 
 
 ToEngine = Add | Abort | Ask | Stop
-FromEngine = ModelInfo | Failed | Accepted | TranscriptDelta | Reply | Refusal | StepOutputs
+FromEngine = ModelInfo | LoadFailed | Accepted | TranscriptDelta | Reply | Refusal | StepOutputs

@@ -21,7 +21,7 @@ from foretoken.server.process.preparation import EngineRequest, TooLongError
 from foretoken.text.decoding import Spelling
 
 MIN_LOGPROB = -9999.0  # one that JSON can hold; OpenAI's, for an impossible token
-KINDS: list[tuple[type[Exception], RefusalKind]] = [  # the first that fits
+REFUSAL_KIND_BY_ERROR: list[tuple[type[Exception], RefusalKind]] = [  # the first that fits
     (TooLongError, "length"),
     (BusyError, "busy"),
     (InputError, "input"),
@@ -42,10 +42,10 @@ class OutputConverter:
         if event.error is not None:
             kind = "refused" if isinstance(event.error, ControlError) else "failed"
             return Refusal(event.id, kind, one_line(event.error), event.error.option)
-        words = None
+        token_texts = None
         if request.show_steps:
             tokens = (token for step in event.steps for token in (*step.kept, *step.guesses))
-            words = {token: self.spelling.text(token) for token in tokens}
+            token_texts = {token: self.spelling.text(token) for token in tokens}
         echoed = len(request.accepted.echo)
         offsets = [echoed + piece.offset for piece in event.pieces]
         return StepOutput(
@@ -54,11 +54,11 @@ class OutputConverter:
             event.tokens,
             self._convert_logprobs(event.logprobs, offsets),
             event.steps,
-            None if event.completion is None else self._finish(event.completion, request),
-            words,
+            None if event.completion is None else self._build_done(event.completion, request),
+            token_texts,
         )
 
-    def _finish(self, completion: Completion, request: EngineRequest) -> Done:
+    def _build_done(self, completion: Completion, request: EngineRequest) -> Done:
         stop = completion.stop_reason
         return Done(
             completion.finish_reason,
@@ -83,7 +83,7 @@ class OutputConverter:
         return [convert(*pair) for pair in zip(logprobs, offsets or repeat(0), strict=False)]
 
 
-def refusal(id: int, error: Exception) -> Refusal:
+def to_refusal(id: int, error: Exception) -> Refusal:
     """Return the refusal of a request for an error of its preparation, logged if it is a bug."""
     kind = _classify(error)
     busy = "the queue is full; send the request again later"
@@ -92,7 +92,7 @@ def refusal(id: int, error: Exception) -> Refusal:
 
 
 def _classify(error: Exception) -> RefusalKind:
-    for each, kind in KINDS:
+    for each, kind in REFUSAL_KIND_BY_ERROR:
         if isinstance(error, each):
             return kind
     log.error("a request failed", exc_info=error)

@@ -21,7 +21,7 @@ from foretoken.server.process.messages import (
     holds_media,
     is_chat,
 )
-from foretoken.server.process.replies import Replies
+from foretoken.server.process.replies import ReplyPreparer
 from foretoken.server.process.sandbox import GrammarSandbox, MediaSandbox
 from foretoken.speculator import Speculator
 from foretoken.text.chat import rate
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Fields of a request that are arguments of `Engine.add`
-SAME = ("seed", "gamma", "rule", "lenience", "cache_salt", "priority", "begun")
+ENGINE_ARGUMENTS = ("seed", "gamma", "rule", "lenience", "cache_salt", "priority", "begun")
 MAX_TOKEN_CHARACTERS = 128  # in any text that is not made to be refused
 DEFAULT_NEW_TOKENS = 4096  # for a model without a context
 
@@ -52,8 +52,8 @@ class RequestPreparer:
     """Preparation of requests to one target."""
 
     spec: Speculator
-    prompts: PromptReader
-    replies: Replies
+    prompts: PromptEncoder
+    replies: ReplyPreparer
     spelling: Spelling
     sandbox: GrammarSandbox
 
@@ -61,29 +61,29 @@ class RequestPreparer:
         """Return a request as the worker tracks it, and its arguments of `Engine.add`. Raises
         ForetokenError."""
         with about("prompt"):
-            messages, variables = self.replies.messages(request), self.replies.variables(request)
+            messages, variables = self.replies.build_messages(request), self.replies.get_template_variables(request)
             prompt = self.prompts.encode(messages, request.chat_template, variables)
-        ids, asked = ids_of(prompt), request.controls.get("max_new_tokens")
-        limit = self.prompts.limit_new_tokens(len(ids), asked, request.default_new_tokens)
+        ids, requested = get_ids(prompt), request.controls.get("max_new_tokens")
+        limit = self.prompts.limit_new_tokens(len(ids), requested, request.default_new_tokens)
         prediction = None
         if request.prediction is not None:
             with about("prediction"):
                 prediction = self.prompts.encode_prediction(request.prediction)
-        accepted, offsets = self._accept(id, request, ids)
+        accepted, offsets = self._build_acceptance(id, request, ids)
         return EngineRequest(accepted, request.show_steps, offsets), {
             "prompt": prompt,
             "id": id,
             "prediction": prediction,
-            **{name: getattr(request, name) for name in SAME},
-            **self._controls(request, accepted.tail),
+            **{name: getattr(request, name) for name in ENGINE_ARGUMENTS},
+            **self._build_controls(request, accepted.tail),
             "max_new_tokens": limit,
         }
 
-    def _accept(
+    def _build_acceptance(
         self, id: int, request: GenerateRequest, ids: list[int]
     ) -> tuple[Accepted, list[int]]:
         """Return the acceptance of a request, and its prompt's offsets in the echo."""
-        tail = "" if request.wish is None else self.replies.tail(ids)
+        tail = "" if request.reply_requirements is None else self.replies.decode_tail(ids)
         reported_ids = ids if request.return_prompt_ids else None
         if not request.echo:
             return Accepted(id, len(ids), tail=tail, prompt_ids=reported_ids), []
@@ -97,33 +97,33 @@ class RequestPreparer:
         first = TokenLogprob(*self.spelling.word(ids[0]), 0.0, [], ids[0], 1, 0)
         return Accepted(id, len(ids), prompt, (first,), tail, reported_ids), offsets
 
-    def _controls(self, request: GenerateRequest, tail: str) -> Controls:
+    def _build_controls(self, request: GenerateRequest, tail: str) -> Controls:
         """Return the request's controls and those of its reply, once its grammar has compiled."""
         controls = request.controls
-        if request.wish is not None:
-            controls = controls | self.replies.controls(request, tail)
+        if request.reply_requirements is not None:
+            controls = controls | self.replies.build_controls(request, tail)
         if request.bad_words:
             with about("bad_words"):
-                controls = controls | self._ban(request.bad_words)
+                controls = controls | self._ban_words(request.bad_words)
         if structure := controls.get("structured"):
             with about("structured"):
                 self.sandbox.require(as_structured("structured", structure))
         return controls
 
-    def _ban(self, texts: tuple[str, ...]) -> Controls:
+    def _ban_words(self, words: tuple[str, ...]) -> Controls:
         """Ban the ids of texts, as they begin a text and as they follow a space."""
         if self.spec.tokenizer is None:
             raise InputError("bad_words needs a tokenizer, and the model has none; leave it out")
-        spelled = [self.spec.inputs.prediction(lead + text) for text in texts for lead in ("", " ")]
+        spelled = [self.spec.inputs.prediction(lead + text) for text in words for lead in ("", " ")]
         return {"bad_words_ids": [ids for ids in dict.fromkeys(spelled) if ids]}
 
 
 def blame_function(request: GenerateRequest, error: Exception) -> Exception:
     """Return the error, or if the grammar of calls does not compile one that names the function
     whose parameters cannot be followed."""
-    if getattr(error, "option", None) != "structured" or request.wish is None:
+    if getattr(error, "option", None) != "structured" or request.reply_requirements is None:
         return error
-    for function in request.wish.functions:
+    for function in request.reply_requirements.functions:
         if function.parameters and (reason := objection(json.dumps(function.parameters))):
             problem = f"the parameters of the function {function.name!r} cannot be followed"
             return InputError(f"{problem}: {reason}; correct them").about("tools")
@@ -134,12 +134,12 @@ class TooLongError(InputError):
     """A prompt and its limit, or a prediction, beyond the context."""
 
 
-class PromptReader:
+class PromptEncoder:
     """Prompts of one target as ids, refused if the context cannot hold them."""
 
     def __init__(self, spec: Speculator, context: int | None, media: MediaSandbox) -> None:
         self.spec, self.context, self.media = spec, context, media
-        self.max_token_characters = max_token_characters(spec.tokenizer)
+        self.max_token_characters = compute_max_token_characters(spec.tokenizer)
 
     def encode(
         self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None
@@ -161,20 +161,20 @@ class PromptReader:
         self._require_fit(ids, "prediction")
         return ids
 
-    def limit_new_tokens(self, prompt_tokens: int, asked: int | None, default: int | None) -> int:
+    def limit_new_tokens(self, prompt_tokens: int, requested: int | None, default: int | None) -> int:
         """Return the new tokens that a request may have: as many as are asked for, else what the
         context leaves, and `default` at most."""
         context = self.context
-        if context is not None and prompt_tokens + (asked or 1) > context:
-            and_asked = f" and max_tokens is {asked}" if asked else ""
+        if context is not None and prompt_tokens + (requested or 1) > context:
+            and_requested = f" and max_tokens is {requested}" if requested else ""
             fits = prompt_tokens < context
             remedy = "ask for fewer tokens" if fits else "shorten it"
             raise TooLongError(
-                f"the prompt has {prompt_tokens} tokens{and_asked}, the context is {context}; "
+                f"the prompt has {prompt_tokens} tokens{and_requested}, the context is {context}; "
                 f"{remedy}"
             ).about("max_new_tokens" if fits else "prompt")
-        if asked is not None:
-            return asked
+        if requested is not None:
+            return requested
         room = DEFAULT_NEW_TOKENS if context is None else context - prompt_tokens
         return room if default is None else min(room, default)
 
@@ -203,16 +203,16 @@ class PromptReader:
         def decode(j: int, part: Mapping[str, Any]) -> dict[str, Any]:
             kind, place = part["type"], f"message {i}, part {j}"
             if kind == "image":
-                return {"type": kind, kind: self.media.picture(part[kind], place)}
+                return {"type": kind, kind: self.media.decode_image(part[kind], place)}
             if kind == "audio":
-                return {"type": kind, kind: self.media.sound(part[kind], sampling_rate, place)}
+                return {"type": kind, kind: self.media.decode_audio(part[kind], sampling_rate, place)}
             return dict(part)
 
         parts = [decode(j, part) for j, part in enumerate(parts_of(message))]
         return message | {"content": parts or message.get("content")}
 
 
-def ids_of(prompt: list[int] | Media) -> list[int]:
+def get_ids(prompt: list[int] | Media) -> list[int]:
     """Return an encoded prompt's ids."""
     return prompt if isinstance(prompt, list) else prompt.ids
 
@@ -223,17 +223,17 @@ def _count_characters(message: dict[str, Any]) -> int:
     return sum(len(text or "") for text in texts)
 
 
-def max_token_characters(tokenizer: PreTrainedTokenizerBase | None) -> int:
+def compute_max_token_characters(tokenizer: PreTrainedTokenizerBase | None) -> int:
     """Return the most characters that a token can stand for. Byte-level tokenizers drop none, so
     it is their longest token; others may, and the result is a bound that no ordinary input meets.
     """
     longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     added: Any = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    drops = (
+    drops_characters = (
         backend is None
         or backend.normalizer is not None
         or "ByteLevel" not in str(backend.pre_tokenizer)
         or any(token.lstrip or token.rstrip for token in added)
     )
-    return max(MAX_TOKEN_CHARACTERS, longest) if drops else longest
+    return max(MAX_TOKEN_CHARACTERS, longest) if drops_characters else longest

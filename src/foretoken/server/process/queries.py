@@ -11,8 +11,8 @@ from typing import Any
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, about, base_name
 from foretoken.server.process.messages import ModelInfo, Prompt
-from foretoken.server.process.preparation import PromptReader, ids_of
-from foretoken.server.process.replies import Replies
+from foretoken.server.process.preparation import PromptEncoder, get_ids
+from foretoken.server.process.replies import ReplyPreparer
 from foretoken.speculator import Speculator
 from foretoken.speech.transcription import transcribes
 from foretoken.text.chat import kinds
@@ -27,8 +27,8 @@ class Queries:
     """Answers about one Speculator: a method for each name of an `Ask`."""
 
     spec: Speculator
-    prompts: PromptReader
-    replies: Replies
+    prompts: PromptEncoder
+    replies: ReplyPreparer
     spelling: Spelling
 
     def tokenize(
@@ -40,11 +40,11 @@ class Queries:
         texts: bool,
     ) -> dict[str, Any]:
         """Return a prompt's ids, with the text of each on request."""
-        if (chat_template_kwargs or {}).get("tools") and not self.replies.offers:
+        if (chat_template_kwargs or {}).get("tools") and not self.replies.offers_tools:
             problem = "the chat template reads no tools, and chats get them in a system message"
             raise InputError(f"{problem}; leave them out").about("tools")
         with about("prompt"):
-            ids = ids_of(self.prompts.encode(prompt, template, chat_template_kwargs))
+            ids = get_ids(self.prompts.encode(prompt, template, chat_template_kwargs))
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.name, ids)]} if texts else {})
 
     def detokenize(self, tokens: list[int]) -> str:
@@ -69,7 +69,7 @@ class Queries:
         return {"c": costs.c, "v": table, "predicted_speedup": predicted}
 
 
-def describe(spec: Speculator, engine: Engine, replies: Replies) -> ModelInfo:
+def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) -> ModelInfo:
     """Return the facts of an engine's models."""
     tokenizer, drafts = spec.tokenizer, spec.costing.drafts
     return ModelInfo(

@@ -21,62 +21,62 @@ from foretoken.text.replies.grammar import GrammarWriter, Thinking
 from foretoken.text.replies.reading import format_regions, template_regions, within
 
 log = logging.getLogger(__name__)
-TAIL = 256  # tokens of a prompt that say whether its end is within thoughts
-OFFER = """You can call functions. To call one, write <tool_call>
+TAIL_TOKENS = 256  # tokens of a prompt that say whether its end is within thoughts
+TOOLS_PROMPT = """You can call functions. To call one, write <tool_call>
 {"name": <its name>, "arguments": <an object>}
 </tool_call>, and nothing else. The functions:
 """
 
 
-class Replies:
+class ReplyPreparer:
     """The replies of one model."""
 
     def __init__(self, tokenizer: Any, template: str | None, parser: str) -> None:
         """`template`: that of the server; `parser`: a format's name, or "auto"."""
-        own = getattr(tokenizer, "chat_template", None)
-        several = cast(Mapping[str, Any], own).values() if isinstance(own, Mapping) else [own or ""]
-        named = "\n".join(map(str, several))
-        self.template = template or named
+        own_template = getattr(tokenizer, "chat_template", None)
+        templates = cast(Mapping[str, Any], own_template).values() if isinstance(own_template, Mapping) else [own_template or ""]
+        own_templates = "\n".join(map(str, templates))
+        self.template = template or own_templates
         self._tokenizer = tokenizer
         by_template = formats.of_template(self.template) if parser == "auto" else None
         chosen = formats.named(parser) if parser in formats.NAMES else by_template
         self.format = chosen or formats.HERMES
-        response = _response_template(tokenizer) if parser == "auto" else None
+        response = _get_response_template(tokenizer) if parser == "auto" else None
         self.facts = ReplyFacts(
             self.format.name,
-            known=chosen is not None,
+            is_known=chosen is not None,
             thinks=self.format.think[0] in self.template,
             template=response,
         )
-        self.specials = _specials(tokenizer, self.format.literals)
+        self.special_tokens = _find_special_tokens(tokenizer, self.format.literals)
 
     @property
     def description(self) -> str:
         """Describe in a line how replies are parsed."""
         if self.facts.template is not None:
             return "tool calls and reasoning are read by the tokenizer's response template"
-        if self.facts.known:
+        if self.facts.is_known:
             return f"tool calls and reasoning are read in the format {self.format.name}"
         unknown = "the chat template writes tool calls in no format that is known here"
-        offered = "" if self.offers else " and offers no tools"
+        offered = "" if self.offers_tools else " and offers no tools"
         return f"{unknown}{offered}: they are in that of {self.format.name}; see --tool-parser"
 
     @property
-    def offers(self) -> bool:
+    def offers_tools(self) -> bool:
         """True where the template itself offers tools."""
         return "tools" in self.template
 
-    def messages(self, request: GenerateRequest) -> Any:
+    def build_messages(self, request: GenerateRequest) -> Any:
         """The prompt of a request, with the tools that its template does not offer."""
-        if request.wish is None or not request.wish.functions or self.offers:
+        if request.reply_requirements is None or not request.reply_requirements.functions or self.offers_tools:
             return request.prompt
-        offered = [json.dumps(_describe(each)) for each in request.wish.functions]
+        offered = [json.dumps(_describe_function(each)) for each in request.reply_requirements.functions]
         turns = [_write_calls(turn) for turn in cast(list[dict[str, Any]], request.prompt)]
-        said = turns.pop(0).get("content") if turns[0]["role"] == "system" else None
-        parts = [part for part in (said, OFFER + "\n".join(offered)) if part]
+        system = turns.pop(0).get("content") if turns[0]["role"] == "system" else None
+        parts = [part for part in (system, TOOLS_PROMPT + "\n".join(offered)) if part]
         return [{"role": "system", "content": "\n\n".join(parts)}, *turns]
 
-    def variables(self, request: GenerateRequest) -> dict[str, Any] | None:
+    def get_template_variables(self, request: GenerateRequest) -> dict[str, Any] | None:
         """The template's variables. InputError for an effort of reasoning that it does not read."""
         variables = request.chat_template_kwargs or {}
         effort = variables.get("reasoning_effort")
@@ -89,38 +89,38 @@ class Replies:
         problem = f"reasoning_effort is {shown(effort)}, which this model's template does not read"
         raise InputError(f"{problem}; leave it out").about("reasoning_effort")
 
-    def tail(self, ids: Sequence[int]) -> str:
-        return decode(self._tokenizer, list(ids[-TAIL:]), special=True)
+    def decode_tail(self, ids: Sequence[int]) -> str:
+        return decode(self._tokenizer, list(ids[-TAIL_TOKENS:]), special=True)
 
-    def controls(self, request: GenerateRequest, tail: str) -> Controls:
+    def build_controls(self, request: GenerateRequest, tail: str) -> Controls:
         """Return changes of a request's controls: the grammar of its calls, its thoughts' budget,
         and special tokens in the text. InputError if a function cannot be enforced."""
-        assert request.wish is not None
+        assert request.reply_requirements is not None
         changes: Controls = {}
-        if self.specials or self.facts.template:
+        if self.special_tokens or self.facts.template:
             changes["skip_special_tokens"] = False
-        thinking = self._thinking(tail)
+        thinking = self._get_thinking(tail)
         if request.thinking_budget is not None:
-            changes["thinking_budget"] = self._budget(request.thinking_budget, thinking)
-        given = request.controls.get("structured")
-        held = as_structured("structured", given) if given else None
+            changes["thinking_budget"] = self._build_thinking_budget(request.thinking_budget, thinking)
+        structured = request.controls.get("structured")
+        text_structured = as_structured("structured", structured) if structured else None
         # a response template says how replies are read, and not how they are written
-        written = self.facts.known or self.facts.template is None or request.wish.required
-        calls = bool(request.wish.functions) and written
-        if calls or (held and thinking != "no"):
+        enforce_calls = self.facts.is_known or self.facts.template is None or request.reply_requirements.required
+        calls = bool(request.reply_requirements.functions) and enforce_calls
+        if calls or (text_structured and thinking != "no"):
             with about("tools" if calls else "structured"):
-                changes["structured"] = self._grammar(request, held, thinking)  # pyright: ignore
+                changes["structured"] = self._build_grammar(request, text_structured, thinking)  # pyright: ignore
         return changes
 
-    def _grammar(
-        self, request: GenerateRequest, held: Structured | None, thinking: Thinking
+    def _build_grammar(
+        self, request: GenerateRequest, structured: Structured | None, thinking: Thinking
     ) -> Structured:
-        assert request.wish is not None
-        text = None if held is None else symbol(held)
-        writer = GrammarWriter(self.format, request.wish, self.specials, text)
+        assert request.reply_requirements is not None
+        text = None if structured is None else symbol(structured)
+        writer = GrammarWriter(self.format, request.reply_requirements, self.special_tokens, text)
         return Structured("lark", writer.written(thinking))
 
-    def _thinking(self, tail: str) -> Thinking:
+    def _get_thinking(self, tail: str) -> Thinking:
         if not self.facts.thinks:
             return "no"
         regions = format_regions(self.format, calls=False, thoughts=True)
@@ -128,7 +128,7 @@ class Replies:
             return "begun"
         return "no" if tail.rstrip().endswith(self.format.think[1]) else "may"
 
-    def _budget(self, tokens: int, thinking: Thinking) -> tuple[int, list[int], list[int]]:
+    def _build_thinking_budget(self, tokens: int, thinking: Thinking) -> tuple[int, list[int], list[int]]:
         if not self.facts.thinks:
             problem = (
                 f"thinking_token_budget is {tokens}, and this model's template has no thoughts"
@@ -140,7 +140,7 @@ class Replies:
         return tokens, [] if thinking == "begun" else opening, closing
 
 
-def _response_template(tokenizer: Any) -> dict[str, Any] | None:
+def _get_response_template(tokenizer: Any) -> dict[str, Any] | None:
     """A tokenizer's own response template, if it has one that can be read."""
     template = getattr(tokenizer, "response_template", None)
     if not isinstance(template, dict):
@@ -170,11 +170,11 @@ def _write_calls(turn: dict[str, Any]) -> dict[str, Any]:
     return {**turn, "content": text}
 
 
-def _specials(tokenizer: Any, text: str) -> dict[str, int]:
+def _find_special_tokens(tokenizer: Any, text: str) -> dict[str, int]:
     """The special tokens that a text holds, by their text."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     return {token.content: id for id, token in added if token.special and token.content in text}
 
 
-def _describe(function: Signature) -> dict[str, Any]:
+def _describe_function(function: Signature) -> dict[str, Any]:
     return {name: value for name, value in asdict(function).items() if value is not None}

@@ -37,12 +37,12 @@ try:
 except ImportError:  # Windows has none
     resource = None
 
-SECONDS = 10.0  # for an answer
-BYTES = 4 * 2**30  # of its address space
-MAX_CACHED = 256  # grammars that have compiled
+TIMEOUT_SECONDS = 10.0  # for an answer
+MAX_MEMORY_BYTES = 4 * 2**30  # of its address space
+MAX_CACHED_GRAMMARS = 256  # grammars that have compiled
 
 Message = tuple[dict[str, Any], bytes]
-Answers = Callable[[dict[str, Any], bytearray], Message]
+Handler = Callable[[dict[str, Any], bytearray], Message]
 
 
 class Sandbox:
@@ -61,7 +61,7 @@ class Sandbox:
         `BYTES`, or breaks the process."""
         with self._lock:
             if self._process is None:
-                self._process = self._started()
+                self._process = self._start()
             process = self._process
             assert process.stdin is not None and process.stdout is not None
             try:
@@ -71,7 +71,7 @@ class Sandbox:
                 answer = None
             if answer is None:
                 self._end_process()
-                limits = f"{SECONDS:g} s or {BYTES // 2**30} GB to {self._task}"
+                limits = f"{TIMEOUT_SECONDS:g} s or {MAX_MEMORY_BYTES // 2**30} GB to {self._task}"
                 raise InputError(f"{place} takes more than {limits}; {self._remedy}")
             return answer
 
@@ -83,11 +83,11 @@ class Sandbox:
         with self._lock:
             self._end_process()
 
-    def _settings(self) -> dict[str, Any]:
+    def _get_settings(self) -> dict[str, Any]:
         """Return what the process is told first."""
         return {}
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, self._kind],
             stdin=subprocess.PIPE,
@@ -95,7 +95,7 @@ class Sandbox:
             stderr=subprocess.DEVNULL,
         )
         assert process.stdin is not None
-        _write(process.stdin, {**self._settings(), "limits": [SECONDS, BYTES]}, b"")
+        _write(process.stdin, {**self._get_settings(), "limits": [TIMEOUT_SECONDS, MAX_MEMORY_BYTES]}, b"")
         return process
 
     def _end_process(self) -> None:
@@ -114,23 +114,23 @@ class GrammarSandbox(Sandbox):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__("grammar", "compile", "make it simpler")
         self._tokenizer = tokenizer
-        self._good: SharedCache[None] = SharedCache(MAX_CACHED)
+        self._compiled: SharedCache[None] = SharedCache(MAX_CACHED_GRAMMARS)
 
-    def _settings(self) -> dict[str, Any]:
-        return {"tokenizer": _grammars().spelled(self._tokenizer)}
+    def _get_settings(self) -> dict[str, Any]:
+        return {"tokenizer": _import_grammar().spelled(self._tokenizer)}
 
     def require(self, structured: Structured) -> None:
         """Raise InputError for a grammar that does not compile within the bounds; the engine
         reports one that is invalid."""
-        self._good.get(structured, self._require, structured)
+        self._compiled.get(structured, self._compile, structured)
 
-    def _require(self, structured: Structured) -> None:
+    def _compile(self, structured: Structured) -> None:
         if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):
             return  # the engine reports it better
-        self.ask(f"structured's {structured.kind}", {"grammar": _grammars().source(structured)})
+        self.ask(f"structured's {structured.kind}", {"grammar": _import_grammar().source(structured)})
 
 
-def _grammars():  # not annotated: the type is the module's
+def _import_grammar():  # not annotated: the type is the module's
     from foretoken.controls import grammar
 
     return grammar
@@ -139,15 +139,15 @@ def _grammars():  # not annotated: the type is the module's
 class MediaSandbox(Sandbox):
     """A process that decodes images of `pixels` and audio of `seconds` at most."""
 
-    def __init__(self, pixels: int, seconds: float) -> None:
+    def __init__(self, max_pixels: int, max_seconds: float) -> None:
         super().__init__("media", "decode", "send a smaller file")
-        self._limits = {"pixels": pixels, "seconds": seconds}
+        self._limits = {"pixels": max_pixels, "seconds": max_seconds}
 
-    def picture(self, file: bytes, place: str) -> NDArray[np.uint8]:
+    def decode_image(self, file: bytes, place: str) -> NDArray[np.uint8]:
         """Return an image's pixels `[H, W, 3]`; `place`: its place in the request, for errors."""
         return self._decode("uint8", file, kind="picture", place=place)
 
-    def sound(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
+    def decode_audio(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
         """Return samples `[n]` of audio at `rate` Hz; `place`: as of `picture`."""
         return self._decode("float32", file, kind="sound", place=place, rate=rate)
 
@@ -158,7 +158,7 @@ class MediaSandbox(Sandbox):
         return np.frombuffer(values, dtype).reshape(fields["shape"])
 
 
-def compiler(settings: dict[str, Any]) -> Answers:
+def make_grammar_compiler(settings: dict[str, Any]) -> Handler:
     """Return the function that compiles grammars."""
     from llguidance import LLMatcher, LLTokenizer
 
@@ -175,7 +175,7 @@ def compiler(settings: dict[str, Any]) -> Answers:
     return compile_grammar
 
 
-def decoder(_: dict[str, Any]) -> Answers:
+def make_media_decoder(_: dict[str, Any]) -> Handler:
     """Return the function that decodes images and audio."""
 
     def decode(question: dict[str, Any], file: bytearray) -> Message:
@@ -192,16 +192,16 @@ def decoder(_: dict[str, Any]) -> Answers:
     return decode
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], Answers]] = {"grammar": compiler, "media": decoder}
+HANDLER_FACTORIES: dict[str, Callable[[dict[str, Any]], Handler]] = {"grammar": make_grammar_compiler, "media": make_media_decoder}
 
 
-def answer(kind: str) -> None:
+def run_sandbox(kind: str) -> None:
     """Run such a process."""
     questions, answers = cast(BufferedReader, sys.stdin.buffer), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries may print, too
     first = _read(questions)
     assert first is not None
-    (seconds, size), respond = first[0]["limits"], KINDS[kind](first[0])
+    (seconds, size), respond = first[0]["limits"], HANDLER_FACTORIES[kind](first[0])
     with suppress(ValueError, OSError):
         if resource:
             resource.setrlimit(resource.RLIMIT_AS, (size, size))
@@ -229,4 +229,4 @@ def _read(pipe: BufferedReader) -> tuple[dict[str, Any], bytearray] | None:
 
 
 if __name__ == "__main__":
-    answer(sys.argv[1])
+    run_sandbox(sys.argv[1])

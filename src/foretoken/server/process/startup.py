@@ -14,8 +14,8 @@ from foretoken.errors import ForetokenError, base_name, one_line
 from foretoken.loading.load import load_checked, require_adapters
 from foretoken.loading.target import KnownTarget
 from foretoken.sampling.params import SamplingParams
-from foretoken.server.process.messages import Failed, Setup
-from foretoken.server.process.replies import Replies
+from foretoken.server.process.messages import LoadFailed, EngineSetup
+from foretoken.server.process.replies import ReplyPreparer
 from foretoken.server.process.sandbox import MediaSandbox
 from foretoken.server.process.worker import Worker
 from foretoken.slow_log import log_if_slow
@@ -24,7 +24,7 @@ from foretoken.speculator import Speculator
 log = logging.getLogger(__name__)
 
 
-def serve(pipe: Connection, setup: Setup) -> None:
+def serve(pipe: Connection, setup: EngineSetup) -> None:
     """Load the models and serve requests until the pipe ends; send `Failed` if they do not load."""
     try:
         spec, replies = load(setup)
@@ -32,34 +32,34 @@ def serve(pipe: Connection, setup: Setup) -> None:
         engine = Engine(spec, **setup.engine)
         spec.inputs.prepare_grammars()
         with log_if_slow(log, "measuring what steps of %s cost", name):
-            measure(spec, engine.max_rows)
+            measure_step_costs(spec, engine.max_rows)
         # Or collections would look through all that was loaded: pauses of a tenth of a second
         gc.collect()
         gc.freeze()
     except (ForetokenError, OSError) as error:
-        pipe.send(Failed(one_line(error)))
+        pipe.send(LoadFailed(one_line(error)))
         return
     with engine:
         media = MediaSandbox(setup.max_pixels, setup.max_seconds)
         Worker(pipe, spec, engine, replies, media).run()
 
 
-def load(setup: Setup) -> tuple[Speculator, Replies]:
+def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
     """Return the models, and the format of their replies, which is checked before a draft loads."""
     transformers_logging.disable_progress_bar()
     require_adapters(setup.target, setup.adapters, **setup.loading)
-    made: list[Replies] = []
+    preparers: list[ReplyPreparer] = []
 
     def read_replies(target: KnownTarget) -> None:
-        made.append(Replies(target.tokenizer, setup.chat_template, setup.tool_parser))
-        log.info("%s", made[0].description if made[0].template else describe_missing(target))
+        preparers.append(ReplyPreparer(target.tokenizer, setup.chat_template, setup.tool_parser))
+        log.info("%s", preparers[0].description if preparers[0].template else describe_missing(target))
 
     spec = load_checked(read_replies, setup.target, setup.draft, **setup.loading)
     with log_if_slow(log, "choosing a draft for %s, once", base_name(spec.target_name)):
         spec = spec.prepared()
     if setup.costs is not None:
         spec.costing.freeze(pickle.loads(setup.costs))
-    return spec, made[0]
+    return spec, preparers[0]
 
 
 def describe_missing(target: KnownTarget) -> str:
@@ -70,9 +70,9 @@ def describe_missing(target: KnownTarget) -> str:
     return f"{name} has no chat template, so chats are refused; --chat-template FILE gives one"
 
 
-def measure(spec: Speculator, rows: int) -> None:
+def measure_step_costs(spec: Speculator, batch_size: int) -> None:
     """Measure the costs of greedy and sampled steps before requests wait for them. Predictions
     need them without a draft, too."""
     sampled = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
     for params in (SamplingParams(), sampled):
-        spec.costing.step_costs(params, rows, again=True)
+        spec.costing.step_costs(params, batch_size, again=True)

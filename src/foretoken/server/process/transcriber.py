@@ -15,7 +15,7 @@ from foretoken.server.process.messages import (
     TranscribeRequest,
     TranscriptDelta,
 )
-from foretoken.server.process.outputs import refusal
+from foretoken.server.process.outputs import to_refusal
 from foretoken.server.process.sandbox import MediaSandbox
 from foretoken.speculator import Speculator
 from foretoken.speech.transcription import transcribe
@@ -38,7 +38,7 @@ class Transcriber:
     def start(self, id: int, request: TranscribeRequest) -> None:
         """Queue a transcription, or refuse it if too many are open."""
         if len(self._cancelled) >= MAX_OPEN:
-            self.send(refusal(id, BusyError()))
+            self.send(to_refusal(id, BusyError()))
             return
         self._cancelled[id] = Flag()
         self._threads.submit(self._transcribe, id, request, self._cancelled[id])
@@ -72,12 +72,12 @@ class Transcriber:
             options = asdict(request)
             with about("audio"):
                 file, sampling_rate = options.pop("audio"), rate(self.spec.processor())
-                samples = self.media.sound(file, sampling_rate, "the file")
+                samples = self.media.decode_audio(file, sampling_rate, "the file")
             self.send(Reply(id, transcribe(self.spec, samples, told=report, **options)))
         except _CancelledError:
             pass
         except Exception as error:
-            self.send(refusal(id, error))
+            self.send(to_refusal(id, error))
         finally:
             self._cancelled.pop(id, None)
 

@@ -26,21 +26,21 @@ from foretoken.server.process.messages import (
     TranscribeRequest,
     holds_media,
 )
-from foretoken.server.process.outputs import OutputConverter, refusal
+from foretoken.server.process.outputs import OutputConverter, to_refusal
 from foretoken.server.process.preparation import (
     EngineRequest,
-    PromptReader,
+    PromptEncoder,
     RequestPreparer,
     blame_function,
 )
-from foretoken.server.process.queries import Queries, describe
-from foretoken.server.process.replies import Replies
+from foretoken.server.process.queries import Queries, describe_models
+from foretoken.server.process.replies import ReplyPreparer
 from foretoken.server.process.sandbox import GrammarSandbox, MediaSandbox
 from foretoken.server.process.transcriber import Transcriber
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import Spelling
 
-LONG_PROMPT = 20_000  # characters and ids that take more than a moment to prepare
+LONG_PROMPT_SIZE = 20_000  # characters and ids that take more than a moment to prepare
 SANDBOX_THREADS = 4  # for grammars and media, most of whose work is done in sandboxes
 log = logging.getLogger(__name__)
 
@@ -53,44 +53,44 @@ class Worker:
         pipe: Connection,
         spec: Speculator,
         engine: Engine,
-        replies: Replies,
+        replies: ReplyPreparer,
         media: MediaSandbox,
     ) -> None:
         self.pipe, self.engine, self.media = pipe, engine, media
-        self.info = describe(spec, engine, replies)
+        self.info = describe_models(spec, engine, replies)
         self.sandbox, spelling = GrammarSandbox(spec.tokenizer), Spelling(spec.tokenizer)
-        prompts = PromptReader(spec, engine.longest, media)
+        prompts = PromptEncoder(spec, engine.longest, media)
         self.preparer = RequestPreparer(spec, prompts, replies, spelling, self.sandbox)
         self.queries = Queries(spec, prompts, replies, spelling)
         self.outputs = OutputConverter(spelling, spec.ends.eos)
         self.transcriber = Transcriber(spec, media, self._send)
         # By the pipe's ids, which are the engine's too; None while a request is prepared
         self.requests: dict[int, EngineRequest | None] = {}
-        self.short = ThreadPoolExecutor(1, "foretoken prompts")  # in the order of arrival
-        self.long = ThreadPoolExecutor(1, "foretoken long prompts")
-        self.sandboxed = ThreadPoolExecutor(SANDBOX_THREADS, "foretoken grammars and media")
-        self.sending, self.changed = Lock(), Condition()
+        self.short_pool = ThreadPoolExecutor(1, "foretoken prompts")  # in the order of arrival
+        self.long_pool = ThreadPoolExecutor(1, "foretoken long prompts")
+        self.sandbox_pool = ThreadPoolExecutor(SANDBOX_THREADS, "foretoken grammars and media")
+        self.send_lock, self.changed = Lock(), Condition()
         self.stopped = False
 
     def run(self) -> None:
         """Take steps until the other end says stop or is gone."""
         Thread(target=self._receive, name="foretoken requests", daemon=True).start()
         self._send(self.info)
-        while self._wait():
+        while self._wait_for_requests():
             try:
                 events = self.engine.step()
             except Exception as error:  # of an unknown request
                 log.exception("a step failed")
                 self._fail_all(one_line(error))
             else:
-                self._report(events)
+                self._send_events(events)
         self.transcriber.close()
-        for pool in (self.short, self.long, self.sandboxed):
+        for pool in (self.short_pool, self.long_pool, self.sandbox_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         self.sandbox.close()
         self.media.close()
 
-    def _wait(self) -> bool:
+    def _wait_for_requests(self) -> bool:
         """Wait for requests; False at the end."""
         with self.changed:
             engine = self.engine
@@ -116,35 +116,35 @@ class Worker:
             case Add(id, GenerateRequest() as request):
                 with self.changed:
                     self.requests[id] = None
-                own = request.prompt, request.prediction, request.chat_template_kwargs
-                pool = self.sandboxed if request.constrained else self._pool(*own)
-                pool.submit(self._add, id, request)
+                inputs = request.prompt, request.prediction, request.chat_template_kwargs
+                pool = self.sandbox_pool if request.is_constrained else self._choose_pool(*inputs)
+                pool.submit(self._add_request, id, request)
             case Ask(id, _, arguments):
-                self._pool(*arguments.values()).submit(self._answer, message)
+                self._choose_pool(*arguments.values()).submit(self._answer, message)
             case Abort(id):
                 if not self.transcriber.cancel(id):
                     self._abort(id)
             case _:
                 pass
 
-    def _pool(self, *values: Any) -> ThreadPoolExecutor:
+    def _choose_pool(self, *values: Any) -> ThreadPoolExecutor:
         """Return the threads that prepare a prompt and its variables, so that short prompts wait
         for short ones only."""
         lists = [cast(list[Any], each) for each in values if isinstance(each, list)]
         if any(map(holds_media, lists)):
-            return self.sandboxed
+            return self.sandbox_pool
         count = sum(map(len, lists))
-        long = count > LONG_PROMPT or sum(len(str(each)) for each in values) > LONG_PROMPT
-        return self.long if long else self.short
+        long = count > LONG_PROMPT_SIZE or sum(len(str(each)) for each in values) > LONG_PROMPT_SIZE
+        return self.long_pool if long else self.short_pool
 
     def _answer(self, question: Ask) -> None:
         try:
             value = getattr(self.queries, question.name)(**question.arguments)
             self._send(Reply(question.id, value))
         except Exception as error:
-            self._send(refusal(question.id, error))
+            self._send(to_refusal(question.id, error))
 
-    def _add(self, id: int, request: GenerateRequest) -> None:
+    def _add_request(self, id: int, request: GenerateRequest) -> None:
         if id not in self.requests:  # aborted before its turn
             return
         try:
@@ -157,16 +157,16 @@ class Worker:
         except Exception as error:
             with self.changed:
                 self.requests.pop(id, None)
-            self._send(refusal(id, blame_function(request, error)))
+            self._send(to_refusal(id, blame_function(request, error)))
             return
         with self.changed:
             if id in self.requests:
-                self._accept(added)
+                self._send_accepted(added)
                 self.changed.notify()
             else:  # aborted meanwhile, or at its end already
-                self._drop(id)
+                self._abort_in_engine(id)
 
-    def _accept(self, request: EngineRequest) -> None:
+    def _send_accepted(self, request: EngineRequest) -> None:
         if not request.accepted_sent:
             request.accepted_sent = True
             self._send(request.accepted)
@@ -174,10 +174,10 @@ class Worker:
     def _abort(self, id: int) -> None:
         with self.changed:
             if self.requests.pop(id, None) is not None:
-                self._drop(id)
+                self._abort_in_engine(id)
             self._send_outputs([])  # no step follows that of the last request
 
-    def _drop(self, id: int) -> bool:
+    def _abort_in_engine(self, id: int) -> bool:
         """Abort a request; return whether the engine had it."""
         try:
             self.engine.abort(id)
@@ -191,13 +191,13 @@ class Worker:
             failed = [
                 id
                 for id, request in self.requests.items()
-                if request is not None and (self._drop(id) or request.accepted_sent)
+                if request is not None and (self._abort_in_engine(id) or request.accepted_sent)
             ]
             for id in failed:
                 del self.requests[id]
             self._send_outputs([Refusal(id, "failed", message) for id in failed])
 
-    def _report(self, events: list[Event]) -> None:
+    def _send_events(self, events: list[Event]) -> None:
         """Send the outputs of a step."""
         outputs: list[StepOutput | Refusal] = []
         with self.changed:
@@ -207,7 +207,7 @@ class Worker:
                     continue
                 if event.finish_reason is not None:
                     del self.requests[event.id]
-                self._accept(request)
+                self._send_accepted(request)
                 outputs.append(self.outputs.convert(event, request))
         self._send_outputs(outputs)
 
@@ -217,7 +217,7 @@ class Worker:
         self._send(StepOutputs(outputs, stats.running, stats.waiting, stats.preempted))
 
     def _send(self, message: FromEngine) -> None:
-        with self.sending:
+        with self.send_lock:
             try:
                 self.pipe.send(message)
             except OSError:  # the HTTP process is gone; `_receive` ends this one

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from foretoken.records import StepRecord
-from foretoken.server.api.answers import ReplyText, shown_step
-from foretoken.server.api.completions import _logprobs
+from foretoken.server.api.answers import ParsedReply, describe_step
+from foretoken.server.api.completions import _format_logprobs
 from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, TokenLogprob
 from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import Wish
@@ -24,7 +24,7 @@ from foretoken.text.replies.grammar import Wish
 )
 def test_where_tokens_come_from(draft_tokens, accepted, kept, sources, rejected) -> None:
     step = StepRecord(len(draft_tokens), draft_tokens, accepted, kept, (), 0, 0.0, 0.0, 0.0, 1)
-    told = shown_step(step, {token: f"<{token}>" for token in (*draft_tokens, *kept)})
+    told = describe_step(step, {token: f"<{token}>" for token in (*draft_tokens, *kept)})
     assert [token["source"] for token in told["tokens"]] == sources
     assert [token["id"] for token in told["tokens"]] == list(kept)
     assert [token["id"] for token in told["rejected"]] == rejected
@@ -36,7 +36,7 @@ CALL = '\n<tool_call>\n{"name": "now", "arguments": {"zone": "sea"}}\n</tool_cal
 NOW = Wish((Signature("now"),))
 
 
-def fed(read: ReplyText, pieces: str | list[str], done: tuple[str, int | str | None]) -> ReplyText:
+def fed(read: ParsedReply, pieces: str | list[str], done: tuple[str, int | str | None]) -> ParsedReply:
     """The reply after these pieces, the last of which ends it for this reason."""
     for i, piece in enumerate(pieces):
         end = Done(*done, None, None) if i == len(pieces) - 1 else None  # pyright: ignore
@@ -51,12 +51,12 @@ def test_a_reply_that_is_cut_is_read_without_its_marks(reason: str, stop: int | 
     cuts = range(6, len(reply)) if stop is None else [reply.index("</", 10), reply.rindex("</")]
     for cut in cuts if stop != 7 else [len(reply)]:
         read = fed(
-            ReplyText(ReplyFacts("hermes", known=True), NOW, ""), reply[:cut], (reason, stop)
+            ParsedReply(ReplyFacts("hermes", is_known=True), NOW, ""), reply[:cut], (reason, stop)
         )
         assert read.text.rstrip() == "Well." and len(read.calls) <= 2
-        whole = [call.arguments for call in read.calls if call.whole]
+        whole = [call.arguments for call in read.calls if call.is_complete]
         assert whole == ['{"zone": "sea"}'] * reply[:cut].count('"sea"}')
-    broken = ReplyText(ReplyFacts("hermes", known=True), NOW, "")
+    broken = ParsedReply(ReplyFacts("hermes", is_known=True), NOW, "")
     assert fed(broken, ["Well. <tool"], ("stop", 7)).text == "Well. <tool"
 
 
@@ -67,7 +67,7 @@ def test_tokens_that_read_alike_have_entries_of_their_own() -> None:
         TokenLogprob("a", b"a", -2.0, top, 5, 3, 0),
         TokenLogprob("c", b"c", -9.0, top, 6, 9, 1),
     )
-    told = _logprobs([own, other], 3, 2)
+    told = _format_logprobs([own, other], 3, 2)
     assert told["top_logprobs"] == [
         {"a": -2.0, "token_id:3": -0.5, "b": -1.0},
         {"c": -9.0, "a": -0.5, "b": -1.0, "token_id:5": -2.0},
@@ -80,6 +80,6 @@ def test_a_chat_without_tools_loses_nothing_where_it_is_cut(format: str) -> None
     """Neither does one of a model that thinks."""
     for end in ("vector<", "if x ‹", "<th", "list [", "<｜", "<tool_ca"):
         for thinks in (True, False):
-            facts = ReplyFacts(format, known=True, thinks=thinks)
-            reply = fed(ReplyText(facts, Wish(), ""), end, ("length", None))
+            facts = ReplyFacts(format, is_known=True, thinks=thinks)
+            reply = fed(ParsedReply(facts, Wish(), ""), end, ("length", None))
             assert reply.text == end and reply.thoughts == ""

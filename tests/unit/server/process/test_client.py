@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.server.process.client import EngineClient, UnavailableError
 from foretoken.server.process.generation import Generation, expand
-from foretoken.server.process.messages import GenerateRequest, Setup
+from foretoken.server.process.messages import GenerateRequest, EngineSetup
 from served import LOADING, pair
 
 LONG = GenerateRequest("It", {"ignore_eos": True, "temperature": 1.0}, gamma=0, seed=(5, 0))
@@ -23,7 +23,7 @@ def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
 
     async def life() -> None:
         said: asyncio.Queue[Any] = asyncio.Queue()
-        link = EngineClient(Setup(target, draft, LOADING, {"max_rows": 2}))
+        link = EngineClient(EngineSetup(target, draft, LOADING, {"max_rows": 2}))
         with pytest.raises(UnavailableError, match="loading"):
             link.submit(LONG, said.put_nowait)
         link.start()
@@ -34,9 +34,9 @@ def test_a_link_from_start_to_stop(tmp_path: Path) -> None:
 
         short = replace(LONG, controls={**LONG.controls, "max_new_tokens": 9})
         async with Generation(link, expand(short, ["It", "She"], 2), 2) as writing:
-            texts = await writing.all()
+            texts = await writing.collect()
         assert all(len(text.tokens) == 9 and text.done for text in texts)
-        assert writing.first is not None and writing.gaps
+        assert writing.first_token_seconds is not None and writing.inter_token_seconds
 
         link.submit(LONG, said.put_nowait)
         while not link.running:

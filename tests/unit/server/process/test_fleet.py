@@ -14,12 +14,12 @@ import pytest
 from engines import Threaded, speculator, threaded
 from foretoken.server.process import fleet as fleets
 from foretoken.server.process.client import Child, RefusedRequest, UnavailableError
-from foretoken.server.process.fleet import DIGEST_CHARACTERS, DIGEST_IDS, EngineFleet, digests
+from foretoken.server.process.fleet import DIGEST_CHARACTERS, DIGEST_IDS, EngineFleet, compute_prefix_digests
 from foretoken.server.process.messages import (
     Accepted,
-    Failed,
+    LoadFailed,
     GenerateRequest,
-    Setup,
+    EngineSetup,
     StepOutput,
 )
 
@@ -39,7 +39,7 @@ async def ready(fleet: EngineFleet, count: int) -> None:
 
 @asynccontextmanager
 async def running(count: int, made: list[Threaded]) -> AsyncIterator[EngineFleet]:
-    fleet = EngineFleet(Setup(None, None, engine={"max_rows": 4}), threaded(made), count)
+    fleet = EngineFleet(EngineSetup(None, None, engine={"max_rows": 4}), threaded(made), count)
     fleet.start()
     await ready(fleet, count)
     yield fleet
@@ -186,7 +186,7 @@ def test_engines_that_have_left_leave_their_sums_alone(monkeypatch: pytest.Monke
             failing.restarts, leaving.preempted = 2, 5
             monkeypatch.setattr(failing, "stop", fail)
             fleet.scale(1, 0)
-            while fleet._left:
+            while fleet._leaving:
                 await asyncio.sleep(0.005)
             assert (fleet.restarts, fleet.preempted) == (2, 5)
         assert fleet.state == "stopped"
@@ -197,16 +197,16 @@ def test_engines_that_have_left_leave_their_sums_alone(monkeypatch: pytest.Monke
 def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
     made: list[Threaded] = []
 
-    def begin(setup: Setup) -> Child:
+    def begin(setup: EngineSetup) -> Child:
         if not made:
             return threaded(made)(setup)
         own, theirs = Pipe()
-        theirs.send(Failed("there is no such model"))
+        theirs.send(LoadFailed("there is no such model"))
         return Child(mock.Mock(), own)
 
     async def life() -> None:
-        fleet, told = EngineFleet(Setup(None, None), begin, 2), asyncio.Event()
-        fleet.failed = told.set
+        fleet, told = EngineFleet(EngineSetup(None, None), begin, 2), asyncio.Event()
+        fleet.on_failure = told.set
         with pytest.raises(UnavailableError, match=r"no engine is ready \(loading\)"):
             await text(fleet, "a", 1)
         fleet.start()
@@ -225,17 +225,17 @@ def test_one_that_cannot_be_started_is_the_end_before_all_are() -> None:
     [("".join(map(str, range(400))), DIGEST_CHARACTERS), ([*range(400)], DIGEST_IDS)],
 )
 def test_a_longer_prompt_begins_with_the_digests_of_a_shorter(long: Any, unit: int) -> None:
-    whole = digests(GenerateRequest(long))
+    whole = compute_prefix_digests(GenerateRequest(long))
     assert len(whole) == len(long) // unit and len(set(whole)) == len(whole)
     for cut in (0, 1, unit - 1, unit, 3 * unit + 1):
-        assert digests(GenerateRequest(long[:cut])) == whole[: cut // unit]
-    other = digests(GenerateRequest(long[unit:]))
+        assert compute_prefix_digests(GenerateRequest(long[:cut])) == whole[: cut // unit]
+    other = compute_prefix_digests(GenerateRequest(long[unit:]))
     assert not set(other) & set(whole), "a digest stands for all before it too"
 
 
 def test_turns_extend_each_other_and_salts_part_them() -> None:
     talk = [{"role": role, "content": "word " * 40} for role in ("user", "assistant")]
-    first, both = digests(GenerateRequest(talk[:1])), digests(GenerateRequest(talk))
+    first, both = compute_prefix_digests(GenerateRequest(talk[:1])), compute_prefix_digests(GenerateRequest(talk))
     assert both[: len(first)] == first and len(both) > len(first) > 1
-    assert not set(first) & set(digests(GenerateRequest(talk[:1], cache_salt="b")))
-    assert digests(GenerateRequest([{"role": "user", "content": None}])) == []
+    assert not set(first) & set(compute_prefix_digests(GenerateRequest(talk[:1], cache_salt="b")))
+    assert compute_prefix_digests(GenerateRequest([{"role": "user", "content": None}])) == []

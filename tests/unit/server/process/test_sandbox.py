@@ -29,13 +29,13 @@ def tried() -> Iterator[GrammarSandbox]:
 def test_what_takes_too_much_is_refused_and_the_next_is_tried(
     tried: GrammarSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "SECONDS", 1.0)
+    monkeypatch.setattr(sandbox, "TIMEOUT_SECONDS", 1.0)
     began = time.monotonic()
     with pytest.raises(InputError, match="takes more than 1 s"):
         tried.require(FOREVER)
     assert time.monotonic() - began < 30
-    monkeypatch.setattr(sandbox, "SECONDS", 60.0)
-    monkeypatch.setattr(sandbox, "BYTES", 2**28)
+    monkeypatch.setattr(sandbox, "TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(sandbox, "MAX_MEMORY_BYTES", 2**28)
     tried.require(GOOD)
     with pytest.raises(InputError, match="to compile"):
         tried.require(FOREVER)

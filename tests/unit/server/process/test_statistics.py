@@ -22,7 +22,7 @@ def speculator() -> Speculator:
 def test_rates_are_those_of_the_steps() -> None:
     """And None before there are any."""
     spec, ledger = speculator(), SpecDecodeStats()
-    report = ledger.rates()
+    report = ledger.compute_rates()
     assert {report[name] for name in ("active", "alpha", "tokens_per_call")} == {None}
     assert report["acceptance_by_position"] == []
     steps = [
@@ -32,21 +32,21 @@ def test_rates_are_those_of_the_steps() -> None:
             0
         ].steps
     ]
-    ledger.note(steps, plain=False)
-    report = ledger.rates()
+    ledger.record(steps, plain=False)
+    report = ledger.compute_rates()
     assert report["tokens_per_call"] == sum(len(s.kept) for s in steps) / len(steps)
     assert report["drafted"] == sum(s.drafted for s in steps)
     firsts = [s.accepted > 0 for s in steps if s.drafted]
     assert report["acceptance_by_position"][0] == sum(firsts) / len(firsts)
-    assert 0 < report["alpha"] < 1 and sum(ledger.made.values()) == len(steps)
+    assert 0 < report["alpha"] < 1 and sum(ledger.steps_by_drafted.values()) == len(steps)
 
 
 def test_predictions_and_plain_texts_say_nothing_of_the_draft() -> None:
     spec, ledger = speculator(), SpecDecodeStats()
     (text,) = spec.generate([1], gamma=3, max_new_tokens=9)
-    ledger.note([replace(step, predicted=True) for step in text.steps], plain=False)
+    ledger.record([replace(step, predicted=True) for step in text.steps], plain=False)
     assert ledger.drafted > 0 and ledger.alpha is None
     (text,) = spec.generate([1], gamma=0, max_new_tokens=5)
     plain = SpecDecodeStats()
-    plain.note(text.steps, plain=True)
-    assert plain.steps == 5 and not any(plain.made.values())
+    plain.record(text.steps, plain=True)
+    assert plain.steps == 5 and not any(plain.steps_by_drafted.values())

@@ -35,9 +35,9 @@ from foretoken.server.process.messages import (
     StepOutputs,
     Stop,
 )
-from foretoken.server.process.replies import Replies
+from foretoken.server.process.replies import ReplyPreparer
 from foretoken.server.process.sandbox import MediaSandbox
-from foretoken.server.process.startup import measure
+from foretoken.server.process.startup import measure_step_costs
 from foretoken.server.process.worker import Worker
 from oracle import random_model
 from table import TableModel
@@ -57,8 +57,8 @@ class Broken(TableModel):
         return super().score(blocks, need)
 
 
-def replies(spec: Speculator) -> Replies:
-    return Replies(spec.tokenizer, None, "auto")
+def replies(spec: Speculator) -> ReplyPreparer:
+    return ReplyPreparer(spec.tokenizer, None, "auto")
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ def test_what_is_refused(pipe: Connection, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_text_waits_for_the_costs_of_greedy_or_sampled_steps() -> None:
     spec = Speculator(TableModel(DISTRIBUTION, V), LMDrafter(TableModel(DISTRIBUTION, V), V))
-    measure(spec, 2)
+    measure_step_costs(spec, 2)
     assert set(spec.costing.measured) == {
         (kind, rows) for kind in ("greedy", "sampled") for rows in (1, 2)
     }
     plain = Speculator(TableModel(DISTRIBUTION, V), NoDrafter())  # for predictions
-    measure(plain, 1)
+    measure_step_costs(plain, 1)
     assert set(plain.costing.measured) == {("greedy", 1), ("sampled", 1)}
 
 
@@ -193,7 +193,7 @@ def test_a_grammar_that_takes_long_holds_up_nobody(
     pipe: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does its request's end, which comes before it is added."""
-    monkeypatch.setattr(sandbox, "SECONDS", 3.0)
+    monkeypatch.setattr(sandbox, "TIMEOUT_SECONDS", 3.0)
     for id in (0, 1):
         pipe.send(add(id, [1], SAMPLING | SLOW))
     pipe.send(Abort(1))
@@ -235,7 +235,7 @@ def test_prompts_are_prepared_where_nobody_waits(
     """Texts run on, others are begun and ended, while a prompt is tokenized."""
     slow: Any = lambda inputs, text, *_: text.startswith("slow")  # noqa: E731
     tried, go = held_up(monkeypatch, InputProcessor, "_tokenized", slow)
-    monkeypatch.setattr(worker, "LONG_PROMPT", 100)
+    monkeypatch.setattr(worker, "LONG_PROMPT_SIZE", 100)
     long = "slow" * (1 if what == "a short text" else 30)
     endless = SAMPLING | {"suppress_tokens": [9], "max_new_tokens": 150, "ignore_eos": True}
     pipe.send(add(0, [1], endless))
@@ -278,10 +278,10 @@ def test_an_aborted_request_is_not_prepared(
 def test_a_text_is_refused_by_its_length_where_no_tokens_can_be_few_enough() -> None:
     tokenizer = byte_level()
     longest = max(map(len, tokenizer.get_vocab()))
-    assert preparation.max_token_characters(tokenizer) == longest
+    assert preparation.compute_max_token_characters(tokenizer) == longest
     assert len(tokenizer("a" * 50).input_ids) * longest >= 50
     for other in (metaspace(), legacy(), None):
-        assert preparation.max_token_characters(other) == preparation.MAX_TOKEN_CHARACTERS
+        assert preparation.compute_max_token_characters(other) == preparation.MAX_TOKEN_CHARACTERS
 
 
 def test_a_text_that_is_left_while_it_is_added_is_not_written(

@@ -23,96 +23,96 @@ from foretoken.text.messages import MEDIA
 from foretoken.text.replies.calls import Signature
 from foretoken.text.replies.grammar import Wish
 
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Whole = Annotated[int, Field(strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-MOST_N, MOST_LOGPROBS, MOST_STOPS = 128, 20, 16
-MOST_GAMMA = 32  # others wait for its drafts
-MOST_GRAMMAR, MOST_CHOICES = 50_000, 1000  # compiling more takes too long
-MOST_TOOLS, MOST_CALLS, MOST_MESSAGES = 128, 128, 2048  # as OpenAI's
-MOST_METADATA = 16  # as OpenAI's
-MOST_PARTS, MOST_PROMPTS = 2048, 2048
-MOST_VARIABLES = 200_000  # characters of a template's variables, and of all tools
-MOST_STOP_CHARACTERS = 1024  # together: each step looks for their beginnings
-MOST_BAD_WORDS, MOST_BAD_CHARACTERS = 128, 10_000  # the first as vLLM's
-MOST_IDS = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 128}  # as vLLM's
+FiniteFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+StrictInt = Annotated[int, Field(strict=True)]
+StrictBool = Annotated[bool, Field(strict=True)]
+MAX_N, MAX_LOGPROBS, MAX_STOP_STRINGS = 128, 20, 16
+MAX_GAMMA = 32  # others wait for its drafts
+MAX_GRAMMAR_CHARACTERS, MAX_CHOICES = 50_000, 1000  # compiling more takes too long
+MAX_TOOLS, MAX_TOOL_CALLS, MAX_MESSAGES = 128, 128, 2048  # as OpenAI's
+MAX_METADATA_ENTRIES = 16  # as OpenAI's
+MAX_CONTENT_PARTS, MAX_PROMPTS = 2048, 2048
+MAX_VARIABLES_CHARACTERS = 200_000  # characters of a template's variables, and of all tools
+MAX_STOP_CHARACTERS = 1024  # together: each step looks for their beginnings
+MAX_BAD_WORDS, MAX_BAD_WORDS_CHARACTERS = 128, 10_000  # the first as vLLM's
+MAX_ENTRIES_BY_FIELD = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 128}  # as vLLM's
 
 
-class Wire(BaseModel):
+class StrictModel(BaseModel):
     """A part of a request: only fields that are known here."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def known(cls, body: Any) -> Any:
+    def check_known_fields(cls, body: Any) -> Any:
         """Refuse what is unknown, and leave out what asks for nothing."""
         if not isinstance(body, dict):
             return body
         fields = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in body.items():
-            if name not in fields and (message := cls.refusal(name, value, fields)):
-                raise refused(name, message)
+            if name not in fields and (message := cls.explain_refusal(name, value, fields)):
+                raise make_field_error(name, message)
         return {name: value for name, value in body.items() if name in fields}
 
     @classmethod
-    def refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
+    def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
         """Return why a field other than these is refused; None if it asks for nothing."""
-        return unsupported.unknown(name, fields)
+        return unsupported.explain_unknown(name, fields)
 
 
-def refused(field: str, message: str) -> PydanticCustomError:
+def make_field_error(field: str, message: str) -> PydanticCustomError:
     """Return the error for a field of a part of a request."""
     return PydanticCustomError("unknown", "{message}", {"message": message, "field": field})
 
 
-class Speculation(Wire):
+class Speculation(StrictModel):
     """Options of speculation for one request; its text stays in the target's distribution while
     lenience is 1."""
 
-    gamma: Whole | None = Field(
+    gamma: StrictInt | None = Field(
         None,
         ge=0,
-        le=MOST_GAMMA,
+        le=MAX_GAMMA,
         description="guesses per target call; 0: plain decoding; null: automatic",
     )
-    drafter: Flag = Field(True, description="false: plain decoding")
+    drafter: StrictBool = Field(True, description="false: plain decoding")
     rule: Literal["block", "speculative", "coupled"] | None = None
-    lenience: Number | None = Field(None, gt=0, le=1)
-    steps: Flag = Field(False, description="tell of every step in the answer")
+    lenience: FiniteFloat | None = Field(None, gt=0, le=1)
+    steps: StrictBool = Field(False, description="tell of every step in the answer")
 
 
-class StreamOptions(Wire):
-    include_usage: Flag = False
-    continuous_usage_stats: Flag = Field(False, description="vLLM's: usage so far in every chunk")
+class StreamOptions(StrictModel):
+    include_usage: StrictBool = False
+    continuous_usage_stats: StrictBool = Field(False, description="vLLM's: usage so far in every chunk")
     include_obfuscation: Literal[False] | None = None  # events are as long as they are
 
 
-class StructuredOutputs(Wire):
+class StructuredOutputs(StrictModel):
     """vLLM's form of a grammar, one of these; a `grammar` is written in Lark."""
 
     json_schema: dict[str, Any] | bool | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = Field(None, max_length=MOST_CHOICES)
+    choice: list[str] | None = Field(None, max_length=MAX_CHOICES)
     lark: str | None = Field(None, alias="grammar")
 
 
-class Body(Wire):
+class Body(StrictModel):
     """A whole request."""
 
     model: str | None = None
 
     # Fields that set an option of the engine, where it has another name
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {}
+    option_fields: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     @classmethod
-    def refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
+    def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
         """Honour null, too, in fields of OpenAI's and vLLM's that a request has elsewhere."""
-        return unsupported.refusal(name, value, fields)
+        return unsupported.explain_refusal(name, value, fields)
 
     @model_validator(mode="before")
     @classmethod
-    def valid(cls, body: Any) -> Any:
+    def check_json(cls, body: Any) -> Any:
         """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters. A list beyond
         its limit is not looked through, as it is refused anyway."""
         if isinstance(body, dict) and any(cls._is_too_long(*item) for item in body.items()):
@@ -132,102 +132,102 @@ class Body(Wire):
             return False
         return any(len(value) > getattr(m, "max_length", len(value)) for m in field.metadata)
 
-    def param(self, option: str) -> str | None:
+    def find_field(self, option: str) -> str | None:
         """Return the field of this request that sets an option of the engine; a place within it, as
         in "prompt[0].role", stays."""
         name, place = re.fullmatch(r"(\w+)(.*)", option).groups()  # pyright: ignore
-        fields = self.sets.get(name) or [f for f in (name,) if f in type(self).model_fields]
+        fields = self.option_fields.get(name) or [f for f in (name,) if f in type(self).model_fields]
         asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
         return f"{(asked or fields)[0]}{place}" if fields else None
 
 
-def small(value: Any, param: str, most: int = MOST_GRAMMAR) -> Any:
+def require_small(value: Any, param: str, max_characters: int = MAX_GRAMMAR_CHARACTERS) -> Any:
     """Return a value of at most `most` characters; the default is of a grammar that compiles
     fast."""
-    if len(str(value)) > most:
-        raise BadRequestError(f"{param} is longer than {most} characters", param)
+    if len(str(value)) > max_characters:
+        raise BadRequestError(f"{param} is longer than {max_characters} characters", param)
     return value
 
 
-def require_short(texts: Sequence[str] | None, param: str, most: int) -> None:
+def require_short(strings: Sequence[str] | None, param: str, max_characters: int) -> None:
     """Raise BadRequestError if strings have more characters together."""
-    size = sum(map(len, texts or ()))
-    if size > most:
-        message = f"{param} has {size} characters together, at most {most} are allowed"
+    size = sum(map(len, strings or ()))
+    if size > max_characters:
+        message = f"{param} has {size} characters together, at most {max_characters} are allowed"
         raise BadRequestError(f"{message}; shorten it", param)
 
 
 # Kinds of sampling options, as a request has them
-KINDS: dict[Any, Any] = {
-    checks.Number: Number,
-    checks.Count: Whole,
+FIELD_TYPES: dict[Any, Any] = {
+    checks.Number: FiniteFloat,
+    checks.Count: StrictInt,
     checks.Choice: str,
-    checks.as_id: Whole,
-    checks.as_flag: Flag,
+    checks.as_id: StrictInt,
+    checks.as_flag: StrictBool,
     checks.as_strings: Annotated[
         list[str],
         BeforeValidator(
             lambda value: [value] if isinstance(value, str) else value,
             json_schema_input_type=str | list[str],
         ),
-        Field(max_length=MOST_STOPS),
+        Field(max_length=MAX_STOP_STRINGS),
     ],
-    checks.as_ids: list[Whole],
-    checks.as_sequences: list[list[Whole]],
-    checks.as_logit_bias: dict[str, Number],
+    checks.as_ids: list[StrictInt],
+    checks.as_sequences: list[list[StrictInt]],
+    checks.as_logit_bias: dict[str, FiniteFloat],
 }
 # Options that all endpoints name alike; how long a text may be has a name and default for each
-DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
-SHARED = {
+SAMPLING_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
+SHARED_FIELDS = {
     name: each.api.name for name, each in OPTIONS.items() if each.api and name != "max_new_tokens"
 }
 
 
-def _field(name: str) -> Any:
+def _make_field(name: str) -> Any:
     """The field of a sampling option: its type and range follow from its check."""
     option = OPTIONS[name]
-    kind = KINDS.get(option.check) or KINDS.get(type(option.check))
+    kind = FIELD_TYPES.get(option.check) or FIELD_TYPES.get(type(option.check))
     if kind is None:
-        raise TypeError(f"{name} has a check of a new kind: give its type a line in KINDS")
-    if kind is Flag:
-        return Flag, Field(DEFAULTS[name], description=option.help)
+        raise TypeError(f"{name} has a check of a new kind: give its type a line in FIELD_TYPES")
+    if kind is StrictBool:
+        return StrictBool, Field(SAMPLING_DEFAULTS[name], description=option.help)
     assert option.api
     bounds: dict[str, Any] = {**getattr(option.check, "bounds", {}), **option.api.bounds}
-    if option.api.name in MOST_IDS:
-        bounds["max_length"] = MOST_IDS[option.api.name]
+    if option.api.name in MAX_ENTRIES_BY_FIELD:
+        bounds["max_length"] = MAX_ENTRIES_BY_FIELD[option.api.name]
     return kind | None, Field(None, description=option.help, **bounds)
 
 
-Sampled: Any = create_model(
-    "Sampled", __base__=Body, **{field: _field(name) for name, field in SHARED.items()}
+SamplingFields: Any = create_model(
+    "SamplingFields", __base__=Body, **{field: _make_field(name) for name, field in SHARED_FIELDS.items()}
 )
 
 
-class ApiRequest(Sampled):
+class ApiRequest(SamplingFields):
     """Fields of every endpoint that generates text. Each endpoint says how fields of its own set
     the engine's options."""
 
-    stream: Flag | None = None
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    seed: Whole | None = None
-    return_token_ids: Flag = False
+    seed: StrictInt | None = None
+    return_token_ids: StrictBool = False
     structured_outputs: StructuredOutputs | None = None
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None, max_length=MOST_BAD_WORDS, description="texts that are not written"
+        None, max_length=MAX_BAD_WORDS, description="texts that are not written"
     )
     cache_salt: str = ""
-    priority: Whole = 0
+    priority: StrictInt = 0
     speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
 
-    templated: ClassVar[bool] = False  # whether a chat template reads its prompt
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {
+    uses_chat_template: ClassVar[bool] = False  # whether a chat template reads its prompt
+    option_fields: ClassVar[dict[str, tuple[str, ...]]] = {
         "structured": ("structured_outputs",),
         **{name: (f"speculation.{name}",) for name in ("gamma", "rule", "lenience")},
-        **{name: (field,) for name, field in SHARED.items()},
+        **{name: (field,) for name, field in SHARED_FIELDS.items()},
     }
 
     @model_validator(mode="after")
-    def consistent(self) -> ApiRequest:
+    def check_consistency(self) -> ApiRequest:
         self.require()
         return self
 
@@ -242,33 +242,33 @@ class ApiRequest(Sampled):
         raise NotImplementedError
 
     @property
-    def reported(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         """The number of most probable tokens reported at each place; None: no logprobs."""
         raise NotImplementedError
 
     @property
-    def reported_of_prompt(self) -> int | None:
+    def num_prompt_logprobs(self) -> int | None:
         return self.prompt_logprobs
 
     @property
-    def echoes(self) -> bool:
+    def returns_prompt(self) -> bool:
         """True if the prompt is returned too."""
         return False
 
     @property
-    def predicted(self) -> str | None:
+    def predicted_output(self) -> str | None:
         """The text that the client expects."""
         return None
 
     @property
-    def variables(self) -> dict[str, Any] | None:
+    def template_variables(self) -> dict[str, Any] | None:
         """Variables of the chat template."""
         return None
 
     def require(self) -> None:
         """Raise BadRequestError for fields that contradict one another, or hold too much."""
-        require_short(self.stop, "stop", MOST_STOP_CHARACTERS)
-        require_short(self.bad_words, "bad_words", MOST_BAD_CHARACTERS)
+        require_short(self.stop, "stop", MAX_STOP_CHARACTERS)
+        require_short(self.bad_words, "bad_words", MAX_BAD_WORDS_CHARACTERS)
         if self.stream and self.prompt_logprobs is not None:
             raise BadRequestError("prompt_logprobs does not go with stream", "prompt_logprobs")
         if self.speculation.gamma and not self.speculation.drafter:
@@ -279,12 +279,12 @@ class ApiRequest(Sampled):
             )
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("stream_options goes with stream: true", "stream_options")
-        limit, least = self.max_new_tokens, self.min_tokens
-        if limit is not None and least is not None and least > limit:
-            message = f"min_tokens is {least}, above the {limit} new tokens asked for; lower it"
+        limit, min_tokens = self.max_new_tokens, self.min_tokens
+        if limit is not None and min_tokens is not None and min_tokens > limit:
+            message = f"min_tokens is {min_tokens}, above the {limit} new tokens asked for; lower it"
             raise BadRequestError(message, "min_tokens")
 
-    def wish(self, facts: ReplyFacts | None) -> Wish | None:
+    def get_reply_requirements(self, facts: ReplyFacts | None) -> Wish | None:
         """Return the reply that is asked for, where it is to be read for thoughts and calls;
         `facts`: how the model writes them."""
         return None
@@ -297,25 +297,25 @@ class ApiRequest(Sampled):
         BadRequestError."""
         return GenerateRequest(
             prompt,
-            self._controls(suggested),
+            self._build_controls(suggested),
             seed=(secrets.randbits(62) if self.seed is None else self.seed % 2**63, 0),
             gamma=self.speculation.gamma if self.speculation.drafter else 0,
             rule=self.speculation.rule,
             lenience=self.speculation.lenience,
             cache_salt=self.cache_salt,
             priority=self.priority,
-            prediction=self.predicted,
-            chat_template_kwargs=self.variables,
+            prediction=self.predicted_output,
+            chat_template_kwargs=self.template_variables,
             show_steps=self.speculation.steps,
-            echo=self.echoes,
+            echo=self.returns_prompt,
             return_prompt_ids=self.return_token_ids,
             bad_words=tuple(self.bad_words or ()),
-            wish=self.wish(facts),
-            thinking_budget=self.thinking_token_budget if self.templated else None,
+            reply_requirements=self.get_reply_requirements(facts),
+            thinking_budget=self.thinking_token_budget if self.uses_chat_template else None,
         )
 
-    def _controls(self, suggested: Mapping[str, Any]) -> Controls:
-        options: dict[str, Any] = {name: getattr(self, field) for name, field in SHARED.items()}
+    def _build_controls(self, suggested: Mapping[str, Any]) -> Controls:
+        options: dict[str, Any] = {name: getattr(self, field) for name, field in SHARED_FIELDS.items()}
         del options["num_return_sequences"]  # a request of its own for each text
         for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)):
             given = (options[name], suggested.get(name), neutral)
@@ -324,74 +324,74 @@ class ApiRequest(Sampled):
             "top_k": max(0, options["top_k"]),
             "stop_strings": self.stop or None,
             "max_new_tokens": self.max_new_tokens,
-            "logprobs": self.reported,
-            "prompt_logprobs": self.reported_of_prompt,
-            "structured": self._structured(),
+            "logprobs": self.num_logprobs,
+            "prompt_logprobs": self.num_prompt_logprobs,
+            "structured": self._build_structured(),
         }
         controls: Any = {
             n: v
             for n, v in options.items()
-            if v is not None and (v is not DEFAULTS[n] or not isinstance(v, bool))
+            if v is not None and (v is not SAMPLING_DEFAULTS[n] or not isinstance(v, bool))
         }
         return controls
 
     @property
-    def form(self) -> tuple[str, Any, str]:
+    def text_format(self) -> tuple[str, Any, str]:
         """The type of text that is asked for, its schema, and the field that says so."""
         return "text", None, ""
 
-    def _structured(self) -> dict[str, Any] | None:
-        kind, schema, field = self.form
-        given = self.structured_outputs.model_dump() if self.structured_outputs else {}
-        given = {kind: grammar for kind, grammar in given.items() if grammar is not None}
-        if len(given) > 1:
+    def _build_structured(self) -> dict[str, Any] | None:
+        kind, schema, field = self.text_format
+        grammars = self.structured_outputs.model_dump() if self.structured_outputs else {}
+        grammars = {kind: grammar for kind, grammar in grammars.items() if grammar is not None}
+        if len(grammars) > 1:
             raise BadRequestError(
                 "structured_outputs holds several grammars; give one", "structured_outputs"
             )
         if kind == "text":
-            return small(given, "structured_outputs") or None
-        if given:
+            return require_small(grammars, "structured_outputs") or None
+        if grammars:
             problem = f"{field} and structured_outputs are both given; give one"
             raise BadRequestError(problem, field)
         if kind == "json_schema" and schema is None:
             raise BadRequestError(f"{field} has no schema; give one", field)
-        return {"json_schema": {"type": "object"} if schema is None else small(schema, field)}
+        return {"json_schema": {"type": "object"} if schema is None else require_small(schema, field)}
 
 
-def require_one_opening(asked: Any) -> None:
+def require_one_generation_prompt(request: Any) -> None:
     """Raise BadRequestError if a chat's final message is to be continued and a new one opened, as
     it is by default."""
-    begun = asked.add_generation_prompt and "add_generation_prompt" in asked.model_fields_set
-    if begun and asked.continue_final_message:
+    opens_new = request.add_generation_prompt and "add_generation_prompt" in request.model_fields_set
+    if opens_new and request.continue_final_message:
         problem = "continue_final_message and add_generation_prompt are both true"
         raise BadRequestError(f"{problem}; leave one out", "continue_final_message")
 
 
-class TextPart(Wire):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
 
-def _few_parts(content: Any) -> Any:
-    if isinstance(content, list) and len(content) > MOST_PARTS:
-        raise ValueError(f"it has {len(content)} parts, at most {MOST_PARTS} are allowed")
+def _require_few_parts(content: Any) -> Any:
+    if isinstance(content, list) and len(content) > MAX_CONTENT_PARTS:
+        raise ValueError(f"it has {len(content)} parts, at most {MAX_CONTENT_PARTS} are allowed")
     return content
 
 
-class PredictedOutput(Wire):
+class PredictedOutput(StrictModel):
     """The text that the client expects."""
 
     type: Literal["content"]
-    content: Annotated[str | list[TextPart], BeforeValidator(_few_parts)]
+    content: Annotated[str | list[TextPart], BeforeValidator(_require_few_parts)]
 
 
-class Predicting(ApiRequest):
+class PredictionRequest(ApiRequest):
     """Fields of chats and completions only."""
 
     prediction: PredictedOutput | None = None
 
     @property
-    def predicted(self) -> str | None:
+    def predicted_output(self) -> str | None:
         content = self.prediction.content if self.prediction else ""
         return (content if isinstance(content, str) else "".join(p.text for p in content)) or None
 
@@ -399,21 +399,21 @@ class Predicting(ApiRequest):
 PartKind = Literal[
     "text", "input_text", "output_text", "refusal", "image_url", "input_image", "input_audio"
 ]
-PARTS = "give a text, a picture (image_url, input_image) or a sound (input_audio)"
+PARTS_REMEDY = "give a text, a picture (image_url, input_image) or a sound (input_audio)"
 
 
-def _content(content: Any) -> Any:
+def _normalize_content(content: Any) -> Any:
     """Parts of text as one text; parts with pictures and sounds among them as chat templates have
     them."""
     if not isinstance(content, list):
         return content
-    parts = [_part(part) for part in _few_parts(content)]
+    parts = [_normalize_part(part) for part in _require_few_parts(content)]
     if any(part["type"] in MEDIA for part in parts):
         return parts
     return "".join(part["text"] for part in parts)
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _normalize_part(part: Any) -> dict[str, Any]:
     """A part as chat templates have it: a picture or a sound is its address, or its bytes in
     base64, which are read later."""
     match part:
@@ -428,7 +428,7 @@ def _part(part: Any) -> dict[str, Any]:
         case {"type": "input_audio", "input_audio": {"data": str(data)}}:
             return {"type": "audio", "audio": data}
         case _:
-            raise ValueError(f"a part is {shown(part)}; {PARTS}")
+            raise ValueError(f"a part is {shown(part)}; {PARTS_REMEDY}")
     if more.get("detail") not in (None, "auto"):
         problem = f"a picture has the detail {shown(more['detail'])}, and the model's own is read"
         raise ValueError(f"{problem}; leave it out")
@@ -448,7 +448,7 @@ class ContentPart(BaseModel, extra="allow"):
 
 Content = Annotated[
     str | list[dict[str, Any]],
-    BeforeValidator(_content, json_schema_input_type=str | list[ContentPart]),
+    BeforeValidator(_normalize_content, json_schema_input_type=str | list[ContentPart]),
 ]
 
 
@@ -458,7 +458,7 @@ class Function(BaseModel, extra="allow"):
     name: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Flag | None = None
+    strict: StrictBool | None = None
 
 
 class Tool(BaseModel, extra="allow", json_schema_extra={"required": ["type"]}):
@@ -469,18 +469,18 @@ class Tool(BaseModel, extra="allow", json_schema_extra={"required": ["type"]}):
 
     @model_validator(mode="before")
     @classmethod
-    def nested(cls, tool: Any) -> Any:
+    def nest_function(cls, tool: Any) -> Any:
         if not isinstance(tool, dict) or "function" in tool:
             return tool
         function = {name: value for name, value in tool.items() if name != "type"}
         return {name: tool[name] for name in ("type",) if name in tool} | {"function": function}
 
 
-class FunctionName(Wire):
+class FunctionName(StrictModel):
     name: str
 
 
-class NamedTool(Wire):
+class NamedTool(StrictModel):
     """A function that must be called. A response names it itself."""
 
     type: Literal["function"]
@@ -488,7 +488,7 @@ class NamedTool(Wire):
 
     @model_validator(mode="before")
     @classmethod
-    def nested(cls, choice: Any) -> Any:
+    def nest_function(cls, choice: Any) -> Any:
         if isinstance(choice, dict) and "name" in choice and "function" not in choice:
             return {k: v for k, v in choice.items() if k != "name"} | {
                 "function": {"name": choice["name"]}
@@ -496,26 +496,26 @@ class NamedTool(Wire):
         return choice
 
 
-class Templated(ApiRequest):
+class TemplatedRequest(ApiRequest):
     """Fields of the endpoints whose prompt a chat template writes."""
 
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: Flag | None = None
+    parallel_tool_calls: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    thinking_token_budget: Whole | None = Field(
+    thinking_token_budget: StrictInt | None = Field(
         None, ge=0, description="tokens of reasoning at most"
     )
 
-    templated: ClassVar[bool] = True
+    uses_chat_template: ClassVar[bool] = True
 
     @property
-    def offered(self) -> list[Tool]:
+    def offered_tools(self) -> list[Tool]:
         """The tools that may be called."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
-    def forced(self) -> bool:
+    def requires_calls(self) -> bool:
         """True where functions must be called: the reply has no text."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
@@ -525,23 +525,23 @@ class Templated(ApiRequest):
         return None
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def template_settings(self) -> dict[str, Any]:
         """Variables of the chat template that the request gives in fields of their own."""
-        offered = [tool.model_dump(exclude_unset=True) for tool in self.offered]
+        offered = [tool.model_dump(exclude_unset=True) for tool in self.offered_tools]
         tools: dict[str, Any] = {"tools": offered} if offered else {}
         return tools | ({} if self.effort is None else {"reasoning_effort": self.effort})
 
     @property
-    def variables(self) -> dict[str, Any] | None:
-        return {**(self.chat_template_kwargs or {}), **self.settings} or None
+    def template_variables(self) -> dict[str, Any] | None:
+        return {**(self.chat_template_kwargs or {}), **self.template_settings} or None
 
     def require(self) -> None:
         given = self.chat_template_kwargs or {}
-        for name, value in self.settings.items():
+        for name, value in self.template_settings.items():
             if name in given and given[name] != value:
                 problem = f"chat_template_kwargs has another {name} than the field of the request"
                 raise BadRequestError(f"{problem}; give one", "chat_template_kwargs")
-        if self.forced and self.structured_outputs is not None:
+        if self.requires_calls and self.structured_outputs is not None:
             problem = "structured_outputs holds text, and tool_choice asks for calls alone"
             raise BadRequestError(f"{problem}; leave one out", "structured_outputs")
         choice, names = self.tool_choice, [tool.function.name for tool in self.tools or ()]
@@ -551,17 +551,17 @@ class Templated(ApiRequest):
             known = ", ".join(map(repr, names))
             problem = f"tool_choice names {choice.function.name!r}; tools are {known}"
             raise BadRequestError(problem[:300], "tool_choice")
-        small(self.chat_template_kwargs, "chat_template_kwargs", MOST_VARIABLES)
-        small([tool.model_dump() for tool in self.tools or ()], "tools", MOST_VARIABLES)
+        require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
+        require_small([tool.model_dump() for tool in self.tools or ()], "tools", MAX_VARIABLES_CHARACTERS)
         for i, tool in enumerate(self.tools or ()):
             place, parameters = f"tools[{i}].function.parameters", tool.function.parameters
-            small(parameters, place)
+            require_small(parameters, place)
             if (kind := (parameters or {}).get("type", "object")) != "object":
                 raise BadRequestError(f"{place} has the type {shown(kind)}; give an object", place)
         super().require()
 
-    def wish(self, facts: ReplyFacts | None) -> Wish | None:
-        choice, functions = self.tool_choice, [tool.function for tool in self.offered]
+    def get_reply_requirements(self, facts: ReplyFacts | None) -> Wish | None:
+        choice, functions = self.tool_choice, [tool.function for tool in self.offered_tools]
         if isinstance(choice, NamedTool):
             functions = [each for each in functions if each.name == choice.function.name]
         budget = self.thinking_token_budget is not None
@@ -569,6 +569,6 @@ class Templated(ApiRequest):
             return None
         return Wish(
             tuple(Signature(f.name, f.parameters, f.description) for f in functions),
-            required=self.forced,
+            required=self.requires_calls,
             parallel=self.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
         )

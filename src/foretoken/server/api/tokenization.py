@@ -8,38 +8,38 @@ from pydantic import Field, model_validator
 
 from foretoken.server.api.chat import Message
 from foretoken.server.api.errors import BadRequestError
-from foretoken.server.api.wire import (
-    MOST_MESSAGES,
-    MOST_TOOLS,
-    MOST_VARIABLES,
+from foretoken.server.api.protocol import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MAX_VARIABLES_CHARACTERS,
     Body,
-    Flag,
+    StrictBool,
     Tool,
-    Whole,
-    require_one_opening,
-    small,
+    StrictInt,
+    require_one_generation_prompt,
+    require_small,
 )
 
-MOST_TOKENS = 2**17
+MAX_DETOKENIZE_TOKENS = 2**17
 
 
-class Tokenize(Body):
+class TokenizeRequest(Body):
     """Request for the ids of a text, or of messages through the chat template."""
 
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
-    add_generation_prompt: Flag = True
-    continue_final_message: Flag = False
-    return_token_strs: Flag = False
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    add_generation_prompt: StrictBool = True
+    continue_final_message: StrictBool = False
+    return_token_strs: StrictBool = False
 
-    sets: ClassVar[dict[str, tuple[str, ...]]] = {"prompt": ("prompt", "messages")}
+    option_fields: ClassVar[dict[str, tuple[str, ...]]] = {"prompt": ("prompt", "messages")}
 
     @model_validator(mode="after")
-    def consistent(self) -> Tokenize:
+    def check_consistency(self) -> TokenizeRequest:
         """Refuse fields that contradict one another."""
-        require_one_opening(self)
+        require_one_generation_prompt(self)
         names = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
         for name in names if self.messages is None else ():
             if name in self.model_fields_set and getattr(self, name) is not None:
@@ -47,18 +47,18 @@ class Tokenize(Body):
         return self
 
     @property
-    def variables(self) -> dict[str, Any] | None:
+    def template_variables(self) -> dict[str, Any] | None:
         """The template's variables."""
-        small(self.chat_template_kwargs, "chat_template_kwargs", MOST_VARIABLES)
+        require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
         variables = dict(self.chat_template_kwargs or {})
         if self.tools:
             variables["tools"] = [tool.model_dump(exclude_unset=True) for tool in self.tools]
-            small(variables["tools"], "tools", MOST_VARIABLES)
+            require_small(variables["tools"], "tools", MAX_VARIABLES_CHARACTERS)
         given = {"add_generation_prompt", "continue_final_message"} & self.model_fields_set
         return variables | {name: getattr(self, name) for name in sorted(given)} or None
 
     @property
-    def written(self) -> str | list[dict[str, Any]]:
+    def prompt_or_messages(self) -> str | list[dict[str, Any]]:
         """The text, or the messages."""
         if self.prompt is not None and self.messages is None:
             return self.prompt
@@ -67,7 +67,7 @@ class Tokenize(Body):
         return [message.model_dump(exclude_unset=True) for message in self.messages]
 
 
-class Detokenize(Body):
+class DetokenizeRequest(Body):
     """Request for the text of ids."""
 
-    tokens: list[Whole] = Field(max_length=MOST_TOKENS)
+    tokens: list[StrictInt] = Field(max_length=MAX_DETOKENIZE_TOKENS)

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from foretoken.errors import shown
-from foretoken.server.api.answers import fresh
-from foretoken.server.api.wire import MOST_PARTS, Content, Wire, refused
+from foretoken.server.api.answers import make_id
+from foretoken.server.api.protocol import MAX_CONTENT_PARTS, Content, StrictModel, make_field_error
 from foretoken.text.replies.reading import Told
 
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
 
-class MessageItem(Wire):
+class MessageItem(StrictModel):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
@@ -28,7 +28,7 @@ class MessageItem(Wire):
     phase: None = None  # which clients send of an answer that they had
 
 
-class CallItem(Wire):
+class FunctionCallItem(StrictModel):
     """A call that the model made."""
 
     type: Literal["function_call"]
@@ -39,7 +39,7 @@ class CallItem(Wire):
     status: str | None = None
 
 
-class CallOutputItem(Wire):
+class FunctionCallOutputItem(StrictModel):
     """The result of a call."""
 
     type: Literal["function_call_output"]
@@ -49,69 +49,69 @@ class CallOutputItem(Wire):
     status: str | None = None
 
 
-class ThoughtPart(Wire):
+class ReasoningPart(StrictModel):
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class ThoughtItem(Wire):
+class ReasoningItem(StrictModel):
     """Thoughts before a message or a call."""
 
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[ThoughtPart] = Field(default_factory=list[ThoughtPart], max_length=MOST_PARTS)
-    content: list[ThoughtPart] | None = Field(None, max_length=MOST_PARTS)
+    summary: list[ReasoningPart] = Field(default_factory=list[ReasoningPart], max_length=MAX_CONTENT_PARTS)
+    content: list[ReasoningPart] | None = Field(None, max_length=MAX_CONTENT_PARTS)
     encrypted_content: None = None
     status: str | None = None
 
 
-class OtherItem(Wire):
+class UnknownItem(StrictModel):
     """An item of another type, refused by it and not by what only such an item holds."""
 
     @model_validator(mode="before")
     @classmethod
     def refuse(cls, item: Any) -> Any:
         kind = item.get("type") if isinstance(item, dict) else None
-        raise refused("type", f"it is {shown(kind)}; give one of {', '.join(KINDS)}")
+        raise make_field_error("type", f"it is {shown(kind)}; give one of {', '.join(ITEM_TYPES)}")
 
 
-def _kind(item: Any) -> str:
+def _get_item_tag(item: Any) -> str:
     """The tag of an item's type; by its colon it is no field in the place of an error."""
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
-    return f"item:{kind if kind in KINDS else 'unknown'}"
+    return f"item:{kind if kind in ITEM_TYPES else 'unknown'}"
 
 
 Item = Annotated[
     Annotated[MessageItem, Tag("item:message")]
-    | Annotated[CallItem, Tag("item:function_call")]
-    | Annotated[CallOutputItem, Tag("item:function_call_output")]
-    | Annotated[ThoughtItem, Tag("item:reasoning")]
-    | Annotated[OtherItem, Tag("item:unknown")],
-    Discriminator(_kind),
+    | Annotated[FunctionCallItem, Tag("item:function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("item:function_call_output")]
+    | Annotated[ReasoningItem, Tag("item:reasoning")]
+    | Annotated[UnknownItem, Tag("item:unknown")],
+    Discriminator(_get_item_tag),
 ]
 
 
-def messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+def to_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     """The items as a chat's messages: calls in a row are one message's, and so are thoughts."""
     turns: list[dict[str, Any]] = []
     thoughts = ""
     for item in items:
         match item:
-            case ThoughtItem():
+            case ReasoningItem():
                 thoughts += "".join(part.text for part in item.content or ())
                 continue
             case MessageItem():
                 turns.append(item.model_dump(include={"role", "content"}))
-            case CallItem():
+            case FunctionCallItem():
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 if turns and turns[-1]["role"] == "assistant" and not thoughts:
                     turns[-1].setdefault("tool_calls", []).append(call)
                     continue
                 turns.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            case CallOutputItem():
-                told = {"tool_call_id": item.call_id, "content": item.output}
-                turns.append({"role": "tool", **told})
+            case FunctionCallOutputItem():
+                result = {"tool_call_id": item.call_id, "content": item.output}
+                turns.append({"role": "tool", **result})
             case _:
                 raise AssertionError(item)
         if thoughts and turns[-1]["role"] == "assistant":
@@ -120,7 +120,7 @@ def messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     return turns
 
 
-Event = Callable[..., str]  # of a type, with its data, as it is sent
+EventFormatter = Callable[..., str]  # of a type, with its data, as it is sent
 
 
 @dataclass(slots=True)
@@ -136,23 +136,23 @@ class OutputItem:
     call_id: str = ""
 
     def __post_init__(self) -> None:
-        self.id = fresh({"message": "msg", "reasoning": "rs", "function_call": "fc"}[self.kind])
-        self.call_id = fresh("call") if self.kind == "function_call" else ""
+        self.id = make_id({"message": "msg", "reasoning": "rs", "function_call": "fc"}[self.kind])
+        self.call_id = make_id("call") if self.kind == "function_call" else ""
 
     @property
-    def place(self) -> dict[str, Any]:
-        place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
-        return place if self.kind == "function_call" else place | {"content_index": 0}
+    def location(self) -> dict[str, Any]:
+        location: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
+        return location if self.kind == "function_call" else location | {"content_index": 0}
 
     @property
     def part(self) -> dict[str, Any]:
         """The one part of its content."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
-        told = {"annotations": [], "logprobs": self.logprobs}
-        return {"type": "output_text", "text": self.text, **told}
+        more = {"annotations": [], "logprobs": self.logprobs}
+        return {"type": "output_text", "text": self.text, **more}
 
-    def shown(self, status: str, *, empty: bool = False) -> dict[str, Any]:
+    def to_dict(self, status: str, *, empty: bool = False) -> dict[str, Any]:
         """Return it as a response holds it; `empty`: before it has a part."""
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
@@ -161,44 +161,44 @@ class OutputItem:
         more = {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
         return item | more | {"content": content}
 
-    def begin(self, event: Event) -> Iterator[str]:
-        item = self.shown("in_progress", empty=True)
-        yield event("response.output_item.added", output_index=self.index, item=item)
+    def begin(self, format_event: EventFormatter) -> Iterator[str]:
+        item = self.to_dict("in_progress", empty=True)
+        yield format_event("response.output_item.added", output_index=self.index, item=item)
         if self.kind != "function_call":
-            yield event("response.content_part.added", **self.place, part=self.part)
+            yield format_event("response.content_part.added", **self.location, part=self.part)
 
-    def add(self, event: Event, text: str, logprobs: list[dict[str, Any]]) -> Iterator[str]:
+    def add(self, format_event: EventFormatter, text: str, logprobs: list[dict[str, Any]]) -> Iterator[str]:
         self.text += text
         self.logprobs += logprobs
         names = {"message": "output_text", "reasoning": "reasoning_text"}
         name = names.get(self.kind, "function_call_arguments")
         more = {"logprobs": logprobs} if self.kind == "message" else {}
         if text or logprobs:
-            yield event(f"response.{name}.delta", **self.place, delta=text, **more)
+            yield format_event(f"response.{name}.delta", **self.location, delta=text, **more)
 
-    def end(self, event: Event, status: str) -> Iterator[str]:
+    def end(self, format_event: EventFormatter, status: str) -> Iterator[str]:
         if self.kind == "function_call":
-            told = {"name": self.name, "arguments": self.text}
-            yield event("response.function_call_arguments.done", **self.place, **told)
+            call = {"name": self.name, "arguments": self.text}
+            yield format_event("response.function_call_arguments.done", **self.location, **call)
         else:
             name = "output_text" if self.kind == "message" else "reasoning_text"
             more = {"logprobs": self.logprobs} if self.kind == "message" else {}
-            yield event(f"response.{name}.done", **self.place, text=self.text, **more)
-            yield event("response.content_part.done", **self.place, part=self.part)
-        item = self.shown(status)
-        yield event("response.output_item.done", output_index=self.index, item=item)
+            yield format_event(f"response.{name}.done", **self.location, text=self.text, **more)
+            yield format_event("response.content_part.done", **self.location, part=self.part)
+        item = self.to_dict(status)
+        yield format_event("response.output_item.done", output_index=self.index, item=item)
 
 
 class OutputItems:
     """The items of one reply, as it is written."""
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, format_event: EventFormatter) -> None:
         self.items: list[OutputItem] = []
-        self._event = event
+        self._format_event = format_event
         self._call: int | None = None
         self._logprobs: list[dict[str, Any]] = []  # of text that is held back
 
-    def told(self, pieces: list[Told], logprobs: list[dict[str, Any]]) -> Iterator[str]:
+    def add_pieces(self, pieces: list[Told], logprobs: list[dict[str, Any]]) -> Iterator[str]:
         """Yield the events of what is new; logprobs go with the text that follows them, and those
         of a call nowhere."""
         logprobs, self._logprobs = [*self._logprobs, *logprobs], []
@@ -208,8 +208,8 @@ class OutputItems:
             if not self.items or self.items[-1].kind != kind or piece.call != self._call:
                 yield from self._begin(kind, piece)
             text = piece.thought or piece.text or piece.arguments
-            told, logprobs = (logprobs if kind == "message" else []), []
-            yield from self.items[-1].add(self._event, text, told)
+            item_logprobs, logprobs = (logprobs if kind == "message" else []), []
+            yield from self.items[-1].add(self._format_event, text, item_logprobs)
         self._logprobs = logprobs
 
     def end(self, status: str, *, has_text: bool = True) -> Iterator[str]:
@@ -219,12 +219,12 @@ class OutputItems:
         if not self.items:
             return
         if self.items[-1].kind == "message":
-            yield from self.items[-1].add(self._event, "", self._logprobs)
-        yield from self.items[-1].end(self._event, status)
+            yield from self.items[-1].add(self._format_event, "", self._logprobs)
+        yield from self.items[-1].end(self._format_event, status)
 
     def _begin(self, kind: Any, piece: Told) -> Iterator[str]:
         if self.items:
-            yield from self.items[-1].end(self._event, "completed")
+            yield from self.items[-1].end(self._format_event, "completed")
         self._call = piece.call
         self.items.append(OutputItem(kind, len(self.items), piece.name))
-        yield from self.items[-1].begin(self._event)
+        yield from self.items[-1].begin(self._format_event)
