@@ -27,7 +27,7 @@ class KernelsHook(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
         """Return what an isolated build has to install: a compiler, if the machine has none."""
         served = platform.system() in SYSTEMS and platform.machine() in PROCESSORS
-        lacking = self.target_name == "wheel" and not build.own_compiler()
+        lacking = self.target_name == "wheel" and not build.find_own_compiler()
         return [ZIG] if lacking and served else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -40,8 +40,8 @@ class KernelsHook(BuildHookInterface[Any]):
                 build.build()
         except build.BuildError as error:
             self.app.display_warning(f"the native decoder is left out: {error}")
-            build.LIBRARY.unlink(missing_ok=True)  # of other sources
+            build.LIBRARY_PATH.unlink(missing_ok=True)  # of other sources
             return
         here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["artifacts"].append(f"/{KERNELS}/{build.LIBRARY.name}")
+        build_data["artifacts"].append(f"/{KERNELS}/{build.LIBRARY_PATH.name}")
         build_data["tag"], build_data["pure_python"] = f"py3-none-{here}", False

@@ -33,7 +33,7 @@ from foretoken.cli.command import command, set_up_logging
 from foretoken.costing import contention
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.kernels.library import chosen_set
+from foretoken.kernels.library import choose_instruction_set
 from foretoken.loading import hub, named
 from foretoken.loading.options import ROUNDED
 from foretoken.measurement.races import (
@@ -412,7 +412,7 @@ def main(
         "target": Path(spec.target_name).name,
         "draft": spec.draft_name,
         "runtime": spec.target.runtime,
-        **({"instructions": chosen_set()} if spec.target.runtime == "native" else {}),
+        **({"instructions": choose_instruction_set()} if spec.target.runtime == "native" else {}),
         "draft_runtime": spec.drafter.runtime,
         "asked": {
             "prompts": len(lines),
@@ -520,7 +520,7 @@ def readable(spec: Speculator) -> bool:
 
 def precision(spec: Speculator, loading: option.PairLoadOptions) -> dict[str, Any]:
     """Return in which precisions this package computes."""
-    computed = spec.target.computed
+    computed = spec.target.compute_dtype
     cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
     if isinstance(spec.target, NativeModel):
         cache = str(spec.target.pool.dtype)
@@ -528,7 +528,7 @@ def precision(spec: Speculator, loading: option.PairLoadOptions) -> dict[str, An
         "weights": loading.dtype,
         "cache": cache,
         "activations": "int8" if computed in ROUNDED else computed,
-        "draft": None if spec.drafter.model is None else spec.drafter.model.computed,
+        "draft": None if spec.drafter.model is None else spec.drafter.model.compute_dtype,
     }
 
 

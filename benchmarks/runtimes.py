@@ -24,7 +24,7 @@ import torch
 
 import foretoken
 import machine
-from foretoken.kernels.library import CHOICE
+from foretoken.kernels.library import INSTRUCTIONS_VARIABLE
 from foretoken.measurement.machine import measure_bandwidth
 from foretoken.timing import measure_seconds, take_turns
 
@@ -78,15 +78,15 @@ def main() -> None:
 @contextmanager
 def instructions(name: str | None = None) -> Generator[None]:
     """Hold the native decoder to an instruction set meanwhile."""
-    before = os.environ.pop(CHOICE, None)
+    before = os.environ.pop(INSTRUCTIONS_VARIABLE, None)
     try:
         if name:
-            os.environ[CHOICE] = name
+            os.environ[INSTRUCTIONS_VARIABLE] = name
         yield
     finally:
-        os.environ.pop(CHOICE, None)
+        os.environ.pop(INSTRUCTIONS_VARIABLE, None)
         if before:
-            os.environ[CHOICE] = before
+            os.environ[INSTRUCTIONS_VARIABLE] = before
 
 
 def floor(model: Any) -> float:

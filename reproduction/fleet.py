@@ -29,7 +29,7 @@ from foretoken.engine.core import EngineCore
 from foretoken.engine.scheduler import Task
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model
-from foretoken.models.rows import staying
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.request import Request, Row, stats
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
@@ -138,7 +138,7 @@ class PaperTarget(Model):
         self._lengths = [self._lengths[b] for b in rows]
 
     def leave(self, rows: list[int]) -> None:
-        self.permute(staying(len(self._lengths), rows))
+        self.permute(list_remaining_rows(len(self._lengths), rows))
 
 
 class PaperDrafter(Drafter):
@@ -172,7 +172,7 @@ class PaperDrafter(Drafter):
         self._lengths = [length + len(new) for length, new in pairs]
 
     def leave(self, rows: list[int]) -> None:
-        stay = staying(len(self._texts), rows)
+        stay = list_remaining_rows(len(self._texts), rows)
         self._texts = [self._texts[b] for b in stay]
         self._lengths = [self._lengths[b] for b in stay]
 

@@ -16,7 +16,7 @@ from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import InputError, RefusedError
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model
-from foretoken.models.rows import staying
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
@@ -88,7 +88,7 @@ class HeadsDrafter(Drafter):
         self.last = [kept[-1] if kept else x for kept, x in zip(tokens, self.last, strict=True)]
 
     def leave(self, rows: list[int]) -> None:
-        stay = staying(len(self.states), rows)
+        stay = list_remaining_rows(len(self.states), rows)
         self.states = [self.states[b] for b in stay]
         self.last = [self.last[b] for b in stay]
 

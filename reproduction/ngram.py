@@ -30,7 +30,7 @@ from torch import Tensor
 from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.errors import InputError
 from foretoken.loading.target import LoadedTarget
-from foretoken.models.rows import staying
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
 from foretoken.storage import files
 from foretoken.transfer import listed
@@ -220,7 +220,7 @@ class NGramDrafter(Drafter):
             del text[len(text) - count :]
 
     def leave(self, rows: list[int]) -> None:
-        self.texts = [self.texts[b] for b in staying(len(self.texts), rows)]
+        self.texts = [self.texts[b] for b in list_remaining_rows(len(self.texts), rows)]
 
     def _likeliest(self, tail: deque[int], gamma: int) -> list[int]:
         draft_tokens: list[int] = []

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from foretoken.errors import InputError, mismatch, one_line, shown
-from foretoken.models.store import digest
+from foretoken.models.store import compute_digest
 from foretoken.storage import files
 
 Name = Literal[
@@ -273,7 +273,7 @@ def _files(name: str) -> str:
     path = Path(name.rpartition(":")[2])
     try:
         parts = list(path.iterdir()) if path.is_dir() else [path]
-        return digest([part for part in parts if part.is_file()])
+        return compute_digest([part for part in parts if part.is_file()])
     except (OSError, UnicodeEncodeError) as error:  # names, too: too long, or no text
         reason = one_line(error)
         raise InputError(f"{shown(name)} cannot be read: {reason}; look at its files") from None

@@ -86,7 +86,7 @@ def serving_costs(
         passes=table(lambda work: _passes(work, measured)),
     )
     joining = _joining(works[-1], measured)
-    return replace(measured, joining=joining, context=spec.target.longest)
+    return replace(measured, joining=joining, context=spec.target.max_context)
 
 
 def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:

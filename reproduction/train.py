@@ -33,7 +33,7 @@ from transformers import (
 
 from foretoken.errors import InputError
 from foretoken.loading import sources
-from foretoken.models.rows import padded
+from foretoken.models.row_slots import pad_blocks
 from foretoken.train import corpus
 from foretoken.train.corpus import Example, ExampleLine
 from foretoken.train.loop import Loop, folder_of_run
@@ -296,14 +296,14 @@ def cross_entropy(
     targets = [list(p.reference) for p in pairs]
     start = cast(int, model.config.decoder_start_token_id)
     device = model.device
-    ids = padded(sources, device)
+    ids = pad_blocks(sources, device)
     logits = model(
         input_ids=ids,
         attention_mask=_within(sources, ids).long(),
-        decoder_input_ids=padded([[start, *target[:-1]] for target in targets], device),
+        decoder_input_ids=pad_blocks([[start, *target[:-1]] for target in targets], device),
         use_cache=False,
     ).logits
-    labels = padded(targets, device)
+    labels = pad_blocks(targets, device)
     labels = labels.masked_fill(~_within(targets, labels), IGNORED)
     return functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction=reduction

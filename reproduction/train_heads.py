@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.errors import InputError
 from foretoken.loading.load import load
-from foretoken.models.rows import padded
+from foretoken.models.row_slots import pad_blocks
 from foretoken.train import corpus
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.loop import Loop, folder_of_run
@@ -173,7 +173,7 @@ def distributions(
     target's distribution at place i + k.
     """
     rows = [[*text.request.prompt, *text.new] for text in texts]
-    ids = padded(rows, target.device)
+    ids = pad_blocks(rows, target.device)
     hidden, logits = along(target, ids, texts)
     output, embeddings = ends_of(target)
     lengths = torch.tensor([len(row) for row in rows], device=target.device)

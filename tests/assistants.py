@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from foretoken.drafters.assistant import AssistantDrafter
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.assistant import Assistant, StockAssistant
 from foretoken.models.stock.assistant_files import read_assistant
 from foretoken.models.stock.model import CausalModel
@@ -110,7 +110,7 @@ def drafter(
 
 def running(net: PreTrainedModel) -> CausalModel:
     model = CausalModel(net)
-    model.tap((FINAL,))
+    model.tap((FINAL_TAP,))
     return model
 
 

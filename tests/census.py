@@ -250,11 +250,11 @@ def natively(model: PreTrainedModel, asked: list[Inputs]) -> str:
     """Return "equal" where the native decoder passes the self-check, and reads media as the class's
     own `generate`, or why it refuses a class."""
     try:
-        check(model, conversion.form())
+        check(model, conversion.make_form())
         for inputs in filter(is_media, asked):
             target: Any = conversion.NativeConversion(None, "float32", lambda: model).model()
             (media,) = media_of(inputs, encodes=model.config.is_encoder_decoder)
-            if reason := target.objection(media):
+            if reason := target.find_media_problem(media):
                 return reason
             if not (delta := deviation(model, target, media)) < TOLERANCE:
                 return f"logits behind media differ by {delta:.1e} of their spread"

@@ -16,16 +16,16 @@ from foretoken.models.native.network import (
     Decoder,
     DecoderLayer,
     Experts,
-    Gated,
+    GatedMLP,
     Linear,
     Norm,
     RecurrentMixer,
 )
-from foretoken.models.native.positions import Turns
+from foretoken.models.native.position_tables import RotaryTable
 
 
 def whole(n: int) -> int:
-    return n + -n % reference.LANES
+    return n + -n % reference.VECTOR_LANES
 
 
 class DecoderReference:
@@ -36,7 +36,7 @@ class DecoderReference:
         self.cached: list[Any] = []  # keys and values of layers
 
     def multiply(self, part: Linear, x: Any) -> Any:
-        y = reference.float_product(part.weight, x)
+        y = reference.multiply_floats(part.weight, x)
         return y if part.bias is None else y + part.bias
 
     def norm(self, part: Norm | None, x: Any) -> Any:
@@ -57,7 +57,7 @@ class DecoderReference:
             return x
         rope = self.decoder.ropes[number]
         facts = {name: getattr(rope, name) for name in ("frequencies", "scale", "growth")}
-        table = Turns(facts)
+        table = RotaryTable(facts)
         table.reserve(len(x))
         half = len(rope.frequencies)
         c, s = np.split(table.table[0, : len(x), None], 2, -1)
@@ -142,7 +142,7 @@ class DecoderReference:
         q, k, v = np.split(mixed, [keys, 2 * keys], 1)
         q, k = (x.reshape(n, part.key_heads, -1) for x in (q, k))
         if part.rule == DELTA:
-            q, k = reference.unit(q, part.key_width**-0.5), reference.unit(k, 1.0)
+            q, k = reference.normalize_length(q, part.key_width**-0.5), reference.normalize_length(k, 1.0)
         q, k = (np.repeat(x, part.heads // part.key_heads, 1) for x in (q, k))
         v = v.reshape(n, part.heads, -1)
         steps = self.multiply(part.steps, a)
@@ -165,10 +165,10 @@ class DecoderReference:
         for one, weight in zip(
             np.split(y, part.groups, 1), np.split(part.norm, part.groups), strict=True
         ):
-            squares = np.zeros((n, reference.LANES), np.float32)
-            for vector in np.moveaxis(reference.vectors(one), 1, 0):
+            squares = np.zeros((n, reference.VECTOR_LANES), np.float32)
+            for vector in np.moveaxis(reference.split_into_vectors(one), 1, 0):
                 squares = reference.fma(vector, vector, squares)
-            mean = reference.lane_sum(squares) / np.float32(part.count) + np.float32(part.epsilon)
+            mean = reference.sum_lanes(squares) / np.float32(part.count) + np.float32(part.epsilon)
             made.append(one * (np.float32(1) / np.sqrt(mean).astype(np.float32))[:, None] * weight)
             assert one.shape[1] == size
         y = np.concatenate(made, 1)
@@ -178,16 +178,16 @@ class DecoderReference:
         y = y if norm is None else self.norm(norm, y)
         return x + y if layer.residual == 1 else reference.fma(y, np.float32(layer.residual), x)
 
-    def widened(self, part: Gated, a: Any) -> Any:
+    def widened(self, part: GatedMLP, a: Any) -> Any:
         inner = self.multiply(part.up, a)
         if part.gate is None:
-            return self.multiply(part.down, reference.activated(part.activation, inner, part.curve))
-        gate = reference.activated(part.activation, self.multiply(part.gate, a), part.curve)
+            return self.multiply(part.down, reference.activate(part.activation, inner, part.curve))
+        gate = reference.activate(part.activation, self.multiply(part.gate, a), part.curve)
         return self.multiply(part.down, gate * inner)
 
     def routed(self, part: Experts, a: Any, shared: Any) -> Any:
         rule, count = part.routing, len(part.each)
-        logits = reference.float_product(part.router.weight, a)
+        logits = reference.multiply_floats(part.router.weight, a)
         own = logits[:, :count]
         masses = reference.exponential(own - own.max(-1, keepdims=True))
         scores = own
@@ -234,7 +234,7 @@ class DecoderReference:
         if layer.input is not None:
             assert gated is not None
             gate = self.multiply(layer.input.gate, x)
-            opened = reference.activated(gated.activation, gate, gated.curve)
+            opened = reference.activate(gated.activation, gate, gated.curve)
             own = np.split(inputs, len(self.decoder.layers), 1)
             part = own[layer.input.at // own[0].shape[1]]
             x = self.added(

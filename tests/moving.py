@@ -31,8 +31,8 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine import core, prefill_budget
 from foretoken.inputs import check
 from foretoken.lease import tenancy_of
-from foretoken.models import reader
-from foretoken.models.native.model import NativeCompanion, NativeModel
+from foretoken.models import draft_sequences
+from foretoken.models.native.model import NativeTargetCopy, NativeModel
 from foretoken.models.stock import packed
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import probabilities
@@ -330,7 +330,7 @@ def steady_times(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(core, "perf_counter", lambda: float(next(ticks)))
     patch.setattr(prefill_budget, "LEAST", 4)
     patch.setattr(prefill_budget, "MOST", 24)
-    patch.setattr(reader, "AHEAD", 8)
+    patch.setattr(draft_sequences, "CATCH_UP_TOKENS", 8)
 
 
 def parts(spec: Speculator) -> list[Any]:
@@ -341,10 +341,10 @@ def rows_of(part: Any) -> int:
     """How many rows a model or drafter holds."""
     if isinstance(part, TableModel):
         return len(part._texts)
-    if isinstance(part, NativeCompanion):
-        return len(part._own)
-    if hasattr(part, "_reader"):
-        return len(part._reader.texts)
+    if isinstance(part, NativeTargetCopy):
+        return len(part._own_lengths)
+    if hasattr(part, "_sequences"):
+        return len(part._sequences.token_ids)
     part = part.cache if hasattr(part, "eager") else part  # graphs
     return len(getattr(part, "lengths", ()))
 
@@ -360,9 +360,9 @@ def require_accounted(spec: Speculator) -> None:
         rows = len(batch.rows) if part in held(spec.target) else drafted
         assert rows_of(part) in (0, rows)
         if isinstance(part, NativeModel):
-            every = [*part.rows, *(part.pool.cached or ())]
+            every = [*part.rows, *(part.pool.prefix_cache or ())]
             users = Counter(id(page) for row in every for page in row.pages)
-            found = {id(page): page.users for row in every for page in row.pages}
+            found = {id(page): page.num_users for row in every for page in row.pages}
             assert part.pool.used == len(found) and found == users
         elif hasattr(part, "pages"):
             holders = Counter(page for pages in part.pages for page in pages)

@@ -20,7 +20,7 @@ from transformers.modeling_layers import MtpLayer
 
 from foretoken.drafters.base import Draft
 from foretoken.drafters.pairs import PairsDrafter
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.pair_files import PairsDraft
@@ -230,7 +230,7 @@ def states_of(network: PreTrainedModel, text: list[int], taps: tuple[int, ...]) 
     made = network(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
     hook.remove()
     behind = last[0][0] if isinstance(last[0], tuple) else last[0]
-    every = {**dict(enumerate(made[:-1])), len(layers): behind, FINAL: made[-1]}
+    every = {**dict(enumerate(made[:-1])), len(layers): behind, FINAL_TAP: made[-1]}
     return torch.cat([every[j].reshape(len(text), -1) for j in taps], -1)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from foretoken.models.native.packing import WEIGHTS, round_blocks
+from foretoken.models.native.packing import BLOCK_WEIGHTS, round_blocks
 
 INPUTS = ["input_ids", "attention_mask", "position_ids"]
 
@@ -123,7 +123,7 @@ def compress(graph: ov.Model, dtype: str) -> None:
     """Store the weights of products and look-ups in integers."""
     weights = [w for node in graph.get_ordered_ops() if (w := _weight(node))]
     for port, weight, out in weights:
-        if dtype == "int8" or out or weight.shape[1] % WEIGHTS:
+        if dtype == "int8" or out or weight.shape[1] % BLOCK_WEIGHTS:
             small = _rounded_rows(weight, 1 - out)
         else:
             lookup = port.get_node().get_type_name() == "Gather"

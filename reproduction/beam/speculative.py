@@ -17,7 +17,7 @@ from foretoken.errors import ControlError, RefusedError, shown
 from foretoken.inputs import Prompts
 from foretoken.lease import leased
 from foretoken.models.base import Model
-from foretoken.models.reader import Reader
+from foretoken.models.draft_sequences import DraftSequences
 from foretoken.request import Request
 from foretoken.sampling.checks import Count
 from foretoken.sampling.params import Controls, SamplingParams
@@ -69,7 +69,7 @@ class DraftSearch:
     """
 
     def __init__(self, model: Model, request: Request, vocab_size: int, width: int) -> None:
-        reader = Reader(model)
+        reader = DraftSequences(model)
         source = None if request.source is None else [request.source]
         _, sources = reader.join([request.prompt], source)
         self.tree = ScoredTree(model, reader.texts[0], sources[0] if sources else None)

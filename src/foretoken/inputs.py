@@ -19,7 +19,7 @@ from foretoken.generation_config import Ends, forced, resolved
 from foretoken.media import TEXT
 from foretoken.media.inputs import Media, is_media, media_of
 from foretoken.models.base import Model
-from foretoken.models.guided import Guided
+from foretoken.models.guidance import GuidedModel
 from foretoken.request import Request, Row, TextPrediction
 from foretoken.sampling import verifier
 from foretoken.sampling.checks import SEED, Structured, as_ids
@@ -152,13 +152,13 @@ class InputProcessor:
 
     def _ids_with(self, media: Media, i: int) -> list[int]:
         """The ids of a prompt with media that the target reads; InputError otherwise."""
-        reads, problem = self.target.capabilities.media, self.target.objection(media)
+        reads, problem = self.target.capabilities.media, self.target.find_media_problem(media)
         if problem is not None:
             names = ", ".join(sorted(media.inputs))
             reason = problem if reads else f"the target on {self.target.runtime} reads ids only"
             remedy = "give text, or load a model that reads them"
             remedy += ", with runtime='transformers'" if not reads else ""
-            if isinstance(self.target, Guided):
+            if isinstance(self.target, GuidedModel):
                 reason, remedy = "guidance reads ids only", "leave one of them out"
             if self.target.needs_media:
                 remedy = "give what its processor makes of a sound or picture"
@@ -175,7 +175,7 @@ class InputProcessor:
         head, source = self.sides(ids) if media is None else (self._head(ids), None)
         if media is not None and params.prompt_logprobs is not None:
             raise InputError("prompt_logprobs are not told of prompts with media; leave it out")
-        context, limit = self.target.longest, params.max_new_tokens
+        context, limit = self.target.max_context, params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
         if self.max_length is not None and self.max_length - len(head) < limit:
             limit = _room(len(head), self.max_length)
@@ -205,7 +205,7 @@ class InputProcessor:
     def _require_fit(self, ids: list[int], i: int) -> None:
         """InputError for a prompt that the model cannot hold."""
         apart = self.target.encoder_decoder  # the new tokens stand elsewhere
-        reads = self.target.source_context if apart else self.target.longest
+        reads = self.target.source_context if apart else self.target.max_context
         if reads is not None and len(ids) >= reads + apart:
             raise InputError(
                 f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"

@@ -14,7 +14,7 @@ from weakref import ref
 
 from foretoken.drafters.base import Drafter, held
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Model, Part
+from foretoken.models.base import Model, Component
 
 LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
 TENANCY, ENGINE = "_foretoken_tenancy", "_foretoken_engine"  # attributes of a part
@@ -42,7 +42,7 @@ class Tenancy:
                 self.drafter.leave(list(range(self.drafted)))
         finally:
             for part in self.parts:
-                if isinstance(part, Part):
+                if isinstance(part, Component):
                     part.clear()
         self.drafted = 0
 
@@ -96,7 +96,7 @@ class Lease:
 def watches(target: Model, drafter: Drafter | None) -> None:
     """Let a target show its states where a part of the drafter reads them, and nowhere else."""
     drafters = [part for part in held(drafter) if isinstance(part, Drafter)]
-    target.show(next((part.known for part in drafters if part.reads_states), None))
+    target.expose_hidden_states(next((part.known for part in drafters if part.reads_states), None))
 
 
 @contextmanager

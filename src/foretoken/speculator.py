@@ -20,7 +20,7 @@ from foretoken.errors import InputError, base_name
 from foretoken.generation_config import Ends, warned_of_suggested
 from foretoken.inputs import InputProcessor, Prompt, Prompts, Seed, check
 from foretoken.models.base import Model
-from foretoken.models.guided import Guided
+from foretoken.models.guidance import GuidedModel
 from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
 from foretoken.sampling.checks import as_ids
 from foretoken.sampling.params import Controls, SamplingParams
@@ -174,7 +174,7 @@ class Speculator:
         if negative is not None and not isinstance(negative, str):
             negative = list(as_ids("negative", negative))
         ids = None if negative is None else self.inputs.ids(negative, "negative")
-        return replace(self, target=Guided(self.target, scale, ids), choose=None)
+        return replace(self, target=GuidedModel(self.target, scale, ids), choose=None)
 
     def generate(
         self,

@@ -16,7 +16,7 @@ import tiny
 from foretoken import Speculator, load
 from foretoken.drafters.pairs import PairsDrafter
 from foretoken.loading import state_drafts
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from pairdrafts import (
     EagleFile,
     EagleLaw,
@@ -117,7 +117,7 @@ def test_eagle_loads_from_a_folder(folders: Path, draft: str, taps: str, runtime
     drafter: Any = spec.drafter
     ids = (1, 2, 3) if taps == "inputs" else (2, 3, 4)
     assert drafter.target.taps == ids
-    assert drafter.runtime == runtime and drafter.decoder.computed == "float32"
+    assert drafter.runtime == runtime and drafter.decoder.compute_dtype == "float32"
     notes, texts = noted(drafter), ["It was the first day of the year", "the old man"]
     found = spec.generate(texts, max_new_tokens=20, gamma=3)
     plain = load(base / "target", "none", runtime=runtime).generate(texts, max_new_tokens=20)
@@ -158,5 +158,5 @@ def test_the_layers_are_measured_where_the_file_does_not_say(
 
 def test_a_target_s_own_layer_loads(folders: Path) -> None:
     spec = load(folders / "own", "mtp", runtime="transformers")
-    assert isinstance(spec.drafter, PairsDrafter) and spec.target.taps == (FINAL,)
+    assert isinstance(spec.drafter, PairsDrafter) and spec.target.taps == (FINAL_TAP,)
     require_always_right(spec)

@@ -148,7 +148,7 @@ class InnerClaim(CascadeDrafter):
         if draft.q is None:
             return draft
         q = draft.q.clone()
-        for b, (text, x) in enumerate(zip(self._reader.texts, self._draft_tokens, strict=True)):
+        for b, (text, x) in enumerate(zip(self._sequences.token_ids, self._draft_tokens, strict=True)):
             for i in range(len(x)):
                 q[b, i] = torch.from_numpy(distribution(Q, V)((*text, *x[:i])))
         return Draft(draft.tokens, draft.lengths, q)

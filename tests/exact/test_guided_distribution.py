@@ -13,7 +13,7 @@ import pytest
 from exact.worlds import Case, Table, bias
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.models.guided import Guided
+from foretoken.models.guidance import GuidedModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
 from foretoken.sampling.verify import RULES, block
@@ -42,12 +42,12 @@ def law(negative: list[int] | None) -> Model:
 
 DRAFTERS: dict[str, Callable[[], Any]] = {
     "a model": lambda: LMDrafter(Table(Q, V), V),
-    "a guided model": lambda: LMDrafter(Guided(Table(Q, V), SCALE, [1]), V),
+    "a guided model": lambda: LMDrafter(GuidedModel(Table(Q, V), SCALE, [1]), V),
     "look-up": LookupDrafter,
 }
 
 
-def case(negative: list[int] | None, kind: Any = Guided, rule: Any = block, **more: Any) -> Case:
+def case(negative: list[int] | None, kind: Any = GuidedModel, rule: Any = block, **more: Any) -> Case:
     drafter = more.pop("drafter", DRAFTERS["a model"])
     return Case(lambda: kind(Table(P, V), SCALE, negative), drafter, rule, GAMMA, rows=ROWS, **more)
 
@@ -64,18 +64,18 @@ def test_whatever_drafts(kind, rule, monkeypatch) -> None:
     assert bias(found, law([1]), monkeypatch) < 1e-12
 
 
-class StaleReading(Guided):
+class StaleReading(GuidedModel):
     """Rejected tokens stay in the second reading."""
 
     def _second_length(self, row: Any) -> int:
         return len(self.inner._texts[2 * self.rows.index(row) + 1])  # pyright: ignore
 
 
-class LateReading(Guided):
+class LateReading(GuidedModel):
     """The second reading lacks the last draft token."""
 
-    def _second(self, row: Any, block: list[int]) -> list[int]:
-        read = super()._second(row, block)
+    def _make_second_block(self, row: Any, block: list[int]) -> list[int]:
+        read = super()._make_second_block(row, block)
         return [*read[:-1], read[-2]] if len(read) > 1 else read
 
 

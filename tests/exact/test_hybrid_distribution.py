@@ -20,7 +20,7 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
-from foretoken.models.states import PASS, REWIND
+from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
@@ -59,10 +59,10 @@ class Stale(Rows):
 
         def settled(rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
             vars(cache).pop("settle")
-            behind = cache.settle(rows, lengths, counts)
+            behind = cache.advance_bases(rows, lengths, counts)
             return [n + gone[b] for b, n in zip(rows, behind, strict=True)]
 
-        cache.settle = settled
+        cache.advance_bases = settled
 
 
 @cache
@@ -115,7 +115,7 @@ def test_a_hybrid_drafts_for_a_hybrid(name: str, rule: str, monkeypatch) -> None
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    "length", [PASS - 3, PASS - 1, pytest.param(PASS + REWIND, marks=pytest.mark.prove)]
+    "length", [MAX_PASS_WIDTH - 3, MAX_PASS_WIDTH - 1, pytest.param(MAX_PASS_WIDTH + MAX_REWIND_TOKENS, marks=pytest.mark.prove)]
 )
 def test_where_bases_move(length: int, monkeypatch) -> None:
     """Between a draft's passes, before the target's, or while the prompt is read."""

@@ -82,7 +82,7 @@ def case(
     def on_it() -> PairsDrafter:
         words = embedding(network(V), own)
         ready = drafter(made[-1], StockPairs(own.network), words, own.ids)
-        made[-1].show(ready.known)
+        made[-1].expose_hidden_states(ready.known)
         return ready
 
     rows = tuple(Request(list(text), 100, RowKey(0, b)) for b, text in enumerate(prompts))

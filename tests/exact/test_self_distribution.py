@@ -17,7 +17,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.models import base
-from foretoken.models.native.model import NativeCompanion
+from foretoken.models.native.model import NativeTargetCopy
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -104,14 +104,14 @@ class Unrounded(LMDrafter):
         draft = super().propose(gamma, draw)
         assert draft.q is not None
         q = draft.q.clone()
-        for b, (text, x) in enumerate(zip(self._reader.texts, draft.tokens.tolist(), strict=True)):
+        for b, (text, x) in enumerate(zip(self._sequences.token_ids, draft.tokens.tolist(), strict=True)):
             for i in range(len(x)):
                 q[b, i] = torch.tensor(P((*text, *x[:i])))
         return replace(draft, q=q)
 
 
-class Copy(NativeCompanion):
-    capabilities = replace(NativeCompanion.capabilities, chain=False)
+class Copy(NativeTargetCopy):
+    capabilities = replace(NativeTargetCopy.capabilities, chain=False)
 
 
 def copy(target: Any) -> Copy:

@@ -101,14 +101,14 @@ class Lies(LMDrafter):
         self.distribution = distribution
 
     def propose(self, gamma, draw):
-        return claimed(super().propose(gamma, draw), self._reader.texts, self.distribution)
+        return claimed(super().propose(gamma, draw), self._sequences.token_ids, self.distribution)
 
 
 class ClaimsDistribution(LMDrafter):
     """Writes what is likeliest, and says that it was drawn."""
 
     def propose(self, gamma, draw):
-        return claimed(super().propose(gamma, draw), self._reader.texts, smoothed)
+        return claimed(super().propose(gamma, draw), self._sequences.token_ids, smoothed)
 
 
 DRAFTERS = {

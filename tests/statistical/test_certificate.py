@@ -364,7 +364,7 @@ def over_states(kept: list[int] | None) -> Certificate:
     network = target("Llama")
     own = eagle_file(network.config.vocab_size, (0, 1, 2), kept, norm_output=True).read(network)
     drafter = pairs_drafter(network, own)
-    drafter.target.show(drafter.known)
+    drafter.target.expose_hidden_states(drafter.known)
     spec = Speculator(drafter.target, drafter)
     return certify(spec, pairs.PROMPTS[:2], replace(PLAN, num_samples=48))
 

@@ -28,7 +28,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(kernels: Path) -> Iterator[None]:
     """That library in place of the installed one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "FILE", kernels)
-        library.library.cache_clear()
+        patch.setattr(library, "LIBRARY_FILE", kernels)
+        library.load_library.cache_clear()
         yield
-    library.library.cache_clear()
+    library.load_library.cache_clear()

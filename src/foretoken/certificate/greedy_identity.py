@@ -152,8 +152,8 @@ def measure_shape_noise(
             finite = expected[expected.isfinite()]
             height += float(finite.max() - finite.mean())
             positions += 1
-    allowed = NOISE_TOLERANCE[target.computed] * height / max(1, positions)
-    return ShapeNoise(target.computed, positions, noise, variation, allowed)
+    allowed = NOISE_TOLERANCE[target.compute_dtype] * height / max(1, positions)
+    return ShapeNoise(target.compute_dtype, positions, noise, variation, allowed)
 
 
 def _score_blocks(

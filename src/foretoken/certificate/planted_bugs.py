@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, Drafter
-from foretoken.models.base import Blocks, Capabilities, LentKeys, Model
-from foretoken.models.shown import Known
+from foretoken.models.base import Blocks, Capabilities, SharedKV, Model
+from foretoken.models.hidden_states import HiddenStates
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verify import Outcome, Rule
 
@@ -58,7 +58,7 @@ class OffByOneModel(Model):
         self.encoder_decoder, self.source_context = model.encoder_decoder, model.source_context
         self.source_vocab_size = model.source_vocab_size
         self.runtime, self.device = model.runtime, model.device
-        self.computed, self.taps = model.computed, model.taps
+        self.compute_dtype, self.taps = model.compute_dtype, model.taps
         own = model.capabilities
         self.capabilities = Capabilities(
             tensors=own.tensors, hidden=own.hidden, taps=own.taps, shared_kv=own.shared_kv
@@ -89,11 +89,11 @@ class OffByOneModel(Model):
     def lengths(self) -> list[int]:
         return self.model.lengths
 
-    def show(self, known: Callable[[list[int]], int] | None) -> None:
-        self.model.show(known)
+    def expose_hidden_states(self, known: Callable[[list[int]], int] | None) -> None:
+        self.model.expose_hidden_states(known)
 
-    def shown(self) -> list[Known | None]:
-        return self.model.shown()
+    def take_hidden_states(self) -> list[HiddenStates | None]:
+        return self.model.take_hidden_states()
 
-    def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
-        return self.model.lent(kind, rows, first)
+    def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
+        return self.model.shared_kv(kind, rows, first)

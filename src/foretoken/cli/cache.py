@@ -87,11 +87,11 @@ def clear(
         removed = store.clear()
         forget()
     else:
-        names = {entry.name for entry in store.entries()} & {model, str(Path(model).resolve())}
+        names = {entry.name for entry in store.list_entries()} & {model, str(Path(model).resolve())}
         if not names:
             raise InputError(f"no conversion of {model!r:.200} is kept; see foretoken cache list")
         removed = sum(map(store.clear, names))
-    document = {"folder": str(store.folder()), "removed": removed, "of": model}
+    document = {"folder": str(store.get_folder()), "removed": removed, "of": model}
     of = ", and measured costs" if model is None else f" of {model}"
     removed_text = f"removed {removed} conversions from {document['folder']}{of}"
     print(json.dumps(document, allow_nan=False) if as_json else removed_text)
@@ -115,9 +115,9 @@ def _list_stored() -> dict[str, Any]:
 
     if problem := cache_problem():
         return {"folder": None, "problem": problem, "conversions": [], "costs": []}
-    entries = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.entries()]
+    entries = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.list_entries()]
     costs = [{**asdict(each), "trust": each.trust} for each in stored.entries()]
-    return {"folder": str(store.folder()), "problem": None, "conversions": entries, "costs": costs}
+    return {"folder": str(store.get_folder()), "problem": None, "conversions": entries, "costs": costs}
 
 
 def _format_date(seconds: float) -> str:

@@ -26,8 +26,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from foretoken.costing.costs import Costs, at
 from foretoken.drafters.base import Drafter
-from foretoken.kernels.library import CHOICE
-from foretoken.models.base import Part
+from foretoken.kernels.library import INSTRUCTIONS_VARIABLE
+from foretoken.models.base import Component
 from foretoken.records import StepRecord
 from foretoken.storage.cache import remember, remembered, versions
 
@@ -158,7 +158,7 @@ def _parsed(entry: Any) -> Kept | None:
     return kept if kept.costs.sound else None
 
 
-def key(target: Part, drafter: Part, *more: object) -> str | None:
+def key(target: Component, drafter: Component, *more: object) -> str | None:
     """The key under which costs are kept; None for a model or drafter without an identity."""
     parts = [identity(target), identity(drafter)]
     if None in parts:
@@ -175,7 +175,7 @@ def identity(part: Any) -> str | None:
     the user's own from its class.
     """
     if isinstance(part, Drafter):
-        if part.identity is not None or part.singular:  # made of parts, or with settings of its own
+        if part.identity is not None or part.has_own_speed:  # made of parts, or with settings of its own
             return part.identity
         if part.model is not None:
             return identity(part.model)
@@ -183,8 +183,8 @@ def identity(part: Any) -> str | None:
         return type(part).__qualname__ if built_in else None
     if part.identity is not None:
         return part.identity
-    network: Any = None if part.singular else part.model
-    if isinstance(network, Part):
+    network: Any = None if part.has_own_speed else part.model
+    if isinstance(network, Component):
         return identity(network)
     if not getattr(network, "name_or_path", None):
         return None
@@ -202,5 +202,5 @@ def machine() -> list[Any]:
     names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    held = os.environ.get(CHOICE)  # to an instruction set that may be slower
+    held = os.environ.get(INSTRUCTIONS_VARIABLE)  # to an instruction set that may be slower
     return [sorted(names) or platform.processor(), cores, torch.get_num_threads(), gpu, held]

@@ -16,8 +16,8 @@ from torch import Tensor
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import InputError
 from foretoken.models.base import Model
-from foretoken.models.rows import staying
-from foretoken.models.shown import FINAL
+from foretoken.models.row_slots import list_remaining_rows
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.sampling.distributions import mended
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import sent
@@ -74,7 +74,7 @@ class AssistantDrafter(Drafter):
 
     def reading(self, target: Model) -> AssistantDrafter:
         """The same network over another target, without rows."""
-        if not target.capabilities.shared_kv or target.taps != (FINAL,):
+        if not target.capabilities.shared_kv or target.taps != (FINAL_TAP,):
             raise InputError("give a target that exposes the states that the draft reads")
         return AssistantDrafter(target, self.network.over(target), self.embedding)
 
@@ -89,7 +89,7 @@ class AssistantDrafter(Drafter):
 
     def _take(self) -> None:
         """Keep the last state of each row that the target has read up to its last token."""
-        for text, new in zip(self.texts, self.target.shown(), strict=True):
+        for text, new in zip(self.texts, self.target.take_hidden_states(), strict=True):
             if new is not None:
                 reached = new.first + len(new.states) == text.length - 1
                 text.state = new.states[-1].clone() if reached else None
@@ -127,7 +127,7 @@ class AssistantDrafter(Drafter):
         self._take()
 
     def leave(self, rows: list[int]) -> None:
-        self.texts = [self.texts[b] for b in staying(len(self.texts), rows)]
+        self.texts = [self.texts[b] for b in list_remaining_rows(len(self.texts), rows)]
 
 
 def _spread(logits: Tensor, rows: list[int], count: int) -> Tensor:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.models.base import ChainedTokens, Model, Part, TokenChoice
-from foretoken.models.guided import Guided
+from foretoken.models.base import ChainedTokens, Model, Component, TokenChoice
+from foretoken.models.guidance import GuidedModel
 from foretoken.sampling.distributions import OFF, SamplingParams, known_finite
 from foretoken.sampling.draw import Draw
 
@@ -57,7 +57,7 @@ class Draft:
     predicted: frozenset[int] = frozenset()
 
 
-class Drafter(Part):
+class Drafter(Component):
     """A maker of draft tokens: the approximation model M_q of the paper, in the widest sense.
 
     Derive yours from it: it has a default for all but the first four methods. A drafter holds the
@@ -226,7 +226,7 @@ OPTIONAL = (  # what else an object may have of a drafter
 class FourMethods(Drafter):
     """An object with the four methods that a drafter must have, and defaults of what it lacks."""
 
-    singular = True  # its speed is the object's, not that of this class
+    has_own_speed = True  # its speed is the object's, not that of this class
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -297,9 +297,9 @@ def require_apart(target: Model, drafter: Drafter) -> None:
                 f"one {kind} stands in two places of target and draft, whose rows it would mix up; "
                 "make another for each"
             )
-        if not isinstance(part, Part) or not part.reads_target or part.target is None:
+        if not isinstance(part, Component) or not part.reads_target or part.target is None:
             continue
-        if isinstance(target, Guided):
+        if isinstance(target, GuidedModel):
             raise RefusedError(
                 f"{kind} reads the target's rows, of which guidance has two for each text; give "
                 "'lookup', a table or a model of its own"
@@ -321,22 +321,22 @@ def require_apart(target: Model, drafter: Drafter) -> None:
 def held(part: object) -> Iterator[object]:
     """Yield a model or drafter, and all models and drafters within it."""
     yield part
-    for inner in part.holds if isinstance(part, Part) else ():
+    for inner in part.holds if isinstance(part, Component) else ():
         yield from held(inner)
 
 
-def parts_of(*owners: object) -> list[Part]:
+def parts_of(*owners: object) -> list[Component]:
     """Return these models and drafters, and all within them."""
-    return [part for owner in owners for part in held(owner) if isinstance(part, Part)]
+    return [part for owner in owners for part in held(owner) if isinstance(part, Component)]
 
 
 def require_rewind(gamma: int, *owners: object) -> None:
     """Raise InputError for more draft tokens than the models among these, or within them, go back
     by."""
     for model in parts_of(*owners):
-        if isinstance(model, Model) and model.rewind is not None and gamma >= model.rewind:
+        if isinstance(model, Model) and model.max_rewind is not None and gamma >= model.max_rewind:
             raise InputError(
-                f"gamma is {shown(gamma)}, but the model's states go back by {model.rewind} "
+                f"gamma is {shown(gamma)}, but the model's states go back by {model.max_rewind} "
                 "tokens; give less"
             )
 

@@ -22,8 +22,8 @@ from foretoken.drafters.base import (
 )
 from foretoken.errors import NumericsError
 from foretoken.models.base import Blocks, Model, Scorer, require_model
-from foretoken.models.reader import Reader
-from foretoken.models.rows import staying
+from foretoken.models.draft_sequences import DraftSequences
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.request import Request, Row
 from foretoken.sampling.checks import Count
 from foretoken.sampling.draw import Draw, Shaping
@@ -59,7 +59,7 @@ class CascadeDrafter(Drafter):
         ' at the doctor, and the doctor said'
     """
 
-    singular = True  # its speed does not follow from its type
+    has_own_speed = True  # its speed does not follow from its type
 
     def __init__(self, middle: Model, drafter: Drafter, gamma: int = 4) -> None:
         require_model(middle)
@@ -69,24 +69,24 @@ class CascadeDrafter(Drafter):
         require_vocabulary(self.drafter, middle.vocab_size, "the model that it guesses for")
         self.holds = (middle, self.drafter)
         self.vocab_size, self.runtime = middle.vocab_size, middle.runtime
-        self._reader = Reader(middle)
+        self._sequences = DraftSequences(middle)
         # committed to `drafter`, but not to the reader's texts
         self._draft_tokens: list[list[int]] = []
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        self.middle.start(*self._reader.join(prompts, sources))
-        texts = [list(text) for text in self._reader.texts[len(self._draft_tokens) :]]
+        self.middle.start(*self._sequences.join(prompts, sources))
+        texts = [list(text) for text in self._sequences.token_ids[len(self._draft_tokens) :]]
         self.drafter.start(rows, texts, sources if self.middle.encoder_decoder else None)
         self._draft_tokens += [[] for _ in prompts]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        tasks = zip(self._reader.texts, self._reader.budget(gamma), draw.within(), strict=True)
+        tasks = zip(self._sequences.token_ids, self._sequences.compute_budgets(gamma), draw.within(), strict=True)
         rows = [_row(*task, b, draw) for b, task in enumerate(tasks)]
         # in coupled mode the middle model meets the target's own noise
         verifier = COUPLED if draw.coupled else choose(block)
-        target = _Middle(self._reader, rows)
+        target = _Middle(self._sequences, rows)
         distributions: list[list[Tensor]] = [[] for _ in rows]
         calls = 0
         while any(map(_open, rows)):
@@ -118,8 +118,8 @@ class CascadeDrafter(Drafter):
         if any(surplus):
             self.drafter.rewind(surplus)
         for b, n in enumerate(agreed):
-            certain = len(self._reader.texts[b]) + n  # behind it the middle model's cache is wrong
-            self._reader.cached[b] = min(self._reader.cached[b], certain)
+            certain = len(self._sequences.token_ids[b]) + n  # behind it the middle model's cache is wrong
+            self._sequences.num_cached[b] = min(self._sequences.num_cached[b], certain)
         rest = [text[n:] for text, n in zip(tokens, agreed, strict=True)]
         if any(rest):
             self.drafter.commit(rest)
@@ -133,12 +133,12 @@ class CascadeDrafter(Drafter):
 
     def _settle(self, back: list[int], tokens: list[list[int]]) -> None:
         self._draft_tokens = [[] for _ in tokens]
-        self._reader.move(back, tokens)
-        self.middle.set_lengths(self._reader.cached)
+        self._sequences.update(back, tokens)
+        self.middle.set_lengths(self._sequences.num_cached)
 
     def leave(self, rows: list[int]) -> None:
-        self._draft_tokens = [self._draft_tokens[b] for b in staying(len(self._draft_tokens), rows)]
-        self._reader.leave(rows)
+        self._draft_tokens = [self._draft_tokens[b] for b in list_remaining_rows(len(self._draft_tokens), rows)]
+        self._sequences.leave(rows)
         self.middle.leave(rows)
         self.drafter.leave(rows)
 
@@ -147,8 +147,8 @@ class _Middle(Scorer):
     """The middle model as the inner step's target: what its cache lacks of a row is read first,
     and rows that have all their draft tokens rest."""
 
-    def __init__(self, reader: Reader, rows: list[Row]) -> None:
-        self.model, self.cached, self.rows = reader.model, reader.cached, rows
+    def __init__(self, reader: DraftSequences, rows: list[Row]) -> None:
+        self.model, self.cached, self.rows = reader.model, reader.num_cached, rows
         self.vocab_size, self.device = self.model.vocab_size, self.model.device
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:

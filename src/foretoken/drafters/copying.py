@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from foretoken.drafters.base import Draft, Drafter, Draw, pack
-from foretoken.models.rows import staying
+from foretoken.models.row_slots import list_remaining_rows
 
 
 class CopyDrafter(Drafter):
@@ -39,7 +39,7 @@ class CopyDrafter(Drafter):
             copy.unread(count)
 
     def leave(self, rows: list[int]) -> None:
-        self.copies = [self.copies[b] for b in staying(len(self.copies), rows)]
+        self.copies = [self.copies[b] for b in list_remaining_rows(len(self.copies), rows)]
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from torch.nn import functional
 from foretoken.drafters.base import Draft, Drafter, drawn, pack, widened
 from foretoken.errors import InputError, shown
 from foretoken.models.base import Model
-from foretoken.models.rows import staying
-from foretoken.models.shown import carried
+from foretoken.models.row_slots import list_remaining_rows
+from foretoken.models.hidden_states import append_new_states
 from foretoken.sampling.distributions import SamplingParams, mended
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed, sent
@@ -158,9 +158,9 @@ class BlockDrafter(Drafter):
 
     def _take(self) -> None:
         """Carry the states that the target has shown."""
-        pairs = zip(self.rows, self.blocks.lengths, self.target.shown(), strict=True)
+        pairs = zip(self.rows, self.blocks.lengths, self.target.take_hidden_states(), strict=True)
         for row, read, new in pairs:
-            row.carried = carried(row.carried, new, read + len(row.carried))
+            row.carried = append_new_states(row.carried, new, read + len(row.carried))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         budget = list(map(self._budget, self.rows, self.blocks.lengths, gamma))
@@ -237,5 +237,5 @@ class BlockDrafter(Drafter):
         self._take()
 
     def leave(self, rows: list[int]) -> None:
-        self.rows = [self.rows[b] for b in staying(len(self.rows), rows)]
+        self.rows = [self.rows[b] for b in list_remaining_rows(len(self.rows), rows)]
         self.blocks.leave(rows)

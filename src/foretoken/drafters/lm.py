@@ -8,7 +8,7 @@ from torch import Tensor
 from foretoken.drafters.base import Draft, Drafter, certain, chained, choice, drawn, pack
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, require_model
-from foretoken.models.reader import Reader
+from foretoken.models.draft_sequences import DraftSequences
 from foretoken.sampling.distributions import SamplingParams, mended, peaks
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed
@@ -49,23 +49,23 @@ class LMDrafter(Drafter):
         self.params, self.holds = params, (model,)
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.runtime = model.runtime
-        self.singular = params is not None  # its speed does not follow from its model alone
+        self.has_own_speed = params is not None  # its speed does not follow from its model alone
         self.shares = model.capabilities.target_rows
         self._writes = model.capabilities.text and params is None
         self._chains = model.capabilities.chain
-        self._reader = Reader(model)
+        self._sequences = DraftSequences(model)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        self.model.start(*self._reader.join(prompts, sources))
+        self.model.start(*self._sequences.join(prompts, sources))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        texts, cached = self._reader.texts, self._reader.cached
-        budget = self._reader.budget(gamma)
+        texts, cached = self._sequences.token_ids, self._sequences.num_cached
+        budget = self._sequences.compute_budgets(gamma)
         rows = zip(texts, cached, budget, strict=True)
-        unread = [text[n:] if g else self._reader.ahead(b) for b, (text, n, g) in enumerate(rows)]
-        if self._writes and self.model.writes(greedy=draw.greedy):
+        unread = [text[n:] if g else self._sequences.get_catch_up_tokens(b) for b, (text, n, g) in enumerate(rows)]
+        if self._writes and self.model.drafts_from_text(greedy=draw.greedy):
             return self._written(unread, budget)
         if not any(budget):
             if any(unread):
@@ -129,9 +129,9 @@ class LMDrafter(Drafter):
 
     def _written(self, unread: list[list[int]], budget: list[int]) -> Draft:
         """Guesses by the text that the model writes: they follow from the text so far."""
-        draft_tokens, calls = self.model.write(unread, budget)
+        draft_tokens, calls = self.model.draft_from_text(unread, budget)
         for b, new in enumerate(unread):
-            self._reader.cached[b] += len(new)
+            self._sequences.num_cached[b] += len(new)
         return pack(draft_tokens, calls=calls)
 
     def _next(self, ids: Tensor, active: list[bool]) -> Blocks:
@@ -148,11 +148,11 @@ class LMDrafter(Drafter):
         self._move(counts, [[] for _ in counts])
 
     def _move(self, back: list[int], tokens: list[list[int]]) -> None:
-        self._reader.move(back, tokens)
-        self.model.set_lengths(self._reader.cached)
+        self._sequences.update(back, tokens)
+        self.model.set_lengths(self._sequences.num_cached)
 
     def leave(self, rows: list[int]) -> None:
-        self._reader.leave(rows)
+        self._sequences.leave(rows)
         self.model.leave(rows)
 
 

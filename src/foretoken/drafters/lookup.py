@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from foretoken.drafters.base import Draft, Drafter, Draw, pack
-from foretoken.models.rows import staying
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.request import Request
 from foretoken.text.automaton import ROOT, Automaton, Earlier
 
@@ -94,7 +94,7 @@ class LookupDrafter(Drafter):
         if self._earlier is not None:
             for b in rows:
                 self._earlier.add(self.texts[b].salt, self.texts[b].output)
-        self.texts = [self.texts[b] for b in staying(len(self.texts), rows)]
+        self.texts = [self.texts[b] for b in list_remaining_rows(len(self.texts), rows)]
 
 
 class Repeats:

@@ -52,7 +52,7 @@ class MixtureDrafter(Drafter):
         ' at the doctor, and the doctor said'
     """
 
-    singular = True  # its speed does not follow from its type
+    has_own_speed = True  # its speed does not follow from its type
 
     def __init__(self, parts: list[tuple[Drafter, int | None]]) -> None:
         is_list = isinstance(cast(object, parts), list | tuple)

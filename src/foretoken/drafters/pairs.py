@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, Drafter, certain, chained, choice, drawn, pack
 from foretoken.errors import InputError, shown
-from foretoken.models.base import ChainedTokens, Model, PairModel, TokenChoice
-from foretoken.models.rows import CHUNK, staying
-from foretoken.models.shown import carried
+from foretoken.models.base import ChainedTokens, Model, HiddenStateDraftModel, TokenChoice
+from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, list_remaining_rows
+from foretoken.models.hidden_states import append_new_states
 from foretoken.sampling.distributions import mended, peaks
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import listed, sent
@@ -82,7 +82,7 @@ class PairsDrafter(Drafter):
     def __init__(
         self,
         target: Model,
-        decoder: PairModel,
+        decoder: HiddenStateDraftModel,
         embedding: Callable[[Tensor], Tensor],
         ids: Tensor | None,
         columns: slice | None = None,
@@ -93,7 +93,7 @@ class PairsDrafter(Drafter):
         self.columns = columns
         self.runtime, self.holds, self.vocab_size = decoder.runtime, (decoder,), target.vocab_size
         self.identity = decoder.identity
-        self.singular = self.identity is None  # no cost is known to be its
+        self.has_own_speed = self.identity is None  # no cost is known to be its
         self.rows: list[_Row] = []
         self._table = _table(embedding)
         self._chains = decoder.capabilities.chain
@@ -112,7 +112,7 @@ class PairsDrafter(Drafter):
     def known(self, text: list[int]) -> int:
         if len(text) < 2:
             return 0
-        return self.decoder.known(_marked(text[0], text[1:], self.target.vocab_size))
+        return self.decoder.count_cached_tokens(_marked(text[0], text[1:], self.target.vocab_size))
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -125,9 +125,9 @@ class PairsDrafter(Drafter):
 
     def _take(self) -> None:
         """Carry the states that the target has shown. Some may be of pairs that were fed before."""
-        for row, new in zip(self.rows, self.target.shown(), strict=True):
+        for row, new in zip(self.rows, self.target.take_hidden_states(), strict=True):
             reached = row.fed + len(row.carried)  # where states behind it are missing, it is silent
-            row.carried = carried(row.carried, new, reached, self.columns)
+            row.carried = append_new_states(row.carried, new, reached, self.columns)
             if self.decoder.context is not None and len(row.text) > self.decoder.context:
                 row.carried = row.carried[:0]  # it has outgrown the decoder, and is silent too
 
@@ -157,7 +157,7 @@ class PairsDrafter(Drafter):
         """Make all tokens in one call."""
         counts = [len(row.carried) for row in self.rows]
         blocks, tokens, states = self._carried(counts)
-        self.decoder.pair(tokens, states, table)
+        self.decoder.set_draft_pairs(tokens, states, table)
         made = self.decoder.chain(blocks, budget, chosen, table)
         self._advance(counts)
         self.decoder.set_lengths([row.fed for row in self.rows])
@@ -215,9 +215,9 @@ class PairsDrafter(Drafter):
         """Read carried pairs, of all rows alike, until the rest fits a pass, or is one of each row;
         the passes that it took."""
         passes = 0
-        while sum(len(row.carried) for row in self.rows) > CHUNK:
+        while sum(len(row.carried) for row in self.rows) > PREFILL_CHUNK_TOKENS:
             spare = [max(0, len(row.carried) - 1) for row in self.rows]
-            share = max(1, CHUNK // max(1, sum(n > 0 for n in spare)))
+            share = max(1, PREFILL_CHUNK_TOKENS // max(1, sum(n > 0 for n in spare)))
             if not any(spare):
                 break
             self._feed([min(n, share) for n in spare], [0] * len(self.rows))
@@ -229,7 +229,7 @@ class PairsDrafter(Drafter):
         if not any(counts):
             return torch.empty(len(counts), 0, 0)
         blocks, tokens, states = self._carried(counts)
-        logits = self._pass(blocks, torch.tensor(tokens), self.decoder.joined(states), need)
+        logits = self._pass(blocks, torch.tensor(tokens), self.decoder.project_states(states), need)
         self._advance(counts)
         return logits
 
@@ -264,7 +264,7 @@ class PairsDrafter(Drafter):
     def _give(self, blocks: list[list[int]], tokens: Tensor, states: Tensor) -> None:
         embedded = self.embedding(sent(tokens, states.device)).to(states.dtype)
         pairs = torch.cat([embedded, states], -1)
-        self.decoder.give(pairs, [len(block) for block in blocks])
+        self.decoder.set_next_pairs(pairs, [len(block) for block in blocks])
 
     def commit(self, tokens: list[list[int]]) -> None:
         for row, new in zip(self.rows, tokens, strict=True):
@@ -272,5 +272,5 @@ class PairsDrafter(Drafter):
         self._take()
 
     def leave(self, rows: list[int]) -> None:
-        self.rows = [self.rows[b] for b in staying(len(self.rows), rows)]
+        self.rows = [self.rows[b] for b in list_remaining_rows(len(self.rows), rows)]
         self.decoder.leave(rows)

@@ -20,7 +20,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.lease import Lease
 from foretoken.models.base import Model
-from foretoken.models.rows import CHUNK as PASS
+from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS as PASS
 from foretoken.request import Row
 from foretoken.sampling.distributions import working
 from foretoken.sampling.logprobs import logprobs
@@ -43,7 +43,7 @@ class Batch:
             if isinstance(part, Drafter) or part.capabilities.prefix_cache
         ]
         # the target, if it reads long rows in another way
-        self._switches = target if target.longest != target.context else None
+        self._switches = target if target.max_context != target.context else None
         self._reads_target = any(part.reads_target for part in parts_of(drafter))
         self._lease: Lease | None = None  # while there are rows
         self._stepped = 0  # of the first rows: they have taken a step since they joined
@@ -194,13 +194,13 @@ class Batch:
         heads = [self._head(row, read, last) for row in rows]
         encoded = _encoded(self.target)
         # rows that join again have written some
-        self.target.prompted([len(row.request.prompt) for row in rows])
+        self.target.set_prompt_lengths([len(row.request.prompt) for row in rows])
         _attach(self.target, rows)
         with _reading(rows):
             self.target.start(heads, self._sources(rows))
         encoded = _encoded(self.target) - encoded
         caches = self.target.capabilities.prefix_cache
-        recalled = self.target.recalled if caches else [0] * len(rows)
+        recalled = self.target.num_cached_tokens if caches else [0] * len(rows)
         for row, head, k in zip(rows, heads, recalled, strict=True):
             row.pending = len(row.tokens) - len(head)
             row.cached = row.cached if row.began else k  # its own pages are not others'
@@ -244,7 +244,7 @@ class Batch:
 
     def _known(self, text: list[int]) -> int:
         """Count the first tokens whose keys and values the target has kept from other texts."""
-        return self.target.known(text)
+        return self.target.count_cached_tokens(text)
 
     def _most(self, row: Row) -> int:
         """Guesses that a row has a use for: behind them comes a token of the target's own, and the
@@ -257,9 +257,9 @@ class Batch:
     def _announce(self, row: Row) -> None:
         """The rows that join next are like this one: only texts of the same salt serve them."""
         for part in self.keeping:
-            part.salted(row.request.salt)
+            part.set_salt(row.request.salt)
         if self._switches is not None:
-            self._switches.beyond(self._is_long(row))
+            self._switches.set_long_context(self._is_long(row))
 
     def _read(self, reads: list[int]) -> None:
         """A pass in which no row is advanced."""
@@ -297,8 +297,8 @@ def _attach(part: object, rows: list[Row]) -> None:
     for each in parts_of(part):
         # what a join that failed has left goes, too
         if isinstance(each, Model) and each.capabilities.media:
-            own = [m if m and each.objection(m) is None else None for m in media]
-            each.attached = own if any(own) else []
+            own = [m if m and each.find_media_problem(m) is None else None for m in media]
+            each.joining_media = own if any(own) else []
 
 
 @contextmanager

@@ -193,7 +193,7 @@ class EngineCore:
 
     def _keep_prefixes(self, on: bool) -> None:
         for part in self.batch.keeping:
-            part.remember(on)
+            part.set_prefix_caching(on)
 
     def _within_step(self) -> bool:
         """Tell whether this thread is taking a step."""

@@ -278,7 +278,7 @@ class Engine:
     @property
     def longest(self) -> int | None:
         """Tokens of a text at most, its prompt included; None without a limit."""
-        limits = [n for n in (self._options.max_length, self._spec.target.longest) if n is not None]
+        limits = [n for n in (self._options.max_length, self._spec.target.max_context) if n is not None]
         return min(limits, default=None)
 
     @property

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Model, Part
+from foretoken.models.base import Model, Component
 from foretoken.request import Row
 
 # For texts that have left, where no budget is stated: bytes, and tokens, whose pages are looked at
@@ -14,12 +14,12 @@ from foretoken.request import Row
 KEPT, KEPT_TOKENS = 1_000_000_000, 65_536
 
 
-def reserve_kept(parts: Sequence[Part]) -> None:
+def reserve_kept(parts: Sequence[Component]) -> None:
     """Room for texts that have left, in the parts that keep them; it is touched as it is used."""
     _reserve(parts, min(KEPT, sum(part.memory([KEPT_TOKENS], [1]) for part in parts)))
 
 
-def _reserve(parts: Sequence[Part], total: int) -> None:
+def _reserve(parts: Sequence[Component], total: int) -> None:
     """So many bytes, now, shared out by what a token takes, where parts can."""
     shares = [part.memory([1], [1]) for part in parts]
     for part, share in zip(parts, shares, strict=True):
@@ -32,7 +32,7 @@ class Memory:
     InputError for a total below one token's, RefusedError for parts that do not say what their
     rows take."""
 
-    def __init__(self, parts: list[Part], total: int) -> None:
+    def __init__(self, parts: list[Component], total: int) -> None:
         for part in parts:
             if isinstance(part, Model) and not part.capabilities.memory:
                 raise RefusedError(

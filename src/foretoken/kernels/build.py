@@ -18,29 +18,29 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-HERE = Path(__file__).parent
-SOURCES, LIBRARY = HERE / "cpp", HERE / "kernels.so"
+KERNELS_FOLDER = Path(__file__).parent
+CPP_FOLDER, LIBRARY_PATH = KERNELS_FOLDER / "cpp", KERNELS_FOLDER / "kernels.so"
 # No -ffast-math, no contraction: the arithmetic is exactly what is written. Nothing of C++'s own
 # library is needed where it runs. GCC 12 takes undefined vectors of its own headers for mistakes.
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
-FLAGS += ["-fno-math-errno", "-fno-exceptions", "-Wall", "-Wextra", "-Wno-unknown-warning-option"]
-FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
-AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-AVX512 = [*AVX2, *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni"))]
-SETS = {
+COMPILER_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
+COMPILER_FLAGS += ["-fno-math-errno", "-fno-exceptions", "-Wall", "-Wextra", "-Wno-unknown-warning-option"]
+COMPILER_FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
+AVX512_FLAGS = [*AVX2_FLAGS, *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni"))]
+INSTRUCTION_SET_FLAGS = {
     "portable": [],
-    "avx2": ["-DFORETOKEN_AVX2", *AVX2],
-    "avxvnni": ["-DFORETOKEN_AVX2", "-DFORETOKEN_AVXVNNI", *AVX2, "-mavxvnni"],
-    "avx512": ["-DFORETOKEN_AVX512", *AVX512],
+    "avx2": ["-DFORETOKEN_AVX2", *AVX2_FLAGS],
+    "avxvnni": ["-DFORETOKEN_AVX2", "-DFORETOKEN_AVXVNNI", *AVX2_FLAGS, "-mavxvnni"],
+    "avx512": ["-DFORETOKEN_AVX512", *AVX512_FLAGS],
 }
-REMEDY = "install g++ or clang, or pip install ziglang"
+COMPILER_REMEDY = "install g++ or clang, or pip install ziglang"
 
 
 class BuildError(Exception):
     """There is no compiler, or it fails."""
 
 
-def own_compiler() -> list[str]:
+def find_own_compiler() -> list[str]:
     """Return the words that begin a compiler's command: $CXX or the machine's; none without one."""
     if given := os.environ.get("CXX"):
         return shlex.split(given)
@@ -48,33 +48,33 @@ def own_compiler() -> list[str]:
     return list(found)[:1]
 
 
-def compiler() -> list[str]:
+def find_compiler() -> list[str]:
     """Return the same, or those of the package ziglang.
 
     Raises:
         BuildError: There is no compiler.
     """
-    if own := own_compiler():
+    if own := find_own_compiler():
         return own
     if find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "c++"]
-    raise BuildError(f"there is no C++ compiler; {REMEDY}")
+    raise BuildError(f"there is no C++ compiler; {COMPILER_REMEDY}")
 
 
-def digest() -> str:
+def compute_digest() -> str:
     """Return a digest of the sources and of how they are compiled."""
-    total = hashlib.sha256(repr((FLAGS, SETS)).encode())
-    for file in sorted(SOURCES.iterdir()):
+    total = hashlib.sha256(repr((COMPILER_FLAGS, INSTRUCTION_SET_FLAGS)).encode())
+    for file in sorted(CPP_FOLDER.iterdir()):
         total.update(file.name.encode() + b"\0" + file.read_bytes())
     return total.hexdigest()[:16]
 
 
 def is_current() -> bool:
     """Return whether the library was compiled from these sources."""
-    return LIBRARY.exists() and digest().encode() in LIBRARY.read_bytes()
+    return LIBRARY_PATH.exists() and compute_digest().encode() in LIBRARY_PATH.read_bytes()
 
 
-def build(library: Path = LIBRARY, flags: tuple[str, ...] = ()) -> None:
+def build(library: Path = LIBRARY_PATH, flags: tuple[str, ...] = ()) -> None:
     """Compile the library, whole or not at all.
 
     Args:
@@ -84,37 +84,37 @@ def build(library: Path = LIBRARY, flags: tuple[str, ...] = ()) -> None:
     Raises:
         BuildError: There is no compiler, or it fails.
     """
-    sets = SETS if platform.machine().lower() in ("x86_64", "amd64") else {"portable": []}
-    command = [*compiler(), *FLAGS, *flags]
+    sets = INSTRUCTION_SET_FLAGS if platform.machine().lower() in ("x86_64", "amd64") else {"portable": []}
+    command = [*find_compiler(), *COMPILER_FLAGS, *flags]
     with tempfile.TemporaryDirectory(prefix="foretoken-") as folder:
         objects: list[Path] = []
         commands: list[list[str]] = []
         parts = [("kernels", name, more) for name, more in sets.items()]
-        parts += [("library", "", [f'-DFORETOKEN_DIGEST="{digest()}"']), ("team", "", [])]
+        parts += [("library", "", [f'-DFORETOKEN_DIGEST="{compute_digest()}"']), ("team", "", [])]
         for source, name, more in parts:
             objects.append(Path(folder) / f"{source}{name}.o")
             own = [f"-DFORETOKEN_KERNELS={name}_kernels"] if name else []
-            what = ["-c", str(SOURCES / f"{source}.cpp"), "-o", str(objects[-1])]
+            what = ["-c", str(CPP_FOLDER / f"{source}.cpp"), "-o", str(objects[-1])]
             commands.append([*command, *more, *own, *what])
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
-        made = Path(folder) / library.name
+        built = Path(folder) / library.name
         # Zig would compile C++'s library for it, which takes minutes; GCC 12 lacks the option
         zig = {"zig", "ziglang"} & {Path(word).name for word in command}
         without = ["-nostdlib++", "-s"] if zig else []
-        _run([*command, "-shared", *without, *map(str, objects), "-lm", "-o", str(made)])
+        _run([*command, "-shared", *without, *map(str, objects), "-lm", "-o", str(built)])
         partial = library.with_name(f"{library.name}.{os.getpid()}")
-        shutil.copy(made, partial)
+        shutil.copy(built, partial)
         os.replace(partial, library)
 
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        result = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:  # no such program
         raise BuildError(f"{command[0]}: {error.strerror}") from None
-    if done.returncode:
-        raise BuildError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+    if result.returncode:
+        raise BuildError(f"{' '.join(command)}: {result.stderr.strip()[-2000:]}")
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from typing import Any
 from foretoken.errors import InputError, RefusedError
 from foretoken.kernels import build
 
-FILE = Path(__file__).parent / "kernels.so"
-SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
-CHOICE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of SETS
+LIBRARY_FILE = Path(__file__).parent / "kernels.so"
+INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
+INSTRUCTIONS_VARIABLE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of SETS
 
 
-def fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:
+def make_fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:
     """Return the fields of a record in their order: several of a kind, by their names."""
     return [(name, kind) for kind, names in kinds for name in names.split()]
 
@@ -27,7 +27,7 @@ def fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:
 class WeightRecord(Structure):
     """The record Weight of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "kind outputs inputs form"),
         (c_void_p, "panels bias rest"),
     )
@@ -36,7 +36,7 @@ class WeightRecord(Structure):
 class NormRecord(Structure):
     """The record Norm of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_void_p, "weight bias"),
         (c_float, "epsilon"),
         (c_int32, "centred"),
@@ -46,7 +46,7 @@ class NormRecord(Structure):
 class ExpertsRecord(Structure):
     """The record Experts of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "count chosen sigmoids groups chosen_groups normalized shared_gate"),
         (c_float, "scale"),
         (c_void_p, "added"),
@@ -58,7 +58,7 @@ class ExpertsRecord(Structure):
 class RecurrenceRecord(Structure):
     """The record Recurrence of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "rule taps key_heads key_width groups count gate_first"),
         (c_float, "epsilon query_scale beta_scale least_step most_step"),
         (c_void_p, "filters filter_bias decay step_bias skip norm"),
@@ -70,7 +70,7 @@ class RecurrenceRecord(Structure):
 class LatentRecord(Structure):
     """The record Latent of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "rank query_rank"),
         (WeightRecord, "queries"),
         (POINTER(WeightRecord), "keys values"),
@@ -80,7 +80,7 @@ class LatentRecord(Structure):
 class LayerRecord(Structure):
     """The record Layer of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (NormRecord, "before_attention after_attention before_mlp after_mlp of_queries"),
         (NormRecord, "of_keys of_values"),
         (WeightRecord, "qkv out gate up down"),
@@ -105,7 +105,7 @@ class LayerRecord(Structure):
 class LayerInputsRecord(Structure):
     """The record LayerInputs of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "width"),
         (c_float, "table_factor product_factor sum_factor"),
         (WeightRecord, "table product"),
@@ -116,7 +116,7 @@ class LayerInputsRecord(Structure):
 class NetworkRecord(Structure):
     """The record Network of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "width layers vocabulary threads inner attention most_tokens"),
         (c_float, "embedding_factor logit_factor logit_cap"),
         (WeightRecord, "embeddings positions head"),
@@ -132,7 +132,7 @@ class NetworkRecord(Structure):
 class PassRecord(Structure):
     """The record Pass of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "tokens needed rows tables"),
         (c_void_p, "ids given at turn row pages rotary need place logits hidden taps"),
         (c_int64, "tap_stride"),
@@ -145,7 +145,7 @@ class PassRecord(Structure):
 class MatrixRecord(Structure):
     """The record Matrix of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_void_p, "numbers"),
         (c_int64, "of_group of_part"),
         (c_int32, "inner"),
@@ -155,7 +155,7 @@ class MatrixRecord(Structure):
 class SoftmaxRecord(Structure):
     """The record Softmax of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "rows V threads top_k"),
         (c_float, "temperature min_p"),
         (c_double, "top_p"),
@@ -167,7 +167,7 @@ class SoftmaxRecord(Structure):
 class ChainRecord(Structure):
     """The record Chain of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "rows steps wide kind"),
         (c_void_p, "budget next apart pages_of sources_of states_of length_of"),
         (SoftmaxRecord, "choice"),
@@ -179,7 +179,7 @@ class ChainRecord(Structure):
 class PairsRecord(Structure):
     """The record Pairs of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "tokens beside width kind"),
         (POINTER(WeightRecord), "join"),
         (c_void_p, "ids embeddings states joined given"),
@@ -189,7 +189,7 @@ class PairsRecord(Structure):
 class DrawsRecord(Structure):
     """The record Draws of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "rows V"),
         (MatrixRecord, "p"),
         (c_void_p, "u ids masses"),
@@ -199,7 +199,7 @@ class DrawsRecord(Structure):
 class VerificationRecord(Structure):
     """The record Verification of network.h."""
 
-    _fields_ = fields(
+    _fields_ = make_fields(
         (c_int32, "rule rows G V"),
         (MatrixRecord, "p q"),
         (c_void_p, "x lengths accept next survival scale n t beta masses"),
@@ -223,66 +223,66 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 @cache
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """Load the library. Raises RefusedError where it was not compiled, or of other sources, or
     cannot be loaded."""
-    checkout = build.SOURCES.is_dir()  # wheels have the library alone
-    anew = f"{sys.executable} {build.__file__}" if checkout else "install foretoken again"
-    if not FILE.exists():
-        raise RefusedError(f"the native decoder was not compiled: {build.REMEDY}; then {anew}")
+    checkout = build.CPP_FOLDER.is_dir()  # wheels have the library alone
+    remedy = f"{sys.executable} {build.__file__}" if checkout else "install foretoken again"
+    if not LIBRARY_FILE.exists():
+        raise RefusedError(f"the native decoder was not compiled: {build.COMPILER_REMEDY}; then {remedy}")
     try:
-        kernels = ctypes.CDLL(str(FILE))
+        kernels = ctypes.CDLL(str(LIBRARY_FILE))
     except OSError as error:
         raise RefusedError(f"the native decoder cannot be loaded: {error}") from None
     kernels.foretoken_digest.restype = c_char_p
-    if checkout and kernels.foretoken_digest().decode() != build.digest():
-        raise RefusedError(f"the native decoder was compiled of other sources: {anew}")
+    if checkout and kernels.foretoken_digest().decode() != build.compute_digest():
+        raise RefusedError(f"the native decoder was compiled of other sources: {remedy}")
     for name, (result, *given) in SIGNATURES.items():
         function = getattr(kernels, f"foretoken_{name}")
         function.restype, function.argtypes = result, given
     return kernels
 
 
-def instruction_sets() -> list[str]:
+def list_instruction_sets() -> list[str]:
     """Return the instruction sets that this processor has, the fastest first."""
-    return [name for name in SETS if library().foretoken_has(name.encode())]
+    return [name for name in INSTRUCTION_SETS if load_library().foretoken_has(name.encode())]
 
 
-def chosen_set() -> str:
+def choose_instruction_set() -> str:
     """Return the instruction set to run on: the fastest, or the one that the environment names.
     Raises InputError for one that this processor lacks."""
-    there, asked = instruction_sets(), os.environ.get(CHOICE)
-    if asked and asked not in there:
-        raise InputError(f"{CHOICE} is {asked!r:.40}; this processor has {', '.join(there)}")
-    return asked or there[0]
+    available, requested = list_instruction_sets(), os.environ.get(INSTRUCTIONS_VARIABLE)
+    if requested and requested not in available:
+        raise InputError(f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; this processor has {', '.join(available)}")
+    return requested or available[0]
 
 
 class OpenNetwork:
     """A network with its workspace; `kept`: what its pointers are to."""
 
-    def __init__(self, network: NetworkRecord, kept: Any, instructions: str | None = None) -> None:
-        self.instructions = instructions or chosen_set()
-        self.network, self._kept = network, kept
-        kernels = library()  # at the end of the process there may be none
+    def __init__(self, network: NetworkRecord, owned: Any, instructions: str | None = None) -> None:
+        self.instructions = instructions or choose_instruction_set()
+        self.network, self._owned = network, owned
+        kernels = load_library()  # at the end of the process there may be none
         self._run, self._close = kernels.foretoken_run, kernels.foretoken_close
         self._chain = kernels.foretoken_chain
         self._handle = kernels.foretoken_open(self.instructions.encode(), network)
         if not self._handle:
             raise MemoryError("no memory for the states of a pass")
 
-    def run(self, one: PassRecord) -> None:
+    def run(self, record: PassRecord) -> None:
         """Run a pass. Raises MemoryError."""
-        if not self._run(self._handle, one):
+        if not self._run(self._handle, record):
             raise MemoryError("no memory, or no threads, for a pass")
 
-    def chain(self, one: PassRecord, chain: ChainRecord) -> None:
+    def chain(self, record: PassRecord, chain: ChainRecord) -> None:
         """Run a pass and a draft's passes after it. Raises MemoryError."""
-        if not self._chain(self._handle, one, chain):
+        if not self._chain(self._handle, record, chain):
             raise MemoryError("no memory, or no threads, for the passes of a draft")
 
     def settle(self, row: int, length: int) -> None:
         """Bring the recurrent states of a row, at this address, forward to its last token."""
-        library().foretoken_settle(self._handle, row, length)
+        load_library().foretoken_settle(self._handle, row, length)
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

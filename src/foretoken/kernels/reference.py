@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LANES, WEIGHTS, BLOCK = 16, 32, 128  # of a vector; of a block of weights; positions of attention's
-MASS = 256  # ids of a distribution that are added up at once
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a block's largest weight
+VECTOR_LANES, BLOCK_WEIGHTS, ATTENTION_BLOCK_POSITIONS = 16, 32, 128  # of a vector; of a block of weights; positions of attention's
+MASS_BLOCK_IDS = 256  # ids of a distribution that are added up at once
+MAX_WEIGHT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a block's largest weight
 
 Floats = NDArray[Any]  # of float32
 
@@ -36,19 +36,19 @@ def fma(a: Any, b: Any, c: Any) -> Floats:
     return bits.view(np.float64).astype(np.float32).reshape(shape)
 
 
-def lane_sum(x: Floats) -> Floats:
+def sum_lanes(x: Floats) -> Floats:
     """Sum vectors of 16 `[..., 16]` in the order of the arithmetic."""
     for n in (8, 4, 2, 1):
         x = x[..., :n] + x[..., n : 2 * n]
     return x[..., 0]
 
 
-def vectors(x: Floats) -> Floats:
+def split_into_vectors(x: Floats) -> Floats:
     """Return `[..., n]` as vectors `[..., vectors, 16]`, padded with zeros."""
-    return padded(x, LANES).reshape(*x.shape[:-1], -1, LANES)
+    return pad_to_multiple(x, VECTOR_LANES).reshape(*x.shape[:-1], -1, VECTOR_LANES)
 
 
-def padded(x: Any, multiple: int) -> Any:
+def pad_to_multiple(x: Any, multiple: int) -> Any:
     """Return `[..., n]` with zeros up to a multiple."""
     width = -x.shape[-1] % multiple
     return np.concatenate([x, np.zeros((*x.shape[:-1], width), x.dtype)], -1)
@@ -56,17 +56,17 @@ def padded(x: Any, multiple: int) -> Any:
 
 def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
     """Round states `[n, K]` by blocks of 32: integers, scales, scales times sums, sums of 16."""
-    blocks = padded(x, WEIGHTS).reshape(len(x), -1, WEIGHTS)
+    blocks = pad_to_multiple(x, BLOCK_WEIGHTS).reshape(len(x), -1, BLOCK_WEIGHTS)
     bits = (blocks.view(np.int32) & 0x7FFFFFFF).max(-1)
-    most = bits.view(np.float32)
+    largest = bits.view(np.float32)
     with np.errstate(all="ignore"):
-        inverse = np.float32(127) / most
+        inverse = np.float32(127) / largest
         finite, large = bits < 0x7F800000, np.isfinite(inverse)
-        kept = finite & large
-        scaled = np.where(kept[..., None], blocks * np.where(kept, inverse, 0)[..., None], 0)
+        scalable = finite & large
+        scaled = np.where(scalable[..., None], blocks * np.where(scalable, inverse, 0)[..., None], 0)
         q = np.rint(scaled).astype(np.int8)
-        d = np.where(kept, most / np.float32(127), np.where(finite, 0, np.nan)).astype(np.float32)
-    z = q.reshape(len(x), -1, WEIGHTS // 2).sum(-1, dtype=np.int32)
+        d = np.where(scalable, largest / np.float32(127), np.where(finite, 0, np.nan)).astype(np.float32)
+    z = q.reshape(len(x), -1, BLOCK_WEIGHTS // 2).sum(-1, dtype=np.int32)
     with np.errstate(all="ignore"):
         s = np.where(finite, d * (z[:, ::2] + z[:, 1::2]).astype(np.float32), d)
     return q.reshape(len(x), -1), d, s.astype(np.float32), z
@@ -77,7 +77,7 @@ def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]
     of the largest weight, the one of the least squared error, fitted to its integers."""
     peak = np.take_along_axis(blocks, np.abs(blocks).argmax(1, keepdims=True), 1)
     best: tuple[Any, ...] = ()
-    for share in SHARES:
+    for share in MAX_WEIGHT_SHARES:
         first = -np.where(peak == 0, 1, peak) * (share / 8)
         k = np.clip(np.rint(blocks / first), -8, 7)
         squares = (k * k).sum(1, keepdims=True)
@@ -90,32 +90,32 @@ def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]
     return best[1].astype(np.int8), best[2]
 
 
-def level_product(factors: Any, supers: Any) -> Floats:
+def multiply_levels(factors: Any, supers: Any) -> Floats:
     """Return scales or offsets `[N, blocks]` of two levels: small integers times the float16 of
     their super-block `[N, super-blocks]`, which is exact."""
     each = np.repeat(supers.astype(np.float32), factors.shape[1] // supers.shape[1], axis=1)
     return factors.astype(np.float32) * each
 
 
-def integer_product(q: Any, scales: Floats, offsets: Floats | None, x: Floats) -> Floats:
+def multiply_integers(q: Any, scales: Floats, offsets: Floats | None, x: Floats) -> Floats:
     """Multiply states `[n, K]` by rounded weights `[N, K]`, of which w = scale * q + offset in each
     block, of 32 or 16: `[n, N]`."""
     states, d, s, z = round_states(x)
     y = np.zeros((len(x), len(q)), np.float32)
-    size = WEIGHTS // (2 if scales.shape[1] > d.shape[1] else 1)
-    weights = padded(q, WEIGHTS).astype(np.int32)
+    size = BLOCK_WEIGHTS // (2 if scales.shape[1] > d.shape[1] else 1)
+    weights = pad_to_multiple(q, BLOCK_WEIGHTS).astype(np.int32)
     with np.errstate(all="ignore"):
         for b in range(scales.shape[1]):
-            part, block = slice(b * size, (b + 1) * size), b * size // WEIGHTS
+            part, block = slice(b * size, (b + 1) * size), b * size // BLOCK_WEIGHTS
             sums = states[:, part].astype(np.int32) @ weights[:, part].T
             y = fma(sums.astype(np.float32), scales[:, b] * d[:, block, None], y)
             if offsets is not None:
-                added = s[:, b] if size == WEIGHTS else d[:, block] * z[:, b].astype(np.float32)
+                added = s[:, b] if size == BLOCK_WEIGHTS else d[:, block] * z[:, b].astype(np.float32)
                 y = fma(offsets[:, b], added[:, None], y)
     return y
 
 
-def float_product(w: Floats, x: Floats) -> Floats:
+def multiply_floats(w: Floats, x: Floats) -> Floats:
     """Multiply states `[n, K]` by weights `[N, K]` that are numbers: `[n, N]`."""
     y = np.zeros((len(x), len(w)), np.float32)
     for k in range(w.shape[1]):
@@ -168,7 +168,7 @@ def error_function(x: Floats) -> Floats:
     return np.copysign(np.where(rest > 0, rest, np.where(np.isnan(rest), rest, 0)), x)
 
 
-def activated(name: str, x: Floats, curve: Floats) -> Floats:
+def activate(name: str, x: Floats, curve: Floats) -> Floats:
     """Return an activation of x, by its name; `curve`: of xIELU's squares, exponentials and x, or
     the slope and the limit of a clamped one."""
     one, half = np.float32(1), np.float32(0.5)
@@ -200,14 +200,14 @@ def normalize(x: Floats, weight: Floats, bias: Floats | None, epsilon: float, ce
     n = np.float32(x.shape[-1])
     with np.errstate(all="ignore"):
         if centred:
-            total = np.zeros((len(x), LANES), np.float32)
-            for part in np.moveaxis(vectors(x), 1, 0):
+            total = np.zeros((len(x), VECTOR_LANES), np.float32)
+            for part in np.moveaxis(split_into_vectors(x), 1, 0):
                 total = total + part
-            x = x - (lane_sum(total) / n)[:, None]
-        squares = np.zeros((len(x), LANES), np.float32)
-        for part in np.moveaxis(vectors(x), 1, 0):
+            x = x - (sum_lanes(total) / n)[:, None]
+        squares = np.zeros((len(x), VECTOR_LANES), np.float32)
+        for part in np.moveaxis(split_into_vectors(x), 1, 0):
             squares = fma(part, part, squares)
-        root = np.sqrt(lane_sum(squares) / n + np.float32(epsilon)).astype(np.float32)
+        root = np.sqrt(sum_lanes(squares) / n + np.float32(epsilon)).astype(np.float32)
         y = (x * (np.float32(1) / root)[:, None]) * weight
         return y if bias is None else y + bias
 
@@ -223,17 +223,17 @@ def attention(
     sinks: Floats | None = None,
     biases: Floats | None = None,
     *,
-    whole: bool = False,
+    attend_to_all: bool = False,
 ) -> Floats:
     """Return what the query heads `[G, D]` of one key head, scaled, at position `at`, make of keys
     and values `[positions, D]`: block after block of 128 positions, each with its own maximum.
     biases: added to the scores, `[G, positions]`; whole: all positions are attended to."""
-    begin, end = max(0, at - window + 1) if window else 0, len(keys) if whole else at + 1
-    most: Any = None
+    begin, end = max(0, at - window + 1) if window else 0, len(keys) if attend_to_all else at + 1
+    maximum: Any = None
     total: Any = None
     result: Any = None
-    for start in range(begin // BLOCK * BLOCK, end, BLOCK):
-        first, last = max(begin, start), min(end, start + BLOCK)
+    for start in range(begin // ATTENTION_BLOCK_POSITIONS * ATTENTION_BLOCK_POSITIONS, end, ATTENTION_BLOCK_POSITIONS):
+        first, last = max(begin, start), min(end, start + ATTENTION_BLOCK_POSITIONS)
         scores = np.zeros((len(x), last - first), np.float32)
         for d in range(x.shape[1]):
             scores = fma(x[:, d, None], keys[first:last, d], scores)
@@ -246,24 +246,24 @@ def attention(
             scores = scores + biases[:, first:last]
         highest = scores.max(-1)
         weights = exponential(scores - highest[:, None])
-        before = np.zeros((len(x), first % LANES), np.float32)
-        added = np.zeros((len(x), LANES), np.float32)
-        for part in np.moveaxis(vectors(np.concatenate([before, weights], 1)), 1, 0):
+        before = np.zeros((len(x), first % VECTOR_LANES), np.float32)
+        added = np.zeros((len(x), VECTOR_LANES), np.float32)
+        for part in np.moveaxis(split_into_vectors(np.concatenate([before, weights], 1)), 1, 0):
             added = added + part
-        sums, summed = lane_sum(added), np.zeros_like(x)
+        sums, summed = sum_lanes(added), np.zeros_like(x)
         for j in range(last - first):
             summed = fma(weights[:, j, None], values[first + j], summed)
-        if most is None:
-            most, total, result = highest, sums, summed
+        if maximum is None:
+            maximum, total, result = highest, sums, summed
             continue
-        joined = np.maximum(most, highest)
-        old, new = exponential(most - joined), exponential(highest - joined)
-        most, total = joined, fma(sums, new, total * old)
+        joined = np.maximum(maximum, highest)
+        old, new = exponential(maximum - joined), exponential(highest - joined)
+        maximum, total = joined, fma(sums, new, total * old)
         result = fma(summed, new[:, None], result * old[:, None])
-    factor = np.ones_like(most)
+    factor = np.ones_like(maximum)
     if sinks is not None:
-        joined = np.maximum(most, sinks)
-        factor = exponential(most - joined)
+        joined = np.maximum(maximum, sinks)
+        factor = exponential(maximum - joined)
         total = fma(total, factor, exponential(sinks - joined))
     return result * (factor / total)[:, None]
 
@@ -278,12 +278,12 @@ def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
     return y
 
 
-def unit(x: Floats, scale: float) -> Floats:
+def normalize_length(x: Floats, scale: float) -> Floats:
     """Return vectors `[.., width]` divided by their lengths, times a scale."""
-    squares = np.zeros((*x.shape[:-1], LANES), np.float32)
-    for part in np.moveaxis(vectors(x), -2, 0):
+    squares = np.zeros((*x.shape[:-1], VECTOR_LANES), np.float32)
+    for part in np.moveaxis(split_into_vectors(x), -2, 0):
         squares = fma(part, part, squares)
-    root = np.sqrt(lane_sum(squares) + np.float32(1e-6)).astype(np.float32)
+    root = np.sqrt(sum_lanes(squares) + np.float32(1e-6)).astype(np.float32)
     return x * (np.float32(1) / root * np.float32(scale))[..., None]
 
 
@@ -305,19 +305,19 @@ def recurrence(
     return made
 
 
-def block_masses(x: Floats) -> Floats:
+def sum_blocks(x: Floats) -> Floats:
     """Sum rows `[n, V]` by blocks of 256 ids: `[n, blocks]`."""
-    blocks = -(-x.shape[-1] // MASS)
-    parts = padded(x, MASS).reshape(len(x), blocks, MASS // LANES, LANES)
-    total = np.zeros((len(x), parts.shape[1], LANES), np.float32)
+    blocks = -(-x.shape[-1] // MASS_BLOCK_IDS)
+    parts = pad_to_multiple(x, MASS_BLOCK_IDS).reshape(len(x), blocks, MASS_BLOCK_IDS // VECTOR_LANES, VECTOR_LANES)
+    total = np.zeros((len(x), parts.shape[1], VECTOR_LANES), np.float32)
     for part in np.moveaxis(parts, 2, 0):
         total = total + part
-    return lane_sum(total)
+    return sum_lanes(total)
 
 
-def mass(x: Floats) -> Floats:
+def sum_mass(x: Floats) -> Floats:
     """Sum rows `[n, V]` in float64, block after block: `[n]`."""
-    return block_masses(x).cumsum(-1, dtype=np.float64)[:, -1]
+    return sum_blocks(x).cumsum(-1, dtype=np.float64)[:, -1]
 
 
 def softmax(
@@ -327,43 +327,43 @@ def softmax(
     NaN where they hold NaN, +inf, or -inf alone."""
     with np.errstate(all="ignore"):
         scores = x * (np.float32(1) / np.float32(temperature))
-        apart = scores - np.fmax.reduce(scores, -1, keepdims=True)
-        weights = exponential(apart) - exponential(np.full(1, -87, np.float32))
+        shifted = scores - np.fmax.reduce(scores, -1, keepdims=True)
+        weights = exponential(shifted) - exponential(np.full(1, -87, np.float32))
         for row, w in zip(x, weights, strict=True):
             if not np.isnan(w).any():
-                w[~staying(row, w, top_k, top_p, min_p)] = 0
-        return weights * (1 / mass(weights)).astype(np.float32)[:, None]
+                w[~filter_ids(row, w, top_k, top_p, min_p)] = 0
+        return weights * (1 / sum_mass(weights)).astype(np.float32)[:, None]
 
 
-def staying(x: Floats, w: Floats, top_k: int, top_p: float, min_p: float) -> Any:
+def filter_ids(x: Floats, w: Floats, top_k: int, top_p: float, min_p: float) -> Any:
     """Return which ids of a row top-k, top-p and min-p leave, `[V]`, by its logits and masses: the
     likeliest, and of equals, where top-p cuts, the highest ids."""
-    order, kept = np.lexsort((np.arange(len(x)), x))[::-1], len(x)
-    total = float(mass(w[None])[0])
+    order, num_kept = np.lexsort((np.arange(len(x)), x))[::-1], len(x)
+    total = float(sum_mass(w[None])[0])
     if 0 < top_k < len(x):
-        kept = int((x >= x[order[top_k - 1]]).sum())
-        total = float(w[order[:kept]].cumsum(dtype=np.float64)[-1])
+        num_kept = int((x >= x[order[top_k - 1]]).sum())
+        total = float(w[order[:num_kept]].cumsum(dtype=np.float64)[-1])
     if top_p < 1:
-        rest = total - w[order[:kept]].cumsum(dtype=np.float64)
+        rest = total - w[order[:num_kept]].cumsum(dtype=np.float64)
         enough = rest <= (1 - top_p) * total
-        kept = int(enough.argmax()) + 1 if enough.any() else kept
+        num_kept = int(enough.argmax()) + 1 if enough.any() else num_kept
     stay = np.zeros(len(x), bool)
-    stay[order[:kept]] = True
+    stay[order[:num_kept]] = True
     return stay & (w >= np.float32(min_p))
 
 
 def locate(p: Floats, u: float) -> tuple[int, float]:
     """Return the first id of masses `[V]` whose running sum is above u times their total, and that
     total."""
-    masses = block_masses(p[None])[0].astype(np.float64)
+    masses = sum_blocks(p[None])[0].astype(np.float64)
     sums = masses.cumsum()
     total = float(sums[-1])
     mark = min(u * total, np.nextafter(total, 0))
     block = int(sums.searchsorted(mark, "right"))
-    inner = p[block * MASS : (block + 1) * MASS].cumsum(dtype=np.float64)
+    inner = p[block * MASS_BLOCK_IDS : (block + 1) * MASS_BLOCK_IDS].cumsum(dtype=np.float64)
     mark = (mark - (sums[block - 1] if block else 0)) / masses[block] * inner[-1]
     mark = min(mark, np.nextafter(inner[-1], 0))
-    return block * MASS + int(inner.searchsorted(mark, "right")), total
+    return block * MASS_BLOCK_IDS + int(inner.searchsorted(mark, "right")), total
 
 
 def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
@@ -375,7 +375,7 @@ def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
     return np.maximum(rest - q, np.float32(0))
 
 
-def judge(rule: str, p: Floats, q: Floats | None, x: list[int]) -> tuple[Any, list[float]]:
+def compute_acceptance(rule: str, p: Floats, q: Floats | None, x: list[int]) -> tuple[Any, list[float]]:
     """Return P(n > i) for each of a row's draft tokens x `[G]`, and the factor of p in the residual
     at each n, by `sampling.verify`'s rule of that name: p `[G+1, V]`, q `[G, V]` or None."""
     G = len(x)
@@ -390,7 +390,7 @@ def judge(rule: str, p: Floats, q: Floats | None, x: list[int]) -> tuple[Any, li
     h = a[G:][:G]  # none without draft tokens
     for i in range(G - 1, 0, -1):
         rest = residual(p[i], None if q is None else q[i], x[i], a[i])
-        S = float(mass(rest[None])[0])
+        S = float(sum_mass(rest[None])[0])
         h.append(S / (S + (1 - a[i])) if S + (1 - a[i]) > 0 else 1.0)
     return (1 - np.cumprod(1 - np.array(h)))[::-1], a
 
@@ -400,15 +400,15 @@ def verify(
 ) -> tuple[int, int, Any, float]:
     """Return how many of a row's draft tokens are accepted, the token after them, the sums of
     min(p, q), and the mass of what that token was drawn from."""
-    survival, a = judge(rule, p, q, x)
+    survival, a = compute_acceptance(rule, p, q, x)
     n = int((accept < survival).sum())
     t, total = 0, 0.0
     if n < len(x):
         rest = residual(p[n], None if q is None else q[n], x[n], a[n])
-        total = float(mass(rest[None])[0])
+        total = float(sum_mass(rest[None])[0])
         t = locate(rest, following)[0] if total > 0 else 0
     if not total > 0:
         t, total = locate(p[n], following)
     certain = [float(p[i, one]) for i, one in enumerate(x)]
-    both = np.array(certain) if q is None else mass(np.minimum(p[: len(x)], q))
+    both = np.array(certain) if q is None else sum_mass(np.minimum(p[: len(x)], q))
     return n, t, np.minimum(both, 1), total

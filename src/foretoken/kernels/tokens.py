@@ -16,20 +16,20 @@ from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.kernels.library import (
-    CHOICE,
+    INSTRUCTIONS_VARIABLE,
     DrawsRecord,
     MatrixRecord,
     SoftmaxRecord,
     VerificationRecord,
-    chosen_set,
-    library,
+    choose_instruction_set,
+    load_library,
 )
 
-RULES = ("speculative", "block")  # in network.h's order
-APART = 1 << 20  # numbers from which on rows are divided between threads
+KERNEL_RULES = ("speculative", "block")  # in network.h's order
+MIN_THREADED_NUMBERS = 1 << 20  # numbers from which on rows are divided between threads
 
 
-class Verified(NamedTuple):
+class VerifiedTokens(NamedTuple):
     """The decisions about every row's draft tokens."""
 
     n: Tensor  # [B]: draft tokens accepted
@@ -38,10 +38,10 @@ class Verified(NamedTuple):
     masses: Tensor  # [B], float64: of what t was drawn from
 
 
-def served(*tensors: Tensor | None) -> bool:
+def can_compute(*tensors: Tensor | None) -> bool:
     """Return whether the kernels compute with these."""
     kinds = [each for each in tensors if each is not None]
-    return all(x.is_cpu and x.dtype == torch.float32 for x in kinds) and _compiled()
+    return all(x.is_cpu and x.dtype == torch.float32 for x in kinds) and _is_compiled()
 
 
 def softmax(
@@ -68,13 +68,13 @@ def softmax(
     p, V = torch.empty(logits.shape), logits.shape[-1]
     if not p.numel():
         return p
-    kept, matrix = _matrix(logits)
-    rows = kept.numel() // V
-    threads = THREADS if rows * V >= APART else 1
+    tensor, matrix = _make_matrix(logits)
+    rows = tensor.numel() // V
+    threads = NUM_THREADS if rows * V >= MIN_THREADED_NUMBERS else 1
     failed = c_int32()
     filters = 0 if top_k >= V else top_k, temperature, min_p, top_p
     record = SoftmaxRecord(rows, V, threads, *filters, matrix, p.data_ptr(), addressof(failed))
-    if not library().foretoken_softmax(_instructions(), record):
+    if not load_library().foretoken_softmax(_get_instruction_set(), record):
         raise MemoryError("no memory, or no threads, for distributions")
     return p
 
@@ -92,9 +92,9 @@ def draw(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     B, V = distributions.shape
     ids, masses = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.float64)
     if B:
-        (kept, matrix), u = _matrix(distributions), uniforms.double().contiguous()
+        (tensor, matrix), u = _make_matrix(distributions), uniforms.double().contiguous()
         pointers = u.data_ptr(), ids.data_ptr(), masses.data_ptr()
-        library().foretoken_draw(_instructions(), DrawsRecord(len(kept), V, matrix, *pointers))
+        load_library().foretoken_draw(_get_instruction_set(), DrawsRecord(len(tensor), V, matrix, *pointers))
     return ids, masses
 
 
@@ -106,7 +106,7 @@ def verify(
     lengths: Tensor,
     accept: Tensor,
     following: Tensor,
-) -> Verified:
+) -> VerifiedTokens:
     """Decide about every row's draft tokens by one of RULES, and draw the token after them.
 
     Args:
@@ -129,47 +129,47 @@ def verify(
     n, t = torch.empty(2, B, dtype=torch.int64)
     beta, masses = torch.empty(B, G, dtype=torch.float64), torch.empty(B, dtype=torch.float64)
     survival, scale = torch.empty(2, B, G + 1, dtype=torch.float64)  # room for the kernels' own
-    (p, of_p), (q, of_q) = _matrix(p), _matrix(q) if q is not None and G else (q, MatrixRecord())
+    (p, of_p), (q, of_q) = _make_matrix(p), _make_matrix(q) if q is not None and G else (q, MatrixRecord())
     given = [each.long().contiguous() for each in (x, lengths)]
     given += [each.double().contiguous() for each in (accept, following)]
-    record = VerificationRecord(RULES.index(rule), B, G, V, of_p, of_q)
+    record = VerificationRecord(KERNEL_RULES.index(rule), B, G, V, of_p, of_q)
     record.x, record.lengths, record.accept, record.next = (each.data_ptr() for each in given)
     made = survival, scale, n, t, beta, masses
     for name, tensor in zip(("survival", "scale", "n", "t", "beta", "masses"), made, strict=True):
         setattr(record, name, tensor.data_ptr())
-    if not library().foretoken_verify(_instructions(), record):
+    if not load_library().foretoken_verify(_get_instruction_set(), record):
         raise InputError(f"a draft token is not one of the target's {V:,} ids; look at the drafter")
-    return Verified(n, t, beta, masses)
+    return VerifiedTokens(n, t, beta, masses)
 
 
-def thread_count() -> int:
+def count_threads() -> int:
     """Return as many threads as torch has, of the processors that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(torch.get_num_threads(), allowed or 1, 256))  # MOST_THREADS of team.h
 
 
-THREADS = thread_count()  # before a run takes torch's to one
+NUM_THREADS = count_threads()  # before a run takes torch's to one
 
 
 @cache
-def _compiled() -> bool:
+def _is_compiled() -> bool:
     try:
-        library()
+        load_library()
     except RefusedError:
         return False
     return True
 
 
-def _instructions() -> bytes:
-    return _named(os.environ.get(CHOICE))
+def _get_instruction_set() -> bytes:
+    return _choose_instruction_set(os.environ.get(INSTRUCTIONS_VARIABLE))
 
 
 @cache
-def _named(asked: str | None) -> bytes:
-    return chosen_set().encode()
+def _choose_instruction_set(requested: str | None) -> bytes:
+    return choose_instruction_set().encode()
 
 
-def _matrix(x: Tensor) -> tuple[Tensor, MatrixRecord]:
+def _make_matrix(x: Tensor) -> tuple[Tensor, MatrixRecord]:
     """Return a tensor `[..., V]`, or a copy where its rows do not lie in two strides, and its rows
     for the kernels."""
     if x.dim() > 3 or x.stride(-1) != 1:

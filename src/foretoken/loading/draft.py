@@ -59,13 +59,13 @@ def own_copy(
     the smallest. Raises SameModelError where that would be the target itself, RefusedError where
     the target shares no rows."""
     _require_shared(target.model.runtime)
-    computed = target.model.computed
+    computed = target.model.compute_dtype
     dtype = dtype or (computed if layers else SMALLEST)
     copy = None
     if layers or dtype != computed:
         copy = companion(target.known.facts, target.model, dtype, layers)
     # blocks of four bits stay so in eight
-    if copy is None or (not layers and copy.computed == computed):
+    if copy is None or (not layers and copy.compute_dtype == computed):
         raise SameModelError(
             f"draft is {name!r}, but the target's weights are in {computed} too; give a target of "
             "another dtype, draft='self:LAYERS' (such as self:0-3,8), or another draft"

@@ -22,7 +22,7 @@ from foretoken.costing import stored
 from foretoken.costing.pair_costs import PROBE_PROMPT
 from foretoken.drafters.assistant import AssistantDrafter
 from foretoken.drafters.dflash import BlockDrafter
-from foretoken.drafters.pairs import PairModel, PairsDrafter
+from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
 from foretoken.loading.options import ROUNDED, LoadOptions
 from foretoken.loading.published import BLOCKS, Published
@@ -30,7 +30,7 @@ from foretoken.loading.target import KnownTarget, LoadedTarget, PendingDraft, Ta
 from foretoken.loading.weights import Weights
 from foretoken.models.base import Model
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import dflash_files, pair_files
 from foretoken.models.stock.assistant import StockAssistant
 from foretoken.models.stock.assistant_files import read_assistant
@@ -102,7 +102,7 @@ def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> P
     network: Any = read_assistant(draft.config, weights.read(weights.keys), config, dtype)
 
     def attach(loaded: LoadedTarget) -> AssistantDrafter:
-        model = _showing(loaded, (FINAL,), draft.name)
+        model = _showing(loaded, (FINAL_TAP,), draft.name)
         if not model.capabilities.shared_kv:
             raise RefusedError(
                 f"{target.name} lends no keys and values, which {draft.name} reads; give another "
@@ -113,7 +113,7 @@ def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> P
         over = StockAssistant(network.to(weight.device, weight.dtype), model)
         return AssistantDrafter(model, over, embedding)
 
-    return PendingDraft(attach, taps=(FINAL,), runtime="transformers")
+    return PendingDraft(attach, taps=(FINAL_TAP,), runtime="transformers")
 
 
 def _blocks(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
@@ -185,7 +185,7 @@ class PendingPairs:
         decoder = self._decoder(model)
 
         def make(columns: slice | None) -> PairsDrafter:
-            return PairsDrafter(model, cast(PairModel, decoder), embedding, self.pairs.ids, columns)
+            return PairsDrafter(model, cast(HiddenStateDraftModel, decoder), embedding, self.pairs.ids, columns)
 
         if self._asked:
             return make(None)
@@ -238,7 +238,7 @@ def _dtype_on_torch(target: Model, asked: str | None) -> torch.dtype:
             f"draft_dtype={asked!r} runs on the native decoder only, and this draft does not; "
             "leave it out"
         )
-    own = "float32" if target.computed in ROUNDED else target.computed
+    own = "float32" if target.compute_dtype in ROUNDED else target.compute_dtype
     return getattr(torch, own if asked in (None, "auto") else asked)
 
 

@@ -61,7 +61,7 @@ def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
         "exact": "bitwise" if batch_invariant else "rounding",
         "lacks": _find_processor_problem(model_source),
         "ends": _describe_ends(model_source, facts),
-        "dtype": placed.model.computed,
+        "dtype": placed.model.compute_dtype,
         "asked": placement.dtype,
     }
 

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from foretoken.errors import InputError
 from foretoken.media.inputs import Media
-from foretoken.models.rows import staying
-from foretoken.models.shown import Known
+from foretoken.models.row_slots import list_remaining_rows
+from foretoken.models.hidden_states import HiddenStates
 
 Blocks = list[list[int]] | Tensor
 
 
-def counts_of(blocks: Blocks, need: list[int]) -> list[int]:
+def count_block_tokens(blocks: Blocks, need: list[int]) -> list[int]:
     """Return how many tokens each row gains."""
     return need if isinstance(blocks, Tensor) else [len(block) for block in blocks]
 
@@ -48,14 +48,14 @@ class ChainedTokens(NamedTuple):
     masses: Tensor  # [B, G], float64, those of the distributions
 
 
-class Written(NamedTuple):
+class TextDraft(NamedTuple):
     """Draft tokens of a model of another vocabulary, in the target's ids."""
 
-    guesses: list[list[int]]
-    calls: int  # runs that it took
+    draft_tokens: list[list[int]]
+    num_forward_passes: int  # runs that it took
 
 
-class LentKeys(NamedTuple):
+class SharedKV(NamedTuple):
     """Keys and values of one layer, `[B, heads, slots, dim]`."""
 
     keys: Tensor
@@ -97,7 +97,7 @@ class Capabilities:
     text: bool = False
 
 
-class Part:
+class Component:
     """A model, a drafter, or a network within one.
 
     Attributes:
@@ -117,7 +117,7 @@ class Part:
     model: Any = None
     holds: tuple[object, ...] = ()
     identity: str | None = None
-    singular: bool = False
+    has_own_speed: bool = False
     reads_target: bool = False
     target: Any = None
     encoder_seconds: float = 0.0
@@ -130,17 +130,17 @@ class Part:
         of so many, which the encoder of an encoder-decoder has read."""
         return 0
 
-    def reserve(self, total: int) -> None:
+    def reserve(self, num_bytes: int) -> None:
         """Take so many bytes for rows at once, where it can."""
 
-    def remember(self, on: bool) -> None:
+    def set_prefix_caching(self, enabled: bool) -> None:
         """Keep sequences that leave from now on for others, or forget them all.
 
         Args:
             on: True to keep, False to forget.
         """
 
-    def salted(self, salt: str) -> None:
+    def set_salt(self, salt: str) -> None:
         """Let the rows that join next share only with rows of the same salt.
 
         Args:
@@ -148,7 +148,7 @@ class Part:
         """
 
 
-class Scorer(Part, ABC):
+class Scorer(Component, ABC):
     """The target as a step needs it, with its rows present already."""
 
     vocab_size: int  # rows of the output layer, padding included
@@ -178,16 +178,16 @@ class Model(Scorer):
     encoder_decoder: bool = False
     source_context: int | None = None  # tokens the encoder can read; None: no limit, or no encoder
     source_vocab_size: int | None = None  # ids the encoder knows; None: no encoder
-    computed: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
+    compute_dtype: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
     # tokens that a row may go back by, not to its beginning and not behind where it began with a
     # cached prefix; None: to any length
-    rewind: int | None = None
+    max_rewind: int | None = None
     taps: tuple[int, ...] = ()  # where its states are shown (`models.stock.taps`); (): nowhere
-    attached: list[Media | None]  # media of the rows that join next; []: none has any
+    joining_media: list[Media | None]  # media of the rows that join next; []: none has any
     needs_media: bool = False  # its encoder reads no ids: a source stands for media, by its length
     # states `[n, H]` by a source's ids, which its very encoder made in somebody else's run
-    heard: dict[tuple[int, ...], Tensor] | None = None
-    recalled: list[int]  # how many tokens of each row that joined last were in the prefix cache
+    shared_encoder_states: dict[tuple[int, ...], Tensor] | None = None
+    num_cached_tokens: list[int]  # how many tokens of each row that joined last were in the prefix cache
 
     @abstractmethod
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -202,42 +202,42 @@ class Model(Scorer):
 
     def leave(self, rows: list[int]) -> None:
         """These rows are finished; those behind move up."""
-        self.permute(staying(len(self.lengths), rows))
+        self.permute(list_remaining_rows(len(self.lengths), rows))
 
     def clear(self) -> None:
         self.permute([])
 
     # Sequences longer than `context`, which some models encode in another way
 
-    _longest: int | None = None
-    _beyond = False  # whether the rows that join next are long ones
+    _max_context: int | None = None
+    _long_context = False  # whether the rows that join next are long ones
 
     @property
-    def longest(self) -> int | None:
+    def max_context(self) -> int | None:
         """Return how many tokens a row can come to hold, if it joins again where it outgrows
         `context`; None: no limit."""
-        return self._longest or self.context
+        return self._max_context or self.context
 
     @property
     def long(self) -> list[bool]:
         """Which rows joined as long ones, where `longest` is more than `context`."""
         raise NotImplementedError
 
-    def limits(self, long: list[bool]) -> list[int | None]:
+    def compute_max_lengths(self, long: list[bool]) -> list[int | None]:
         """Return how many tokens rows can hold, of which these join as long ones."""
-        return [self.longest if each else self.context for each in long]
+        return [self.max_context if each else self.context for each in long]
 
-    def beyond(self, on: bool) -> None:
+    def set_long_context(self, enabled: bool) -> None:
         """The rows that join next hold more than `context` tokens, the one to come included."""
-        self._beyond = on
+        self._long_context = enabled
 
     # What rows join with
 
-    def prompted(self, lengths: list[int]) -> None:
+    def set_prompt_lengths(self, lengths: list[int]) -> None:
         """The rows that join next have prompts of so many tokens, whatever they join with; 0: up to
         the first token whose logits are asked for. For models whose logits depend on it."""
 
-    def objection(self, media: Media) -> str | None:
+    def find_media_problem(self, media: Media) -> str | None:
         """Say why the model cannot read these, or None; tried on the first ones of their kind. A
         row with media joins with all of its prompt; an encoder then reads them as its source."""
         return "it reads ids only"
@@ -247,7 +247,7 @@ class Model(Scorer):
         """The name of its encoder, for media that keep what it made of them; None: has none."""
         return None
 
-    def known(self, prompt: list[int]) -> int:
+    def count_cached_tokens(self, prompt: list[int]) -> int:
         """Return how many of a prompt's first tokens are in the prefix cache."""
         return 0
 
@@ -271,17 +271,17 @@ class Model(Scorer):
         """Be able to show the states at these taps. Raises RefusedError where there are none."""
         raise NotImplementedError
 
-    def show(self, known: Callable[[list[int]], int] | None) -> None:
+    def expose_hidden_states(self, known: Callable[[list[int]], int] | None) -> None:
         """Keep the states at the `taps` from now on, until they are taken; a row that joins shares
         no more of other sequences' tokens than `known` says, which show none. None: keep none. The
         model has no rows."""
 
-    def shown(self) -> list[Known | None]:
+    def take_hidden_states(self) -> list[HiddenStates | None]:
         """Take what was kept: the states of each row's tokens that were read, and not taken back,
         since the call before. None: of no token."""
         raise NotImplementedError
 
-    def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
+    def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
         """Return keys and values of the last layer of a kind ("full_attention",
         "sliding_attention") that keeps any, for these rows and from slot `first` on, valid until
         the next run. A row's own slots end at its length; what is behind them means nothing."""
@@ -303,30 +303,30 @@ class Model(Scorer):
         """
         raise NotImplementedError
 
-    def writes(self, *, greedy: bool) -> bool:
+    def drafts_from_text(self, *, greedy: bool) -> bool:
         """Tell whether to draft by its text rather than by its distribution, where all rows take
         the target's likeliest token, or where some do not."""
         return False
 
-    def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
+    def draft_from_text(self, blocks: list[list[int]], counts: list[int]) -> TextDraft:
         """Append block b to row b, for all rows, and say what follows: at most counts[b] tokens,
         which depend on the row's text alone. They are not appended."""
         raise NotImplementedError
 
 
-class PairModel(Model):
+class HiddenStateDraftModel(Model):
     """A decoder of pairs, whose tokens come with a state each; its `hidden` takes the place of the
     next one's."""
 
     @abstractmethod
-    def joined(self, states: Tensor) -> Tensor:
+    def project_states(self, states: Tensor) -> Tensor:
         """Return the target's states, `[N, W]`, as the model reads them, `[N, H]`."""
 
     @abstractmethod
-    def give(self, pairs: Tensor, counts: list[int]) -> None:
+    def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
         """Let the next `score` read `[sum(counts), E + H]`: embeddings, and states behind them."""
 
-    def pair(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
+    def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
         """Let the next `chain` read the embeddings of these tokens, of a table `[V, E]`, and with
         each the target's states, `[N, W]`."""
         raise NotImplementedError

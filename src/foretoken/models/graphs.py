@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, kind_of
-from foretoken.models.base import Blocks, Capabilities, Model, counts_of
-from foretoken.models.rows import BEYOND, check_lengths, check_room, padded
+from foretoken.models.base import Blocks, Capabilities, Model, count_block_tokens
+from foretoken.models.row_slots import LONG_ROW_OFFSET, check_lengths, check_room, pad_blocks
 from foretoken.models.stock.attention import Forward, Needed, Read
 from foretoken.models.stock.cache import BUCKET, RaggedCache, given, ragged_cache
 from foretoken.models.stock.compiled import CompiledLayers
@@ -40,15 +40,15 @@ class FixedCache(RaggedCache):
         super().__init__(layers, 0, device)
 
     @property
-    def room(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:
         """Rows and slots; when it changes, tensors have moved."""
         return self.rows, self.capacity
 
-    def reserve(self, rows: int, slots: int) -> None:
+    def reserve(self, rows: int, num_positions: int) -> None:
         """Make room, in powers of two."""
-        room = max(self.rows, power(rows)), max(self.capacity, bucket(slots))
-        if room != self.room:
-            self.grow(*room)
+        shape = max(self.rows, round_up_to_power_of_two(rows)), max(self.capacity, round_up_slots(num_positions))
+        if shape != self.shape:
+            self.grow(*shape)
 
     def lay_out(self, offset: Tensor, width: int, end: int) -> None:
         """Put the block's tokens behind `offset [B]`; its values do not change the operations."""
@@ -57,15 +57,15 @@ class FixedCache(RaggedCache):
         self.positions = offset[:, None] + torch.arange(width, device=self.device)
 
 
-class Recordable(TorchDispatchMode):
+class RecordingGuard(TorchDispatchMode):
     """Refuses operations whose shapes depend on data, that make the host wait or that copy between
     host and device: a graph cannot hold them."""
 
-    BARRED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+    BARRED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
     def __init__(self, owner: str) -> None:
         super().__init__()
-        self.whose = owner
+        self.owner = owner
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -75,12 +75,12 @@ class Recordable(TorchDispatchMode):
             indices = args[1] if isinstance(args[1], list | tuple) else []
             barred = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
         elif "copy" in name:  # refused before a recording, which fails as a whole and spoils more
-            barred = crosses(args, kwargs or {})
+            barred = copies_between_devices(args, kwargs or {})
         else:
-            barred = any(tag in func.tags for tag in self.BARRED)
+            barred = any(tag in func.tags for tag in self.BARRED_TAGS)
         if barred:
             raise RefusedError(
-                f"{self.whose} cannot be run in fixed shapes: its work depends on what it computes "
+                f"{self.owner} cannot be run in fixed shapes: its work depends on what it computes "
                 f"({name}); give runtime='transformers'"
             )
         with self:  # the parts of an operation are checked as well
@@ -88,35 +88,35 @@ class Recordable(TorchDispatchMode):
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
-def crosses(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def copies_between_devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Tell whether a copy goes from one kind of device to another."""
-    places = {x.device.type for x in args if isinstance(x, Tensor)}
+    device_types = {x.device.type for x in args if isinstance(x, Tensor)}
     if kwargs.get("device") is not None:
-        places.add(torch.device(kwargs["device"]).type)
-    return len(places) > 1
+        device_types.add(torch.device(kwargs["device"]).type)
+    return len(device_types) > 1
 
 
-def power(n: int) -> int:
+def round_up_to_power_of_two(n: int) -> int:
     """The smallest power of two from n on; 0 for 0."""
     return 1 << (n - 1).bit_length() if n else 0
 
 
-def bucket(slots: int) -> int:
+def round_up_slots(slots: int) -> int:
     """The smallest capacity for so many slots: 64 times a power of two."""
-    return BUCKET * power(-(-slots // BUCKET))
+    return BUCKET * round_up_to_power_of_two(-(-slots // BUCKET))
 
 
-def wide(tokens: int) -> int:
+def round_up_width(tokens: int) -> int:
     """The smallest width for so many: 1, 2, 3, 5, 9, 17, .., for gammas of 0 and powers of two."""
-    return tokens if tokens < 2 else 1 + power(tokens - 1)
+    return tokens if tokens < 2 else 1 + round_up_to_power_of_two(tokens - 1)
 
 
-Made = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
+PassOutputs = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
 
-RECORDING = Lock()  # each begins with a wait for the whole device
-SHORT = [[0]], [[0, 0]]  # blocks of a rehearsal
-ROUNDING = 0.1  # of the spread of logits; in bfloat16, 46 layers made 0.03
-WIDEST = 33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
+RECORDING_LOCK = Lock()  # each begins with a wait for the whole device
+REHEARSAL_BLOCKS = [[0]], [[0, 0]]  # blocks of a rehearsal
+MAX_LOGIT_DEVIATION = 0.1  # of the spread of logits; in bfloat16, 46 layers made 0.03
+MAX_RECORDED_WIDTH = 33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
 
 
 class GraphModel(Model):
@@ -135,15 +135,15 @@ class GraphModel(Model):
             raise RefusedError("graphs serve decoder-only models; give runtime='transformers'")
         self.eager = CausalModel(model)
         self.model, self.device = model, self.eager.device
-        self.computed = self.eager.computed
-        self.context, self._longest = self.eager.context, self.eager.longest
+        self.compute_dtype = self.eager.compute_dtype
+        self.context, self._max_context = self.eager.context, self.eager.max_context
         self.vocab_size = self.eager.vocab_size
         self.running = Forward(model)
         self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
         self.layers = CompiledLayers(self.running.model, self.cache) if compiled else None
         self.runtime = "compiled" if compiled else "graphs"
-        self.passes: dict[tuple[int, int, int], Pass] = {}  # by rows, width and slots
-        self.room = self.cache.room  # for which they were made
+        self.passes: dict[tuple[int, int, int], GraphPass] = {}  # by rows, width and slots
+        self.shape = self.cache.shape  # for which they were made
         self.pool: Any = None
         self.offset: Tensor | None = None  # lengths by place, on the device; None: not sent yet
 
@@ -155,8 +155,8 @@ class GraphModel(Model):
     def long(self) -> list[bool]:
         return self.cache.long
 
-    def beyond(self, on: bool) -> None:
-        self.eager.beyond(on)
+    def set_long_context(self, enabled: bool) -> None:
+        self.eager.set_long_context(enabled)
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -165,20 +165,20 @@ class GraphModel(Model):
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        counts = counts_of(blocks, need)
-        check_room(self.lengths, counts, self.limits(self.long))
-        B, most = len(counts), max(counts, default=0)
-        if not most:
+        counts = count_block_tokens(blocks, need)
+        check_room(self.lengths, counts, self.compute_max_lengths(self.long))
+        B, width_needed = len(counts), max(counts, default=0)
+        if not width_needed:
             return no_logits(self.model, B)
-        self.cache.close()
-        ids = self.cache.placed(padded(blocks, self.device)[:, :most])
-        width = wide(most)
-        self.padding = power(B) * width - sum(counts)
-        end = bucket(max(self.cache.lengths) + width)
+        self.cache.close_gaps()
+        ids = self.cache.placed(pad_blocks(blocks, self.device)[:, :width_needed])
+        width = round_up_width(width_needed)
+        self.padding = round_up_to_power_of_two(B) * width - sum(counts)
+        end = round_up_slots(max(self.cache.lengths) + width)
         self.cache.reserve(B, end)
-        logits, hidden = self._pass(power(B), width, end)(ids, self._lengths(), self._firsts())
+        logits, hidden = self._get_pass(round_up_to_power_of_two(B), width, end)(ids, self._send_lengths(), self._send_first_positions())
         self._advance(counts)
-        needed = Needed(counts, need, self.cache.places, self.device)
+        needed = Needed(counts, need, self.cache.slots, self.device)
         self._hidden = needed.of(hidden[:B])
         return needed.of(logits[:B])
 
@@ -192,17 +192,17 @@ class GraphModel(Model):
         self.cache.select(rows)
         self.offset = None
 
-    def _lengths(self) -> Tensor:
+    def _send_lengths(self) -> Tensor:
         if self.offset is None:
             lengths = [self.cache.lengths[b] for b in self.cache.order]
             self.offset = sent(torch.tensor(lengths), self.device)
         return self.offset
 
-    def _firsts(self) -> Tensor | None:
+    def _send_first_positions(self) -> Tensor | None:
         """The position of every place's first token, on the device; None: of all it is 0."""
         if not any(self.long):
             return None
-        return sent(torch.tensor([BEYOND * self.long[b] for b in self.cache.order]), self.device)
+        return sent(torch.tensor([LONG_ROW_OFFSET * self.long[b] for b in self.cache.order]), self.device)
 
     def _advance(self, counts: list[int]) -> None:
         """Rows that grow alike are counted on the device, so that nothing need be sent."""
@@ -210,30 +210,30 @@ class GraphModel(Model):
         even = min(counts) == max(counts)
         self.offset = self.offset + counts[0] if even and self.offset is not None else None
 
-    def _pass(self, rows: int, width: int, end: int) -> Pass:
-        if self.room != self.cache.room:  # recordings write to where the cache was
+    def _get_pass(self, rows: int, width: int, end: int) -> GraphPass:
+        if self.shape != self.cache.shape:  # recordings write to where the cache was
             self.passes.clear()
-            self.room = self.cache.room
+            self.shape = self.cache.shape
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         if (rows, width, end) not in self.passes:
-            layers = self.layers if width <= WIDEST else None
+            layers = self.layers if width <= MAX_RECORDED_WIDTH else None
 
-            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> Made:
+            def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> PassOutputs:
                 with nullcontext() if layers is None or watched else layers.on():
                     return self._forward(ids, lengths, firsts, end)
 
-            guard = Recordable(type(self.model).__name__)
+            guard = RecordingGuard(type(self.model).__name__)
             shape = rows, width
-            self.passes[rows, width, end] = Pass(forward, guard, shape, self.device, self.pool)
+            self.passes[rows, width, end] = GraphPass(forward, guard, shape, self.device, self.pool)
         return self.passes[rows, width, end]
 
-    def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> Made:
+    def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> PassOutputs:
         """Run tokens behind `lengths` others; no shape depends on their values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
         positions = self.cache.positions
-        if self._longest is not None:
-            positions = positions.clamp(max=self._longest - 1)  # padding only
-        if self._longest != self.context:
+        if self._max_context is not None:
+            positions = positions.clamp(max=self._max_context - 1)  # padding only
+        if self._max_context != self.context:
             positions = positions + firsts[:, None]
         read = Read()
         with self.running(self.cache, read) as model:
@@ -248,7 +248,7 @@ class GraphModel(Model):
         return logits, read.hidden
 
 
-class Pass:
+class GraphPass:
     """A forward over buffers of its own, `[rows, width]` ids and `[rows]` lengths and first
     positions.
 
@@ -258,8 +258,8 @@ class Pass:
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor, Tensor, bool], Made],
-        guard: Recordable,
+        forward: Callable[[Tensor, Tensor, Tensor, bool], PassOutputs],
+        guard: RecordingGuard,
         shape: tuple[int, int],
         device: torch.device,
         pool: Any,
@@ -267,40 +267,40 @@ class Pass:
         self.forward, self.pool = forward, pool
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.lengths = torch.zeros(shape[0], dtype=torch.long, device=device)
-        self.firsts = torch.zeros_like(self.lengths)
-        self.guard: Recordable | None = guard
+        self.first_positions = torch.zeros_like(self.lengths)
+        self.guard: RecordingGuard | None = guard
         self.graph: Any = None
-        self.made: Made = torch.empty(0), torch.empty(0)
+        self.outputs: PassOutputs = torch.empty(0), torch.empty(0)
 
-    def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> Made:
+    def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> PassOutputs:
         """Rows and columns that are not given are padding, of id 0: an old id may be one whose keys
         and values are NaN, which a mask hides but does not keep from a sum."""
         self.ids.zero_()
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
-        self.firsts.zero_()
+        self.first_positions.zero_()
         if firsts is not None:
-            self.firsts[: len(firsts)] = firsts
+            self.first_positions[: len(firsts)] = firsts
         if self.guard is not None:
             with self.guard:
                 output = self.run(watched=True)
             self.guard = None
-            if self.pool is None or self.ids.shape[1] > WIDEST:
+            if self.pool is None or self.ids.shape[1] > MAX_RECORDED_WIDTH:
                 return output
             self._record()
         if self.graph is None:
             return self.run()
         self.graph.replay()
-        return self.made
+        return self.outputs
 
-    def run(self, watched: bool = False) -> Made:
+    def run(self, watched: bool = False) -> PassOutputs:
         """Run the forward; not under `guard`, its layers may be compiled."""
-        return self.forward(self.ids, self.lengths, self.firsts, watched)
+        return self.forward(self.ids, self.lengths, self.first_positions, watched)
 
     def _record(self) -> None:
         """Record, after runs that let libraries choose their kernels; each writes the same keys and
         values to the same slots."""
-        with RECORDING, torch.cuda.device(self.ids.device):
+        with RECORDING_LOCK, torch.cuda.device(self.ids.device):
             side = torch.cuda.Stream()  # as CUDA asks
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -309,13 +309,13 @@ class Pass:
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             mode = "thread_local"  # other threads may go on, but for waits for the whole device
-            with undisturbed(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode):
-                self.made = self.run()
+            with pause_garbage_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode):
+                self.outputs = self.run()
             self.graph = graph
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Keep garbage collection from a recording: an old graph that it frees would spoil this one."""
     enabled = gc.isenabled()
     gc.disable()
@@ -326,11 +326,11 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def rehearsed(model: GraphModel) -> GraphModel:
+def rehearse(model: GraphModel) -> GraphModel:
     """The same model, after short passes were recorded; RefusedError where they cannot be."""
     try:
         model.start([[0]])
-        for blocks in SHORT:
+        for blocks in REHEARSAL_BLOCKS:
             model.score(blocks, [1])
         model.leave([0])
         if model.layers is not None:
@@ -344,19 +344,19 @@ def rehearsed(model: GraphModel) -> GraphModel:
 
 def _compare(model: GraphModel, layers: CompiledLayers) -> None:
     """Refuse compiled layers whose logits are not, but for rounding, those of the ragged cache."""
-    plain = CausalModel(model.model)
-    for runner in (model, plain):
+    reference = CausalModel(model.model)
+    for runner in (model, reference):
         runner.start([[0]])
-    for blocks in SHORT:
+    for blocks in REHEARSAL_BLOCKS:
         need = [len(blocks[0])]
-        ours, theirs = model.score(blocks, need), plain.score(blocks, need)
-        apart, spread = (ours - theirs).abs().max(), theirs.max() - theirs.min()
-        if not layers.refused and float(apart) > ROUNDING * float(spread):
-            layers.refuse(f"logits differ by {float(apart / spread):.1e} of their spread")
+        logits, expected = model.score(blocks, need), reference.score(blocks, need)
+        deviation, spread = (logits - expected).abs().max(), expected.max() - expected.min()
+        if not layers.refused and float(deviation) > MAX_LOGIT_DEVIATION * float(spread):
+            layers.refuse(f"logits differ by {float(deviation / spread):.1e} of their spread")
             model.passes.clear()
     model.leave([0])
     if layers.refused:
         model.runtime = "graphs"
 
 
-ON_GRAPHS = Form("fixed shapes", GraphModel, switches=True)
+GRAPHS_FORM = Form("fixed shapes", GraphModel, switches=True)

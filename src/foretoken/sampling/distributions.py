@@ -35,7 +35,7 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.greedy:
         return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
     logits, standard = logits.to(working(logits.dtype)), params.standard
-    if tokens.served(logits) and standard[4:] == OFF:
+    if tokens.can_compute(logits) and standard[4:] == OFF:
         return tokens.softmax(logits, *standard[:4])
     return warped(logits, standard).softmax(-1)
 
@@ -123,7 +123,7 @@ def locate(
 ) -> tuple[Tensor, Tensor]:
     """`sample` without its check, which would make a device's host wait: ids, and the mass of every
     row for `require_mass`, `[B]` each. For an invalid distribution any id comes back."""
-    if cdf is None and tokens.served(distributions):
+    if cdf is None and tokens.can_compute(distributions):
         return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
         return _locate_here(distributions, uniforms, cdf)

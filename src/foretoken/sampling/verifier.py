@@ -22,7 +22,7 @@ from foretoken.sampling.lenience import lenient, near_best
 from foretoken.sampling.verify import RULES, Outcome, Rule, greedy, leading, overlap, overlap_greedy
 
 NAMED: dict[str, Rule] = {**RULES, **COMPARATORS}
-COMPILED = {RULES[name]: name for name in tokens.RULES}  # those that the kernels apply and draw by
+COMPILED = {RULES[name]: name for name in tokens.KERNEL_RULES}  # those that the kernels apply and draw by
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Sampled:
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         q, x = block.q, block.x
         p = row_probabilities(block.logits, draw.params)
-        if self.rule in COMPILED and tokens.served(p, q):
+        if self.rule in COMPILED and tokens.can_compute(p, q):
             name, numbers = COMPILED[self.rule], draw.for_verification()
             made = tokens.verify(name, p, q, x, block.lengths, *numbers)
             draw.masses.append(made.masses)

@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.rows import padded
-from foretoken.models.shown import FINAL
+from foretoken.models.row_slots import pad_blocks
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.attention import Forward, KeptPositions
 from foretoken.storage import files
 from foretoken.train.corpus import Example, Examples
@@ -70,7 +70,7 @@ class KeptTexts:
         self.ids = ids
         self.folder.mkdir(parents=True, exist_ok=True)
         self._require_own(examples.digest)
-        running = Forward(self.target, taps=(*self.taps, FINAL))
+        running = Forward(self.target, taps=(*self.taps, FINAL_TAP))
         for first in range(0, count, SHARD):
             if not self._file(first).exists():
                 content = self._computed(running, ids[first : min(first + SHARD, count)])
@@ -114,13 +114,13 @@ class KeptTexts:
     @torch.no_grad()
     def _computed(self, running: Forward, texts: list[list[int]]) -> dict[str, Tensor]:
         noted: dict[int, Tensor] = {}
-        ids = padded(texts, self.target.device)
+        ids = pad_blocks(texts, self.target.device)
         head: Any = self.target.get_output_embeddings()
         last = torch.tensor([i * ids.shape[1] + len(x) - 1 for i, x in enumerate(texts)])
         fast = torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16)
         with fast, running(None, KeptPositions(last), noted) as model:
             logits = model(input_ids=ids, use_cache=False, return_dict=True).logits[0]
-            hidden = noted[FINAL].flatten(0, 1)
+            hidden = noted[FINAL_TAP].flatten(0, 1)
             self._require_plain(logits, hidden[last] @ head.weight.T)
             masses = [head(some).float().logsumexp(-1) for some in hidden.split(PLACES)]
         mass = torch.cat(masses).view(ids.shape)
@@ -128,7 +128,7 @@ class KeptTexts:
         taps = torch.cat([noted[j] for j in self.taps], -1)
         return {
             "taps": taps[within].bfloat16(),
-            "hidden": noted[FINAL][within].bfloat16(),
+            "hidden": noted[FINAL_TAP][within].bfloat16(),
             "mass": mass[within],
         }
 

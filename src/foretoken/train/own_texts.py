@@ -67,7 +67,7 @@ def own_texts(
 def _require_same(folder: Path, spec: Speculator, options: dict[str, Any]) -> None:
     """InputError where the folder holds texts of another target, or written in another way."""
     own = spec.target.identity or spec.target_name
-    options |= {"target": own, "dtype": spec.target.computed}
+    options |= {"target": own, "dtype": spec.target.compute_dtype}
     file = folder / "options.json"
     if not file.exists():
         files.write(file, json.dumps(options).encode())

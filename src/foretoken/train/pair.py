@@ -30,7 +30,7 @@ from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.inputs import Seed
 from foretoken.loading import named, sources
 from foretoken.loading.load import load
-from foretoken.models.rows import padded
+from foretoken.models.row_slots import pad_blocks
 from foretoken.models.stock.check_results import self_check
 from foretoken.models.stock.selfcheck import on_torch
 from foretoken.models.stock.sizes import output_rows, sketch
@@ -287,7 +287,7 @@ class Authors:
 
 def logits(network: PreTrainedModel, texts: list[LessonText]) -> Tensor:
     """At the new tokens of all texts, in order, without forced ones, `[N, V]`."""
-    ids = padded([[*t.request.prompt, *t.new[:-1]] for t in texts], network.device)
+    ids = pad_blocks([[*t.request.prompt, *t.new[:-1]] for t in texts], network.device)
     return scores(network, texts, ids)[_judged(texts, ids.shape[1]).to(network.device)]
 
 
@@ -297,7 +297,7 @@ def scores(network: PreTrainedModel, texts: list[LessonText], ids: Tensor) -> Te
     sources = [t.request.source for t in texts if t.request.source is not None]
     if not sources:
         return network(input_ids=ids, use_cache=False).logits
-    source_ids = padded(sources, device)
+    source_ids = pad_blocks(sources, device)
     lengths = torch.tensor([len(s) for s in sources], device=device)
     mask = torch.arange(source_ids.shape[1], device=device) < lengths[:, None]
     return network(

@@ -124,7 +124,7 @@ class GenerateCall:
         else:
             return None
         for row in rows:
-            problem = target.objection(row)
+            problem = target.find_media_problem(row)
             if problem is None:
                 continue
             names = ", ".join(sorted(rows[0].inputs))
@@ -164,11 +164,11 @@ class GenerateCall:
         return rows
 
     @contextmanager
-    def heard(self, target: Model) -> Iterator[None]:
+    def shared_encoder_states(self, target: Model) -> Iterator[None]:
         """The encoder does not run twice for the target: it knows the states that there are. One
         that does not run on torch reads the sources itself."""
         texts = self.inputs is not None and not self.inputs.is_floating_point()
-        known = target.heard
+        known = target.shared_encoder_states
         if not texts or known is None:
             yield
             return
@@ -214,7 +214,7 @@ class GenerateCall:
                 raise kind(f"row {b} of input_ids holds ids outside 0..{V - 1}")
         limit = params.max_new_tokens
         longest = max(map(len, prompts))
-        most = target.longest
+        most = target.max_context
         if most is not None and longest + limit > most:
             raise ForeignError(
                 f"a row may grow to {longest + limit} tokens, the model holds {most}; "
@@ -319,7 +319,7 @@ class GenerateCall:
                 if self.config.output_scores and isinstance(ending, OwnEnding):
                     ending.scores = WithheldScores(type(ending.criterion).__name__)
         sent = 0
-        with self.heard(target):
+        with self.shared_encoder_states(target):
             for _ in steps:
                 if streamer is None:
                     continue
@@ -397,7 +397,7 @@ def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:
     """ForeignError for a batch that transformers reads otherwise than its rows alone: the longest
     of them says for all which rotary factors they get."""
     switch = target.context
-    if switch is None or switch == target.longest or len(set(lengths)) == 1:
+    if switch is None or switch == target.max_context or len(set(lengths)) == 1:
         return
     if min(lengths) <= switch < max(lengths) + limit:
         raise ForeignError(

@@ -90,5 +90,5 @@ def test_blocks_against_single_tokens():
     assert abs(off.noise - 1e-4) < 1e-9 and 0 < off.variation < 1e-4 and not off.ok
     assert off.dtype == "float64"
     single = Late(P_SHAPES, V)
-    single.computed = "float32"
+    single.compute_dtype = "float32"
     assert measure_shape_noise(single, REQUESTS, texts, 3).ok

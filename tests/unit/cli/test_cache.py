@@ -41,7 +41,7 @@ def convert(name: str, key: str) -> None:
         (place / "graph").write_bytes(b"0" * 2_000_000)
         return {}
 
-    assert store.keep(key, write, name, "int8")
+    assert store.save(key, write, name, "int8")
 
 
 def test_models_and_the_drafts_that_fit(tmp_path: Path, console: Run) -> None:

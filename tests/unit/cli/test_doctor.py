@@ -54,8 +54,8 @@ def test_kernels_that_were_not_compiled(
 ) -> None:
     """The machine's line says what to do, a model's why it runs elsewhere."""
     monkeypatch.setattr(machine, "BANDWIDTH_READ_BYTES", 2**20)
-    monkeypatch.setattr(library, "FILE", base / "kernels.so")
-    library.library.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY_FILE", base / "kernels.so")
+    library.load_library.cache_clear()
     said = "the native decoder was not compiled: install g++"
     assert f"\nnative decoder: {said}" in console("doctor").out
     assert f"m runs on transformers: {said}" in console("doctor", base / "m").out

@@ -14,7 +14,7 @@ import pairs
 import tiny
 from assistants import WINDOW
 from foretoken.errors import InputError
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
@@ -33,7 +33,7 @@ def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
 def started(prompts: list[list[int]], *, ordered: bool = True, read: int = 1) -> tuple[Any, Any]:
     """Target and drafter with these rows, whose last `read` tokens are not read."""
     model = assistants.running(assistants.target(V))
-    model.show(lambda text: 0)
+    model.expose_hidden_states(lambda text: 0)
     drafter = assistants.drafter(model, assistants.network(V, ordered=ordered))
     model.start([prompt[:-read] for prompt in prompts])
     drafter.start([*range(len(prompts))], prompts, None)
@@ -86,7 +86,7 @@ def test_another_target_has_the_same_taps() -> None:
     assert drafter.reading(other).network.target is other
     with pytest.raises(InputError, match="exposes the states"):
         other = CausalModel(tiny.llama(V))
-        other.tap((0, FINAL))
+        other.tap((0, FINAL_TAP))
         drafter.reading(other)
 
 

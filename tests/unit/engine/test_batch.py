@@ -15,7 +15,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch, keep_freed
 from foretoken.errors import RefusedError
 from foretoken.models.base import Capabilities
-from foretoken.models.rows import CHUNK as PASS
+from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS as PASS
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey

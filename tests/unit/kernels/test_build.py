@@ -17,37 +17,37 @@ pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:
     """The library is loaded by each test, and by those after it."""
-    library.library.cache_clear()
+    library.load_library.cache_clear()
     yield
-    library.library.cache_clear()
+    library.load_library.cache_clear()
 
 
 def test_without_a_library_doctor_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(library, "FILE", tmp_path / "kernels.so")
+    monkeypatch.setattr(library, "LIBRARY_FILE", tmp_path / "kernels.so")
     said = abilities()
     assert said.startswith("the native decoder was not compiled: install g++ or clang")
     assert said.endswith("build.py") and "\n" not in said
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "kernels")  # as in a wheel
+    monkeypatch.setattr(build, "CPP_FOLDER", tmp_path / "kernels")  # as in a wheel
     assert abilities().endswith("then install foretoken again")
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not library.FILE.exists():
+    if not library.LIBRARY_FILE.exists():
         pytest.skip("the native decoder was not compiled")
-    monkeypatch.setattr(build, "digest", lambda: "0" * 16)
+    monkeypatch.setattr(build, "compute_digest", lambda: "0" * 16)
     with pytest.raises(RefusedError, match=r"compiled of other sources: .*build\.py"):
-        library.library()
+        library.load_library()
 
 
 def test_a_file_that_is_no_library_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(library, "FILE", tmp_path / "kernels.so")
-    library.FILE.write_bytes(b"no library")
+    monkeypatch.setattr(library, "LIBRARY_FILE", tmp_path / "kernels.so")
+    library.LIBRARY_FILE.write_bytes(b"no library")
     with pytest.raises(RefusedError, match="cannot be loaded"):
-        library.library()
+        library.load_library()
 
 
 @pytest.mark.parametrize(("given", "said"), [("", "no C[+][+] compiler"), ("/no/c++ -x", "/no/c")])

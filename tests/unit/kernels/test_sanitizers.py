@@ -120,7 +120,7 @@ int main() {
 def sanitizer(name: str) -> str:
     """The path of a sanitizer's library; skips where the compiler has none."""
     try:
-        command = [*build.compiler(), f"-print-file-name={name}"]
+        command = [*build.find_compiler(), f"-print-file-name={name}"]
     except build.BuildError as error:
         pytest.skip(str(error))
     found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
@@ -171,8 +171,8 @@ def test_threads_of_a_team_never_race(tmp_path: Path) -> None:
     sanitizer("libtsan.so")
     source, program = tmp_path / "team.cpp", tmp_path / "team"
     source.write_text(TEAM)
-    more = ["-g", "-fsanitize=thread", f"-I{build.SOURCES}"]
-    files: Sequence[object] = (source, build.SOURCES / "team.cpp", "-o", program)
-    subprocess.run([*build.compiler(), *build.FLAGS, *more, *map(str, files)], check=True)
+    more = ["-g", "-fsanitize=thread", f"-I{build.CPP_FOLDER}"]
+    files: Sequence[object] = (source, build.CPP_FOLDER / "team.cpp", "-o", program)
+    subprocess.run([*build.find_compiler(), *build.COMPILER_FLAGS, *more, *map(str, files)], check=True)
     ended = subprocess.run([str(program)], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -147,7 +147,7 @@ else:
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    if not library.FILE.exists():
+    if not library.LIBRARY_FILE.exists():
         pytest.skip("the native decoder was not compiled")
 
 

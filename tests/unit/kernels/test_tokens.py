@@ -17,18 +17,18 @@ from foretoken.sampling.verify import RULES
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 SIZES = (1, 5, 16, 31, 255, 257, 1000, 8193)
-each_rule = pytest.mark.parametrize("rule", tokens.RULES)
+each_rule = pytest.mark.parametrize("rule", tokens.KERNEL_RULES)
 
 
-@pytest.fixture(autouse=True, params=library.SETS)
+@pytest.fixture(autouse=True, params=library.INSTRUCTION_SETS)
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "FORETOKEN_KERNELS" in os.environ:  # under a sanitizer
         request.getfixturevalue("compiled")
-    if not library.FILE.exists():
+    if not library.LIBRARY_FILE.exists():
         pytest.skip("the kernels were not compiled")
-    if request.param not in library.instruction_sets():
+    if request.param not in library.list_instruction_sets():
         pytest.skip(f"this processor has no {request.param}")
-    monkeypatch.setenv(library.CHOICE, request.param)
+    monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, request.param)
 
 
 def logits(V: int, *shape: int) -> Any:

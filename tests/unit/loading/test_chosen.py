@@ -132,21 +132,21 @@ def test_a_draft_is_rounded_where_that_is_faster(
 ):
     def step_costs(pair: PairCosts, params: object, rows: int = 1) -> Costs:
         assert isinstance(pair.drafter, LMDrafter)
-        return costs(by_dtype[pair.drafter.model.computed], 0.8)
+        return costs(by_dtype[pair.drafter.model.compute_dtype], 0.8)
 
     monkeypatch.setattr(PairCosts, "step_costs", step_costs)
     monkeypatch.setattr(drafts, "SMALL", 1000)
     caplog.set_level(logging.INFO, "foretoken.loading.chosen")
     for _ in range(2):  # measured, then remembered
         drafter = foretoken.load(target, draft).prepared().drafter
-        assert isinstance(drafter, LMDrafter) and drafter.model.computed == best
+        assert isinstance(drafter, LMDrafter) and drafter.model.compute_dtype == best
         assert ("drafts in" in caplog.text) == (best != "float32")
         assert list(kept.values()) == ["" if best == "float32" else best]
     chosen_draft = foretoken.load(target, draft, draft_dtype="float32").drafter
-    assert isinstance(chosen_draft, LMDrafter) and chosen_draft.model.computed == "float32"
+    assert isinstance(chosen_draft, LMDrafter) and chosen_draft.model.compute_dtype == "float32"
     monkeypatch.setattr(drafts, "SMALL", 10**9)
     small = foretoken.load(target, draft).prepared().drafter
-    assert isinstance(small, LMDrafter) and small.model.computed == "float32"
+    assert isinstance(small, LMDrafter) and small.model.compute_dtype == "float32"
 
 
 @pytest.mark.native

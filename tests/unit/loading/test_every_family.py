@@ -80,7 +80,7 @@ def require_as_known(name: str) -> None:
     assert verdict.outcome == known.outcome or verdict.outcome == "equal", verdict
     if known.form is not None and verdict.outcome == "equal":
         assert FORMS.index(verdict.form or "") <= FORMS.index(known.form)
-    if known.native == "equal" and library.FILE.exists():
+    if known.native == "equal" and library.LIBRARY_FILE.exists():
         assert verdict.native == "equal"
 
 

@@ -14,7 +14,7 @@ from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.loading.options import smaller
 from foretoken.loading.sources import Source
 from foretoken.measurement.agreement import compute_overlaps
-from foretoken.models.native.model import NativeCompanion
+from foretoken.models.native.model import NativeTargetCopy
 from foretoken.sampling.params import SamplingParams
 from loads import refused
 from tiny import byte_level, folder, llama, t5
@@ -45,7 +45,7 @@ def test_greedy_text_is_the_targets(kind, draft, request):
     prompts = ["It was", "the first day of", "a"]
     plain = foretoken.load(path, "none").generate(prompts, max_new_tokens=20)
     spec = foretoken.load(path, draft)
-    assert isinstance(spec.drafter, LMDrafter) and isinstance(spec.drafter.model, NativeCompanion)
+    assert isinstance(spec.drafter, LMDrafter) and isinstance(spec.drafter.model, NativeTargetCopy)
     assert spec.draft_name == draft
     for gamma in (3, None):
         completions = spec.generate(prompts, max_new_tokens=20, gamma=gamma)
@@ -67,8 +67,8 @@ def test_greedy_text_is_the_targets(kind, draft, request):
 def test_the_arithmetic_of_target_and_copy(target, draft, options, computed):
     spec = foretoken.load(target, draft, **options)
     plain = foretoken.load(target, "none", dtype=options.get("dtype", "float32"))
-    assert spec.target.computed == plain.target.computed
-    assert computed in (None, spec.drafter.model.computed)
+    assert spec.target.compute_dtype == plain.target.compute_dtype
+    assert computed in (None, spec.drafter.model.compute_dtype)
     (completion,) = spec.generate([3, 4], max_new_tokens=12, gamma=3, temperature=1.0)
     assert completion.stats.drafted and len(completion.tokens) == 12
 
@@ -140,13 +140,13 @@ def test_copies_that_are_refused(target):
 def test_a_prompt_is_read_once_by_the_target_alone(target, monkeypatch):
     spec = foretoken.load(target, "self:int8")
     counts: list[int] = []
-    chain = NativeCompanion.chain
+    chain = NativeTargetCopy.chain
 
     def counted(self, blocks, *rest):
         counts.append(sum(map(len, blocks)))
         return chain(self, blocks, *rest)
 
-    monkeypatch.setattr(NativeCompanion, "chain", counted)
+    monkeypatch.setattr(NativeTargetCopy, "chain", counted)
     pieces = spec.stream([5, 6, 7] * 20, max_new_tokens=12, gamma=3)
     next(pieces)
     assert not counts

@@ -71,11 +71,11 @@ def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     spec = foretoken.load(folder, draft, runtime=runtime)
     (model,) = spec.drafter.holds
     assert spec.target.runtime == runtime and spec.drafter.runtime == "transformers"
-    assert spec.target.taps and model.computed == "float32"
+    assert spec.target.taps and model.compute_dtype == "float32"
     assert_own_texts(spec)
     assert spec.generate(PROMPTS[0], gamma=3)[0].stats.draft_runtime == "transformers"
     spec = foretoken.load(folder, draft, runtime=runtime, draft_dtype="bfloat16")
-    assert spec.drafter.holds[0].computed == "bfloat16"
+    assert spec.drafter.holds[0].compute_dtype == "bfloat16"
     assert_own_texts(spec)
     refused(
         RefusedError, "draft_dtype='int8' runs on the native decoder only", folder, draft,

@@ -103,11 +103,11 @@ def test_a_conversion_is_named_by_format_and_versions(
     model = source(path, None, False)
 
     def name() -> str:
-        return store.key_of(model, conversion.FORMAT, "native", "float32")
+        return store.compute_key(model, conversion.CONVERSION_FORMAT, "native", "float32")
 
     before = name()
     assert name() == before
-    monkeypatch.setattr(conversion, "FORMAT", conversion.FORMAT + 1)
+    monkeypatch.setattr(conversion, "CONVERSION_FORMAT", conversion.CONVERSION_FORMAT + 1)
     assert name() != before
     monkeypatch.undo()
     monkeypatch.setattr(store, "versions", lambda: {"foretoken": "another"})
@@ -164,10 +164,10 @@ def test_which_backend_serves_a_source_and_why(
     require(models, MATRIX)
     assert models["memory"].dtype == torch.float64  # still
     with monkeypatch.context() as patch:
-        patch.setattr(library, "FILE", tmp_path / "none.so")
-        library.library.cache_clear()
+        patch.setattr(library, "LIBRARY_FILE", tmp_path / "none.so")
+        library.load_library.cache_clear()
         require(models, UNCOMPILED)
-    library.library.cache_clear()
+    library.load_library.cache_clear()
 
     def wrong(*args: object) -> object:
         raise RefusedError("llama is not exact over the native decoder")
@@ -199,7 +199,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     spec = load(path, "none")
-    assert spec.target.runtime == "native" and store.entries() == []
+    assert spec.target.runtime == "native" and store.list_entries() == []
     assert spec.generate([5, 6], max_new_tokens=8)[0].tokens == stock(path, [5, 6], 8)
 
 
@@ -234,8 +234,8 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
 def test_a_kept_conversion_that_is_damaged_is_made_again(tmp_path: Path) -> None:
     path = saved(tmp_path / "m", seed=7)
     expected = load(path, "none").generate([5, 6, 7], max_new_tokens=9)[0].tokens
-    home = store.folder()
+    home = store.get_folder()
     assert home is not None
-    (entry,) = [one for one in store.entries() if one.name == path]
+    (entry,) = [one for one in store.list_entries() if one.name == path]
     (entry.folder / "facts.json").write_bytes(b"broken")
     assert load(path, "none").generate([5, 6, 7], max_new_tokens=9)[0].tokens == expected

@@ -7,7 +7,7 @@ import torch
 
 from foretoken import load
 from foretoken.errors import InputError
-from foretoken.models.base import counts_of, require_model
+from foretoken.models.base import count_block_tokens, require_model
 from foretoken.models.graphs import GraphModel
 from foretoken.models.stock.selfcheck import on_torch
 from table import TableModel
@@ -23,13 +23,13 @@ TABLE = TableModel(lambda text: [0.5, 0.5], 2)
 def test_a_model_says_what_it_computes_in(form, dtype: torch.dtype) -> None:
     names = ("Llama",) if form is GraphModel else ("Llama", "T5")
     for name in names:
-        assert form(build(name).to(dtype)).computed == str(dtype).removeprefix("torch.")
-    assert TABLE.computed == "float64"
+        assert form(build(name).to(dtype)).compute_dtype == str(dtype).removeprefix("torch.")
+    assert TABLE.compute_dtype == "float64"
 
 
 def test_rows_gain_their_blocks() -> None:
-    assert counts_of([[1, 2], []], [1, 0]) == [2, 0]
-    assert counts_of(torch.zeros(2, 5), [3, 1]) == [3, 1]
+    assert count_block_tokens([[1, 2], []], [1, 0]) == [2, 0]
+    assert count_block_tokens(torch.zeros(2, 5), [3, 1]) == [3, 1]
 
 
 def test_only_models_pass_for_models() -> None:

@@ -27,11 +27,11 @@ from foretoken.errors import InputError
 from foretoken.media.inputs import Media
 from foretoken.models.base import Model, TokenChoice
 from foretoken.models.graphs import GraphModel
-from foretoken.models.guided import Guided
+from foretoken.models.guidance import GuidedModel
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.native.model import NativeCompanion
-from foretoken.models.shown import FINAL
-from foretoken.models.states import REWIND
+from foretoken.models.native.model import NativeTargetCopy
+from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.rewindable_states import MAX_REWIND_TOKENS
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.rowwise import RowwiseModel
 from foretoken.models.vocabularies.translated import TranslatedModel
@@ -98,7 +98,7 @@ def translated(_: Any) -> Model:
 class OverTarget(OffByOneModel):
     """A copy of a model over its rows, with the target's own work: it reads what rows join with."""
 
-    def __init__(self, copied: NativeCompanion) -> None:
+    def __init__(self, copied: NativeTargetCopy) -> None:
         super().__init__(copied)
         self.capabilities = copied.capabilities
 
@@ -174,8 +174,8 @@ CASES = {
         if (form, name) != ("native", "KimiLinear")
     },
     "copy over rows": Case(companion),
-    "guided": Case(lambda x: Guided(CausalModel(x), 1.8, [9, 4, 17]), within=1e-9, double=True),
-    "guided by the last token": Case(lambda x: Guided(native()(x), 0.5), within=1e-5),
+    "guided": Case(lambda x: GuidedModel(CausalModel(x), 1.8, [9, 4, 17]), within=1e-9, double=True),
+    "guided by the last token": Case(lambda x: GuidedModel(native()(x), 0.5), within=1e-5),
     "another vocabulary": Case(translated, None, 1e-9, ids=10),
     "table": Case(lambda x: TableModel(random_model(1, 64), 64), None, 1e-9),
 }
@@ -208,14 +208,14 @@ def made(name: str) -> tuple[Model, Model]:
 
 
 def emptied(model: Model) -> Model:
-    model.remember(False)
+    model.set_prefix_caching(False)
     model.clear()
     return model
 
 
 def alone(model: Model, head: list[int], rest: list[int], source: list[int] | None) -> Tensor:
     """Logits of `rest` behind `head`, in one pass of one row."""
-    emptied(model).prompted([len(head) + 1])
+    emptied(model).set_prompt_lengths([len(head) + 1])
     model.start([head], None if source is None else [source])
     return model.score([rest], [len(rest)])[0].clone()
 
@@ -238,7 +238,7 @@ class Rows:
         heads_in = [[id % self.case.ids for id in head] for head in heads]
         sources = [SOURCES[(len(self.rows) + i) % 3] for i in range(len(heads))]
         given = sources if self.model.encoder_decoder else None
-        self.model.prompted([len(head) + 1 for head in heads_in])
+        self.model.set_prompt_lengths([len(head) + 1 for head in heads_in])
         self.model.start(heads_in, given)
         self.rows += [Row(h, given and s) for h, s in zip(heads_in, sources, strict=True)]
 
@@ -376,7 +376,7 @@ class WatchedRows(Rows):
     def __init__(self, case: Case, model: Model) -> None:
         super().__init__(case, model, model)
         self.states: list[Tensor] = []  # [n, W] of each row
-        model.show(lambda text: 0)
+        model.expose_hidden_states(lambda text: 0)
 
     def compare(self, logits: Tensor, row: Row, n: int) -> None:
         if len(row.rest) % 3 == 0:
@@ -384,7 +384,7 @@ class WatchedRows(Rows):
 
     def take(self) -> None:
         """Others may have been taken back since: each part says where it begins."""
-        for b, known in enumerate(self.model.shown()):
+        for b, known in enumerate(self.model.take_hidden_states()):
             if known is not None:
                 assert known.first <= len(self.states[b]), "states are missing"
                 self.states[b] = torch.cat([self.states[b][: known.first], known.states])
@@ -412,7 +412,7 @@ def test_states_that_are_shown_are_those_of_one_forward(name: str, within: float
     network = copy.deepcopy(case.network())
     network = network.double() if case.double else network.float()
     count = network.config.num_hidden_layers
-    taps = 0, count // 2, count, FINAL
+    taps = 0, count // 2, count, FINAL_TAP
     conversion = NativeConversion(None, "float32", lambda: network, taps=taps)
     rows = WatchedRows(case, tapped(network, taps) if "torch" in name else conversion.model())
     play(rows, 60)
@@ -455,7 +455,7 @@ def test_logits_are_those_of_one_forward(name: str) -> None:
 def test_limits(name: str) -> None:
     """What does not fit is refused by its numbers, and changes nothing."""
     rows = Rows(CASES[name], *made(name))
-    assert rows.model.context is not None and rows.model.longest == rows.model.context
+    assert rows.model.context is not None and rows.model.max_context == rows.model.context
     limit = rows.model.context
     rows.join([3] * (limit - 2), [4])
     with pytest.raises(InputError, match=rf"{limit + 1} tokens.*{limit}"):
@@ -480,11 +480,11 @@ def test_states_go_back_so_far_or_to_their_beginning(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     rows.join([(7 * i * i + 3 * i) % 59 + 2 for i in range(200)], [5, 6])
     rows.score([7], [8])
-    with pytest.raises(InputError, match=f"back to 60 of 201 tokens, and .* below {REWIND}"):
+    with pytest.raises(InputError, match=f"back to 60 of 201 tokens, and .* below {MAX_REWIND_TOKENS}"):
         rows.model.set_lengths([60, 3])
-    assert rows.model.lengths == [201, 3] and rows.model.rewind == REWIND
-    rows.score([3] * REWIND, [9])
-    rows.back(REWIND, 1)
+    assert rows.model.lengths == [201, 3] and rows.model.max_rewind == MAX_REWIND_TOKENS
+    rows.score([3] * MAX_REWIND_TOKENS, [9])
+    rows.back(MAX_REWIND_TOKENS, 1)
     rows.model.set_lengths([201, 0])
     rows.rows[1] = Row([], None)
     rows.score([9], [5, 6, 8])
@@ -539,15 +539,15 @@ def test_what_it_lacks_it_does_not_do(rows: Rows) -> None:
     model, can = rows.model, rows.model.capabilities
     rows.join(HEADS[0])
     if not can.prefix_cache:
-        assert model.known(HEADS[0]) == 0
+        assert model.count_cached_tokens(HEADS[0]) == 0
     if not can.memory:
         assert model.memory([3], [3]) == 0
     if not can.taps:
-        assert model.taps == () and model.show(None) is None
+        assert model.taps == () and model.expose_hidden_states(None) is None
     if not can.media:
-        assert model.objection(Media([], {})) == "it reads ids only"
+        assert model.find_media_problem(Media([], {})) == "it reads ids only"
     if not can.text:
-        assert not model.writes(greedy=True)
+        assert not model.drafts_from_text(greedy=True)
     if not can.chain:
         with pytest.raises(NotImplementedError):
             model.chain([[4]], [1], TokenChoice(model.vocab_size))
@@ -571,26 +571,26 @@ def test_memory_grows_with_what_rows_hold(name: str) -> None:
 def test_a_prefix_serves_others_of_the_same_salt(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     model, text = rows.model, [(7 * i * i + 3 * i) % 59 + 2 for i in range(100)]
-    model.remember(True)
+    model.set_prefix_caching(True)
     rows.join(text[:80])
-    assert model.recalled == [0]
+    assert model.num_cached_tokens == [0]
     if name != "native, states":
-        assert model.known([*text[:50], 1]) == 50  # of a row that is still there
+        assert model.count_cached_tokens([*text[:50], 1]) == 50  # of a row that is still there
     rows.score([5])
     rows.back(1)
     rows.leave(0)
-    assert model.known(text) == 80 and model.known(text[:15]) == 0  # too short to share
-    model.salted("other")
-    assert model.known(text) == 0
+    assert model.count_cached_tokens(text) == 80 and model.count_cached_tokens(text[:15]) == 0  # too short to share
+    model.set_salt("other")
+    assert model.count_cached_tokens(text) == 0
     rows.join(text[:90])
-    assert model.recalled == [0]
-    model.salted("")
+    assert model.num_cached_tokens == [0]
+    model.set_salt("")
     rows.join(text, [9] * 20)
-    assert model.recalled == [80, 0]
+    assert model.num_cached_tokens == [80, 0]
     rows.score([1], [2, 3], [4])
-    model.remember(False)
+    model.set_prefix_caching(False)
     model.clear()
-    assert model.known(text) == 0
+    assert model.count_cached_tokens(text) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from foretoken.loading.runtimes.place import place
 from foretoken.models.graphs import (
     FixedCache,
     GraphModel,
-    Pass,
-    Recordable,
-    bucket,
-    power,
-    rehearsed,
-    wide,
+    GraphPass,
+    RecordingGuard,
+    round_up_slots,
+    round_up_to_power_of_two,
+    rehearse,
+    round_up_width,
 )
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer
 from foretoken.models.stock.selfcheck import CheckedRows, Form, check, deviation
@@ -34,9 +34,9 @@ CPU = torch.device("cpu")
 
 
 def test_buckets() -> None:
-    assert [power(n) for n in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 4, 4, 8]
-    assert [bucket(n) for n in (0, 1, 64, 65, 129)] == [0, 64, 64, 128, 256]
-    assert [wide(n) for n in (1, 2, 3, 4, 5, 6, 9, 10, 17)] == [1, 2, 3, 5, 5, 9, 9, 17, 17]
+    assert [round_up_to_power_of_two(n) for n in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 4, 4, 8]
+    assert [round_up_slots(n) for n in (0, 1, 64, 65, 129)] == [0, 64, 64, 128, 256]
+    assert [round_up_width(n) for n in (1, 2, 3, 4, 5, 6, 9, 10, 17)] == [1, 2, 3, 5, 5, 9, 9, 17, 17]
 
 
 def filled(lengths: list[int]) -> RaggedCache:
@@ -52,28 +52,28 @@ def filled(lengths: list[int]) -> RaggedCache:
 def test_rows_join_and_change_places_within_the_same_tensors() -> None:
     cache = FixedCache([RaggedLayer()], CPU)
     cache.join(filled([3, 70]))
-    assert cache.room == (2, 128) and cache.lengths == [3, 70]
+    assert cache.shape == (2, 128) and cache.lengths == [3, 70]
     (layer,) = cache.parts()
     keys = layer.arrays[0]
     cache.select([1])
     cache.join(filled([2]))
-    assert cache.room == (2, 128) and layer.arrays[0] is keys
-    assert cache.lengths == [70, 2] and cache.places == [1, 0]
+    assert cache.shape == (2, 128) and layer.arrays[0] is keys
+    assert cache.lengths == [70, 2] and cache.slots == [1, 0]
     assert keys[1, 0, :70].eq(2).all() and keys[0, 0, :2].eq(1).all()
     cache.select([1, 0, 1])
-    assert cache.room == (4, 128) and cache.lengths == [2, 70, 2]
-    assert layer.arrays[0][cache.places, 0, 0, 0].tolist() == [1, 2, 1]
+    assert cache.shape == (4, 128) and cache.lengths == [2, 70, 2]
+    assert layer.arrays[0][cache.slots, 0, 0, 0].tolist() == [1, 2, 1]
 
 
 def test_the_guard_lets_fixed_shapes_through_and_names_others() -> None:
     x = torch.arange(4.0)
-    with Recordable("Mine"):
+    with RecordingGuard("Mine"):
         chosen = x[torch.tensor([0, 2])]
     assert chosen.tolist() == [0, 2]
     moves = (lambda: x.to("meta"), lambda: torch.empty(4, device="meta").copy_(x))
     for depends in (lambda: x[x > 1], lambda: x.nonzero(), lambda: float(x.sum()), *moves):
         with pytest.raises(RefusedError, match="Mine cannot be run in fixed shapes"):
-            with Recordable("Mine"):
+            with RecordingGuard("Mine"):
                 depends()
 
 
@@ -95,7 +95,7 @@ def only_on_the_host(self: GraphModel, lengths: list[int]) -> None:
 
 def forgets(self: FixedCache, rows: list[int]) -> None:
     self.lengths, self.long = [self.lengths[b] for b in rows], [False] * len(rows)
-    self.places = list(range(len(rows)))
+    self.slots = list(range(len(rows)))
 
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
@@ -134,9 +134,9 @@ def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) 
     """What a recording holds must be all there is to do at any lengths and for any ids."""
     pairs.must_record(name)
     seen: dict[tuple[int, ...], list[Any]] = {}
-    run = Pass.__call__
+    run = GraphPass.__call__
 
-    def watched(self: Pass, ids: torch.Tensor, lengths: torch.Tensor, firsts: Any) -> Any:
+    def watched(self: GraphPass, ids: torch.Tensor, lengths: torch.Tensor, firsts: Any) -> Any:
         if self.guard is not None:  # under the guard, and buffers are made
             return run(self, ids, lengths, firsts)
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
@@ -146,7 +146,7 @@ def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) 
         seen.setdefault((*self.ids.shape, id(self)), []).append(work.done)
         return logits
 
-    monkeypatch.setattr(Pass, "__call__", watched)
+    monkeypatch.setattr(GraphPass, "__call__", watched)
     model = pairs.target(name)
     rows = CheckedRows(model, random.Random(2), GraphModel(model))
     rows.start([4, 21, 9])
@@ -210,14 +210,14 @@ def test_encoder_decoders_and_int8_are_refused() -> None:
 
 
 def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Pass, ids: Any, lengths: Any, firsts: Any) -> Any:
+    def fails(self: GraphPass, ids: Any, lengths: Any, firsts: Any) -> Any:
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
-    model = rehearsed(GraphModel(build("Llama")))
+    model = rehearse(GraphModel(build("Llama")))
     assert model.cache.lengths == []
-    monkeypatch.setattr(Pass, "__call__", fails)
+    monkeypatch.setattr(GraphPass, "__call__", fails)
     with pytest.raises(RefusedError, match="cannot be recorded as a graph: RuntimeError$") as error:
-        rehearsed(GraphModel(build("Llama")))
+        rehearse(GraphModel(build("Llama")))
     assert "operation not permitted" in str(error.value.__cause__)
 
 

@@ -10,7 +10,7 @@ import torch
 import foretoken
 from census import build
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.guided import Guided
+from foretoken.models.guidance import GuidedModel
 from pairs import PROMPTS, relative, target
 from table import TableModel
 
@@ -59,13 +59,13 @@ def test_greedy_texts_are_those_of_transformers(spec, gamma, negative) -> None:
 
 def test_rows_that_wait_go_on_behind_their_prompt(spec) -> None:
     """A row that joins again has tokens of its own behind the prompt: both readings have them."""
-    guided = Guided(spec.target, SCALE, NEGATIVE)
+    guided = GuidedModel(spec.target, SCALE, NEGATIVE)
     text, made = [5, 6, 7], [8, 20, 3]
-    guided.prompted([3])
+    guided.set_prompt_lengths([3])
     guided.start([text[:-1]])
     whole = guided.score([[text[-1], *made]], [4])[0]
     guided.leave([0])
-    guided.prompted([3, 3])
+    guided.set_prompt_lengths([3, 3])
     guided.start([[*text, *made[:2]], text[:-1]])
     again = guided.score([made[2:], [text[-1]]], [1, 1])
     assert torch.allclose(again[:, 0], whole[[3, 0]], atol=1e-9)
@@ -80,7 +80,7 @@ def test_rows_that_wait_go_on_behind_their_prompt(spec) -> None:
 
 def test_an_impossible_token_stays_impossible() -> None:
     table = TableModel(lambda text: [0.0, 0.25, 0.75] if text[-1] else [0.0, 0.5, 0.5], 3)
-    guided = Guided(table, 3.0, [0])
+    guided = GuidedModel(table, 3.0, [0])
     guided.start([[]])
     logits = guided.score([[1]], [1])[0, 0]
     expected = torch.tensor([0.0, 0.25**3 / 0.5**2, 0.75**3 / 0.5**2], dtype=torch.float64)

@@ -22,7 +22,7 @@ from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.inputs import as_list
 from foretoken.media.inputs import media_of
 from foretoken.models.native.encoder_decoder import NativeMediaDecoder
-from foretoken.models.native.media import NativeMediaModel, ends_of
+from foretoken.models.native.media import NativeMediaModel, find_attention_ends
 from foretoken.models.stock import media as stock_media
 from media_models import (
     DECODERS,
@@ -99,7 +99,7 @@ def test_logits_are_those_of_generate(family: Family, runtime: str) -> None:
     model, inputs = built(family)
     target: Any = foretoken.load(model, "lookup", runtime=runtime).target
     (media,) = media_of(inputs, encodes=model.config.is_encoder_decoder)
-    assert target.objection(media) is None
+    assert target.find_media_problem(media) is None
     assert stock_media.deviation(model, target, media) < 1e-5
 
 
@@ -350,11 +350,11 @@ def test_pages_behind_a_picture_are_not_shared() -> None:
     ids = torch.cat([inputs["input_ids"], torch.arange(40)[None] + 10], 1)
     inputs = {**inputs, "input_ids": ids}
     spec, target = loaded(model)
-    target.remember(True)
+    target.set_prefix_caching(True)
     for one in (inputs, other(inputs), inputs):
         (out,) = spec.generate(one, max_new_tokens=NEW, gamma=2, ignore_eos=True)
         assert out.tokens == generated(model, one)
-    assert not target.pool.cached
+    assert not target.pool.prefix_cache
 
 
 @pytest.mark.native
@@ -447,23 +447,23 @@ def test_masks_say_up_to_where_tokens_attend() -> None:
     causal = torch.ones(n, n).tril().bool()
     both = causal.clone()
     both[1:4, 1:4] = True
-    assert ends_of(None, n, None) is None
-    assert ends_of(torch.ones(1, n), n, None) is None
-    assert ends_of(causal[None, None], n, None) is None
+    assert find_attention_ends(None, n, None) is None
+    assert find_attention_ends(torch.ones(1, n), n, None) is None
+    assert find_attention_ends(causal[None, None], n, None) is None
     expected = [1, 4, 4, 4, 5, 6]
-    found = ends_of(both[None, None], n, None)
+    found = find_attention_ends(both[None, None], n, None)
     assert found is not None
     assert found.tolist() == expected
     added = torch.where(both, 0.0, torch.finfo(torch.float32).min)[None, None]
     kinds = {"full_attention": added, "sliding_attention": added}
-    found = ends_of(kinds, n, 6)
+    found = find_attention_ends(kinds, n, 6)
     assert found is not None
     assert found.tolist() == expected
     holes = both.clone()
     holes[5, 2] = False
     for wrong in (holes[None, None], kinds | {"full_attention": causal[None, None]}):
         with pytest.raises(foretoken.ForetokenError, match="does not know"):
-            ends_of(wrong, n, None)
+            find_attention_ends(wrong, n, None)
 
 
 @pytest.mark.native
@@ -475,7 +475,7 @@ def test_a_folder_s_encoder_is_loaded_for_the_first_sound_and_shared(tmp_path: P
         spec = foretoken.load(tmp_path / "target", tmp_path / "draft", draft_dtype="int8")
         target, drafter = spec.target, cast(Any, spec.drafter)
         assert isinstance(target, NativeMediaDecoder)
-        assert drafter.model.computed == "int8"
+        assert drafter.model.compute_dtype == "int8"
         assert "_network" not in vars(target)
         runs, network = list[int](), cast(nn.Module, target._network)
         network.get_encoder().register_forward_hook(lambda *_, runs=runs: runs.append(1))  # pyright: ignore

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.models import prefixes
-from foretoken.models.prefixes import PrefixCache, shared
+from foretoken.models import prefix_cache
+from foretoken.models.prefix_cache import PrefixCache, count_shared_tokens
 
 TEXT = st.lists(st.integers(0, 2), max_size=8)
 
@@ -51,14 +51,14 @@ def test_many_long_prefixes_are_found_by_few_comparisons() -> None:
     cached, head = PrefixCache(10**9, divisible=True), [*range(9000)]
     with pytest.MonkeyPatch.context() as patch:
         count = 0
-        real = prefixes._shared_bytes
+        real = prefix_cache._count_shared_bytes
 
         def counted(one: bytes, other: bytes) -> int:
             nonlocal count
             count += 1
             return real(one, other)
 
-        patch.setattr(prefixes, "_shared_bytes", counted)
+        patch.setattr(prefix_cache, "_count_shared_bytes", counted)
         for i in range(100):
             cached.add("", [*head, i, *head[:99]], [np.zeros(1)])
         assert [cached.find("", [*head, i, 5])[0] for i in range(100)] == [9001] * 100
@@ -73,9 +73,9 @@ def test_the_longest_prefix_is_found(
     for text in texts:
         cached.add("", text, [np.array(text)])
         same = takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt, strict=False))
-        assert shared(text, prompt) == len([*same])
+        assert count_shared_tokens(text, prompt) == len([*same])
     length, arrays = cached.find("", prompt)
-    counts = [shared(text, prompt) for text in texts]
+    counts = [count_shared_tokens(text, prompt) for text in texts]
     whole = [n for n, text in zip(counts, texts, strict=True) if divisible or n == len(text)]
     assert length == max(whole, default=0)
     if length:

@@ -6,40 +6,40 @@ import pytest
 import torch
 
 from foretoken.errors import InputError
-from foretoken.models.rows import (
-    beyond,
-    by_place,
+from foretoken.models.row_slots import (
+    find_rows_to_compact,
+    order_by_slot,
     check_room,
-    joined,
-    most_slots,
-    moved,
-    padded,
-    repeated,
-    room,
-    roomy,
-    staying,
+    allocate_slots,
+    compute_max_positions,
+    reassign_slots,
+    pad_blocks,
+    find_repeated_rows,
+    count_needed_slots,
+    add_spare_rows,
+    list_remaining_rows,
 )
 
 
 def test_places_are_taken_from_the_first_on() -> None:
-    assert joined([], 2) == [0, 1] and joined([3, 0, 1], 3) == [3, 0, 1, 2, 4, 5]
-    assert repeated([2, 0, 2, 2]) == [2, 3] and moved([2, 0, 2, 2], [2, 3]) == [2, 0, 1, 3]
-    assert beyond([4, 0, 3]) == [0, 2] and moved([4, 0, 3], [0, 2]) == [1, 0, 2]
-    assert by_place([4, 0, 3]) == [1, 2, 0]
-    assert room([4, 0, 3]) == 5 and room([]) == 0
-    assert [roomy(n) for n in (0, 1, 2, 15)] == [0, 1, 3, 22]
+    assert allocate_slots([], 2) == [0, 1] and allocate_slots([3, 0, 1], 3) == [3, 0, 1, 2, 4, 5]
+    assert find_repeated_rows([2, 0, 2, 2]) == [2, 3] and reassign_slots([2, 0, 2, 2], [2, 3]) == [2, 0, 1, 3]
+    assert find_rows_to_compact([4, 0, 3]) == [0, 2] and reassign_slots([4, 0, 3], [0, 2]) == [1, 0, 2]
+    assert order_by_slot([4, 0, 3]) == [1, 2, 0]
+    assert count_needed_slots([4, 0, 3]) == 5 and count_needed_slots([]) == 0
+    assert [add_spare_rows(n) for n in (0, 1, 2, 15)] == [0, 1, 3, 22]
 
 
 def test_slots_of_arrays_that_are_never_twice_as_long() -> None:
-    assert most_slots([5, 64, 1], 64) == 3 * 2 * 128
-    assert most_slots([], 64) == 0
+    assert compute_max_positions([5, 64, 1], 64) == 3 * 2 * 128
+    assert compute_max_positions([], 64) == 0
 
 
 CPU = torch.device("cpu")
 
 
 def test_those_that_do_not_leave() -> None:
-    assert staying(4, [2, 0]) == [1, 3] and staying(2, []) == [0, 1] and staying(0, []) == []
+    assert list_remaining_rows(4, [2, 0]) == [1, 3] and list_remaining_rows(2, []) == [0, 1] and list_remaining_rows(0, []) == []
 
 
 def test_rows_end_with_the_context() -> None:
@@ -52,7 +52,7 @@ def test_rows_end_with_the_context() -> None:
 
 
 def test_blocks_are_padded_on_the_right() -> None:
-    assert padded([[1, 2], [], [3]], CPU).tolist() == [[1, 2], [0, 0], [3, 0]]
-    assert padded([[], []], CPU).shape == (2, 0)
+    assert pad_blocks([[1, 2], [], [3]], CPU).tolist() == [[1, 2], [0, 0], [3, 0]]
+    assert pad_blocks([[], []], CPU).shape == (2, 0)
     block = torch.tensor([[1, 2]])
-    assert padded(block, CPU) is block
+    assert pad_blocks(block, CPU) is block

@@ -18,7 +18,7 @@ import pytest
 from foretoken import slow_log
 from foretoken.errors import RefusedError
 from foretoken.models import store
-from foretoken.models.store import KeptConversion
+from foretoken.models.store import StoredConversion
 from served import until
 
 WEIGHTS = "decoder.bin"
@@ -41,25 +41,25 @@ def written(value: float = 1.0) -> Callable[[Path], dict[str, Any]]:
     return write
 
 
-def runs(loaded: KeptConversion) -> float:
+def runs(loaded: StoredConversion) -> float:
     return float((loaded.place / WEIGHTS).read_text())
 
 
 def test_what_was_kept_is_found() -> None:
     assert store.find("k") is None
-    assert store.keep("k", written(3.0), "a model", "float32")
+    assert store.save("k", written(3.0), "a model", "float32")
     loaded = store.find("k")
     assert loaded is not None and runs(loaded) == 3.0
     assert loaded.facts["form"] == "paged" and loaded.facts["context"] is None
-    (entry,) = store.entries()
+    (entry,) = store.list_entries()
     assert (entry.name, entry.dtype) == ("a model", "float32") and entry.bytes > 0
 
 
 def test_a_new_conversion_of_a_model_takes_the_place_of_the_old() -> None:
-    store.keep("a", written(1.0), "m", "float32")
-    store.keep("b", written(2.0), "m", "bfloat16")
-    store.keep("c", written(3.0), "m", "float32")
-    assert {entry.folder.name for entry in store.entries()} == {"b", "c"}
+    store.save("a", written(1.0), "m", "float32")
+    store.save("b", written(2.0), "m", "bfloat16")
+    store.save("c", written(3.0), "m", "float32")
+    assert {entry.folder.name for entry in store.list_entries()} == {"b", "c"}
 
 
 def in_its_place(place: Path) -> None:
@@ -73,12 +73,12 @@ def zeroed(place: Path) -> None:
 
 
 def other_facts(place: Path) -> None:
-    facts = place / store.FACTS
+    facts = place / store.FACTS_FILE
     facts.write_text(facts.read_text().replace('"form": "paged"', '"form": "other"'))
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    **{f"no {name}": lambda p, name=name: (p / name).unlink() for name in (store.FACTS, WEIGHTS)},
+    **{f"no {name}": lambda p, name=name: (p / name).unlink() for name in (store.FACTS_FILE, WEIGHTS)},
     "a folder in it": lambda place: (place / "a folder").mkdir(),
     "a file in its place": in_its_place,
     "bytes that changed": zeroed,
@@ -88,10 +88,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_one_is_as_none(damage: str) -> None:
-    store.keep("k", written(), "m", "float32")
-    DAMAGE[damage](store.folder() / "k")
+    store.save("k", written(), "m", "float32")
+    DAMAGE[damage](store.get_folder() / "k")
     assert store.find("k") is None
-    assert store.keep("k", written(4.0), "m", "float32")
+    assert store.save("k", written(4.0), "m", "float32")
     loaded = store.find("k")
     assert loaded is not None and runs(loaded) == 4.0
 
@@ -121,7 +121,7 @@ def test_a_slow_conversion_is_told_without_an_estimate(
 ) -> None:
     caplog.set_level("INFO", "foretoken.models.store")
     source: Any = Weights(folder / "weights")
-    assert store.find_or_make(source, "fast", "int8", written())
+    assert store.find_or_convert(source, "fast", "int8", written())
     assert not caplog.messages
     monkeypatch.setattr(slow_log, "AFTER", 0.2)
 
@@ -130,8 +130,8 @@ def test_a_slow_conversion_is_told_without_an_estimate(
         assert caplog.messages == ["converting m to int8 for the native decoder, once"]
         return written()(place)
 
-    made = store.find_or_make(source, "slow", "int8", write)
-    assert made is not None and made == store.find_or_make(source, "slow", "", write)
+    made = store.find_or_convert(source, "slow", "int8", write)
+    assert made is not None and made == store.find_or_convert(source, "slow", "", write)
     assert len(caplog.messages) == 2
     assert re.fullmatch(r"converted m in \d+\.\d s", caplog.messages[1])
 
@@ -146,70 +146,70 @@ def test_one_that_cannot_be_kept_is_said(
     # those of commands that ran in this process write to files, which the disk has no room for
     monkeypatch.setattr(logging.getLogger("foretoken"), "handlers", [])
     with full_disk(10):
-        assert store.find_or_make(source, "k", "int8", written()) is None
+        assert store.find_or_convert(source, "k", "int8", written()) is None
     assert "it could not be kept in" in caplog.text
 
 
 def test_several_writers_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: store.keep("k", written(2.0), "m", "float32"), range(6)))
+        results = list(pool.map(lambda _: store.save("k", written(2.0), "m", "float32"), range(6)))
     assert all(results)
     loaded = store.find("k")
     assert loaded is not None and runs(loaded) == 2.0
-    assert [place.name for place in store.folder().iterdir()] == ["k"]
+    assert [place.name for place in store.get_folder().iterdir()] == ["k"]
 
 
 def test_what_a_dead_process_left_is_swept() -> None:
-    partial = store.folder() / f"{store.MAKING}old"
-    fresh = store.folder() / f"{store.MAKING}new"
+    partial = store.get_folder() / f"{store.TEMPORARY_PREFIX}old"
+    fresh = store.get_folder() / f"{store.TEMPORARY_PREFIX}new"
     partial.mkdir(parents=True)
     fresh.mkdir()
-    long_ago = time.time() - 2 * store.STALE
+    long_ago = time.time() - 2 * store.STALE_SECONDS
     os.utime(partial, (long_ago, long_ago))
-    store.keep("k", written(), "m", "float32")
+    store.save("k", written(), "m", "float32")
     assert not partial.exists() and fresh.exists()
 
 
 def test_a_disk_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file"))
-    assert not store.keep("k", written(), "m", "float32")
-    assert store.find("k") is None and store.entries() == [] and store.clear() == 0
+    assert not store.save("k", written(), "m", "float32")
+    assert store.find("k") is None and store.list_entries() == [] and store.clear() == 0
 
 
 def test_clear() -> None:
-    store.keep("a", written(), "m", "float32")
-    store.keep("b", written(), "n", "float32")
+    store.save("a", written(), "m", "float32")
+    store.save("b", written(), "n", "float32")
     assert store.clear("o") == 0
     assert store.clear("m") == 1
-    assert [entry.name for entry in store.entries()] == ["n"]
+    assert [entry.name for entry in store.list_entries()] == ["n"]
     assert store.clear() == 1
-    assert store.entries() == []
+    assert store.list_entries() == []
 
 
 def test_a_digest_is_of_names_and_contents(folder: Path) -> None:
     one, two = folder / "one", folder / "two"
     one.write_bytes(b"weights")
     two.write_bytes(b"more")
-    first = store.digest([one, two])
-    assert store.digest([two, one]) == first
+    first = store.compute_digest([one, two])
+    assert store.compute_digest([two, one]) == first
     stamp = one.stat()
     one.write_bytes(b"weightz")  # as large, and with the old times
     os.utime(one, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert store.digest([one, two]) != first
+    assert store.compute_digest([one, two]) != first
     one.write_bytes(b"weights")
-    assert store.digest([one, two]) == first
+    assert store.compute_digest([one, two]) == first
     two.rename(folder / "three")
-    assert store.digest([one, folder / "three"]) != first
+    assert store.compute_digest([one, folder / "three"]) != first
 
 
 def test_a_passing_failure_does_not_cost_the_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*args: object) -> None:
         raise OSError(24, "too many open files")
 
-    store.keep("k", written(3.0), "m", "float32")
+    store.save("k", written(3.0), "m", "float32")
     with monkeypatch.context() as patch:
-        patch.setattr(store, "digest", failing)
+        patch.setattr(store, "compute_digest", failing)
         assert store.find("k") is None
     loaded = store.find("k")
     assert loaded is not None and runs(loaded) == 3.0
@@ -221,18 +221,18 @@ def test_a_refusal_while_writing_is_raised_and_leaves_nothing() -> None:
         raise RefusedError("a family of another kind")
 
     with pytest.raises(RefusedError, match="another kind"):
-        store.keep("k", refuse, "m", "float32")
-    home = store.folder()
+        store.save("k", refuse, "m", "float32")
+    home = store.get_folder()
     assert home is not None and [*home.iterdir()] == []
 
 
 def test_without_a_safe_folder_nothing_is_kept(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert store.keep("k", written(), "m", "float32")
+    assert store.save("k", written(), "m", "float32")
     (folder / "foretoken").chmod(0o777)
-    assert store.folder() is None and store.find("k") is None and store.entries() == []
-    assert not store.keep("j", written(), "m", "float32") and store.clear() == 0
+    assert store.get_folder() is None and store.find("k") is None and store.list_entries() == []
+    assert not store.save("j", written(), "m", "float32") and store.clear() == 0
     assert "others may write to it" in caplog.text
     (folder / "foretoken").chmod(0o700)
     assert store.find("k") is not None
@@ -240,10 +240,10 @@ def test_without_a_safe_folder_nothing_is_kept(
 
 @pytest.mark.parametrize("planted", ["", "k", "k/decoder.bin", "k/facts.json"])
 def test_what_somebody_else_put_there_is_not_run(planted: str) -> None:
-    store.keep("k", written(3.0), "m", "float32")
-    home = store.folder()
+    store.save("k", written(3.0), "m", "float32")
+    home = store.get_folder()
     assert home is not None
     if os.geteuid():
         pytest.skip("only root can give a file away")
     os.chown(home / planted, 12345, -1)
-    assert store.facts("k") is None and store.find("k") is None
+    assert store.load_facts("k") is None and store.find("k") is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import foretoken
-from foretoken.models.native.conversion import FORMAT
+from foretoken.models.native.conversion import CONVERSION_FORMAT
 from foretoken.models.stock.check_results import CHECK_FORMAT
 
 SOURCE = Path(foretoken.__file__).parent
@@ -25,7 +25,7 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={FORMAT} (models/native/conversion.py)": (NATIVE, "a84f026cd1890440"),
+    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "a84f026cd1890440"),
     f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "f08fc68d4c1112ad"),
 }
 

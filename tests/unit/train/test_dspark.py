@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 import foretoken
 import tiny
 from foretoken.drafters.dflash import BlockDrafter
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.attention import Forward
 from foretoken.models.stock.dflash import BlocksDraft, StockBlocks
 from foretoken.models.stock.model import CausalModel
@@ -49,10 +49,10 @@ def lively(target: Any, ids: list[int], surely: float) -> BlockStudent:
 def text_of(target: Any, ids: list[int], prompt: int) -> TextStates:
     """States as they are kept, but in float32."""
     noted: dict[int, Tensor] = {}
-    with Forward(target, taps=(*taps_of(target), FINAL))(None, None, noted) as model:
+    with Forward(target, taps=(*taps_of(target), FINAL_TAP))(None, None, noted) as model:
         mass = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].logsumexp(-1)
     taps = torch.cat([noted[j] for j in taps_of(target)], -1)[0]
-    return TextStates(torch.tensor(ids), prompt, taps, noted[FINAL][0], mass)
+    return TextStates(torch.tensor(ids), prompt, taps, noted[FINAL_TAP][0], mass)
 
 
 @torch.no_grad()
@@ -65,7 +65,7 @@ def test_the_laws_that_are_taught_are_those_that_the_drafter_draws_from():
     shows = CausalModel(target)
     shows.tap(blocks.taps)
     drafter = BlockDrafter(shows, blocks)
-    shows.show(drafter.known)
+    shows.expose_hidden_states(drafter.known)
     shows.start([prompt[:-1] for prompt in PROMPTS])
     drafter.start([0, 1, 2], PROMPTS, None)
     sampled = [SamplingParams(temperature=1.0)] * 3

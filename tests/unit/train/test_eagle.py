@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.pairs import StockPairs
 from foretoken.train.eagle import EagleLesson
 from foretoken.train.kept_states import KeptTexts
@@ -27,19 +27,19 @@ def test_every_depth_is_taught_what_the_draft_says_there(tmp_path: Path) -> None
     taught = [student.compared(*x) for x in student.places(some, None)]
     model, said = StockPairs(student.network), [[] for _ in range(DEPTHS)]
     for text in some:
-        tokens, states = text.ids.tolist(), model.joined(text.taps.float())
+        tokens, states = text.ids.tolist(), model.project_states(text.taps.float())
         for i in range(len(tokens) - 1):
             model.permute([])
             model.start([[]])
             read = student.embedding(text.ids[1 : i + 2])
-            model.give(torch.cat([read, states[: i + 1]], -1), [i + 1])
+            model.set_next_pairs(torch.cat([read, states[: i + 1]], -1), [i + 1])
             logits = model.score([tokens[1 : i + 2]], [1])
             for k in range(DEPTHS):
                 if i + k + 1 >= len(tokens):
                     break
                 if k:
                     read = student.embedding(text.ids[i + k + 1 : i + k + 2])
-                    model.give(torch.cat([read, model.hidden[0]], -1), [1])
+                    model.set_next_pairs(torch.cat([read, model.hidden[0]], -1), [1])
                     logits = model.score([[tokens[i + k + 1]]], [1])
                 if i + k + 2 >= text.prompt:
                     said[k].append(logits[0, 0].log_softmax(-1))
@@ -48,4 +48,4 @@ def test_every_depth_is_taught_what_the_draft_says_there(tmp_path: Path) -> None
     whole = [target(text.ids[None]).logits[0].log_softmax(-1)[:, student.ids] for text in some]
     due = [x[max(1, t.prompt - 1) :] for x, t in zip(whole, some, strict=True)]
     torch.testing.assert_close(taught[0].p, torch.cat(due), atol=0.1, rtol=0)  # kept in bfloat16
-    assert FINAL not in texts.taps
+    assert FINAL_TAP not in texts.taps

@@ -204,7 +204,7 @@ def test_the_encoder_does_not_run_again():
         patch.setattr(type(model.get_encoder()), "forward", counted)
         ours(spec, rows, attention_mask=mask)
         assert len(calls) == 1
-    assert spec.target.heard == {}
+    assert spec.target.shared_encoder_states == {}
     first = spec.generate(PROMPTS[0], max_new_tokens=4, gamma=1)[0]
     assert first.tokens == theirs(spec, [PROMPTS[0]])[0, 1:5].tolist()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from foretoken.errors import RefusedError
 from foretoken.loading.runtimes.stock import require_precision
 from foretoken.models.base import Model
-from foretoken.models.graphs import ON_GRAPHS, GraphModel, rehearsed
+from foretoken.models.graphs import GRAPHS_FORM, GraphModel, rehearse
 from foretoken.models.stock.check_results import self_check
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
     if placement.taps:
         return f"{placement.runtime} does not expose the hidden states that the draft reads"
     try:
-        self_check(model.structure, ON_GRAPHS)
+        self_check(model.structure, GRAPHS_FORM)
     except RefusedError as error:
         return str(error)
     return None
@@ -29,6 +29,6 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     """Return the model, of which short passes were recorded. Raises RefusedError if they cannot
     be."""
     network = model.network(placement.dtype, placement.device)
-    require_precision(network, ON_GRAPHS)
+    require_precision(network, GRAPHS_FORM)
     graphs = GraphModel(network, compiled=placement.runtime == "compiled")
-    return rehearsed(graphs), ["it passed the self-check"]
+    return rehearse(graphs), ["it passed the self-check"]

@@ -22,7 +22,7 @@ from foretoken.kernels import library
 from foretoken.models.base import Model
 from foretoken.models.native import conversion
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.store import key_of
+from foretoken.models.store import compute_key
 from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
     try:
         dtype = _conversion(model, _own_dtype(model, placement)).dtype
         if folder := model.folder:
-            if conversion.facts(folder, dtype) is not None:
+            if conversion.load_facts(folder, dtype) is not None:
                 return None
             if known := remembered(REFUSALS).get(_refusal_key(folder, dtype)):
                 return known
@@ -48,7 +48,7 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
         from foretoken.models.stock.check_results import self_check
 
         with _remembering_refusals(model, placement):
-            self_check(model.structure, conversion.form())
+            self_check(model.structure, conversion.make_form())
     except RefusedError as error:
         return str(error)
     return None
@@ -74,7 +74,7 @@ def _remembering_refusals(model: ModelFacts, placement: Placement) -> Iterator[N
 
 
 def _refusal_key(folder: Source, dtype: str) -> str:
-    return key_of(folder, "not native", conversion.FORMAT, dtype)
+    return compute_key(folder, "not native", conversion.CONVERSION_FORMAT, dtype)
 
 
 def cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | None:
@@ -87,7 +87,7 @@ def cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | No
         return None
     with suppress(RefusedError):
         require_library()
-        return conversion.facts(folder, dtype)
+        return conversion.load_facts(folder, dtype)
     return None
 
 
@@ -117,14 +117,14 @@ def abilities() -> str:
     """Return what the native decoder runs on here, or why it cannot be used."""
     try:
         require_library()
-        return f"runs on {library.chosen_set()}, {', '.join(conversion.DTYPES)}"
+        return f"runs on {library.choose_instruction_set()}, {', '.join(conversion.NATIVE_DTYPES)}"
     except ForetokenError as error:
         return str(error)
 
 
 def require_library() -> None:
     """RefusedError if the native decoder was not compiled."""
-    library.library()
+    library.load_library()
 
 
 def _own_dtype(model: ModelFacts, placement: Placement) -> str:
@@ -135,7 +135,7 @@ def _conversion(model: ModelFacts, dtype: str) -> NativeConversion:
     """Return what converts a model, or a copy of one in memory. RefusedError for a precision that
     the native decoder lacks, or if it was not compiled."""
     require_library()
-    if dtype not in conversion.DTYPES:
+    if dtype not in conversion.NATIVE_DTYPES:
         raise RefusedError(f"the native decoder has no {dtype}")
     if model.files is None:
         return NativeConversion(None, dtype, partial(copy.deepcopy, model.structure))

@@ -20,8 +20,8 @@ from foretoken.errors import RefusedError, kind_of
 from foretoken.models import store
 from foretoken.models.native import description
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
-from foretoken.models.native.media import NativeMediaModel, facts_of_media, stock_media
-from foretoken.models.native.model import NativeCompanion, NativeModel, NativePairs
+from foretoken.models.native.media import NativeMediaModel, describe_media, import_stock_media
+from foretoken.models.native.model import NativeTargetCopy, NativeModel, NativeHiddenStateDraft
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock.sizes import (
     context_limit,
@@ -31,13 +31,13 @@ from foretoken.models.stock.sizes import (
     reads_ids,
     switch_of,
 )
-from foretoken.models.store import Convertible, KeptConversion
+from foretoken.models.store import ConversionSource, StoredConversion
 
 # Raised where the same weights become other panels or other facts, or other models are refused:
 # what is kept is found anew
-FORMAT = 9
-DTYPES = ("float32", "bfloat16", "int8", "int4")
-PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
+CONVERSION_FORMAT = 9
+NATIVE_DTYPES = ("float32", "bfloat16", "int8", "int4")
+LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,11 +53,11 @@ class NativeConversion:
     description. some: layers, where it is not to have all; taps: where it is to show its states.
     """
 
-    source: Convertible | None
+    source: ConversionSource | None
     dtype: str
     network: Callable[[], PreTrainedModel]
-    more: Callable[[], dict[str, Any]] = dict
-    some: tuple[int, ...] = ()
+    get_extra_facts: Callable[[], dict[str, Any]] = dict
+    layers: tuple[int, ...] = ()
     taps: tuple[int, ...] = ()
 
     @property
@@ -67,33 +67,33 @@ class NativeConversion:
     def model(self) -> NativeModel:
         """Return the model. It is loaded only if no conversion of the same files, code and versions
         is kept on disk."""
-        passes, facts = self._passes()
-        return self._model(passes, facts)
+        passes, facts = self._load_passes()
+        return self._build_model(passes, facts)
 
     def kept(self) -> NativeModel | None:
         """Return the model from its kept conversion; None where none is kept."""
         assert self.source is not None
-        found = store.find(self._key(self.source))
-        return found and self._model(*self._read(found))
+        found = store.find(self._compute_key(self.source))
+        return found and self._build_model(*self._open_conversion(found))
 
-    def _model(self, passes: NativePasses, facts: dict[str, Any]) -> NativeModel:
+    def _build_model(self, passes: NativePasses, facts: dict[str, Any]) -> NativeModel:
         if facts["hears"] is not None:
             return NativeMediaDecoder(passes, facts, self.network)
         if "crossing" in passes.facts:
             return NativeEncoderDecoder(passes, facts)
         if facts["sees"] is not None:
-            return NativeMediaModel(passes, facts, self.network, self._exactly)
-        return (NativePairs if passes.facts["beside"] else NativeModel)(passes, facts)
+            return NativeMediaModel(passes, facts, self.network, self._build_exact_model)
+        return (NativeHiddenStateDraft if passes.facts["beside"] else NativeModel)(passes, facts)
 
-    def _exactly(self, network: PreTrainedModel) -> NativeModel:
+    def _build_exact_model(self, network: PreTrainedModel) -> NativeModel:
         """Return this model in float32, of a network that is loaded."""
         return replace(self, source=None, dtype="float32", network=lambda: network).model()
 
-    def companion(self, target: NativeModel) -> NativeCompanion:
+    def companion(self, target: NativeModel) -> NativeTargetCopy:
         """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
         rows. Raises RefusedError where it would keep its cache in another form."""
-        passes, facts = self._passes()
-        layers = passes.records_of(self.some) if self.some else passes.layers
+        passes, facts = self._load_passes()
+        layers = passes.list_layer_records(self.layers) if self.layers else passes.layers
         shape = "heads", "kv_heads", "width"
         own, targets = passes.facts["layers"], target.passes.facts["layers"]
         if any(own[i][name] != targets[i][name] for i in layers for name in shape):
@@ -101,38 +101,38 @@ class NativeConversion:
                 "the copy of the target would keep its keys and values in another form, and cannot "
                 "draft over the target's rows; give draft='lookup', or a model"
             )
-        passes.over(target.passes, layers)
-        return NativeCompanion(target, passes, facts)
+        passes.share_pages(target.passes, layers)
+        return NativeTargetCopy(target, passes, facts)
 
-    def _passes(self) -> tuple[NativePasses, dict[str, Any]]:
+    def _load_passes(self) -> tuple[NativePasses, dict[str, Any]]:
         found = None
         if self.source is not None:
-            key, form = self._key(self.source), f"{self.dtype} (native)"
+            key, form = self._compute_key(self.source), f"{self.dtype} (native)"
 
             def write(place: Path) -> dict[str, Any]:
-                return self._written(place) | self.more() | {"identity": key}
+                return self._convert(place) | self.get_extra_facts() | {"identity": key}
 
-            found = store.find_or_make(self.source, key, form, write)
-        return self._temporary() if found is None else self._read(found)
+            found = store.find_or_convert(self.source, key, form, write)
+        return self._convert_temporarily() if found is None else self._open_conversion(found)
 
-    def _read(self, found: KeptConversion) -> tuple[NativePasses, dict[str, Any]]:
-        return NativePasses(found.place, found.facts["network"], self.taps), found.facts
+    def _open_conversion(self, found: StoredConversion) -> tuple[NativePasses, dict[str, Any]]:
+        return NativePasses(found.folder, found.facts["network"], self.taps), found.facts
 
-    def _key(self, source: Convertible) -> str:
-        return store.key_of(source, FORMAT, "native", self.dtype)
+    def _compute_key(self, source: ConversionSource) -> str:
+        return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype)
 
-    def _temporary(self) -> tuple[NativePasses, dict[str, Any]]:
+    def _convert_temporarily(self) -> tuple[NativePasses, dict[str, Any]]:
         """Return the same from files that end with the passes."""
         place = Path(tempfile.mkdtemp(prefix="foretoken-"))
         try:
-            passes, facts = self._read(KeptConversion(place, self._written(place)))
+            passes, facts = self._open_conversion(StoredConversion(place, self._convert(place)))
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
         weakref.finalize(passes, shutil.rmtree, place, ignore_errors=True)
         return passes, facts
 
-    def _written(self, place: Path) -> dict[str, Any]:
+    def _convert(self, place: Path) -> dict[str, Any]:
         network = self.network().float().eval()
         config = network.config.get_text_config(decoder=True)
         switch, encodes = switch_of(network), network.config.is_encoder_decoder
@@ -155,18 +155,18 @@ class NativeConversion:
             "longest": None if switch is None else positions(config),
             "source_context": encoder_limit(network) if encodes else None,
             "source_vocab_size": encoder_rows(network) if encodes else None,
-            "hears": _hears(network) if encodes else None,
-            "sees": facts_of_media(network) if sees else None,
-            "computed": _computed(facts, self.dtype),
+            "hears": _describe_media_encoder(network) if encodes else None,
+            "sees": describe_media(network) if sees else None,
+            "computed": _get_compute_dtype(facts, self.dtype),
         }
 
 
-def _hears(network: PreTrainedModel) -> dict[str, Any] | None:
+def _describe_media_encoder(network: PreTrainedModel) -> dict[str, Any] | None:
     """Return what an encoder of media reads, and a name of it; None for one of text. Raises
     RefusedError for media of many sizes."""
     if reads_ids(network):
         return None
-    media = stock_media()
+    media = import_stock_media()
     inputs = media.made_up(network)
     if inputs is None or len(inputs) != 1:
         raise RefusedError(f"{type(network).__name__} reads {network.main_input_name} of any size")
@@ -176,20 +176,20 @@ def _hears(network: PreTrainedModel) -> dict[str, Any] | None:
     return {"input": name, "shape": [*x.shape], "states": [*states.shape[1:]], "key": key}
 
 
-def _computed(network: dict[str, Any], dtype: str) -> str:
+def _get_compute_dtype(network: dict[str, Any], dtype: str) -> str:
     """Return the precision of the products: a file's blocks of four bits stay so in int8, which
     then is the same model as int4."""
-    products = [layer[name] for layer in network["layers"] for name in PRODUCTS]
+    products = [layer[name] for layer in network["layers"] for name in LAYER_PRODUCTS]
     kinds = {each["kind"] for each in products if each is not None}
     return "int4" if dtype == "int8" and kinds == {"int4"} else dtype
 
 
-def facts(source: Convertible, dtype: str) -> dict[str, Any] | None:
+def load_facts(source: ConversionSource, dtype: str) -> dict[str, Any] | None:
     """Return the facts of a kept conversion, without its panels; None where none is kept."""
-    return store.facts(store.key_of(source, FORMAT, "native", dtype))
+    return store.load_facts(store.compute_key(source, CONVERSION_FORMAT, "native", dtype))
 
 
-def form() -> Form:
+def make_form() -> Form:
     """Return how the self-check tries a family on the native kernels: in memory, in float32."""
     from foretoken.models.stock import cache, selfcheck  # late: these take seconds
 

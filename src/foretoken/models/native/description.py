@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from foretoken.kernels import library
-from foretoken.models.blocks import Floats
+from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.network import (
     CONVOLUTION,
     DELTA,
-    KNOWN,
+    KERNEL_ACTIVATIONS,
     Attention,
     Decoder,
     DecoderLayer,
@@ -37,33 +37,33 @@ from foretoken.models.native.network import (
     RecurrentMixer,
     Rope,
 )
-from foretoken.models.native.packing import KINDS, LANES, Panels, pack
-from foretoken.models.native.pages import LayerPlace, PageLayout, page_layout
+from foretoken.models.native.packing import STORAGE_KINDS, LANES, Panels, pack
+from foretoken.models.native.pages import LayerOffsets, PageLayout, compute_page_layout
 
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
 
-FILE = "weights.bin"
-ALIGNED, SLACK = 64, 8192  # bytes; prefetches read past the last panel
-BITS = {"int8": 8, "int4": 4}
-NORMS = "before_attention", "after_attention", "before_mlp", "after_mlp"
-NORMS += "of_queries", "of_keys", "of_values"
-EACH, TOGETHER, LAST = 1, 2, 4  # norms of heads, as in network.h
-RING = 72  # tokens that a row keeps of its recurrences, as in network.h
+WEIGHTS_FILE = "weights.bin"
+ALIGNMENT_BYTES, PREFETCH_SLACK_BYTES = 64, 8192  # bytes; prefetches read past the last panel
+PRECISION_BITS = {"int8": 8, "int4": 4}
+NORM_FIELDS = "before_attention", "after_attention", "before_mlp", "after_mlp"
+NORM_FIELDS += "of_queries", "of_keys", "of_values"
+NORM_EACH_HEAD, NORM_ALL_HEADS, NORM_AFTER_ROTARY = 1, 2, 4  # norms of heads, as in network.h
+RING_TOKENS = 72  # tokens that a row keeps of its recurrences, as in network.h
 NO_HEADS = 1, LANES  # of pages that no layer attends to
-HEADER = 16  # numbers before what a row keeps of a layer, as in network.h
-PLACES = {"panels", "bias", "weight", "at", "sinks", "slopes"}  # of arrays in the file
-KEPT = 4  # bits of a file's own blocks that are kept in float32, too
+LAYER_HEADER_NUMBERS = 16  # numbers before what a row keeps of a layer, as in network.h
+OFFSET_FIELDS = {"panels", "bias", "weight", "at", "sinks", "slopes"}  # of arrays in the file
+MAX_LOSSLESS_BITS = 4  # bits of a file's own blocks that are kept in float32, too
 
 
 class WeightFile:
     """Appends arrays to a file, each at a multiple of 64 bytes."""
 
     def __init__(self, file: BinaryIO, dtype: str) -> None:
-        self.file, self.bits = file, BITS.get(dtype)
+        self.file, self.bits = file, PRECISION_BITS.get(dtype)
         self.digest, self.hashing = blake2b(digest_size=16), False  # of an encoder
 
-    def put(self, *arrays: NDArray[Any]) -> int:
+    def append(self, *arrays: NDArray[Any]) -> int:
         """Append arrays, one behind the other; return where they begin."""
         at = self.file.tell()
         for array in arrays:
@@ -71,21 +71,21 @@ class WeightFile:
             self.file.write(written)
             if self.hashing:
                 self.digest.update(written)
-        self.file.write(bytes(-self.file.tell() % ALIGNED))
+        self.file.write(bytes(-self.file.tell() % ALIGNMENT_BYTES))
         return at
 
-    def floats(self, array: Floats | None) -> int | None:
+    def append_floats(self, array: Floats | None) -> int | None:
         """Append numbers, padded with zeros to a full vector."""
         if array is None:
             return None
-        return self.put(np.concatenate([array, np.zeros(-len(array) % LANES + LANES, np.float32)]))
+        return self.append(np.concatenate([array, np.zeros(-len(array) % LANES + LANES, np.float32)]))
 
     def norm(self, norm: Norm | None) -> dict[str, Any] | None:
         if norm is None:
             return None
         rows = norm.weight.reshape(-1, norm.weight.shape[-1])  # each in full vectors
         rows = np.concatenate([rows, np.zeros((len(rows), -rows.shape[1] % LANES), np.float32)], 1)
-        weight, bias = self.floats(rows.ravel()), self.floats(norm.bias)
+        weight, bias = self.append_floats(rows.ravel()), self.append_floats(norm.bias)
         return {
             "weight": weight,
             "bias": bias,
@@ -100,37 +100,37 @@ class WeightFile:
         alike side by side, others behind them as the `rest`. bits: at most, if not those of the
         precision; rounding: to the precision, else as it is."""
         if rounding and self.bits is None:
-            bits, rounding = KEPT, False
-        most = bits or self.bits or KEPT
+            bits, rounding = MAX_LOSSLESS_BITS, False
+        max_bits = bits or self.bits or MAX_LOSSLESS_BITS
         biased = any(x.bias is not None for x in linears)
         if any(len(x.weight) % LANES for x in linears[:-1]):  # not of full panels
-            biases = [_bias(x) for x in linears] if biased else []
+            biases = [_get_bias(x) for x in linears] if biased else []
             whole = np.concatenate([x.weight for x in linears])
             bias = np.concatenate(biases) if biased else None
             linears = [replace(linears[0], weight=whole, bias=bias)]
-        packed = [(pack(x.weight, most, rounding=rounding), x) for x in linears]
+        packed = [(pack(x.weight, max_bits, rounding=rounding), x) for x in linears]
         made: dict[str, Any] | None = None
-        for _, group in reversed([(k, list(g)) for k, g in groupby(packed, _stored)]):
+        for _, group in reversed([(k, list(g)) for k, g in groupby(packed, _get_storage)]):
             some, own = zip(*group, strict=True)
             made = {
                 "kind": some[0].kind,
                 "form": some[0].form,
                 "outputs": sum(x.outputs for x in some) + (made["outputs"] if made else 0),
                 "inputs": some[0].inputs,
-                "panels": self.put(*(x.data for x in some)),
+                "panels": self.append(*(x.data for x in some)),
                 "bytes": sum(x.data.nbytes for x in some) + (made["bytes"] if made else 0),
-                "bias": self.floats(np.concatenate([_bias(x) for x in own]) if biased else None),
+                "bias": self.append_floats(np.concatenate([_get_bias(x) for x in own]) if biased else None),
                 "rest": made,
             }
         assert made is not None
         return made
 
 
-def _stored(packed: tuple[Panels, Linear]) -> tuple[str, int]:
+def _get_storage(packed: tuple[Panels, Linear]) -> tuple[str, int]:
     return packed[0].kind, packed[0].form
 
 
-def _bias(linear: Linear) -> Floats:
+def _get_bias(linear: Linear) -> Floats:
     return np.zeros(len(linear.weight), np.float32) if linear.bias is None else linear.bias
 
 
@@ -141,67 +141,67 @@ def describe(
     that is built in another way than the kernels know. switch: it turns rows of more tokens by
     other frequencies; None: it does not."""
     # late: what reads networks imports transformers, and kept ones do without
-    from foretoken.models.native import reading, stacks
+    from foretoken.models.native import network_reader, encoder_decoder_reader
 
-    with (folder / FILE).open("wb") as file:
+    with (folder / WEIGHTS_FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
         if network.config.is_encoder_decoder:
-            encoder, crossing, decoder = stacks.EncoderDecoderReader(network).both()
-            facts = _network(decoder, writer)
-            facts |= {"crossing": _network(crossing, writer), "encoder_network": None}
+            encoder, cross_kv, decoder = encoder_decoder_reader.EncoderDecoderReader(network).read_stacks()
+            facts = _write_network(decoder, writer)
+            facts |= {"crossing": _write_network(cross_kv, writer), "encoder_network": None}
             facts["encoder_key"] = None
             if encoder is not None:
-                vectors, own = _vectors(encoder), _vectors(decoder)
+                vectors, own = _get_vectors(encoder), _get_vectors(decoder)
                 assert vectors is not None
                 assert own is not None
                 writer.digest.update(np.ascontiguousarray(vectors[0]).data)
                 writer.hashing = True
                 same = all(map(np.array_equal, vectors, own))
                 shared = (facts["embeddings"], facts["embedding_factor"]) if same else None
-                made = _network(encoder, writer, shared)
+                made = _write_network(encoder, writer, shared)
                 writer.hashing = False
                 facts["encoder_network"] = made | {"encoder": 1}
-                writer.digest.update(json.dumps(_without_places(made)).encode())
+                writer.digest.update(json.dumps(_drop_offsets(made)).encode())
                 facts["encoder_key"] = writer.digest.hexdigest()
         else:
-            reader = reading.NetworkReader(network)
-            decoder = reader.decoder()
-            facts = _network(decoder, writer)
-            facts["ropes"] = [_rope(rope, reader.base, switch) for rope in decoder.ropes]
-        writer.put(np.zeros(SLACK, np.uint8))
+            reader = network_reader.NetworkReader(network)
+            decoder = reader.read_decoder()
+            facts = _write_network(decoder, writer)
+            facts["ropes"] = [_describe_rope(rope, reader.base, switch) for rope in decoder.ropes]
+        writer.append(np.zeros(PREFETCH_SLACK_BYTES, np.uint8))
     return facts
 
 
-def _without_places(facts: Any) -> Any:
+def _drop_offsets(facts: Any) -> Any:
     """Return facts without where arrays lie in the file."""
     if isinstance(facts, dict):
-        return {name: _without_places(x) for name, x in facts.items() if name not in PLACES}
-    return [_without_places(x) for x in facts] if isinstance(facts, list) else facts
+        return {name: _drop_offsets(x) for name, x in facts.items() if name not in OFFSET_FIELDS}
+    return [_drop_offsets(x) for x in facts] if isinstance(facts, list) else facts
 
 
-def _network(
+def _write_network(
     decoder: Decoder, writer: WeightFile, shared: tuple[Any, float] | None = None
 ) -> dict[str, Any]:
     """Write the weights of a decoder, or an encoder; return its facts, without its rotary
     positions. shared: what `_embeddings` returned for another network, which has the same."""
     head, pairs = decoder.head and writer.weight([decoder.head], 8), decoder.pairs
     embeddings, factor = shared or (None, 1.0)
-    if not shared and (vectors := _vectors(decoder)):
-        embeddings, factor = _embeddings(*vectors, decoder.head, writer, head)
-    layers, end = [_layer(layer, decoder, writer) for layer in decoder.layers], 0
-    for layer in recurrent_layers(layers):
+    if not shared and (vectors := _get_vectors(decoder)):
+        embeddings, factor = _write_embeddings(*vectors, decoder.head, writer, head)
+    layers, end = [_write_layer(layer, decoder, writer) for layer in decoder.layers], 0
+    for layer in list_recurrent_layers(layers):
         layer["recurrence"]["at"] = end
-        end += kept_of_row(layer)
+        end += count_state_numbers(layer)
     return {
         "halved": int(writer.bits is not None),
         "width": decoder.width,
         "vocabulary": 0 if decoder.head is None else len(decoder.head.weight),
         "embedding_factor": factor,
         "logit_factor": decoder.scale,
-        "logit_cap": decoder.cap,
+        "logit_cap": decoder.logit_cap,
         "embeddings": embeddings,
         "positions": decoder.positions and writer.weight([decoder.positions], rounding=False),
-        "embedding_norm": writer.norm(decoder.embedded),
+        "embedding_norm": writer.norm(decoder.embedding_norm),
         "head": head,
         "last": writer.norm(decoder.norm),
         "ropes": [],
@@ -212,14 +212,14 @@ def _network(
         "beside_norm": pairs and writer.norm(pairs.norm),
         "join": pairs and writer.weight([pairs.join]),
         "encoder": 0,
-        "inputs": decoder.inputs and _inputs(decoder.inputs, writer),
+        "inputs": decoder.inputs and _write_layer_inputs(decoder.inputs, writer),
         "biases": [
-            {"at": writer.put(table), "shape": list(table.shape)} for table in decoder.tables
+            {"at": writer.append(table), "shape": list(table.shape)} for table in decoder.distance_biases
         ],
     }
 
 
-def _rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
+def _describe_rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
     facts = asdict(rope)
     if switch is None:
         return facts
@@ -235,44 +235,44 @@ def _rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
     return facts | {"long": of_rows_to(switch)} | of_rows_to(0)
 
 
-def _vectors(stack: Decoder) -> tuple[Floats, Floats] | None:
+def _get_vectors(stack: Decoder) -> tuple[Floats, Floats] | None:
     """Return a stack's vectors of all ids, and the weight that they are made of; None without."""
     if stack.embeddings is None or stack.embedded_weight is None:
         return None
     return stack.embeddings.detach().numpy(), stack.embedded_weight.detach().float().numpy()
 
 
-def _embeddings(
+def _write_embeddings(
     table: Floats,
-    own: Floats,
+    weight: Floats,
     output: Linear | None,
     writer: WeightFile,
     head: dict[str, Any] | None,
 ) -> tuple[dict[str, Any] | None, float]:
     """The table of embeddings and a factor of it: the head's own weight where that is the same."""
-    known = own != 0
-    factors = np.unique((table[known] / own[known]).astype(np.float32)) if known.any() else []
+    known = weight != 0
+    factors = np.unique((table[known] / weight[known]).astype(np.float32)) if known.any() else []
     factor = float(np.median(factors)) if len(factors) else 1.0
-    if not np.allclose(own * np.float32(factor), table, rtol=1e-6, atol=0):
-        own, factor = table, 1.0
-    if output is not None and np.array_equal(own, output.weight):
+    if not np.allclose(weight * np.float32(factor), table, rtol=1e-6, atol=0):
+        weight, factor = table, 1.0
+    if output is not None and np.array_equal(weight, output.weight):
         return head, factor
-    return writer.weight([Linear(own)], 8, rounding=False), factor
+    return writer.weight([Linear(weight)], 8, rounding=False), factor
 
 
-def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[str, Any]:
+def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[str, Any]:
     part, gated, recurrence = layer.attention, layer.gated, None
     if isinstance(part, RecurrentMixer):
-        recurrence = _recurrence(part, writer)
+        recurrence = _write_recurrence(part, writer)
         # none of its own; its values are the heads
-        part = Attention(part.reads, part.out, part.heads, 0, part.width, 1.0)
+        part = Attention(part.projections, part.out, part.heads, 0, part.width, 1.0)
     part = part or Attention([], None, 0, 0, 0, 1.0)
     act = layer.experts.each[0] if layer.experts else gated
     rope = None if part.rope is None else decoder.ropes[part.rope]
-    norms = dict(zip(NORMS, (*layer.norms, *part.norms), strict=True))
+    norms = dict(zip(NORM_FIELDS, (*layer.norms, *part.norms), strict=True))
     return {
         **{name: writer.norm(norm) for name, norm in norms.items()},
-        "qkv": writer.weight(part.reads) if part.reads else None,
+        "qkv": writer.weight(part.projections) if part.projections else None,
         "out": part.out and writer.weight([part.out]),
         "gate": gated and gated.gate and writer.weight([gated.gate]),
         "up": gated and writer.weight([gated.up]),
@@ -285,7 +285,7 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "rotated": 0 if rope is None else 2 * len(rope.frequencies),
         "interleaved": int(rope is not None and rope.interleaved),
         "window": part.window,
-        "activation": 0 if act is None else KNOWN.index(act.activation),
+        "activation": 0 if act is None else KERNEL_ACTIVATIONS.index(act.activation),
         "curve": (0.0, 0.0, 0.0) if act is None else act.curve,
         "parallel": int(layer.parallel),
         "scale": part.scale,
@@ -293,20 +293,20 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
         "residual": layer.residual,
         "clip": part.clip,
         "factor": layer.factor,
-        "norms": _norms(part),
-        "sinks": writer.floats(part.sinks),
-        "slopes": writer.floats(part.slopes),
-        "experts": layer.experts and _experts(layer.experts, writer),
-        "source": int(part.source),
-        "added_first": int(layer.added_first),
+        "norms": _get_norm_flags(part),
+        "sinks": writer.append_floats(part.sinks),
+        "slopes": writer.append_floats(part.slopes),
+        "experts": layer.experts and _write_experts(layer.experts, writer),
+        "source": int(part.attends_to_source),
+        "added_first": int(layer.norm_after_add),
         "bias": part.bias,
         "gate_of_heads": int(part.gate is not None and len(part.gate.weight) == part.heads),
         "attention_gate": part.gate and writer.weight([part.gate]),
         "recurrence": recurrence,
-        "beside": layer.beside and _layer(_alone(layer.beside), decoder, writer),
-        "latent": part.latent and _latent(part.latent, writer),
-        "lender": part.lender,
-        "borrowed": int(part.lender is not None),
+        "beside": layer.parallel_mixer and _write_layer(_make_mixer_layer(layer.parallel_mixer), decoder, writer),
+        "latent": part.latent and _write_latent(part.latent, writer),
+        "lender": part.kv_source_layer,
+        "borrowed": int(part.kv_source_layer is not None),
         "input": 0 if layer.input is None else layer.input.at,
         "input_gate": layer.input and writer.weight([layer.input.gate]),
         "input_out": layer.input and writer.weight([layer.input.out]),
@@ -314,7 +314,7 @@ def _layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[st
     }
 
 
-def _inputs(part: LayerInputs, writer: WeightFile) -> dict[str, Any]:
+def _write_layer_inputs(part: LayerInputs, writer: WeightFile) -> dict[str, Any]:
     return {
         "width": part.width,
         "table": writer.weight([part.table], 8),
@@ -326,17 +326,17 @@ def _inputs(part: LayerInputs, writer: WeightFile) -> dict[str, Any]:
     }
 
 
-def _alone(mixer: RecurrentMixer) -> DecoderLayer:
+def _make_mixer_layer(mixer: RecurrentMixer) -> DecoderLayer:
     return DecoderLayer((None, None, None, None), mixer, None)
 
 
-def recurrent_layers(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def list_recurrent_layers(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return those that are recurrences, also those that stand beside a layer's attention."""
     every = [one for layer in layers for one in (layer, layer["beside"]) if one]
     return [layer for layer in every if layer["recurrence"]]
 
 
-def _latent(part: Latent, writer: WeightFile) -> dict[str, Any]:
+def _write_latent(part: Latent, writer: WeightFile) -> dict[str, Any]:
     return {
         "rank": part.rank,
         "query_rank": part.query_rank,
@@ -346,14 +346,14 @@ def _latent(part: Latent, writer: WeightFile) -> dict[str, Any]:
     }
 
 
-def _recurrence(part: RecurrentMixer, writer: WeightFile) -> dict[str, Any]:
+def _write_recurrence(part: RecurrentMixer, writer: WeightFile) -> dict[str, Any]:
     names = "filter_bias", "decay", "step_bias", "skip", "norm"
-    values = {name: writer.floats(getattr(part, name)) for name in names}
+    values = {name: writer.append_floats(getattr(part, name)) for name in names}
     key_width = part.key_width + -part.key_width % LANES
     return values | {
         "rule": part.rule,
         "taps": len(part.filters),
-        "filters": writer.put(part.filters),
+        "filters": writer.append(part.filters),
         "key_heads": part.key_heads,
         "key_width": key_width,
         "groups": part.groups,
@@ -362,36 +362,36 @@ def _recurrence(part: RecurrentMixer, writer: WeightFile) -> dict[str, Any]:
         "epsilon": part.epsilon,
         "query_scale": part.key_width**-0.5 if part.rule == DELTA else 1.0,
         "beta_scale": part.beta_scale,
-        "least_step": part.least_step,
-        "most_step": min(part.most_step, float(np.finfo(np.float32).max)),
+        "least_step": part.min_step,
+        "most_step": min(part.max_step, float(np.finfo(np.float32).max)),
         # as it is: a decay is multiplied by itself at every token
         "steps": part.steps and writer.weight([part.steps], rounding=False),
     }
 
 
-def channels_of(layer: dict[str, Any]) -> int:
+def count_channels(layer: dict[str, Any]) -> int:
     """Return how many channels a layer's convolution goes over."""
     part, values = layer["recurrence"], int(layer["heads"] * layer["width"])
     keys = 0 if part["rule"] == CONVOLUTION else part["key_heads"] * part["key_width"]
     return 2 * keys + values
 
 
-def kept_of_row(layer: dict[str, Any]) -> int:
+def count_state_numbers(layer: dict[str, Any]) -> int:
     """Return how many numbers a row keeps of a layer's convolution and recurrence."""
-    part, channels = layer["recurrence"], channels_of(layer)
+    part, channels = layer["recurrence"], count_channels(layer)
     if part["rule"] == CONVOLUTION:
-        return HEADER + RING * channels
+        return LAYER_HEADER_NUMBERS + RING_TOKENS * channels
     values, keys = layer["heads"] * layer["width"], part["key_heads"] * part["key_width"]
     decays = layer["heads"] + -layer["heads"] % LANES
-    rings = RING * (channels + keys + values + decays)
-    return HEADER + rings + 2 * values * part["key_width"]
+    rings = RING_TOKENS * (channels + keys + values + decays)
+    return LAYER_HEADER_NUMBERS + rings + 2 * values * part["key_width"]
 
 
-def _experts(experts: Experts, writer: WeightFile) -> dict[str, Any]:
+def _write_experts(experts: Experts, writer: WeightFile) -> dict[str, Any]:
     return {
         **experts.routing._asdict(),
         "count": len(experts.each),
-        "added": writer.floats(experts.added),
+        "added": writer.append_floats(experts.added),
         "shared_gate": int(experts.shared_gate),
         "router": writer.weight([experts.router], rounding=False),
         "gate": [one.gate and writer.weight([one.gate]) for one in experts.each],
@@ -400,61 +400,61 @@ def _experts(experts: Experts, writer: WeightFile) -> dict[str, Any]:
     }
 
 
-def _norms(part: Attention) -> int:
+def _get_norm_flags(part: Attention) -> int:
     """Return flags for how queries and keys are normed."""
     if part.norms[0] is None:
         return 0
     weight = part.norms[0].weight
-    kind = EACH if weight.ndim > 1 else TOGETHER if len(weight) != part.width else 0
-    return kind | part.norms_last * LAST
+    kind = NORM_EACH_HEAD if weight.ndim > 1 else NORM_ALL_HEADS if len(weight) != part.width else 0
+    return kind | part.norms_last * NORM_AFTER_ROTARY
 
 
-def cached_heads(layer: dict[str, Any]) -> tuple[int, int]:
+def get_kv_shape(layer: dict[str, Any]) -> tuple[int, int]:
     """Return how many heads of keys a layer has, and of which width, in full vectors."""
     return int(layer["kv_heads"]), -(-int(layer["width"]) // LANES) * LANES
 
 
-def layout_of(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerPlace]]:
+def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets]]:
     """Return where a network's layers have their keys and values in pages of its rows, and each
     layer's place there; that of a layer that attends to a source means nothing.
 
     The layers of an encoder are done with theirs when the next one begins: those of a shape share
     a place.
     """
-    shapes, at = list[tuple[int, int]](), list[int]()
+    shapes, indices = list[tuple[int, int]](), list[int]()
     for layer in facts["layers"]:
-        shape = cached_heads(layer)
+        shape = get_kv_shape(layer)
         if layer["borrowed"]:
-            at.append(at[layer["lender"]])
+            indices.append(indices[layer["lender"]])
             continue
-        apart = layer["source"] or not layer["kv_heads"]
-        if not apart and not (facts["encoder"] and shape in shapes):
+        uncached = layer["source"] or not layer["kv_heads"]
+        if not uncached and not (facts["encoder"] and shape in shapes):
             shapes.append(shape)
-        at.append(shapes.index(shape) if facts["encoder"] else max(0, len(shapes) - 1))
-    layout = page_layout(shapes or [NO_HEADS])
-    return layout, [layout.layers[i] for i in at]
+        indices.append(shapes.index(shape) if facts["encoder"] else max(0, len(shapes) - 1))
+    layout = compute_page_layout(shapes or [NO_HEADS])
+    return layout, [layout.layers[i] for i in indices]
 
 
-def _attended(layer: dict[str, Any]) -> int:
+def _count_attention_numbers(layer: dict[str, Any]) -> int:
     """Return how many numbers a layer's attention has of a token, at most."""
     latent, heads = layer["latent"], max(layer["heads"], 1)
     values = latent["values"][0]["outputs"] if latent else 0
     if layer["beside"]:
-        heads = max(heads, -(-_attended(layer["beside"]) // layer["width"]))
+        heads = max(heads, -(-_count_attention_numbers(layer["beside"]) // layer["width"]))
     return max(heads * max(layer["width"], values), latent["query_rank"] if latent else 0)
 
 
-def weight_record(
+def make_weight_record(
     part: dict[str, Any] | None, memory: NDArray[np.uint8], owned: list[Any]
 ) -> library.WeightRecord:
     """Return the record of a weight in memory; `owned` gets those that it points to."""
     if part is None:
         return library.WeightRecord()
     if part["rest"] is not None:
-        owned.append(weight_record(part["rest"], memory, owned))
+        owned.append(make_weight_record(part["rest"], memory, owned))
     base, bias = memory.ctypes.data, part["bias"]
     return library.WeightRecord(
-        KINDS[part["kind"]],
+        STORAGE_KINDS[part["kind"]],
         part["outputs"],
         part["inputs"],
         part["form"],
@@ -464,12 +464,12 @@ def weight_record(
     )
 
 
-def records(
+def make_network_record(
     facts: dict[str, Any],
-    places: list[LayerPlace],
+    layer_offsets: list[LayerOffsets],
     memory: NDArray[np.uint8],
     threads: int,
-    tokens: int,
+    max_tokens: int,
 ) -> Any:
     """Return the record of a network for the kernels, over its weights in memory and with each
     layer's keys and values where `places` says, and what must be held for as long as it is used."""
@@ -478,10 +478,10 @@ def records(
     def value(kind: Any, fact: Any) -> Any:
         """Return a fact as the value of a record's field."""
         if kind is library.WeightRecord:
-            return weight_record(fact, memory, owned)
+            return make_weight_record(fact, memory, owned)
         if kind is POINTER(library.WeightRecord):
             owned.append(
-                (library.WeightRecord * len(fact))(*(weight_record(x, memory, owned) for x in fact))
+                (library.WeightRecord * len(fact))(*(make_weight_record(x, memory, owned) for x in fact))
             )
             return owned[-1]
         if isinstance(kind, type(Structure)):
@@ -494,7 +494,7 @@ def records(
         fields = [(name, value(own, facts[name])) for name, own in kind._fields_ if name in facts]
         return kind(**dict(fields))
 
-    def layer(part: dict[str, Any], place: LayerPlace) -> Any:
+    def layer(part: dict[str, Any], place: LayerOffsets) -> Any:
         made = record(library.LayerRecord, {k: x for k, x in part.items() if k != "beside"})
         made.keys, made.values, made.step = place
         made.halved = facts["halved"]
@@ -504,15 +504,15 @@ def records(
         return made
 
     parts = facts["layers"]
-    layers = (library.LayerRecord * len(parts))(*map(layer, parts, places))
+    layers = (library.LayerRecord * len(parts))(*map(layer, parts, layer_offsets))
     inner = [part[name]["outputs"] for part in parts for name in ("up", "input_gate") if part[name]]
     sizes = {
         "layers": len(layers),
         "vocabulary": facts["head"]["outputs"] if facts["head"] else 0,
         "threads": threads,
         "inner": max(inner, default=LANES),
-        "attention": max(map(_attended, parts)),
-        "most_tokens": tokens,
+        "attention": max(map(_count_attention_numbers, parts)),
+        "most_tokens": max_tokens,
     }
     network = record(library.NetworkRecord, facts | sizes)
     network.layer = layers

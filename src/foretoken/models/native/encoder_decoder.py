@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from foretoken.media.inputs import ENCODED, Media, objection_of_size
-from foretoken.models.native.media import every_torch_thread, stock_media
+from foretoken.models.native.media import use_all_torch_threads, import_stock_media
 from foretoken.models.native.model import NativeModel
-from foretoken.models.native.pages import PAGE, PagedRow, PagePool
-from foretoken.models.native.passes import NativePasses, RowPart
-from foretoken.models.rows import check_room, check_sources
+from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
+from foretoken.models.native.passes import NativePasses, SequencePart
+from foretoken.models.row_slots import check_room, check_sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class HandedStates:
+class EncoderStateHandoff:
     """Encoders' states of the last sources, by encoder and source, for another model to take
     once."""
 
@@ -33,7 +33,7 @@ class HandedStates:
 
     def put(self, key: Hashable, owner: object, states: Tensor) -> None:
         self._known[key] = id(owner), states
-        while len(self._known) > MOST_HANDED:
+        while len(self._known) > MAX_HANDED_SOURCES:
             self._known.popitem(last=False)
 
     def take(self, key: Hashable, taker: object) -> Tensor | None:
@@ -45,7 +45,7 @@ class HandedStates:
         return states
 
 
-HANDED, MOST_HANDED = HandedStates(), 32
+ENCODER_HANDOFF, MAX_HANDED_SOURCES = EncoderStateHandoff(), 32
 
 
 class NativeEncoderDecoder(NativeModel):
@@ -56,79 +56,79 @@ class NativeEncoderDecoder(NativeModel):
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(passes, facts)
-        self.encoder, self.crossing = passes.encoder(), passes.crossing()
+        self.encoder, self.cross_kv = passes.open_encoder(), passes.open_cross_kv()
         self.source_context = facts["source_context"]
         self.source_vocab_size = facts["source_vocab_size"]
-        self.sources = PagePool(self.crossing.layout, self.pool.dtype.name)
-        self.handed_key: str | None = passes.facts["encoder_key"]
-        self._joining: list[PagedRow] = []  # sources of the rows that are about to join
+        self.source_pool = PagePool(self.cross_kv.layout, self.pool.dtype.name)
+        self.handoff_key: str | None = passes.facts["encoder_key"]
+        self._joining_sources: list[PagedSequence] = []  # sources of the rows that are about to join
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        pages = sum(-(-n // PAGE) for n in sources)
-        return super().memory(lengths, []) + self.sources.bytes * pages
+        pages = sum(-(-n // PAGE_POSITIONS) for n in sources)
+        return super().memory(lengths, []) + self.source_pool.page_bytes * pages
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         if not prompts:
             return
         check_room([0] * len(prompts), [len(p) for p in prompts], self.context)
         start = perf_counter()
-        states = self._states(prompts, sources)
+        states = self._encode_sources(prompts, sources)
         self.encoder_seconds += perf_counter() - start
-        self._joining = self._crossed(states)
+        self._joining_sources = self._compute_cross_kv(states)
         super().start(prompts)
 
-    def _states(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
+    def _encode_sources(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
         """Return the encoder's states of each source, `[n, H]`. States that another model with the
         same encoder has just made are taken: a draft joins after its target."""
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
-        made = [HANDED.take((self.handed_key, tuple(source)), self) for source in sources]
+        made = [ENCODER_HANDOFF.take((self.handoff_key, tuple(source)), self) for source in sources]
         new = [source for source, states in zip(sources, made, strict=True) if states is None]
-        fresh = iter(self._encoded(new) if new else [])
+        fresh = iter(self._run_encoder(new) if new else [])
         states = [next(fresh) if one is None else one for one in made]
-        for source, one, known in zip(sources, states, made, strict=True):
+        for source, source_states, known in zip(sources, states, made, strict=True):
             if known is None:
-                HANDED.put((self.handed_key, tuple(source)), self, one)
+                ENCODER_HANDOFF.put((self.handoff_key, tuple(source)), self, source_states)
         return states
 
-    def _encoded(self, sources: list[list[int]]) -> list[Tensor]:
+    def _run_encoder(self, sources: list[list[int]]) -> list[Tensor]:
         """Run the encoder; it reads each source in one pass."""
         assert self.encoder is not None
-        self.encoder.fit(max(map(len, sources)))
+        self.encoder.reserve_tokens(max(map(len, sources)))
         pool = PagePool(self.encoder.layout, self.pool.dtype.name)  # until the next layer
-        made, some = list[Tensor](), list[RowPart]()
+        made, parts = list[Tensor](), list[SequencePart]()
         for source in sources:
-            if sum(len(part.tokens) for part in some) + len(source) > self.encoder.most:
-                made += _shown(self.encoder, some)
-                some = []
-            some.append(RowPart(PagedRow(pool), 0, source, 0, 0))
-        return made + _shown(self.encoder, some)
+            if sum(len(part.tokens) for part in parts) + len(source) > self.encoder.max_tokens:
+                made += _run_encoder_parts(self.encoder, parts)
+                parts = []
+            parts.append(SequencePart(PagedSequence(pool), 0, source, 0, 0))
+        return made + _run_encoder_parts(self.encoder, parts)
 
-    def _crossed(self, states: list[Tensor]) -> list[PagedRow]:
+    def _compute_cross_kv(self, states: list[Tensor]) -> list[PagedSequence]:
         """Return the keys and values that the decoder reads of sources with these states."""
-        rows = [PagedRow(self.sources) for _ in states]
+        seqs = [PagedSequence(self.source_pool) for _ in states]
         parts = [
-            RowPart(row, 0, [0] * len(each), 0, 0) for row, each in zip(rows, states, strict=True)
+            SequencePart(row, 0, [0] * len(each), 0, 0) for row, each in zip(seqs, states, strict=True)
         ]
-        self.crossing.given = torch.cat(states).float().contiguous()
-        self.crossing.run(parts, 0, 0, shows=False)
-        for row, each in zip(rows, states, strict=True):
-            row.length = len(each)
-        return rows
+        self.cross_kv.input_states = torch.cat(states).float().contiguous()
+        self.cross_kv.run(parts, 0, 0, return_tapped=False)
+        for seq, each in zip(seqs, states, strict=True):
+            seq.length = len(each)
+        return seqs
 
     @property
     def hidden(self) -> Tensor:
         factor = self.passes.facts["logit_factor"]  # T5's, of what the head reads
         return super().hidden if factor == 1 else super().hidden * factor
 
-    def _fresh(self, count: int) -> list[PagedRow]:
-        sources, self._joining = self._joining, []
-        return [PagedRow(self.pool, source=source) for source in sources]
+    def _make_seqs(self, count: int) -> list[PagedSequence]:
+        sources, self._joining_sources = self._joining_sources, []
+        return [PagedSequence(self.pool, source=source) for source in sources]
 
     def permute(self, rows: list[int]) -> None:
         super().permute(rows)
         if not rows:
-            self.sources.recount()
+            self.source_pool.recount()
 
 
 class NativeMediaDecoder(NativeEncoderDecoder):
@@ -145,7 +145,7 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         self, passes: NativePasses, facts: dict[str, Any], network: Callable[[], PreTrainedModel]
     ) -> None:
         super().__init__(passes, facts)
-        self.attached: list[Media | None] = []
+        self.joining_media: list[Media | None] = []
         hears = facts["hears"]
         self.input: str = hears["input"]
         self.shape, self.width = tuple(hears["shape"]), tuple(hears["states"])
@@ -156,15 +156,15 @@ class NativeMediaDecoder(NativeEncoderDecoder):
     def _network(self) -> PreTrainedModel:
         return self._load().float().eval()
 
-    def objection(self, media: Media) -> str | None:
+    def find_media_problem(self, media: Media) -> str | None:
         return objection_of_size(media, self.input, self.shape)
 
-    def _states(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
-        media, self.attached = self.attached or [None] * len(prompts), []
-        return [self._heard(one) for one in media]
+    def _encode_sources(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
+        media, self.joining_media = self.joining_media or [None] * len(prompts), []
+        return [self._encode_media(one) for one in media]
 
     @torch.inference_mode()
-    def _heard(self, media: Media | None) -> Tensor:
+    def _encode_media(self, media: Media | None) -> Tensor:
         """The encoder's states of media, `[S, H]`, or random ones, by which passes are measured."""
         if media is None:
             return torch.randn(self.width, generator=torch.Generator().manual_seed(0))
@@ -174,11 +174,11 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         known = media.encoded.get(key)
         if known is not None:
             return known[0].float()[0]
-        with every_torch_thread():
-            return stock_media().heard(self._network, media, key).float()[0]
+        with use_all_torch_threads():
+            return import_stock_media().heard(self._network, media, key).float()[0]
 
 
-def _shown(encoder: NativePasses, parts: list[RowPart]) -> list[Tensor]:
-    states = encoder.run(parts, 0, 0, shows=True).shown
+def _run_encoder_parts(encoder: NativePasses, parts: list[SequencePart]) -> list[Tensor]:
+    states = encoder.run(parts, 0, 0, return_tapped=True).tapped_states
     assert states is not None
     return list(states.split([len(part.tokens) for part in parts]))

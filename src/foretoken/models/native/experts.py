@@ -14,149 +14,149 @@ from torch.nn import functional
 
 from foretoken.models.native.network import (
     CLAMPED,
-    SAME,
+    RELATIVE_TOLERANCE,
     Experts,
-    Gated,
+    GatedMLP,
     Routing,
-    array,
-    random_states,
+    to_float_array,
+    make_random_states,
 )
 
 if TYPE_CHECKING:
-    from foretoken.models.native.reading import NetworkReader
+    from foretoken.models.native.network_reader import NetworkReader
 
-ROUTERS = "gate", "router"
-WEIGHTS = "gate", "wg"  # of a router that has it in a linear layer
-ADDED = "e_score_correction_bias", "expert_bias"  # to the scores, for the choice
-SHARED = "shared_expert", "shared_experts", "shared_mlp"
-MOST_EXPERTS = 1024  # what kernels have room for
-TRIED = 64  # tokens
+ROUTER_NAMES = "gate", "router"
+ROUTER_WEIGHT_NAMES = "gate", "wg"  # of a router that has it in a linear layer
+SCORE_BIAS_NAMES = "e_score_correction_bias", "expert_bias"  # to the scores, for the choice
+SHARED_EXPERT_NAMES = "shared_expert", "shared_experts", "shared_mlp"
+MAX_EXPERTS = 1024  # what kernels have room for
+NUM_TRIAL_TOKENS = 64  # tokens
 
 
-def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts, Gated | None]:
+def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts, GatedMLP | None]:
     """Return a block's experts, and the MLP that all tokens have beside them: a layer's own
     `shared` one, or the block's, which may have a gate."""
-    router = reader.one(part, ROUTERS, "router")
+    router = reader.find_part(part, ROUTER_NAMES, "router")
     owner = router
     if not hasattr(router, "weight"):
-        owner = reader.one(router, WEIGHTS, "weight of its router")
+        owner = reader.find_part(router, ROUTER_WEIGHT_NAMES, "weight of its router")
     weight, bias = owner.weight, getattr(owner, "bias", None)
-    known = isinstance(weight, nn.Parameter) and weight.ndim == 2 and len(weight) <= MOST_EXPERTS
+    known = isinstance(weight, nn.Parameter) and weight.ndim == 2 and len(weight) <= MAX_EXPERTS
     reader.require(known, "experts of another kind")
-    reader.read |= {id(x) for x in (weight, bias) if x is not None}
-    rows = reader.plain(weight, bias)
-    added = _added(reader, part, router)
-    with _tried(added):
-        numbers = None if added is None else added.detach().flatten().float()
-        routing = _routing(reader, router, weight, bias, numbers)
-    own = next((p for name in SHARED if (p := getattr(part, name, None)) is not None), None)
-    reader.require(own is None or shared is None, "two shared experts")
+    reader.read_weights |= {id(x) for x in (weight, bias) if x is not None}
+    rows = reader.make_linear(weight, bias)
+    score_bias = _find_score_bias(reader, part, router)
+    with _fill_randomly(score_bias):
+        numbers = None if score_bias is None else score_bias.detach().flatten().float()
+        routing = _infer_routing(reader, router, weight, bias, numbers)
+    shared_part = next((p for name in SHARED_EXPERT_NAMES if (p := getattr(part, name, None)) is not None), None)
+    reader.require(shared_part is None or shared is None, "two shared experts")
     gate = getattr(part, "shared_expert_gate", None)
     if gate is not None:
         last = reader.linear(gate)
         reader.require(len(last.weight) == 1, "a gate of another kind")
-        rows = rows.joined([last])
-    each = _each(reader, part.experts)
-    own = shared if own is None else own
+        rows = rows.concatenate([last])
+    each = _read_expert_mlps(reader, part.experts)
+    shared_part = shared if shared_part is None else shared_part
     experts = Experts(
-        rows, each, routing, gate is not None, None if added is None else array(added).ravel()
+        rows, each, routing, gate is not None, None if score_bias is None else to_float_array(score_bias).ravel()
     )
-    return experts, None if own is None else reader.gated(own)
+    return experts, None if shared_part is None else reader.read_mlp(shared_part)
 
 
-def _each(reader: NetworkReader, each: Any) -> list[Gated]:
-    plain = hasattr(each, "up_proj")
-    both: Any = getattr(each, "up_proj" if plain else "gate_up_proj", None)
-    down: Any = getattr(each, "down_proj", None)
+def _read_expert_mlps(reader: NetworkReader, experts: Any) -> list[GatedMLP]:
+    plain = hasattr(experts, "up_proj")
+    both: Any = getattr(experts, "up_proj" if plain else "gate_up_proj", None)
+    down: Any = getattr(experts, "down_proj", None)
     known = all(isinstance(x, nn.Parameter) and x.ndim == 3 for x in (both, down))
     reader.require(known, "experts of another kind")
-    reader.read |= {id(both), id(down)}
-    if hasattr(each, "gate_up_proj_bias"):
-        return _clamped(reader, each, both, down)
+    reader.read_weights |= {id(both), id(down)}
+    if hasattr(experts, "gate_up_proj_bias"):
+        return _read_clamped_mlps(reader, experts, both, down)
     reader.require(both.shape[1] == (2 - plain) * down.shape[2], "experts of other shapes")
-    activation, curve = reader.activation(each)
-    made = list[Gated]()
+    activation, curve = reader.activation(experts)
+    made = list[GatedMLP]()
     for first, second in zip(both, down, strict=True):
-        *gate, up = (reader.plain(x) for x in first.chunk(2 - plain))
+        *gate, up = (reader.make_linear(x) for x in first.chunk(2 - plain))
         gated = gate[0] if gate else None
-        made.append(Gated(gated, up, reader.plain(second), activation, curve))
+        made.append(GatedMLP(gated, up, reader.make_linear(second), activation, curve))
     return made
 
 
-def _clamped(reader: NetworkReader, each: Any, both: Tensor, down: Tensor) -> list[Gated]:
+def _read_clamped_mlps(reader: NetworkReader, experts: Any, both: Tensor, down: Tensor) -> list[GatedMLP]:
     """GPT-OSS's: inputs before outputs, with biases, gates and their partners in turn."""
-    known = hasattr(each, "alpha") and hasattr(each, "limit")
+    known = hasattr(experts, "alpha") and hasattr(experts, "limit")
     reader.require(known and both.shape[2] == 2 * down.shape[1], "experts of other shapes")
-    biases = each.gate_up_proj_bias, each.down_proj_bias
-    reader.read |= {id(x) for x in biases}
-    curve = float(each.alpha), float(each.limit), 0.0
-    made = list[Gated]()
+    biases = experts.gate_up_proj_bias, experts.down_proj_bias
+    reader.read_weights |= {id(x) for x in biases}
+    curve = float(experts.alpha), float(experts.limit), 0.0
+    made = list[GatedMLP]()
     for one, other, first, second in zip(both, down, *biases, strict=True):
-        gate, up = (reader.plain(one[:, i::2].T, first[i::2]) for i in (0, 1))
-        made.append(Gated(gate, up, reader.plain(other.T, second), CLAMPED, curve))
+        gate, up = (reader.make_linear(one[:, i::2].T, first[i::2]) for i in (0, 1))
+        made.append(GatedMLP(gate, up, reader.make_linear(other.T, second), CLAMPED, curve))
     return made
 
 
-def _added(reader: NetworkReader, part: Any, router: Any) -> Tensor | None:
+def _find_score_bias(reader: NetworkReader, part: Any, router: Any) -> Tensor | None:
     for owner in (part, router, getattr(router, "moe_statics", None)):
-        for name in ADDED:
+        for name in SCORE_BIAS_NAMES:
             if (found := getattr(owner, name, None)) is not None:
-                reader.read.add(id(found))
+                reader.read_weights.add(id(found))
                 return found
     return None
 
 
 @contextmanager
-def _tried(added: Tensor | None) -> Generator[None]:
+def _fill_randomly(bias: Tensor | None) -> Generator[None]:
     """Put random numbers in place meanwhile: a new network has zeros, which show nothing."""
-    if added is None:
+    if bias is None:
         yield
         return
     with torch.no_grad():
-        own = added.detach().clone()
-        added.copy_(random_states(*added.shape) / 4)
+        own = bias.detach().clone()
+        bias.copy_(make_random_states(*bias.shape) / 4)
         try:
             yield
         finally:
-            added.copy_(own)
+            bias.copy_(own)
 
 
-def _routing(
-    reader: NetworkReader, router: Any, weight: Tensor, bias: Tensor | None, added: Tensor | None
+def _infer_routing(
+    reader: NetworkReader, router: Any, weight: Tensor, bias: Tensor | None, score_bias: Tensor | None
 ) -> Routing:
     """Return the rule that chooses and weighs experts as the router does, tried."""
-    states = random_states(1, TRIED, weight.shape[1])
-    given = [x for x in inspect.signature(router.forward).parameters if x in ADDED]
+    states = make_random_states(1, NUM_TRIAL_TOKENS, weight.shape[1])
+    given = [x for x in inspect.signature(router.forward).parameters if x in SCORE_BIAS_NAMES]
     groups = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1
     with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
         try:
-            _, weights, chosen = router(states[0], *([added] * len(given)))
+            _, weights, chosen = router(states[0], *([score_bias] * len(given)))
         except ValueError:  # it reads a batch
-            _, weights, chosen = router(states, *([added] * len(given)))
+            _, weights, chosen = router(states, *([score_bias] * len(given)))
         k = chosen.shape[-1]
-        order = chosen.reshape(TRIED, k).argsort(-1)
-        chosen, weights = (x.reshape(TRIED, k).gather(-1, order) for x in (chosen, weights))
+        order = chosen.reshape(NUM_TRIAL_TOKENS, k).argsort(-1)
+        chosen, weights = (x.reshape(NUM_TRIAL_TOKENS, k).gather(-1, order) for x in (chosen, weights))
         logits = functional.linear(states[0], weight.detach(), bias)
         for sigmoids in (False, True):
             scores = logits.sigmoid() if sigmoids else logits.softmax(-1)
-            best = _chosen(scores if added is None else scores + added, k, *groups).sort(-1).values
+            best = _choose_experts(scores if score_bias is None else scores + score_bias, k, *groups).sort(-1).values
             if not torch.equal(best, chosen):
                 continue
             masses = scores.gather(-1, best)
             for normalized in (True, False):
                 own = masses / masses.sum(-1, keepdim=True) if normalized else masses
                 scale = float((weights / own).median())
-                if torch.allclose(weights.float(), own * scale, rtol=SAME, atol=SAME):
+                if torch.allclose(weights.float(), own * scale, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
                     return Routing(k, sigmoids, normalized, scale, *groups)
-    raise reader.refused("experts chosen in another way")
+    raise reader.make_refusal("experts chosen in another way")
 
 
-def _chosen(scores: Tensor, k: int, groups: int, chosen_groups: int) -> Tensor:
+def _choose_experts(scores: Tensor, k: int, groups: int, chosen_groups: int) -> Tensor:
     """Return the experts of the highest scores, `[tokens, k]`, out of those groups whose two best
     add up to most."""
     if groups > 1:
         each = scores.unflatten(-1, (groups, -1))
-        best = each.topk(2).values.sum(-1).topk(chosen_groups).indices
-        stays = torch.zeros(each.shape[:2], dtype=torch.bool).scatter(1, best, True)
+        best_groups = each.topk(2).values.sum(-1).topk(chosen_groups).indices
+        stays = torch.zeros(each.shape[:2], dtype=torch.bool).scatter(1, best_groups, True)
         scores = torch.where(stays[..., None], each, -torch.inf).flatten(1)
     return scores.topk(k).indices

@@ -12,59 +12,59 @@ import torch
 from torch import Tensor
 
 from foretoken.models.native.network import (
-    SAME,
+    RELATIVE_TOLERANCE,
     Attention,
     Latent,
     Linear,
     Rope,
-    Rows,
-    padded,
-    random_states,
-    turn_pairs,
+    RowIndices,
+    pad_head_rows,
+    make_random_states,
+    rotate_pairs,
 )
 
 if TYPE_CHECKING:
-    from foretoken.models.native.reading import NetworkReader
+    from foretoken.models.native.network_reader import NetworkReader
 
-TURNS = "apply_rotary_pos_emb", "apply_rotary_emb"  # functions that turn queries and keys
-INTERLEAVED = "apply_rotary_pos_emb_interleave"
-PLACES = 6  # positions at which these are tried
+ROTARY_FUNCTIONS = "apply_rotary_pos_emb", "apply_rotary_emb"  # functions that turn queries and keys
+INTERLEAVED_ROTARY_FUNCTION = "apply_rotary_pos_emb_interleave"
+NUM_TRIAL_POSITIONS = 6  # positions at which these are tried
 
 
 def read_latents(reader: NetworkReader, part: Any) -> Attention:
     """Return attention whose keys and values are products of latents."""
-    rank, turned = int(part.kv_lora_rank), int(part.qk_rope_head_dim)
+    rank, rotary_width = int(part.kv_lora_rank), int(part.qk_rope_head_dim)
     inner, width, heads = int(part.qk_nope_head_dim), int(part.v_head_dim), int(part.num_heads)
-    reader.require(rank > 0 and turned > 0 and inner > 0, "latents of no known width")
+    reader.require(rank > 0 and rotary_width > 0 and inner > 0, "latents of no known width")
     reader.require(not reader.queries_grow(), "queries that grow, of latents")
     down = reader.linear(part.kv_a_proj_with_mqa)
-    fits = len(down.weight) == rank + turned and len(part.kv_b_proj.weight) == heads * (
+    fits = len(down.weight) == rank + rotary_width and len(part.kv_b_proj.weight) == heads * (
         inner + width
     )
     reader.require(fits, "latents of another kind")
-    own = padded(1, rank), padded(1, turned, rank)
+    own = pad_head_rows(1, rank), pad_head_rows(1, rotary_width, rank)
     both = reader.linear(part.kv_b_proj)
     reader.require(both.bias is None, "keys of latents with a bias")
     up = both.weight.reshape(heads, inner + width, rank)
     keys = [
-        Linear(np.ascontiguousarray(one[:inner].T)).rows(own[0]).columns(padded(1, inner))
+        Linear(np.ascontiguousarray(one[:inner].T)).select_outputs(own[0]).select_inputs(pad_head_rows(1, inner))
         for one in up
     ]
-    values = [Linear(one[inner:]).rows(padded(1, width)) for one in up]
-    order = _order(heads, inner, turned)
+    values = [Linear(one[inner:]).select_outputs(pad_head_rows(1, width)) for one in up]
+    order = _order_outputs(heads, inner, rotary_width)
     narrow = getattr(part, "q_a_proj", None)
     if narrow is None:
-        queries, latent = reader.linear(part.q_proj).rows(order), Latent(rank, keys, values)
+        queries, latent = reader.linear(part.q_proj).select_outputs(order), Latent(rank, keys, values)
     else:
         wide = reader.linear(part.q_b_proj)
         query_rank = wide.weight.shape[1]
-        queries = reader.linear(narrow).rows(padded(1, query_rank))
-        latent = Latent(rank, keys, values, query_rank, wide.rows(order))
+        queries = reader.linear(narrow).select_outputs(pad_head_rows(1, query_rank))
+        latent = Latent(rank, keys, values, query_rank, wide.select_outputs(order))
     norm = None if narrow is None else reader.norm(part.q_a_layernorm, latent.query_rank)
-    rope = reader.add_rope(_rope(reader, part, turned)) if reader.has_positions(part) else None
-    out = reader.linear(part.o_proj).columns(padded(heads, width))
+    rope = reader.add_rope(_infer_rope(reader, part, rotary_width)) if reader.has_positions(part) else None
+    out = reader.linear(part.o_proj).select_inputs(pad_head_rows(heads, width))
     return Attention(
-        [queries, down.rows(np.concatenate(own))],
+        [queries, down.select_outputs(np.concatenate(own))],
         out,
         heads,
         1,
@@ -77,41 +77,41 @@ def read_latents(reader: NetworkReader, part: Any) -> Attention:
     )
 
 
-def _order(heads: int, inner: int, turned: int) -> Rows:
+def _order_outputs(heads: int, inner: int, rotary_width: int) -> RowIndices:
     """Return the outputs of heads' queries: those that are not turned, then those that are, each
     in full vectors."""
     each = [
-        np.concatenate([padded(1, inner, start), padded(1, turned, start + inner)])
-        for start in range(0, heads * (inner + turned), inner + turned)
+        np.concatenate([pad_head_rows(1, inner, start), pad_head_rows(1, rotary_width, start + inner)])
+        for start in range(0, heads * (inner + rotary_width), inner + rotary_width)
     ]
     return np.concatenate(each)
 
 
-def _rope(reader: NetworkReader, part: Any, turned: int) -> Rope:
+def _infer_rope(reader: NetworkReader, part: Any, rotary_width: int) -> Rope:
     """Return rotary positions, which are tried by products of queries and keys: some families
     leave what they turned in another order."""
-    module, rotary = sys.modules[type(part).__module__], reader.rotary_of(part)
-    places = torch.arange(PLACES)
-    made = rotary(torch.zeros(1), places[None])
-    queries, keys = random_states(2, 1, 1, PLACES, turned)
-    named = INTERLEAVED, *TURNS
+    module, rotary = sys.modules[type(part).__module__], reader.find_rotary(part)
+    positions = torch.arange(NUM_TRIAL_POSITIONS)
+    made = rotary(torch.zeros(1), positions[None])
+    queries, keys = make_random_states(2, 1, 1, NUM_TRIAL_POSITIONS, rotary_width)
+    named = INTERLEAVED_ROTARY_FUNCTION, *ROTARY_FUNCTIONS
     if not getattr(reader.config, "rope_interleave", True):
         named = named[1:]
-    turn: Any = next((f for name in named if (f := getattr(module, name, None))), None)
-    reader.require(turn is not None, "rotary positions by no known function")
+    rotate: Any = next((f for name in named if (f := getattr(module, name, None))), None)
+    reader.require(rotate is not None, "rotary positions by no known function")
     given = (made,) if isinstance(made, Tensor) else made
-    expected = _scores(*turn(queries, keys, *given))
+    expected = _compute_scores(*rotate(queries, keys, *given))
     scale = float(getattr(rotary, "attention_scaling", 1.0))
     frequencies = rotary.inv_freq.double()
     for interleaved in (False, True):
-        own = [
-            turn_pairs(x, places[:, None] * frequencies, scale, interleaved)
+        rotated = [
+            rotate_pairs(x, positions[:, None] * frequencies, scale, interleaved)
             for x in (queries, keys)
         ]
-        if torch.allclose(_scores(*own), expected, rtol=SAME, atol=SAME):
+        if torch.allclose(_compute_scores(*rotated), expected, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
             return Rope(tuple(frequencies.tolist()), scale, interleaved)
-    raise reader.refused("rotary positions of another kind")
+    raise reader.make_refusal("rotary positions of another kind")
 
 
-def _scores(queries: Tensor, keys: Tensor) -> Tensor:
+def _compute_scores(queries: Tensor, keys: Tensor) -> Tensor:
     return queries.double() @ keys.double().transpose(-1, -2)

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.errors import RefusedError, kind_of, one_line
-from foretoken.kernels.tokens import THREADS
+from foretoken.kernels.tokens import NUM_THREADS
 from foretoken.media.inputs import Media
-from foretoken.models.native.model import NativeModel, Unshared
-from foretoken.models.rows import check_room
+from foretoken.models.native.model import NativeModel, UnsharedSalt
+from foretoken.models.row_slots import check_room
 from foretoken.storage.cache import remember, remembered
 
 if TYPE_CHECKING:  # which takes seconds to import
@@ -31,14 +31,14 @@ if TYPE_CHECKING:  # which takes seconds to import
 
     from foretoken.models.native.passes import NativePasses
 
-SLIDING = "sliding_attention"
+SLIDING_LAYERS = "sliding_attention"
 # Arguments of a decoder's forward that are read here, or mean nothing for a prompt
-VISUAL = {"visual_pos_masks", "deepstack_visual_embeds"}  # states that are added behind layers
-INPUTS = "per_layer_inputs"
-ARGUMENTS = {"inputs_embeds", "position_ids", "attention_mask", "input_ids", INPUTS, *VISUAL}
-ARGUMENTS |= {"self", "kwargs", "use_cache", "past_key_values", "logits_to_keep", "labels"}
-CHECKS = "media-checks.json"
-INSTEAD = "give runtime='transformers'"
+VISUAL_ARGUMENTS = {"visual_pos_masks", "deepstack_visual_embeds"}  # states that are added behind layers
+LAYER_INPUTS_ARGUMENT = "per_layer_inputs"
+KNOWN_ARGUMENTS = {"inputs_embeds", "position_ids", "attention_mask", "input_ids", LAYER_INPUTS_ARGUMENT, *VISUAL_ARGUMENTS}
+KNOWN_ARGUMENTS |= {"self", "kwargs", "use_cache", "past_key_values", "logits_to_keep", "labels"}
+CHECKS_FILE = "media-checks.json"
+TORCH_REMEDY = "give runtime='transformers'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class EmbeddedPrompt:
     added: dict[int, Tensor]
 
     @property
-    def shift(self) -> int:
+    def position_shift(self) -> int:
         """Return how far the tokens behind are from their places: pictures take fewer positions
         than tokens."""
         return int(self.positions.max()) + 1 - len(self.ids)
 
-    def first(self, n: int) -> EmbeddedPrompt:
+    def take_first(self, n: int) -> EmbeddedPrompt:
         ends = None if self.ends is None else self.ends[:n]
         return replace(self, ids=self.ids[:n], embeddings=self.embeddings[:n], ends=ends)
 
-    def behind(self, n: int) -> EmbeddedPrompt | None:
+    def drop_first(self, n: int) -> EmbeddedPrompt | None:
         """Return what is left behind the first n tokens."""
         if n >= len(self.ids):
             return None
@@ -103,109 +103,109 @@ class NativeMediaModel(NativeModel):
         exact: Callable[[PreTrainedModel], NativeModel],
     ) -> None:
         super().__init__(passes, facts)
-        self.attached: list[Media | None] = []
+        self.joining_media: list[Media | None] = []
         self._load, self._exact, self._axes = network, exact, facts["sees"]["axes"]
-        self._checked: set[frozenset[str]] = set()  # names of inputs that are read exactly
+        self._checked_inputs: set[frozenset[str]] = set()  # names of inputs that are read exactly
 
     @cached_property
     def _network(self) -> Any:
-        return stock_media().front(self._load().float().eval())
+        return import_stock_media().front(self._load().float().eval())
 
-    def objection(self, media: Media) -> str | None:
-        names, whole = frozenset(media.inputs), None
-        if names not in self._checked and not self._known(names):
-            whole = self._load().float().eval()  # once for the check and what is left of it
-            vars(self).setdefault("_network", stock_media().front(whole))
+    def find_media_problem(self, media: Media) -> str | None:
+        names, network = frozenset(media.inputs), None
+        if names not in self._checked_inputs and not self._was_checked(names):
+            network = self._load().float().eval()  # once for the check and what is left of it
+            vars(self).setdefault("_network", import_stock_media().front(network))
         try:
-            self._embedded(media)
+            self._embed(media)
         except RefusedError as error:
             return str(error)
         except Exception as error:  # a family's code raises anything
             return f"{type(self._network).__name__} raised {kind_of(error)}: {one_line(error)}"
-        if whole is not None and (reason := self._check(whole, media)):
+        if network is not None and (reason := self._compare_with_stock(network, media)):
             return reason
-        self._checked.add(names)
+        self._checked_inputs.add(names)
         return None
 
-    def _known(self, names: frozenset[str]) -> bool:
+    def _was_checked(self, names: frozenset[str]) -> bool:
         """Tell whether media of this kind were compared before, of a folder."""
-        return self.identity is not None and bool(remembered(CHECKS).get(self._key(names)))
+        return self.identity is not None and bool(remembered(CHECKS_FILE).get(self._get_check_key(names)))
 
-    def _key(self, names: frozenset[str]) -> str:
+    def _get_check_key(self, names: frozenset[str]) -> str:
         return f"{self.identity} {' '.join(sorted(names))}"
 
-    def _check(self, network: PreTrainedModel, media: Media) -> str | None:
+    def _compare_with_stock(self, network: PreTrainedModel, media: Media) -> str | None:
         """Compare with transformers' own `generate` of all of the model, in float32, until they
         agree, once for each kind of media; return why they differ."""
-        with every_torch_thread():
+        with use_all_torch_threads():
             exact: Any = self._exact(network)
-            reason, judged = stock_media().objection(network, exact, media)
+            reason, judged = import_stock_media().objection(network, exact, media)
         if reason:
-            return f"{reason}; {INSTEAD}" if judged and " is not exact " in reason else reason
+            return f"{reason}; {TORCH_REMEDY}" if judged and " is not exact " in reason else reason
         if self.identity is not None:
-            remember(CHECKS, self._key(frozenset(media.inputs)), True)
+            remember(CHECKS_FILE, self._get_check_key(frozenset(media.inputs)), True)
         return None
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        media, self.attached = self.attached or [None] * len(prompts), []
+        media, self.joining_media = self.joining_media or [None] * len(prompts), []
         # a draft that cannot read a prompt begins with nothing
         pairs = zip(prompts, media, strict=True)
-        made = [self._embedded(one) if one and prompt else None for prompt, one in pairs]
-        limits = self.limits([self._beyond] * len(prompts))
+        made = [self._embed(one) if one and prompt else None for prompt, one in pairs]
+        limits = self.compute_max_lengths([self._long_context] * len(prompts))
         check_room([0] * len(prompts), [len(p) for p in prompts], limits)
-        first = len(self.rows)
+        first = len(self.seqs)
         super().start([[] if x else prompt for prompt, x in zip(prompts, made, strict=True)])
         for b, one in enumerate(made, first):
             if one:
-                self._read_embedded(b, prompts[b - first], one)
+                self._prefill_embedded(b, prompts[b - first], one)
 
-    def _read_embedded(self, b: int, prompt: list[int], embedded: EmbeddedPrompt) -> None:
+    def _prefill_embedded(self, b: int, prompt: list[int], embedded: EmbeddedPrompt) -> None:
         """Read a prompt with media, or the first part of it, into row b; and what follows them in
         a sequence that joins again, which is text, whatever its tokens stand for."""
-        row, n = self.rows[b], len(embedded.ids)
-        self.salts[b], row.following, row.shift = Unshared(), False, embedded.shift
-        first = embedded.first(min(n, len(prompt)))
+        seq, n = self.seqs[b], len(embedded.ids)
+        self.salts[b], seq.may_share, seq.position_shift = UnsharedSalt(), False, embedded.position_shift
+        first = embedded.take_first(min(n, len(prompt)))
         if first.ends is not None:  # tokens attend to later ones of the same pass
-            self.passes.fit(len(first.ids))
-        self.passes.given, self.passes.embedded = first.embeddings, first
-        self._append(b, first.ids)
+            self.passes.reserve_tokens(len(first.ids))
+        self.passes.input_states, self.passes.embedded_prompt = first.embeddings, first
+        self._append_tokens(b, first.ids)
         if len(prompt) > n:
-            self._append(b, prompt[n:])
-        self.texts[b] = list(prompt)
+            self._append_tokens(b, prompt[n:])
+        self.token_ids[b] = list(prompt)
 
-    def _append(self, b: int, tokens: list[int]) -> None:
-        blocks: list[list[int]] = [[] for _ in self.rows]
+    def _append_tokens(self, b: int, tokens: list[int]) -> None:
+        blocks: list[list[int]] = [[] for _ in self.seqs]
         blocks[b] = tokens
-        self._appended(blocks, [0 for _ in blocks])
+        self._append_blocks(blocks, [0 for _ in blocks])
 
     @torch.inference_mode()
-    def _embedded(self, media: Media) -> EmbeddedPrompt:
+    def _embed(self, media: Media) -> EmbeddedPrompt:
         """Return what the decoder reads of a prompt with media, which keep it. Raises RefusedError
         where a token attends to the last one, which is read by itself."""
         key = f"embedded {id(self)}"
         if key in media.encoded:
             return media.encoded[key]
-        network, ids, stock = self._network, media.ids, stock_media()
+        network, ids, stock = self._network, media.ids, import_stock_media()
         if not ids or ids[-1] in stock.marks(network):
             raise RefusedError(stock.UNENDED)
-        with every_torch_thread():
+        with use_all_torch_threads():
             fitted = media.fitted(len(ids), network.dtype, network.device)
             first = stock.first_pass(network, torch.tensor([ids]), fitted)
-            made = self._understood(ids, stock.decoder_arguments(network, first))
+            made = self._make_prompt(ids, stock.decoder_arguments(network, first))
         if made.ends is not None and len(ids) > 1 and made.ends[-2] >= len(ids):
             raise RefusedError(stock.UNENDED)
         media.encoded[key] = made
         return made
 
-    def _understood(self, ids: list[int], given: dict[str, Any]) -> EmbeddedPrompt:
+    def _make_prompt(self, ids: list[int], given: dict[str, Any]) -> EmbeddedPrompt:
         """RefusedError where the decoder is given what this one does not read."""
         n, network = len(ids), self._network
         positions = given.get("position_ids")
-        places = torch.arange(n)[None] if positions is None else positions[-3:].reshape(-1, n)
-        if len(places) > 1 and bool((places == places[:1]).all()):
-            places = places[:1]
-        if given.get(INPUTS) is not None:
-            ids = self._looked_up(ids, given[INPUTS])
+        position_ids = torch.arange(n)[None] if positions is None else positions[-3:].reshape(-1, n)
+        if len(position_ids) > 1 and bool((position_ids == position_ids[:1]).all()):
+            position_ids = position_ids[:1]
+        if given.get(LAYER_INPUTS_ARGUMENT) is not None:
+            ids = self._find_lookup_ids(ids, given[LAYER_INPUTS_ARGUMENT])
         config = network.config.get_text_config(decoder=True)
         factor = getattr(config, "embedding_multiplier", None) or 1.0  # which the decoder applies
         embeddings = given["inputs_embeds"][0] * factor
@@ -213,96 +213,96 @@ class NativeMediaModel(NativeModel):
         return EmbeddedPrompt(
             ids,
             embeddings.float().contiguous(),
-            places.numpy(),
+            position_ids.numpy(),
             self._axes,
-            ends_of(given.get("attention_mask"), n, window),
-            added_states(given, n),
+            find_attention_ends(given.get("attention_mask"), n, window),
+            collect_added_states(given, n),
         )
 
-    def _looked_up(self, ids: list[int], inputs: Tensor) -> list[int]:
+    def _find_lookup_ids(self, ids: list[int], inputs: Tensor) -> list[int]:
         """Return the tokens whose inputs of layers these are: another one stands for media."""
         config = self._network.config.get_text_config(decoder=True)
-        marked = stock_media().marks(self._network)
+        marked = import_stock_media().marks(self._network)
         other = [config.pad_token_id if id in marked else id for id in ids]
         table = self._network.get_decoder().embed_tokens_per_layer
         if not torch.equal(table(torch.tensor(other)).reshape(inputs[0].shape), inputs[0]):
-            raise RefusedError(f"the native decoder does not know its inputs of layers; {INSTEAD}")
+            raise RefusedError(f"the native decoder does not know its inputs of layers; {TORCH_REMEDY}")
         return other
 
 
 @contextmanager
-def every_torch_thread() -> Generator[None]:
+def use_all_torch_threads() -> Generator[None]:
     """Torch on as many threads as the kernels, which wait meanwhile."""
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(NUM_THREADS)
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def ends_of(mask: Any, n: int, window: int | None) -> NDArray[np.int64] | None:
+def find_attention_ends(mask: Any, n: int, window: int | None) -> NDArray[np.int64] | None:
     """Return up to where each of n tokens attends, by masks as transformers makes them: None, of
     padding, or of all pairs, for each kind of layers; None: up to itself. Raises RefusedError for
     masks of other shapes."""
     if isinstance(mask, dict):
-        found = [ends_of(x, n, window if k == SLIDING else None) for k, x in mask.items()]
+        found = [find_attention_ends(x, n, window if k == SLIDING_LAYERS else None) for k, x in mask.items()]
         known = [x for x in found if x is not None]
         if known and not all(x is not None and np.array_equal(x, known[0]) for x in found):
-            raise _unknown()
+            raise _make_mask_refusal()
         return known[0] if known else None
     own = np.arange(n) + 1
     if mask is None or (mask.ndim == 2 and bool(mask.bool().all())):
         return None
     if mask.ndim != 4:
-        raise _unknown()
+        raise _make_mask_refusal()
     visible = (mask if mask.dtype == torch.bool else mask >= 0)[0, 0, -n:, :n].numpy()
     first, ends = visible.argmax(1), n - visible[:, ::-1].argmax(1)
     expected = np.maximum(own - window, 0) if window else np.zeros(n)
     if not (visible.sum(1) == ends - first).all() or not np.array_equal(first, expected):
-        raise _unknown()
+        raise _make_mask_refusal()
     if (ends < own).any() or (np.diff(ends) < 0).any():
-        raise _unknown()
+        raise _make_mask_refusal()
     return None if np.array_equal(ends, own) else ends
 
 
-def _unknown() -> RefusedError:
+def _make_mask_refusal() -> RefusedError:
     return RefusedError(
         "the native decoder does not know its masks of media; give runtime='transformers'"
     )
 
 
-def added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
+def collect_added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
     """Return what is added to states behind layers (Qwen3-VL's features of pictures)."""
-    features, where = given.get("deepstack_visual_embeds"), given.get("visual_pos_masks")
+    features, positions = given.get("deepstack_visual_embeds"), given.get("visual_pos_masks")
     if features is None:
         return {}
-    assert where is not None
+    assert positions is not None
     made: dict[int, Tensor] = {}
     for layer, rows in enumerate(features):
         made[layer] = torch.zeros(n, rows.shape[-1])
-        made[layer][where.reshape(-1)] = rows.float()
+        made[layer][positions.reshape(-1)] = rows.float()
     return made
 
 
-def stock_media():  # not annotated: the type is the module's
+def import_stock_media():  # not annotated: the type is the module's
     """Import what reads media on torch, late as it takes seconds, which text does without."""
     from foretoken.models.stock import media
 
     return media
 
 
-def facts_of_media(network: PreTrainedModel) -> dict[str, Any]:
+def describe_media(network: PreTrainedModel) -> dict[str, Any]:
     """Return what is stored of a decoder that reads media. Raises RefusedError for one that reads
     more of them than `EmbeddedPrompt` has, or that is within a model whose `generate` differs."""
-    media = stock_media()
-    more = media.accepted_by(type(network.get_decoder())) - ARGUMENTS
+    media = import_stock_media()
+    more = media.accepted_by(type(network.get_decoder())) - KNOWN_ARGUMENTS
     if more or media.writer(network) is not network:
-        raise unread(network, ", ".join(sorted(more)) or "media by a model within it")
-    return {"axes": axes_of(network)}
+        raise make_media_refusal(network, ", ".join(sorted(more)) or "media by a model within it")
+    return {"axes": find_position_axes(network)}
 
 
-def axes_of(network: PreTrainedModel) -> list[int]:
+def find_position_axes(network: PreTrainedModel) -> list[int]:
     """Return which axis of positions turns each pair of a head, of a decoder of three axes, as
     Qwen-VL's; [] for one axis. Raises RefusedError for others."""
     config: Any = network.config.get_text_config(decoder=True)
@@ -312,7 +312,7 @@ def axes_of(network: PreTrainedModel) -> list[int]:
     if sections is None:
         return []
     if not isinstance(sections, list) or len(sections) != 3:
-        raise unread(network, "positions of other axes")
+        raise make_media_refusal(network, "positions of other axes")
     each = [rotary(torch.zeros(1), places)[1] for places in torch.eye(3).long()[:, :, None, None]]
     if each[0].ndim == 4:  # families mix these later
         return [axis for axis, count in enumerate(sections) for _ in range(count)]
@@ -323,10 +323,10 @@ def axes_of(network: PreTrainedModel) -> list[int]:
             axes = pairs.abs().argmax(0)
             if torch.equal(axes[0], axes[1]):
                 return axes[0].tolist()
-    raise unread(network, "positions of axes that mix in another way")
+    raise make_media_refusal(network, "positions of axes that mix in another way")
 
 
-def unread(network: PreTrainedModel, what: str) -> RefusedError:
+def make_media_refusal(network: PreTrainedModel, what: str) -> RefusedError:
     return RefusedError(
         f"{type(network).__name__} is not built as the native decoder expects ({what})"
     )

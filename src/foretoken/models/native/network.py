@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.models.blocks import Floats
+from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.packing import LANES
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -24,22 +24,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu_squared": lambda x: functional.relu(x).square(),
 }
 XIELU, CLAMPED = "xielu", "clamped"
-KNOWN = *ACTIVATIONS, XIELU, CLAMPED  # in the kernels' order
+KERNEL_ACTIVATIONS = *ACTIVATIONS, XIELU, CLAMPED  # in the kernels' order
 CONVOLUTION, DELTA, SCAN = 1, 2, 3  # rules of recurrences, as in network.h
-SAME = 1e-5  # relative: a part does what was read of it
-Rows = NDArray[np.int64]  # -1: a row of zeros
+RELATIVE_TOLERANCE = 1e-5  # relative: a part does what was read of it
+RowIndices = NDArray[np.int64]  # -1: a row of zeros
 
 
-def array(values: Any) -> Floats:
+def to_float_array(values: Any) -> Floats:
     """Return a tensor's numbers in float32."""
     return values.detach().float().numpy()
 
 
-def random_states(*shape: int) -> Tensor:
+def make_random_states(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def turn_pairs(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> Tensor:
+def rotate_pairs(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> Tensor:
     """Return states that rotary positions have turned, in float64."""
     at = -1 if interleaved else -2
     a, b = x.unflatten(-1, (-1, 2) if interleaved else (2, -1)).double().unbind(at)
@@ -47,13 +47,13 @@ def turn_pairs(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> Te
     return torch.stack([a * cosine - b * sine, b * cosine + a * sine], at).flatten(-2)
 
 
-def padded(heads: int, width: int, start: int = 0) -> Rows:
+def pad_head_rows(heads: int, width: int, start: int = 0) -> RowIndices:
     """Return the rows of heads, each padded to full vectors."""
     rows = start + np.arange(heads * width).reshape(heads, width)
     return np.pad(rows, ((0, 0), (0, -width % LANES)), constant_values=-1).ravel()
 
 
-def taken(x: Any, rows: Rows) -> Any:
+def take_rows(x: Any, rows: RowIndices) -> Any:
     """Return these rows of an array, zeros for those of the padding."""
     made = x[rows]
     made[rows < 0] = 0
@@ -67,24 +67,24 @@ class Linear:
     weight: Floats
     bias: Floats | None = None
 
-    def rows(self, rows: Rows) -> Linear:
+    def select_outputs(self, rows: RowIndices) -> Linear:
         """Return these outputs, zeros for those of the padding."""
         return Linear(
-            taken(self.weight, rows), None if self.bias is None else taken(self.bias, rows)
+            take_rows(self.weight, rows), None if self.bias is None else take_rows(self.bias, rows)
         )
 
-    def columns(self, columns: Rows) -> Linear:
+    def select_inputs(self, columns: RowIndices) -> Linear:
         """Return the weight of these inputs, zeros for those of the padding."""
-        return Linear(np.ascontiguousarray(taken(self.weight.T, columns).T), self.bias)
+        return Linear(np.ascontiguousarray(take_rows(self.weight.T, columns).T), self.bias)
 
-    def scaled(self, inputs: Any, outputs: Any = 1.0) -> Linear:
+    def scale_by(self, inputs: Any, outputs: Any = 1.0) -> Linear:
         """Return the product of states times `inputs`, times `outputs`: numbers, or one for each
         output."""
         outputs = np.asarray(outputs, np.float32)
         weight = self.weight * (outputs.reshape(-1, 1) * np.float32(inputs))
         return Linear(weight, None if self.bias is None else self.bias * outputs)
 
-    def joined(self, others: list[Linear]) -> Linear:
+    def concatenate(self, others: list[Linear]) -> Linear:
         """Return the outputs of this one, then those of others."""
         every = [self, *others]
         biases = [np.zeros(len(x.weight)) if x.bias is None else x.bias for x in every]
@@ -119,7 +119,7 @@ class Rope:
 class Attention:
     """The weights and settings with which a layer attends."""
 
-    reads: list[Linear]  # queries, keys and values; queries alone, or keys and values, see below
+    projections: list[Linear]  # queries, keys and values; queries alone, or keys and values, see below
     out: Linear | None  # None: only keys and values are made, for a decoder to read
     heads: int
     key_heads: int
@@ -135,8 +135,8 @@ class Attention:
     slopes: Floats | None = None  # of ALiBi
     rope: int | None = None  # number of its rotary positions; None: it has none
     query_rope: int | None = None  # the same of queries
-    source: bool = False  # whether its keys and values are those of the row's source
-    lender: int | None = None  # layer whose keys and values it reads; None: its own
+    attends_to_source: bool = False  # whether its keys and values are those of the row's source
+    kv_source_layer: int | None = None  # layer whose keys and values it reads; None: its own
     bias: int = 0  # number of the table of biases by distance, from 1 on; 0: none
     gate: Linear | None = None  # its sigmoids multiply what attention gives
     latent: Latent | None = None  # cached in place of keys and values
@@ -155,7 +155,7 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
-class Gated:
+class GatedMLP:
     """down(act(gate) * up), or down(act(up)) without a gate."""
 
     gate: Linear | None
@@ -171,7 +171,7 @@ class Experts:
     is the router's last row."""
 
     router: Linear
-    each: list[Gated]
+    each: list[GatedMLP]
     routing: Routing
     shared_gate: bool
     added: Floats | None = None  # to the scores, for the choice alone
@@ -194,7 +194,7 @@ class RecurrentMixer:
     """A layer's convolution, and the recurrence behind it."""
 
     rule: int
-    reads: list[Linear]
+    projections: list[Linear]
     out: Linear
     heads: int
     width: int  # of a head's values
@@ -212,8 +212,8 @@ class RecurrentMixer:
     gate_first: bool = False
     epsilon: float = 0.0
     beta_scale: float = 1.0
-    least_step: float = 0.0
-    most_step: float = float("inf")
+    min_step: float = 0.0
+    max_step: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +222,14 @@ class DecoderLayer:
 
     norms: tuple[Norm | None, ...]  # before attention, behind it, before the MLP, behind it
     attention: Attention | RecurrentMixer | None  # None: the layer is an MLP alone
-    gated: Gated | None  # None: there is no MLP, or all of them are experts
+    gated: GatedMLP | None  # None: there is no MLP, or all of them are experts
     residual: float = 1.0  # what a part gives is multiplied by this
     factor: float = 1.0  # of all that the layer makes
     parallel: bool = False  # whether both parts read what the layer reads
-    added_first: bool = False  # whether norms behind a part read what it was added to
+    norm_after_add: bool = False  # whether norms behind a part read what it was added to
     experts: Experts | None = None
     input: LayerInput | None = None
-    beside: RecurrentMixer | None = None  # it reads what attention reads, and is added, too
+    parallel_mixer: RecurrentMixer | None = None  # it reads what attention reads, and is added, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,22 +264,22 @@ class Decoder:
     width: int
     layers: list[DecoderLayer]
     positions: Linear | None = None  # learned ones, `[positions, width]`
-    embedded: Norm | None = None  # of what the first layer reads
+    embedding_norm: Norm | None = None  # of what the first layer reads
     norm: Norm | None = None  # of what the head reads
     head: Linear | None = None
-    cap: float = 0.0  # of logits; 0: none
+    logit_cap: float = 0.0  # of logits; 0: none
     scale: float = 1.0  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
-    pairs: PairsEntry | None = None
+    pairs: PairInputs | None = None
     # its vectors of all ids, and the weight they are made of; of a decoder of pairs: None
     embeddings: Tensor | None = None
     embedded_weight: Tensor | None = None
-    tables: list[Floats] = field(default_factory=list)  # biases by distance, `[heads, 2n + 1]`
+    distance_biases: list[Floats] = field(default_factory=list)  # biases by distance, `[heads, 2n + 1]`
     inputs: LayerInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PairsEntry:
+class PairInputs:
     """The inputs of a decoder of pairs: embeddings, of this width, normed, and states, which a
     product makes of a target's; and whether the states that it feeds back are those before its
     last norm."""

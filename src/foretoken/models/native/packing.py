@@ -10,24 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.kernels import library
-from foretoken.models.blocks import Blocks, Floats, found, in_parts
+from foretoken.models.quantized_blocks import QuantizedBlocks, Floats, find_blocks, map_parts
 
-LANES, WEIGHTS = 16, 32  # outputs of a panel; weights of a block along the inputs
-KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int6": 4, "int5": 5, "int4": 6}
-KINDS |= {"code4": 7, "fp4": 8}
-OFFSETS, WIDE, HALVES, SUPER = 1, 2, 4, 8  # forms of integers, as in network.h
+LANES, BLOCK_WEIGHTS = 16, 32  # outputs of a panel; weights of a block along the inputs
+STORAGE_KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int6": 4, "int5": 5, "int4": 6}
+STORAGE_KINDS |= {"code4": 7, "fp4": 8}
+FORM_OFFSETS, FORM_WIDE, FORM_HALVES, FORM_SUPER = 1, 2, 4, 8  # forms of integers, as in network.h
 # The integers that four bits stand for in IQ4_NL and IQ4_XS, and in MXFP4 (E2M1, doubled)
-CODED = {
+CODEBOOKS = {
     "code4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
 }
-SUPER_BLOCK = 256
+SUPER_BLOCK_WEIGHTS = 256
 # What the largest factor of a super-block may be: those that files have come first, then others
 # before those that divide them
-LARGEST = (-128, 63, *range(127, 0, -1))
-SUPER_SAMPLE = 64  # super-blocks of which most must have a common factor
-SAMPLE = 4096  # blocks that tell how many bits most have
-PART = 2**19  # numbers that are packed or rounded at a time, by one thread
+MAX_FACTOR_CANDIDATES = (-128, 63, *range(127, 0, -1))
+NUM_SAMPLE_SUPER_BLOCKS = 64  # super-blocks of which most must have a common factor
+NUM_BIT_SAMPLE_BLOCKS = 4096  # blocks that tell how many bits most have
+NUMBERS_PER_TASK = 2**19  # numbers that are packed or rounded at a time, by one thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Panels:
 def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
     """Pack a weight: in its own blocks if it has some of at most `bits` bits; else rounded to that
     many; without rounding as numbers, of 16 bits if that loses nothing."""
-    blocks = found(weight)
+    blocks = find_blocks(weight)
     if blocks is not None:
         if blocks.bits == 8 and (coded := _pack_codes(blocks, weight.shape)) is not None:
             return coded
         if blocks.bits <= bits:
             return _pack_blocks(blocks, weight.shape)
-    if rounding and weight.shape[1] % WEIGHTS == 0:
+    if rounding and weight.shape[1] % BLOCK_WEIGHTS == 0:
         return _pack_blocks(round_blocks(weight, bits), weight.shape)
     halves = np.ascontiguousarray(weight).view(np.uint16)  # of numbers, the lower one first
     if not halves[:, ::2].any():
@@ -62,26 +62,26 @@ def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
     return pack_floats(weight, "float32")
 
 
-def round_blocks(weight: Floats, bits: int) -> Blocks:
+def round_blocks(weight: Floats, bits: int) -> QuantizedBlocks:
     """Return the nearest weight `[out, in]` of 8 or 4 bits, in blocks."""
-    blocks, name = weight.size // WEIGHTS, library.chosen_set().encode()
-    groups = np.ascontiguousarray(weight).reshape(blocks, WEIGHTS)
+    blocks, name = weight.size // BLOCK_WEIGHTS, library.choose_instruction_set().encode()
+    groups = np.ascontiguousarray(weight).reshape(blocks, BLOCK_WEIGHTS)
     integers, scales = np.empty(groups.shape, np.int8), np.empty((blocks, 1), np.float32)
 
     def round_part(i: int, j: int) -> None:
         if bits == 8:
-            integers[i:j], scales[i:j] = _eight_bits(groups[i:j])
+            integers[i:j], scales[i:j] = _round_to_int8(groups[i:j])
         else:
             arrays = groups[i:j], integers[i:j], scales[i:j]
             first, *made = (each.ctypes.data for each in arrays)
-            library.library().foretoken_round_weights(name, first, j - i, *made)
+            library.load_library().foretoken_round_weights(name, first, j - i, *made)
 
-    in_parts(round_part, blocks, PART // WEIGHTS)
+    map_parts(round_part, blocks, NUMBERS_PER_TASK // BLOCK_WEIGHTS)
     shape = len(weight), -1
-    return Blocks(integers.reshape(*shape, WEIGHTS), scales.reshape(*shape, 1), None)
+    return QuantizedBlocks(integers.reshape(*shape, BLOCK_WEIGHTS), scales.reshape(*shape, 1), None)
 
 
-def _eight_bits(groups: Floats) -> tuple[NDArray[np.int8], Floats]:
+def _round_to_int8(groups: Floats) -> tuple[NDArray[np.int8], Floats]:
     """Round blocks, by scales that float16 has unless these are far from the best."""
     best = np.maximum(groups.max(1, keepdims=True), -groups.min(1, keepdims=True)) / np.float32(127)
     with np.errstate(over="ignore"):
@@ -91,10 +91,10 @@ def _eight_bits(groups: Floats) -> tuple[NDArray[np.int8], Floats]:
     return np.clip(np.rint(inverse), -127, 127).astype(np.int8), scale
 
 
-def _pack_blocks(blocks: Blocks, shape: tuple[int, ...]) -> Panels:
+def _pack_blocks(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels:
     integers, scales, offsets = blocks.integers, blocks.scales, blocks.offsets
     if offsets is None:
-        integers, scales = _reduced(integers, scales)
+        integers, scales = _reduce_integers(integers, scales)
         low, high = int(integers.min()), int(integers.max())
         bits = next(b for b in (4, 5, 6, 8) if -(2 ** (b - 1)) <= low and high < 2 ** (b - 1))
         limits = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
@@ -109,25 +109,25 @@ def _pack_blocks(blocks: Blocks, shape: tuple[int, ...]) -> Panels:
     return _pack_levels(integers, factors, f"int{bits}", limits, shape)
 
 
-def _pack_codes(blocks: Blocks, shape: tuple[int, ...]) -> Panels | None:
+def _pack_codes(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels | None:
     """Pack blocks whose integers four bits stand for; None for others."""
-    if blocks.offsets is None and blocks.integers.max() <= max(CODED["fp4"]):
-        blocks = _without_nines(blocks)
-    for kind, integers in CODED.items() if blocks.offsets is None else ():
+    if blocks.offsets is None and blocks.integers.max() <= max(CODEBOOKS["fp4"]):
+        blocks = _remove_nines(blocks)
+    for kind, integers in CODEBOOKS.items() if blocks.offsets is None else ():
         codes = np.full(256, -1, np.int8)
         codes[np.array(integers[::-1], np.int8).view(np.uint8)] = np.arange(16)[::-1]
-        if (found := _codes(blocks, codes)) is not None:
+        if (found := _encode(blocks, codes)) is not None:
             return _pack_levels(found[0], [found[1]], kind, (0, -1), shape)
     return None
 
 
-def _without_nines(blocks: Blocks) -> Blocks:
+def _remove_nines(blocks: QuantizedBlocks) -> QuantizedBlocks:
     """Return 8, 6, 4, 2 for blocks of 12, 9, 6, 3, of which E2M1 does not have all."""
     integers, scales = blocks.integers, blocks.scales
     nines = (np.abs(integers) == 9).any(-1, keepdims=True)
     less = np.where(nines & (integers % 3 == 0), integers // 3 * 2, integers)
     more = np.where(nines, scales * np.float32(1.5), scales)
-    return Blocks(less, more, None) if (less * more == integers * scales).all() else blocks
+    return QuantizedBlocks(less, more, None) if (less * more == integers * scales).all() else blocks
 
 
 def _pack_levels(
@@ -139,9 +139,9 @@ def _pack_levels(
 ) -> Panels:
     """Pack integers of blocks and their factors, in two levels where those have them."""
     rows = shape[0]
-    if shape[1] % SUPER_BLOCK == 0 and not all(map(is_short, factors)):
+    if shape[1] % SUPER_BLOCK_WEIGHTS == 0 and not all(map(fits_float16, factors)):
         groups = integers.reshape(-1, integers.shape[2])
-        levels = two_levels(groups, [x.reshape(-1) for x in factors], *limits)
+        levels = split_into_two_levels(groups, [x.reshape(-1) for x in factors], *limits)
         if levels is not None:
             two = [x.reshape(rows, -1) for x in levels.factors]
             supers = [x.reshape(rows, -1) for x in levels.supers]
@@ -151,29 +151,29 @@ def _pack_levels(
     )
 
 
-def _reduced(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int8], Floats]:
+def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int8], Floats]:
     """Return the smallest integers of blocks whose integers have a common factor, where these few
     would cost all others more bits."""
     size = integers.shape[-1]
-    some = np.abs(integers.reshape(-1, size)[:: -(-integers.size // (size * SAMPLE))]).max(1)
-    most = next((m for m in (8, 16, 32) if (some > m).mean() < 0.5), 128)
-    if max(int(integers.max()), -int(integers.min())) <= most:
+    some = np.abs(integers.reshape(-1, size)[:: -(-integers.size // (size * NUM_BIT_SAMPLE_BLOCKS))]).max(1)
+    max_integer = next((m for m in (8, 16, 32) if (some > m).mean() < 0.5), 128)
+    if max(int(integers.max()), -int(integers.min())) <= max_integer:
         return integers, scales
-    over = np.abs(integers).max(-1) > most
+    over = np.abs(integers).max(-1) > max_integer
     found, scale = integers[over].astype(np.int16), scales[over]
     factor = np.gcd.reduce(found, axis=1)[:, None]
-    less, more = found // factor, scale * factor.astype(np.float32)
-    if np.abs(less).max() <= most and (less * more == found * scale).all():
+    reduced, larger_scale = found // factor, scale * factor.astype(np.float32)
+    if np.abs(reduced).max() <= max_integer and (reduced * larger_scale == found * scale).all():
         integers, scales = integers.copy(), scales.copy()
-        integers[over], scales[over] = less, more
+        integers[over], scales[over] = reduced, larger_scale
     return integers, scales
 
 
-def _codes(blocks: Blocks, codes: NDArray[np.int8]) -> tuple[Any, Floats] | None:
+def _encode(blocks: QuantizedBlocks, codes: NDArray[np.int8]) -> tuple[Any, Floats] | None:
     """Return the codes of blocks, and their scales; None where an integer has none. codes: of all
     bytes, or -1."""
-    few = Blocks(blocks.integers[:1], blocks.scales[:1], None)  # a row tells of most weights
-    if len(blocks.scales) > 1 and _codes(few, codes) is None:
+    few = QuantizedBlocks(blocks.integers[:1], blocks.scales[:1], None)  # a row tells of most weights
+    if len(blocks.scales) > 1 and _encode(few, codes) is None:
         return None
     zero = blocks.scales == 0
     straight = codes[blocks.integers.view(np.uint8)]
@@ -195,7 +195,7 @@ def pack_floats(weight: NDArray[Any], kind: str) -> Panels:
             rows = weight[g * LANES : (g + 1) * LANES]
             data[g, :, : len(rows)] = rows.T
 
-    in_parts(pack_part, len(data), max(1, PART // (LANES * K)))
+    map_parts(pack_part, len(data), max(1, NUMBERS_PER_TASK // (LANES * K)))
     return Panels(kind, 0, len(data) * LANES, K, data.view(np.uint8).reshape(-1))
 
 
@@ -218,15 +218,15 @@ def pack_integers(
     """
     N, K = integers.shape
     bits = int(kind[-1])
-    blocks = -(-K // WEIGHTS)
+    blocks = -(-K // BLOCK_WEIGHTS)
     halves = 2 if scales.shape[1] > blocks else 1
     factors = [scales] if offsets is None else [scales, offsets]
-    form = (offsets is not None) * OFFSETS + (halves == 2) * HALVES + bool(supers) * SUPER
-    form += (not supers and not all(map(is_short, factors))) * WIDE
-    number: Any = np.int8 if form & SUPER else np.float32 if form & WIDE else np.float16
-    columns = [_by_panels(x.astype(number), blocks * halves, blocks) for x in factors]
-    group = SUPER_BLOCK // WEIGHTS if form & SUPER else blocks
-    heads = [_by_panels(x, blocks // group, blocks // group) for x in supers or []]
+    form = (offsets is not None) * FORM_OFFSETS + (halves == 2) * FORM_HALVES + bool(supers) * FORM_SUPER
+    form += (not supers and not all(map(fits_float16, factors))) * FORM_WIDE
+    number: Any = np.int8 if form & FORM_SUPER else np.float32 if form & FORM_WIDE else np.float16
+    columns = [_arrange_in_panels(x.astype(number), blocks * halves, blocks) for x in factors]
+    group = SUPER_BLOCK_WEIGHTS // BLOCK_WEIGHTS if form & FORM_SUPER else blocks
+    heads = [_arrange_in_panels(x, blocks // group, blocks // group) for x in supers or []]
     head, before = (sum(x.shape[2] for x in some) for some in (heads, columns))
     size = before + {8: 512, 6: 384, 5: 320, 4: 256}[bits]
     data = np.zeros((-(-N // LANES), blocks // group, head + group * size), np.uint8)
@@ -234,10 +234,10 @@ def pack_integers(
     if heads:
         data[:, :, :head] = np.concatenate(heads, 2)
     inner[..., :before] = np.concatenate(columns, 2).reshape(*inner.shape[:3], before)
-    zero = np.uint8(0 if form & OFFSETS or kind in CODED else 2 ** (bits - 1))
+    zero = np.uint8(0 if form & FORM_OFFSETS or kind in CODEBOOKS else 2 ** (bits - 1))
 
     def pack_part(i: int, j: int) -> None:
-        q = np.zeros(((j - i) * LANES, blocks * WEIGHTS), np.uint8)
+        q = np.zeros(((j - i) * LANES, blocks * BLOCK_WEIGHTS), np.uint8)
         rows = integers[i * LANES : j * LANES].astype(np.uint8)
         q[: len(rows), :K] = rows + zero
         # runs of four weights of an output together
@@ -257,17 +257,17 @@ def pack_integers(
                 high = upper[..., c + 4, :] | upper[..., c + 5, :] << 2
                 to[..., at : at + 64] = low | high << 4
 
-    in_parts(pack_part, len(data), max(1, PART // (LANES * K)))
+    map_parts(pack_part, len(data), max(1, NUMBERS_PER_TASK // (LANES * K)))
     return Panels(kind, form, len(data) * LANES, K, data.reshape(-1))
 
 
-def is_short(x: NDArray[Any]) -> bool:
+def fits_float16(x: NDArray[Any]) -> bool:
     """Tell whether float16 holds numbers without rounding."""
     with np.errstate(over="ignore"):
         return bool((x.astype(np.float16) == x).all())
 
 
-def _by_panels(rows: NDArray[Any], columns: int, blocks: int) -> NDArray[np.uint8]:
+def _arrange_in_panels(rows: NDArray[Any], columns: int, blocks: int) -> NDArray[np.uint8]:
     """Return `[N, numbers]`, filled up with zeros, as bytes `[panels, blocks, ..]`."""
     full = np.zeros((-(-len(rows) // LANES) * LANES, columns), rows.dtype)
     full[: len(rows), : rows.shape[1]] = rows
@@ -289,59 +289,59 @@ class TwoLevels(NamedTuple):
     supers: list[NDArray[np.float16]]
 
 
-def two_levels(
+def split_into_two_levels(
     integers: NDArray[np.int8], parts: list[Floats], low: int, high: int
 ) -> TwoLevels | None:
     """Divide scales, and offsets if there are some, `[blocks]` each, of integers `[blocks, size]`,
     which are to stay from `low` to `high`; None where they have no two levels."""
-    blocks = SUPER_BLOCK // integers.shape[1]
-    supers = [common_factor(x.reshape(-1, blocks)) for x in parts]
+    blocks = SUPER_BLOCK_WEIGHTS // integers.shape[1]
+    supers = [find_common_factor(x.reshape(-1, blocks)) for x in parts]
     if any(x is None for x in supers):
         return None
     each = [np.repeat(x, blocks) for x in supers if x is not None]
-    fits = [_divided(x, d)[1] for x, d in zip(parts, each, strict=True)]
+    fits = [_divide(x, d)[1] for x, d in zip(parts, each, strict=True)]
     wrong = np.flatnonzero(~np.logical_and.reduce(fits))
     if wrong.size:
         some = [x[wrong] for x in parts]
-        mended = _mended(integers[wrong], some, [d[wrong] for d in each], low, high)
-        if mended is None:
+        refitted = _refit(integers[wrong], some, [d[wrong] for d in each], low, high)
+        if refitted is None:
             return None
         integers, parts = integers.copy(), [x.copy() for x in parts]
-        for whole, part in zip((integers, *parts), mended, strict=True):
+        for whole, part in zip((integers, *parts), refitted, strict=True):
             whole[wrong] = part
-    factors = [_divided(x, d)[0].astype(np.int8) for x, d in zip(parts, each, strict=True)]
+    factors = [_divide(x, d)[0].astype(np.int8) for x, d in zip(parts, each, strict=True)]
     return TwoLevels(integers, factors, [x.astype(np.float16) for x in supers if x is not None])
 
 
-def common_factor(x: Floats) -> Floats | None:
+def find_common_factor(x: Floats) -> Floats | None:
     """Return a number in float16 for each row of `[n, factors]`, of which most of these are
     multiples by an int8; None where most rows have none."""
-    if len(x) > SUPER_SAMPLE and common_factor(x[:: len(x) // SUPER_SAMPLE][:SUPER_SAMPLE]) is None:
+    if len(x) > NUM_SAMPLE_SUPER_BLOCKS and find_common_factor(x[:: len(x) // NUM_SAMPLE_SUPER_BLOCKS][:NUM_SAMPLE_SUPER_BLOCKS]) is None:
         return None
-    best, most = np.zeros(len(x), np.float32), np.zeros(len(x), np.int64)
+    best, max_count = np.zeros(len(x), np.float32), np.zeros(len(x), np.int64)
     ordered, left = np.argsort(-np.abs(x), axis=1)[:, :2], np.arange(len(x))
-    for place, n in product(range(ordered.shape[1]), LARGEST):
+    for place, n in product(range(ordered.shape[1]), MAX_FACTOR_CANDIDATES):
         part = x[left]
         peak = np.take_along_axis(part, ordered[left, place, None], 1)[:, 0]
         with np.errstate(over="ignore"):
             factor = (peak / np.float32(n)).astype(np.float16).astype(np.float32)
-        count = _divided(part, factor[:, None])[1].sum(1)
-        better = count > most[left]
-        best[left[better]], most[left[better]] = factor[better], count[better]
+        count = _divide(part, factor[:, None])[1].sum(1)
+        better = count > max_count[left]
+        best[left[better]], max_count[left[better]] = factor[better], count[better]
         left = left[count < x.shape[1]]
         if not left.size:
             break
-    return best if (most * 2 > x.shape[1]).mean() >= 0.5 else None
+    return best if (max_count * 2 > x.shape[1]).mean() >= 0.5 else None
 
 
-def _divided(x: Floats, factor: Floats) -> tuple[Any, Any]:
+def _divide(x: Floats, factor: Floats) -> tuple[Any, Any]:
     """Return what x is of a factor, in whole numbers, and whether it is so exactly, in int8."""
     with np.errstate(all="ignore"):
         k = np.rint(np.where(x == 0, 0, x / factor))
         return k, (k * factor == x) & (k >= -128) & (k <= 127) | (x == 0)
 
 
-def _mended(
+def _refit(
     whole: NDArray[np.int8], parts: list[Floats], supers: list[Floats], low: int, high: int
 ) -> list[Any] | None:
     """Return integers, scales and offsets that make the same weights with scales and offsets that
@@ -356,12 +356,12 @@ def _mended(
     made, left = [x.copy() for x in (whole, *parts)], np.arange(len(first))
     shifts = range(low, high + 1) if len(parts) > 1 else [0]
     for times, shift in product(range(1, high - low + 1), shifts):
-        k, scale = integers[left] * times + shift, _nearest(scales[left] / times, supers[0][left])
+        k, scale = integers[left] * times + shift, _round_to_multiples(scales[left] / times, supers[0][left])
         new = [scale]
         if len(parts) > 1:
-            new.append(_nearest(offsets[left] - scale * shift, supers[1][left]))
-        shown = k * scale + (new[1] if len(parts) > 1 else 0)
-        right = ((k >= low) & (k <= high) & (shown.astype(np.float32) == weights[left])).all(1)
+            new.append(_round_to_multiples(offsets[left] - scale * shift, supers[1][left]))
+        weight = k * scale + (new[1] if len(parts) > 1 else 0)
+        right = ((k >= low) & (k <= high) & (weight.astype(np.float32) == weights[left])).all(1)
         for to, x in zip(made, (k, *(x[:, 0] for x in new)), strict=True):
             to[left[right]] = x[right]
         left = left[~right]
@@ -370,7 +370,7 @@ def _mended(
     return None
 
 
-def _nearest(x: Any, factor: Floats) -> Any:
+def _round_to_multiples(x: Any, factor: Floats) -> Any:
     """Return the nearest multiples `[n, 1]` of a factor, by an int8."""
     with np.errstate(all="ignore"):
         k = np.nan_to_num(np.rint(x / factor[:, None]))

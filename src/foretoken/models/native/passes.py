@@ -13,29 +13,29 @@ from torch import Tensor
 
 from foretoken.errors import RefusedError
 from foretoken.kernels.library import ChainRecord, OpenNetwork, PassRecord, SoftmaxRecord
-from foretoken.kernels.tokens import thread_count
+from foretoken.kernels.tokens import count_threads
 from foretoken.models.base import ChainedTokens, TokenChoice
 from foretoken.models.native import description
-from foretoken.models.native.pages import PAGE, PagedRow
-from foretoken.models.native.positions import DistanceBiases, Turns
+from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence
+from foretoken.models.native.position_tables import DistanceBiases, RotaryTable
 from foretoken.models.native.recurrent_states import RecurrentStates, StateLayout
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 
 if TYPE_CHECKING:
     from foretoken.models.native.media import EmbeddedPrompt
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of embeddings, in network.h
-MOST = 256  # tokens of a pass: bounds the memory of its states
+EMBEDDING_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of embeddings, in network.h
+MAX_PASS_TOKENS = 256  # tokens of a pass: bounds the memory of its states
 
 
-class RowPart(NamedTuple):
+class SequencePart(NamedTuple):
     """New tokens of a row, after its first `past` ones."""
 
-    row: PagedRow
+    seq: PagedSequence
     past: int
     tokens: list[int]
     need: int  # of the last ones, whose logits are asked for
-    place: int  # where these are returned: the first of `need` rows
+    output_row: int  # where these are returned: the first of `need` rows
 
 
 class PassResult(NamedTuple):
@@ -44,7 +44,7 @@ class PassResult(NamedTuple):
 
     logits: Tensor
     hidden: Tensor
-    shown: Tensor | None
+    tapped_states: Tensor | None
 
 
 class DraftChain:
@@ -65,8 +65,8 @@ class DraftChain:
         self,
         budget: list[int],
         first: list[int],
-        apart: list[int],
-        rows: list[PagedRow],
+        position_shifts: list[int],
+        seqs: list[PagedSequence],
         Vd: int,
         choice: TokenChoice,
         embeddings: Tensor | None,
@@ -74,32 +74,32 @@ class DraftChain:
         B, G, V = len(budget), max(budget), choice.V
         # where all rows make as many tokens, all of it is written
         make = torch.empty if min(budget) == G else torch.zeros
-        self.made = ChainedTokens(
+        self.result = ChainedTokens(
             make(B, G, dtype=torch.int64),
             make(B, G),
             None if choice.filters is None else (make if V == Vd else torch.zeros)(B, G, V),
             torch.ones(B, G, dtype=torch.float64),
         )
-        record = ChainRecord(B, G, V, 0 if embeddings is None else KINDS[embeddings.dtype])
-        sources = [row.source for row in rows if row.source is not None]
+        record = ChainRecord(B, G, V, 0 if embeddings is None else EMBEDDING_KINDS[embeddings.dtype])
+        sources = [row.source for row in seqs if row.source is not None]
         lengths = [source.length for source in sources] or [0] * B
-        numbers = np.array([budget, first, apart, lengths], np.int32)
-        tables = np.array([row.table for row in [*rows, *sources]], np.uint64)
-        at, record.pages_of = numbers.ctypes.data, tables.ctypes.data
-        record.budget, record.next, record.apart = at, at + 4 * B, at + 8 * B
-        own = [row.states.address for row in rows if row.states is not None]
-        states = np.array(own, np.uint64)
-        if own:
+        numbers = np.array([budget, first, position_shifts, lengths], np.int32)
+        tables = np.array([row.table for row in [*seqs, *sources]], np.uint64)
+        address, record.pages_of = numbers.ctypes.data, tables.ctypes.data
+        record.budget, record.next, record.apart = address, address + 4 * B, address + 8 * B
+        state_addresses = [row.states.address for row in seqs if row.states is not None]
+        states = np.array(state_addresses, np.uint64)
+        if state_addresses:
             record.states_of = states.ctypes.data
         if sources:
-            record.sources_of, record.length_of = tables[B:].ctypes.data, at + 12 * B
+            record.sources_of, record.length_of = tables[B:].ctypes.data, address + 12 * B
         temperature, top_k, top_p, min_p = choice.filters or (1.0, 0, 1.0, 0.0)
         record.choice = SoftmaxRecord(
             1, Vd, 1, 0 if top_k >= Vd else top_k, temperature, min_p, top_p
         )
-        narrow = torch.empty(Vd) if self.made.q is not None and choice.ids is not None else None
+        narrow = torch.empty(Vd) if self.result.q is not None and choice.ids is not None else None
         tensors = {"u": choice.numbers, "ids": choice.ids, "embeddings": embeddings}
-        tensors |= {"narrow": narrow, **self.made._asdict()}
+        tensors |= {"narrow": narrow, **self.result._asdict()}
         for name, tensor in tensors.items():
             setattr(record, name, None if tensor is None else tensor.data_ptr())
         self.record = record
@@ -124,7 +124,7 @@ class NativePasses:
     def __init__(self, folder: Path, facts: dict[str, Any], taps: tuple[int, ...] = ()) -> None:
         self.folder, self.facts, self.taps = folder, facts, taps
         self.layers = list(range(len(facts["layers"])))  # whose keys and values they are
-        self.layout, self.places = description.layout_of(facts)
+        self.layout, self.layer_offsets = description.compute_layout(facts)
         # of each row's recurrences, where there are some
         self.states = StateLayout(facts) if facts["row_numbers"] else None
         if max(taps, default=0) > len(self.layers):
@@ -133,46 +133,46 @@ class NativePasses:
                 "give a draft for this target"
             )
         self._tapped = sorted(set(taps))
-        self._order = [self._tapped.index(tap) for tap in taps]
-        self.memory = np.memmap(folder / description.FILE, np.uint8, "r")
+        self._tap_order = [self._tapped.index(tap) for tap in taps]
+        self.memory = np.memmap(folder / description.WEIGHTS_FILE, np.uint8, "r")
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocabulary"])
         # of the logits, in full panels
         self.columns = int(facts["head"]["outputs"]) if facts["head"] else 0
-        self.turns = [Turns(rope) for rope in facts["ropes"]]
-        self.threads = thread_count()
-        self._turned = 0  # positions up to which the tables are made
-        self.biases = DistanceBiases([self._numbers(**table) for table in facts["biases"]])
-        self._biases = np.zeros(len(facts["biases"]), np.uint64)
-        self._tables = np.zeros(len(self.turns), np.uint64)
-        self._record = PassRecord(tables=len(self.turns), rotary=self._tables.ctypes.data)
-        self._record.biases = self._biases.ctypes.data
-        self.most = 0  # tokens of a pass
-        self.fit(MOST)
+        self.rope_tables = [RotaryTable(rope) for rope in facts["ropes"]]
+        self.threads = count_threads()
+        self._num_positions = 0  # positions up to which the tables are made
+        self.biases = DistanceBiases([self._map_floats(**table) for table in facts["biases"]])
+        self._bias_addresses = np.zeros(len(facts["biases"]), np.uint64)
+        self._rope_addresses = np.zeros(len(self.rope_tables), np.uint64)
+        self._record = PassRecord(tables=len(self.rope_tables), rotary=self._rope_addresses.ctypes.data)
+        self._record.biases = self._bias_addresses.ctypes.data
+        self.max_tokens = 0  # tokens of a pass
+        self.reserve_tokens(MAX_PASS_TOKENS)
         self._buffers = (
             torch.empty(0),
             torch.empty(0),
         )  # logits and states, as the kernels write them
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         # what a decoder of pairs reads of the next tokens, `[tokens, beside + width]`
-        self.given: Tensor | None = None
-        self.embedded: EmbeddedPrompt | None = None  # what else it reads of them
+        self.input_states: Tensor | None = None
+        self.embedded_prompt: EmbeddedPrompt | None = None  # what else it reads of them
 
-    def fit(self, tokens: int) -> None:
+    def reserve_tokens(self, tokens: int) -> None:
         """Make room for passes of so many tokens."""
-        if tokens <= self.most:
+        if tokens <= self.max_tokens:
             return
-        self._open, self.most = None, max(tokens, 2 * self.most)
+        self._opened, self.max_tokens = None, max(tokens, 2 * self.max_tokens)
         # arrays that the record of every pass points to
         names = ("ids", "at", "turn", "row", "need", "place", "source_length")
-        self._inputs = {name: np.zeros(self.most + 1, np.int32) for name in names}
-        self._pages, self._sources, self._states = np.zeros((3, self.most), np.uint64)
+        self._inputs = {name: np.zeros(self.max_tokens + 1, np.int32) for name in names}
+        self._pages, self._sources, self._states = np.zeros((3, self.max_tokens), np.uint64)
         for name, array in self._inputs.items():
             setattr(self._record, name, array.ctypes.data)
         self._record.pages = self._pages.ctypes.data
         self._record.sources = self._sources.ctypes.data
         self._record.states = self._states.ctypes.data if self.states is not None else None
 
-    def _numbers(self, at: int, shape: list[int]) -> NDArray[np.float32]:
+    def _map_floats(self, at: int, shape: list[int]) -> NDArray[np.float32]:
         count = math.prod(shape)
         return self.memory[at : at + 4 * count].view(np.float32).reshape(shape)
 
@@ -183,36 +183,36 @@ class NativePasses:
         others = [self.facts.get(name) for name in ("encoder_network", "crossing")]
         layers = [layer for other in others if other for layer in other["layers"]]
         parts = [part for layer in layers for part in layer.values()]
-        apart = sum(part["bytes"] for part in parts if isinstance(part, dict) and "panels" in part)
+        unread = sum(part["bytes"] for part in parts if isinstance(part, dict) and "panels" in part)
         if table is not None and table["panels"] != head["panels"]:
-            apart += int(table["bytes"])
+            unread += int(table["bytes"])
         if self.facts["inputs"]:
-            apart += int(self.facts["inputs"]["table"]["bytes"])
+            unread += int(self.facts["inputs"]["table"]["bytes"])
         for part in (layer["experts"] for layer in self.facts["layers"]):
             if part is not None:  # a token has some of them
                 own = sum(x["bytes"] for name in ("gate", "up", "down") for x in part[name])
-                apart += own - own * part["chosen"] // part["count"]
-        return len(self.memory), len(self.memory) - apart
+                unread += own - own * part["chosen"] // part["count"]
+        return len(self.memory), len(self.memory) - unread
 
-    def records_of(self, layers: tuple[int, ...]) -> list[int]:
+    def list_layer_records(self, layers: tuple[int, ...]) -> list[int]:
         """Return what runs in these layers of the model: attention to a source is by itself."""
         each = 1 + any(layer["source"] for layer in self.facts["layers"])
         return [each * i + j for i in layers for j in range(each)]
 
-    def encoder(self) -> NativePasses | None:
+    def open_encoder(self) -> NativePasses | None:
         """Return the encoder, whose states are shown; None where there is none."""
         facts = self.facts["encoder_network"]
-        return facts and NativePasses(self.folder, facts, (FINAL,))
+        return facts and NativePasses(self.folder, facts, (FINAL_TAP,))
 
-    def crossing(self) -> NativePasses:
+    def open_cross_kv(self) -> NativePasses:
         """Return the network that makes the keys and values that this decoder reads, of states."""
         made = NativePasses(self.folder, self.facts["crossing"])
         own = [i for i, layer in enumerate(self.facts["layers"]) if layer["source"]]
-        for i, place in zip(own, made.places, strict=True):
-            self.places[i] = place
+        for i, place in zip(own, made.layer_offsets, strict=True):
+            self.layer_offsets[i] = place
         return made
 
-    def over(self, target: NativePasses, layers: list[int]) -> None:
+    def share_pages(self, target: NativePasses, layers: list[int]) -> None:
         """Run these layers alone, on the pages of `target`, whose keys and values they read. Raises
         RefusedError for a layer that reads those of one which is left out."""
         lenders = {self.facts["layers"][i]["lender"] for i in layers} - {None, *layers}
@@ -226,81 +226,81 @@ class NativePasses:
             "halved": target.facts["halved"],
         }
         self.layers, self.layout = layers, target.layout
-        self.places = [target.places[i] for i in layers]
-        self._open = None
+        self.layer_offsets = [target.layer_offsets[i] for i in layers]
+        self._opened = None
 
     def run(
         self,
-        parts: list[RowPart],
-        rows: int,
-        most: int,
+        parts: list[SequencePart],
+        num_rows: int,
+        max_need: int,
         *,
-        shows: bool,
+        return_tapped: bool,
         chain: DraftChain | None = None,
     ) -> PassResult:
         """Run all parts, in passes of at most MOST tokens. rows, most: the first two sizes of the
         logits, whose places outside all parts mean nothing; shows: return states at the taps;
         chain: a draft's tokens, made after the last pass."""
-        logits, hidden = self._outputs(rows, most)
-        passes, tokens = _divided(parts, self.most), sum(len(part.tokens) for part in parts)
-        if self.facts["beside"] and (self.given is None or len(self.given) != tokens):
+        logits, hidden = self._get_output_views(num_rows, max_need)
+        passes, tokens = _split_into_passes(parts, self.max_tokens), sum(len(part.tokens) for part in parts)
+        if self.facts["beside"] and (self.input_states is None or len(self.input_states) != tokens):
             # rows that are measured, or found no more
-            self.given = torch.zeros(tokens, self.facts["beside"] + self.width)
+            self.input_states = torch.zeros(tokens, self.facts["beside"] + self.width)
         try:
-            shown = [self._pass(some, shows=shows) for some in passes[:-1]]
-            shown += [self._pass(some, shows=shows, chain=chain) for some in passes[-1:]]
+            tapped = [self._run_pass(some, return_tapped=return_tapped) for some in passes[:-1]]
+            tapped += [self._run_pass(some, return_tapped=return_tapped, chain=chain) for some in passes[-1:]]
         finally:
-            self.given = self.embedded = None
-        states = [each for each in shown if each is not None]
+            self.input_states = self.embedded_prompt = None
+        states = [each for each in tapped if each is not None]
         states = states if len(states) < 2 else [torch.cat(states)]
         return PassResult(logits, hidden, states[0] if states else None)
 
-    def _outputs(self, rows: int, most: int) -> tuple[Tensor, Tensor]:
+    def _get_output_views(self, num_rows: int, max_need: int) -> tuple[Tensor, Tensor]:
         """Return where logits are written, and what the head reads."""
-        if (rows, most) in self._views:
-            return self._views[rows, most]
-        count = rows * most
+        if (num_rows, max_need) in self._views:
+            return self._views[num_rows, max_need]
+        count = num_rows * max_need
         with torch.inference_mode(False):
             if count * self.columns > self._buffers[0].numel():
                 room = count + count // 2
                 self._views.clear()
                 self._buffers = torch.empty(room * self.columns), torch.empty(room * self.width)
-            logits = self._buffers[0][: count * self.columns].view(rows, most, self.columns)
-            hidden = self._buffers[1][: count * self.width].view(rows, most, self.width)
-            self._views[rows, most] = logits[..., : self.vocab_size], hidden
-        return self._views[rows, most]
+            logits = self._buffers[0][: count * self.columns].view(num_rows, max_need, self.columns)
+            hidden = self._buffers[1][: count * self.width].view(num_rows, max_need, self.width)
+            self._views[num_rows, max_need] = logits[..., : self.vocab_size], hidden
+        return self._views[num_rows, max_need]
 
-    def _pass(
-        self, parts: list[RowPart], *, shows: bool, chain: DraftChain | None = None
+    def _run_pass(
+        self, parts: list[SequencePart], *, return_tapped: bool, chain: DraftChain | None = None
     ) -> Tensor | None:
         ids, at, turn, row, need, place, source_length = self._inputs.values()
         n = needed = 0
-        self.turn_up_to(max(part.past + len(part.tokens) for part in parts))
-        for b, (own, past, tokens, wanted, first) in enumerate(parts):
+        self.reserve_positions(max(part.past + len(part.tokens) for part in parts))
+        for b, (seq, past, tokens, wanted, first) in enumerate(parts):
             count = len(tokens)
-            own.reserve(past, past + count)
-            self._pages[b] = own.table
-            if own.states is not None:
-                self._states[b] = own.states.address
-            if own.source is not None:
-                self._sources[b], source_length[b] = own.source.table, own.source.length
+            seq.reserve(past, past + count)
+            self._pages[b] = seq.table
+            if seq.states is not None:
+                self._states[b] = seq.states.address
+            if seq.source is not None:
+                self._sources[b], source_length[b] = seq.source.table, seq.source.length
             after = n + count
             if count == 1:
                 at[n] = past
             else:
                 at[n:after] = np.arange(past, past + count)
-            if self.given is None or self.embedded is not None:
+            if self.input_states is None or self.embedded_prompt is not None:
                 ids[n:after] = tokens
             turn[n:after] = at[n:after]
-            if apart := self.apart(own):
-                turn[n:after] += apart
+            if shift := self.get_position_shift(seq):
+                turn[n:after] += shift
             for i in range(wanted):
                 need[needed], place[needed] = after - wanted + i, first + i
                 needed += 1
             row[b + 1] = n = after
         # pointers anew in each pass: a Ctrl-C may have come where arrays had moved
         record, states, taps = self._record, None, None
-        if shows:
+        if return_tapped:
             stride = record.tap_stride = len(self._tapped) * self.width
             states = torch.empty(n, stride)
             taps = np.zeros(len(self.layers) + 2, np.uint64)
@@ -309,45 +309,45 @@ class NativePasses:
         record.tokens, record.needed, record.rows = n, needed, len(parts)
         record.taps = None if taps is None else taps.ctypes.data
         record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
-        given, embedded = self.given, self.embedded
+        input_states, embedded_prompt = self.input_states, self.embedded_prompt
         record.ends = record.added = None
-        if embedded is not None:  # of one row, which begins
-            self._place(embedded, n, long=parts[0].row.long)
-        record.given = None if given is None else given.data_ptr()
+        if embedded_prompt is not None:  # of one row, which begins
+            self._set_prompt_inputs(embedded_prompt, n, long=parts[0].seq.long)
+        record.given = None if input_states is None else input_states.data_ptr()
         if chain is None:
-            self._network().run(record)
+            self._open_network().run(record)
         else:
-            beside = None if given is None else torch.empty(chain.record.rows, given.shape[1])
+            beside = None if input_states is None else torch.empty(chain.record.rows, input_states.shape[1])
             arrays = self._pages, self._sources, self._states
             chain.reuse(self._inputs, *arrays, beside)
-            self._network().chain(record, chain.record)
-        self.given = None if given is None else given[n:]
-        if embedded is not None:
-            self.embedded = embedded.behind(n)
+            self._open_network().chain(record, chain.record)
+        self.input_states = None if input_states is None else input_states[n:]
+        if embedded_prompt is not None:
+            self.embedded_prompt = embedded_prompt.drop_first(n)
             self._point_to_tables()
-        if states is None or self._order == list(range(len(self._tapped))):
+        if states is None or self._tap_order == list(range(len(self._tapped))):
             return states
-        return states.view(n, -1, self.width)[:, self._order].reshape(n, -1)
+        return states.view(n, -1, self.width)[:, self._tap_order].reshape(n, -1)
 
-    def apart(self, row: PagedRow) -> int:
+    def get_position_shift(self, seq: PagedSequence) -> int:
         """Return how far a row's places in the rotary tables are from its positions."""
-        return row.shift + (self.turns[0].capacity if row.long else 0)
+        return seq.position_shift + (self.rope_tables[0].capacity if seq.long else 0)
 
-    def _place(self, embedded: EmbeddedPrompt, n: int, *, long: bool) -> None:
+    def _set_prompt_inputs(self, embedded: EmbeddedPrompt, n: int, *, long: bool) -> None:
         """Let the next pass read n tokens of a prompt with media."""
         record, turn = self._record, self._inputs["turn"]
-        self.turn_up_to(int(embedded.positions.max()) + 1)
+        self.reserve_positions(int(embedded.positions.max()) + 1)
         if len(embedded.positions) == 1:
-            turn[:n] = embedded.positions[0, :n] + (self.turns[0].capacity if long else 0)
+            turn[:n] = embedded.positions[0, :n] + (self.rope_tables[0].capacity if long else 0)
         else:
             places = embedded.positions[:, :n]
-            self._extended = [
-                np.concatenate([turns.table[0], turns.rows_of(places, embedded.axes)])
-                for turns in self.turns
+            self._prompt_tables = [
+                np.concatenate([turns.table[0], turns.gather_rows(places, embedded.axes)])
+                for turns in self.rope_tables
             ]
-            for i, table in enumerate(self._extended):
-                self._tables[i] = table.ctypes.data
-            turn[:n] = np.arange(n) + self.turns[0].capacity
+            for i, table in enumerate(self._prompt_tables):
+                self._rope_addresses[i] = table.ctypes.data
+            turn[:n] = np.arange(n) + self.rope_tables[0].capacity
         if embedded.ends is not None:
             self._ends = embedded.ends[:n].astype(np.int32)
             record.ends = self._ends.ctypes.data
@@ -359,55 +359,55 @@ class NativePasses:
 
     def settle(self, states: RecurrentStates, length: int) -> None:
         """Let a row's states stand at its last token, of `length`."""
-        self._network().settle(states.address, length)
+        self._open_network().settle(states.address, length)
 
-    def turn_up_to(self, positions: int) -> None:
+    def reserve_positions(self, positions: int) -> None:
         """Make the rotary positions, and the biases by distance, up to a number of positions."""
-        if positions <= self._turned:
+        if positions <= self._num_positions:
             return
-        for turns in self.turns:
-            turns.reserve(positions)
+        for table in self.rope_tables:
+            table.reserve(positions)
         self._point_to_tables()
         self.biases.reserve(positions)
         for i, table in enumerate(self.biases.tables):
-            self._biases[i] = table.ctypes.data
+            self._bias_addresses[i] = table.ctypes.data
         self._record.bias_reach, self._record.bias_stride = self.biases.reach, 2 * self.biases.reach
-        rooms = [turns.capacity for turns in self.turns]
-        rooms += [self.biases.reach - PAGE] if self.biases.tables else []
-        self._turned = min(rooms, default=positions)
+        capacities = [turns.capacity for turns in self.rope_tables]
+        capacities += [self.biases.reach - PAGE_POSITIONS] if self.biases.tables else []
+        self._num_positions = min(capacities, default=positions)
 
     def _point_to_tables(self) -> None:
-        for i, turns in enumerate(self.turns):
-            self._tables[i] = turns.table.ctypes.data
+        for i, table in enumerate(self.rope_tables):
+            self._rope_addresses[i] = table.table.ctypes.data
 
-    def _network(self) -> OpenNetwork:
-        if self._open is None:
-            record, kept = description.records(
-                self.facts, self.places, self.memory, self.threads, self.most
+    def _open_network(self) -> OpenNetwork:
+        if self._opened is None:
+            record, owned = description.make_network_record(
+                self.facts, self.layer_offsets, self.memory, self.threads, self.max_tokens
             )
-            self._open = OpenNetwork(record, kept)
-        return self._open
+            self._opened = OpenNetwork(record, owned)
+        return self._opened
 
 
-def _divided(parts: list[RowPart], most: int) -> list[list[RowPart]]:
+def _split_into_passes(parts: list[SequencePart], max_tokens: int) -> list[list[SequencePart]]:
     """Return the parts of each pass: at most so many tokens together; a longer part is cut."""
-    if sum(len(part.tokens) for part in parts) <= most:
+    if sum(len(part.tokens) for part in parts) <= max_tokens:
         return [parts] if parts else []
-    passes: list[list[RowPart]] = [[]]
-    room = most
+    passes: list[list[SequencePart]] = [[]]
+    room = max_tokens
     for part in parts:
-        row, past, tokens, need, place = part
+        seq, past, tokens, need, output_row = part
         while tokens:
             if not room:
                 passes.append([])
-                room = most
+                room = max_tokens
             first, tokens = tokens[:room], tokens[room:]
-            here = max(0, need - len(tokens))  # of these tokens, whose logits are asked for
-            passes[-1].append(RowPart(row, past, first, here, place))
-            past, place, need, room = (
+            need_here = max(0, need - len(tokens))  # of these tokens, whose logits are asked for
+            passes[-1].append(SequencePart(seq, past, first, need_here, output_row))
+            past, output_row, need, room = (
                 past + len(first),
-                place + here,
-                need - here,
+                output_row + need_here,
+                need - need_here,
                 room - len(first),
             )
     return passes

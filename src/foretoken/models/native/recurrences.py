@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from foretoken.models.blocks import Floats
+from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.network import (
     CONVOLUTION,
     DELTA,
@@ -21,18 +21,18 @@ from foretoken.models.native.network import (
     Attention,
     Linear,
     RecurrentMixer,
-    Rows,
-    array,
-    padded,
-    taken,
+    RowIndices,
+    to_float_array,
+    pad_head_rows,
+    take_rows,
 )
 from foretoken.models.native.packing import LANES
 
 if TYPE_CHECKING:
-    from foretoken.models.native.reading import NetworkReader
+    from foretoken.models.native.network_reader import NetworkReader
 
-MOST_TAPS = 8  # what a row's ring has room for
-MIXERS = "linear_attn", "conv", "mamba"
+MAX_CONVOLUTION_TAPS = 8  # what a row's ring has room for
+MIXER_NAMES = "linear_attn", "conv", "mamba"
 
 
 def read_recurrence(reader: NetworkReader, part: Any) -> RecurrentMixer:
@@ -41,16 +41,16 @@ def read_recurrence(reader: NetworkReader, part: Any) -> RecurrentMixer:
     weight = convolution.weight
     taps = weight.shape[-1]
     plain = weight.shape[1] == 1 and convolution.stride == convolution.dilation == (1,)
-    reader.require(plain and taps <= MOST_TAPS, "a convolution of another kind")
-    reader.read |= {id(x) for x in convolution.parameters()}
-    filters = array(weight)[:, 0]
-    added = None if convolution.bias is None else array(convolution.bias)
+    reader.require(plain and taps <= MAX_CONVOLUTION_TAPS, "a convolution of another kind")
+    reader.read_weights |= {id(x) for x in convolution.parameters()}
+    filters = to_float_array(weight)[:, 0]
+    added = None if convolution.bias is None else to_float_array(convolution.bias)
     if not hasattr(part, "A_log"):
-        return _convolution(reader, part, filters, added)
-    return (_scan if hasattr(part, "D") else _delta)(reader, part, filters, added)
+        return _read_convolution(reader, part, filters, added)
+    return (_read_scan if hasattr(part, "D") else _read_delta_rule)(reader, part, filters, added)
 
 
-def _convolution(
+def _read_convolution(
     reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
 ) -> RecurrentMixer:
     both, out = reader.linear(part.in_proj), reader.linear(part.out_proj)
@@ -58,7 +58,7 @@ def _convolution(
     fits = len(both.weight) == 3 * channels == 3 * out.weight.shape[1] and channels % LANES == 0
     reader.require(fits, "a convolution of another shape")
     first, gate, second = np.split(np.arange(3 * channels), 3)
-    reads = [both.rows(np.concatenate([first, second, gate]))]
+    reads = [both.select_outputs(np.concatenate([first, second, gate]))]
     width = next(n for n in (64, 32, 16) if channels % n == 0)
     heads = channels // width
     return RecurrentMixer(
@@ -66,43 +66,43 @@ def _convolution(
     )
 
 
-def _delta(
+def _read_delta_rule(
     reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
 ) -> RecurrentMixer:
     key_heads, key_width = part.num_k_heads, part.head_k_dim
     heads, width = part.num_v_heads, part.head_v_dim
     reader.require(part.activation == "silu" and heads % key_heads == 0, "a delta rule otherwise")
-    values, n = padded(heads, width), key_heads * key_width
-    keys = [padded(key_heads, key_width, start) for start in (0, n)]
-    order = np.concatenate([*keys, padded(heads, width, 2 * n)])
+    values, n = pad_head_rows(heads, width), key_heads * key_width
+    keys = [pad_head_rows(key_heads, key_width, start) for start in (0, n)]
+    order = np.concatenate([*keys, pad_head_rows(heads, width, 2 * n)])
     if hasattr(part, "in_proj_qkvz"):
-        reads, steps = _by_key_head(reader, part)
+        reads, steps = _split_by_key_head(reader, part)
     else:
         names = ("in_proj_qkv",) if hasattr(part, "in_proj_qkv") else ("q_proj", "k_proj", "v_proj")
         parts = [reader.linear(getattr(part, name)) for name in names]
         gate = reader.linear(getattr(part, "in_proj_z", getattr(part, "g_proj", None)))
-        reads = [parts[0].joined(parts[1:]), gate]
+        reads = [parts[0].concatenate(parts[1:]), gate]
         named = [getattr(part, f"in_proj_{x}", getattr(part, f"{x}_proj", None)) for x in "ab"]
         steps = [reader.linear(one) for one in named]
     norm: Any = getattr(part, "norm", getattr(part, "o_norm", None))
     out = reader.linear(getattr(part, "out_proj", getattr(part, "o_proj", None)))
-    decay, step_bias = _decays(reader, part)
-    reader.read.add(id(norm.weight))
-    decays, beta = (one.rows(padded(1, heads)) for one in steps)
+    decay, step_bias = _read_decays(reader, part)
+    reader.read_weights.add(id(norm.weight))
+    decays, beta = (one.select_outputs(pad_head_rows(1, heads)) for one in steps)
     return RecurrentMixer(
         DELTA,
-        [reads[0].rows(order), reads[1].rows(values)],
-        out.columns(values),
+        [reads[0].select_outputs(order), reads[1].select_outputs(values)],
+        out.select_inputs(values),
         heads,
         width + -width % LANES,
-        np.ascontiguousarray(taken(filters, order).T),
-        None if bias is None else taken(bias, order),
+        np.ascontiguousarray(take_rows(filters, order).T),
+        None if bias is None else take_rows(bias, order),
         key_heads,
         key_width,
-        decays.joined([beta]),
+        decays.concatenate([beta]),
         decay,
         step_bias,
-        norm=np.tile(np.pad(array(norm.weight), (0, -width % LANES)), heads),
+        norm=np.tile(np.pad(to_float_array(norm.weight), (0, -width % LANES)), heads),
         groups=heads,
         count=width,
         epsilon=norm.variance_epsilon,
@@ -110,7 +110,7 @@ def _delta(
     )
 
 
-def _by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], list[Linear]]:
+def _split_by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], list[Linear]]:
     """Qwen3-Next's products: queries, keys, values and gates of each key head together."""
     key_heads, key_width = part.num_k_heads, part.head_k_dim
     both, group = reader.linear(part.in_proj_qkvz), part.num_v_heads // key_heads
@@ -120,78 +120,78 @@ def _by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], list[L
     q, k, v, z = (x.ravel() for x in np.split(rows, cuts, 1))
     steps = reader.linear(part.in_proj_ba)
     beta, decays = np.split(np.arange(len(steps.weight)).reshape(key_heads, -1), 2, 1)
-    reads = [both.rows(np.concatenate([q, k, v])), both.rows(z)]
-    return reads, [steps.rows(decays.ravel()), steps.rows(beta.ravel())]
+    reads = [both.select_outputs(np.concatenate([q, k, v])), both.select_outputs(z)]
+    return reads, [steps.select_outputs(decays.ravel()), steps.select_outputs(beta.ravel())]
 
 
-def _scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None) -> RecurrentMixer:
+def _read_scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None) -> RecurrentMixer:
     reader.require(hasattr(part, "num_heads"), "a scan without heads")
     heads, width = part.num_heads, part.head_dim
     key_heads, key_width, inner = part.n_groups, part.ssm_state_size, heads * width
     both = reader.linear(part.in_proj)
     if hasattr(part, "mup_vector"):
-        both = both.scaled(part.ssm_in_multiplier, array(part.mup_vector))
+        both = both.scale_by(part.ssm_in_multiplier, to_float_array(part.mup_vector))
     n = key_heads * key_width
     fits = len(both.weight) == 2 * inner + 2 * n + heads and len(filters) == inner + 2 * n
     fits = fits and part.activation == "silu" and heads % key_heads == 0
     reader.require(fits, "a scan of another kind")
-    values = padded(heads, width)
+    values = pad_head_rows(heads, width)
 
-    def mixed(start: int) -> Rows:
+    def order_rows(start: int) -> RowIndices:
         """Return the rows that the convolution reads: values, keys and queries, as they have it."""
-        keys = [padded(key_heads, key_width, start + at) for at in (inner + n, inner)]
-        return np.concatenate([*keys, padded(heads, width, start)])
+        keys = [pad_head_rows(key_heads, key_width, start + at) for at in (inner + n, inner)]
+        return np.concatenate([*keys, pad_head_rows(heads, width, start)])
 
-    order = mixed(0)
+    order = order_rows(0)
     norm: Any = getattr(part, "norm", None)
     norm = None if isinstance(norm, nn.Identity) else norm
     facts: dict[str, Any] = {}
     if norm is not None:
-        reader.read.add(id(norm.weight))
-        own = taken(array(norm.weight), values)
+        reader.read_weights.add(id(norm.weight))
+        own = take_rows(to_float_array(norm.weight), values)
         size = getattr(norm, "group_size", inner)
         reader.require(size % width == 0, "norms of parts of heads")
         facts = {"norm": own, "groups": inner // size, "count": size}
         facts |= {"gate_first": True, "epsilon": norm.variance_epsilon}
-    decay, step_bias = _decays(reader, part)
-    reader.read.add(id(part.D))
-    least, most = part.time_step_limit
+    decay, step_bias = _read_decays(reader, part)
+    reader.read_weights.add(id(part.D))
+    min_step, max_step = part.time_step_limit
     return RecurrentMixer(
         SCAN,
-        [both.rows(mixed(inner)), both.rows(values)],  # gates come first
-        reader.linear(part.out_proj).columns(values),
+        [both.select_outputs(order_rows(inner)), both.select_outputs(values)],  # gates come first
+        reader.linear(part.out_proj).select_inputs(values),
         heads,
         width + -width % LANES,
-        np.ascontiguousarray(taken(filters, order).T),
-        None if bias is None else taken(bias, order),
+        np.ascontiguousarray(take_rows(filters, order).T),
+        None if bias is None else take_rows(bias, order),
         key_heads,
         key_width,
-        both.rows(padded(1, heads, 2 * inner + 2 * n)),
+        both.select_outputs(pad_head_rows(1, heads, 2 * inner + 2 * n)),
         decay,
         step_bias,
-        np.pad(array(part.D), (0, -heads % LANES)),
-        least_step=least,
-        most_step=most,
+        np.pad(to_float_array(part.D), (0, -heads % LANES)),
+        min_step=min_step,
+        max_step=max_step,
         **facts,
     )
 
 
-def _decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
+def _read_decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
     """Return the factors of steps in decays, and what is added to the steps."""
-    reader.read |= {id(part.A_log), id(part.dt_bias)}
+    reader.read_weights |= {id(part.A_log), id(part.dt_bias)}
     padding = (0, -len(part.A_log) % LANES)
-    return np.pad(array(-part.A_log.float().exp()), padding), np.pad(array(part.dt_bias), padding)
+    return np.pad(to_float_array(-part.A_log.float().exp()), padding), np.pad(to_float_array(part.dt_bias), padding)
 
 
-def scaled_attention(layer: Any, part: Attention) -> Attention:
+def scale_attention(layer: Any, part: Attention) -> Attention:
     """Return Falcon-H1's attention, with the factors of what it reads and gives."""
-    q, k, v = part.reads
+    q, k, v = part.projections
     first, own = layer.attention_in_multiplier, layer.self_attn.key_multiplier
-    reads = [q.scaled(first), k.scaled(first, own), v.scaled(first)]
-    out = part.out and part.out.scaled(1.0, layer.attn_out_multiplier)
-    return replace(part, reads=reads, out=out)
+    reads = [q.scale_by(first), k.scale_by(first, own), v.scale_by(first)]
+    out = part.out and part.out.scale_by(1.0, layer.attn_out_multiplier)
+    return replace(part, projections=reads, out=out)
 
 
-def scaled_mixer(layer: Any, part: RecurrentMixer) -> RecurrentMixer:
+def scale_mixer(layer: Any, part: RecurrentMixer) -> RecurrentMixer:
     """Return Falcon-H1's recurrence beside attention, with the factor of what it gives."""
-    return replace(part, out=part.out.scaled(1.0, layer.ssm_out_multiplier))
+    return replace(part, out=part.out.scale_by(1.0, layer.ssm_out_multiplier))

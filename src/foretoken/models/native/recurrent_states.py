@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.models.native.description import HEADER, RING, channels_of, recurrent_layers
+from foretoken.models.native.description import LAYER_HEADER_NUMBERS, RING_TOKENS, count_channels, list_recurrent_layers
 from foretoken.models.native.network import CONVOLUTION
-from foretoken.models.states import check_base
+from foretoken.models.rewindable_states import check_rewind_to_base
 
-NEVER = np.iinfo(np.int64).max  # tokens of a state that means nothing
+NO_STATE_LENGTH = np.iinfo(np.int64).max  # tokens of a state that means nothing
 
 
 class LayerStates(NamedTuple):
@@ -32,54 +32,54 @@ class StateLayout:
         self.numbers: int = facts["row_numbers"]
         self.layers = list[LayerStates]()
         # of each layer, where the tokens of its base stand, in words of 64 bits
-        layers = recurrent_layers(facts["layers"])
+        layers = list_recurrent_layers(facts["layers"])
         self.bases = np.array([layer["recurrence"]["at"] // 2 for layer in layers])
         for layer in layers:
             part = layer["recurrence"]
-            channels, at = channels_of(layer), part["at"] + HEADER
+            channels, at = count_channels(layer), part["at"] + LAYER_HEADER_NUMBERS
             size = layer["heads"] * layer["width"] * part["key_width"]
             size = 0 if part["rule"] == CONVOLUTION else size
-            base = at + RING * channels
+            base = at + RING_TOKENS * channels
             self.layers.append(LayerStates(at, channels, part["taps"], base, size))
 
-    def copied(self, states: RecurrentStates, length: int) -> list[NDArray[np.float32]]:
+    def copy_states(self, states: RecurrentStates, length: int) -> list[NDArray[np.float32]]:
         """Return copies of what follows from a row's first `length` tokens, at which its states
         stand."""
         parts = list[NDArray[np.float32]]()
         for layer in self.layers:
             head = layer.base + layer.size
             parts += [states.numbers[head : head + layer.size].copy()]
-            parts += [self._window(states, layer)[_last(length, layer.taps)]]
+            parts += [self._window(states, layer)[_list_ring_indices(length, layer.taps)]]
         return parts
 
-    def put(self, states: RecurrentStates, length: int, parts: list[NDArray[np.float32]]) -> None:
+    def restore(self, states: RecurrentStates, length: int, parts: list[NDArray[np.float32]]) -> None:
         """Let a fresh row stand where these copies do."""
         for layer, S, window in zip(self.layers, parts[::2], parts[1::2], strict=True):
             states.numbers[layer.base : layer.base + layer.size] = S
-            self._window(states, layer)[_last(length, layer.taps)] = window
-        states.words[self.bases], states.words[self.bases + 1] = length, NEVER
+            self._window(states, layer)[_list_ring_indices(length, layer.taps)] = window
+        states.integers[self.bases], states.integers[self.bases + 1] = length, NO_STATE_LENGTH
 
     def _window(self, states: RecurrentStates, layer: LayerStates) -> NDArray[np.float32]:
-        count = RING * layer.channels
-        return states.numbers[layer.window : layer.window + count].reshape(RING, layer.channels)
+        count = RING_TOKENS * layer.channels
+        return states.numbers[layer.window : layer.window + count].reshape(RING_TOKENS, layer.channels)
 
 
-def _last(length: int, taps: int) -> NDArray[np.int64]:
+def _list_ring_indices(length: int, taps: int) -> NDArray[np.int64]:
     """Return the places in the ring of the tokens that a convolution reads beside the next one."""
-    return np.arange(max(0, length - taps + 1), length) % RING
+    return np.arange(max(0, length - taps + 1), length) % RING_TOKENS
 
 
 class RecurrentStates:
     """The memory of one row."""
 
-    __slots__ = ("address", "bases", "numbers", "words")
+    __slots__ = ("address", "bases", "integers", "numbers")
 
     def __init__(self, numbers: NDArray[np.float32], bases: NDArray[np.int64]) -> None:
         self.numbers, self.address = numbers, numbers.ctypes.data
-        self.words, self.bases = numbers.view(np.int64), bases
+        self.integers, self.bases = numbers.view(np.int64), bases
 
     @classmethod
-    def fresh(cls, layout: StateLayout) -> RecurrentStates:
+    def create(cls, layout: StateLayout) -> RecurrentStates:
         """Return the states of a row without tokens."""
         return cls(np.zeros(layout.numbers, np.float32), layout.bases)
 
@@ -87,6 +87,6 @@ class RecurrentStates:
         """Return the same for another row."""
         return RecurrentStates(self.numbers.copy(), self.bases)
 
-    def check_back(self, b: int, old: int, new: int) -> None:
+    def check_rewind(self, b: int, old: int, new: int) -> None:
         """Raise InputError where row b would go back to before what is kept of it."""
-        check_base(b, old, new, int(self.words[self.bases].max()))
+        check_rewind_to_base(b, old, new, int(self.integers[self.bases].max()))

@@ -138,7 +138,7 @@ class StockAssistant:
         lengths, weight = [self.target.lengths[b] for b in rows], self.network.lm_head.weight
         window = self.network.sliding if kind == SLIDING else max(lengths) + 1
         first = max(0, min(lengths) - window + 1)
-        keys, values = self.target.lent(kind, rows, first)
+        keys, values = self.target.shared_kv(kind, rows, first)
         ends = sent(torch.tensor(lengths), weight.device)[:, None]
         slots = torch.arange(first, max(lengths), device=weight.device)
         seen = (slots < ends) & (slots > ends - window)

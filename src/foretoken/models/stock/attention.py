@@ -38,7 +38,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.utils import output_capturing
 
 from foretoken.errors import RefusedError
-from foretoken.models.rows import BEYOND, CHUNK
+from foretoken.models.row_slots import LONG_ROW_OFFSET, PREFILL_CHUNK_TOKENS
 from foretoken.models.stock.cache import RaggedCache, has_own_attention
 from foretoken.models.stock.positions import RUNNING, HeadHook, Running, count_by_row
 from foretoken.models.stock.recurrences import keep_by_row
@@ -199,7 +199,7 @@ def shifted(cache: RaggedCache, bias: Tensor) -> Tensor:
     if not isinstance(cache.offset, Tensor):
         return bias
     slots = torch.arange(bias.shape[-1], device=bias.device)
-    index = (slots + (cache.longest - cache.offset)[:, None]).clamp(max=bias.shape[-1] - 1)
+    index = (slots + (cache.max_context - cache.offset)[:, None]).clamp(max=bias.shape[-1] - 1)
     index = index[:, None, None].expand(-1, bias.shape[1], bias.shape[2], -1)
     return bias.expand(len(cache.lengths), -1, -1, -1).gather(-1, index)
 
@@ -298,7 +298,7 @@ def switched(model: PreTrainedModel, attention: str | None = None) -> PreTrained
                 _set(part.config, {ATTENTION: kind})
                 part.config = copy.copy(part.config)
                 # MPT cuts its bias from so many slots, and padding may pass the end
-                made["max_seq_len"] = 2 * CHUNK + (getattr(part.config, "max_seq_len", None) or 0)
+                made["max_seq_len"] = 2 * PREFILL_CHUNK_TOKENS + (getattr(part.config, "max_seq_len", None) or 0)
             _set(part.config, made)
             vars(part)[LOOK] = _not_looked
     return copied
@@ -355,10 +355,10 @@ class BothFactors(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        long = position_ids >= BEYOND
+        long = position_ids >= LONG_ROW_OFFSET
         near = position_ids.clamp(max=self.length - 1)
         # one more position, as some families look for the longest themselves
-        far = torch.where(long, position_ids - BEYOND, 0)
+        far = torch.where(long, position_ids - LONG_ROW_OFFSET, 0)
         far = torch.cat([far, torch.full_like(far[:, :1], self.length)], 1)
         short, beyond = self.embed(self.short, x, near), self.embed(self.long, x, far)
         cos, sin = (

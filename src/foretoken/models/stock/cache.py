@@ -19,15 +19,15 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError, kind_of
-from foretoken.models.base import LentKeys
-from foretoken.models.rows import Places, by_place, roomy
-from foretoken.models.shown import Shown
-from foretoken.models.states import Based, Cursor, StateLayer
+from foretoken.models.base import SharedKV
+from foretoken.models.row_slots import RowSlots, order_by_slot, add_spare_rows
+from foretoken.models.hidden_states import HiddenStateStore
+from foretoken.models.rewindable_states import RewindableRows, PendingCursor, RecurrentStateLayer
 from foretoken.models.stock.positions import COUNTED, counts_itself
 from foretoken.transfer import sent
 
 SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
-BUCKET = Places.unit
+BUCKET = RowSlots.unit
 KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
 MASKED = {None, "eager", "sdpa"}  # kinds of attention whose masks we make for a family's own code
 # Layers that keep a state, and those that keep tokens beside it
@@ -52,7 +52,7 @@ class RaggedLayer(DynamicLayer):
     values: Any
     is_sliding = False  # a window is in the mask; all tokens are kept, or a row could not go back
 
-    def fit(self, like: Pair, rows: int, capacity: int, used: int) -> None:
+    def resize(self, like: Pair, rows: int, capacity: int, used: int) -> None:
         """New arrays, shaped like these. The first `used` places stay; others may hold anything, so
         that memory is touched only when a row takes it."""
         k, v = (x.new_empty(rows, x.shape[1], capacity, x.shape[3]) for x in like)
@@ -76,7 +76,7 @@ class RaggedLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class RaggedCache(Based, DynamicCache):
+class RaggedCache(RewindableRows, DynamicCache):
     """Rows with their own lengths. `prepare` before a forward, `advance` behind it. A forward sees
     rows by place; `order` says which they are."""
 
@@ -85,34 +85,34 @@ class RaggedCache(Based, DynamicCache):
         layers: list[Any],
         rows: int,
         device: torch.device,
-        states: dict[int, StateLayer] | None = None,
+        states: dict[int, RecurrentStateLayer] | None = None,
     ) -> None:
         super().__init__()
         self.layer_class_to_replicate = None
         self.layers = layers
         self.states = states or {}  # by layer
-        self.based = [0] * rows  # the length at which each row's states stand
+        self.base_lengths = [0] * rows  # the length at which each row's states stand
         self.at: Any = None  # where a pass puts what its states follow from
         self.asking = -1  # the layer that asked for its state last
         self.calls = 0  # of recurrences, that this layer has run
         self.lengths = [0] * rows
         self.long = [False] * rows  # which are read with the factors of long texts
         self.shift = [0] * rows  # of the positions behind each row's media
-        self.shown = Shown(rows)
-        self.places = list(range(rows))
-        self.order = self.places  # the row in each place, once gaps are closed
+        self.shown = HiddenStateStore(rows)
+        self.slots = list(range(rows))
+        self.order = self.slots  # the row in each place, once gaps are closed
         self.device = device
         # for which there is room; on a CPU, memory that is not touched costs nothing
-        self.rows = roomy(rows) if device.type == "cpu" else rows
+        self.rows = add_spare_rows(rows) if device.type == "cpu" else rows
         self.capacity = 0  # slots
-        self.longest = 0
+        self.max_context = 0
         self.width = 0  # of the running forward's block, padding included
         self.end = 0  # slots that the running forward sees
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
         self.positions = torch.empty(0)  # [B, width]: of new tokens, and the slots they go to
         self.view: Any = None  # the keys handed out last
         self.made: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
-        self.heard: Tensor | None = None  # [B, S], 1 where an encoder's states are a row's own
+        self.shared_encoder_states: Tensor | None = None  # [B, S], 1 where an encoder's states are a row's own
 
     @property
     def decoder(self) -> RaggedCache:
@@ -122,25 +122,25 @@ class RaggedCache(Based, DynamicCache):
     def prepare(self, width: int, counts: list[int] | None = None) -> None:
         """Make room for `width` more tokens in every row and lay out where they go. counts: how
         many of them are a row's own; None: all."""
-        self.close()
+        self.close_gaps()
         lengths = [self.lengths[b] for b in self.order]
-        self.width, self.longest = width, max(lengths)
-        self.end = self.longest + width
+        self.width, self.max_context = width, max(lengths)
+        self.end = self.max_context + width
         self.reserve(len(lengths), self.end)
         self.trim(len(lengths), self.end)
         if self.states:
-            pending = self.settle(self.order, self.lengths, counts or [width] * len(lengths))
-            self.at = Cursor(pending, width, self.device)
-        if min(lengths) == self.longest:
-            self.offset = self.longest
-            new = torch.arange(self.longest, self.end, device=self.device)
+            pending = self.advance_bases(self.order, self.lengths, counts or [width] * len(lengths))
+            self.at = PendingCursor(pending, width, self.device)
+        if min(lengths) == self.max_context:
+            self.offset = self.max_context
+            new = torch.arange(self.max_context, self.end, device=self.device)
             self.positions = new.expand(len(lengths), -1)
         else:
             self.offset = sent(torch.tensor(lengths), self.device)
             self.positions = self.offset[:, None] + torch.arange(width, device=self.device)
             self.row = torch.arange(len(lengths), device=self.device)[:, None]
 
-    def stateful(self) -> list[StateLayer]:
+    def list_state_layers(self) -> list[RecurrentStateLayer]:
         return [layer for layer in self.states.values() if layer.is_initialized]
 
     def advance(self, tokens: list[int]) -> None:
@@ -173,21 +173,21 @@ class RaggedCache(Based, DynamicCache):
         self.shown.select(rows)
         super().select(rows)
 
-    def close(self, lengths: list[int] | None = None) -> None:
-        super().close(lengths)
-        self.order = by_place(self.places)
+    def close_gaps(self, lengths: list[int] | None = None) -> None:
+        super().close_gaps(lengths)
+        self.order = order_by_slot(self.slots)
 
-    def lent(self, layer: int, rows: list[int], first: int) -> LentKeys:
+    def shared_kv(self, layer: int, rows: list[int], first: int) -> SharedKV:
         """Return a layer's slots from `first` up to the longest of these rows. Only rows that do
         not stand in the first places, in their order, are copied."""
-        end, places = max(self.lengths[b] for b in rows), [self.places[b] for b in rows]
+        end, places = max(self.lengths[b] for b in rows), [self.slots[b] for b in rows]
         index = slice(len(places)) if places == list(range(len(places))) else places
-        return LentKeys(*(x[index, :, first:end] for x in self.layers[layer].arrays))
+        return SharedKV(*(x[index, :, first:end] for x in self.layers[layer].arrays))
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a token, in all layers."""
-        ragged = [layer for layer in self.filled() if isinstance(layer, RaggedLayer)]
+        ragged = [layer for layer in self.list_filled_parts() if isinstance(layer, RaggedLayer)]
         arrays = [x for layer in ragged for x in layer.arrays]
         return sum(x.shape[1] * x.shape[3] * x.itemsize for x in arrays)
 
@@ -211,7 +211,7 @@ class RaggedCache(Based, DynamicCache):
         if not isinstance(layer, RaggedLayer):
             return layer.update(*new, *args, **kwargs)
         if not layer.is_initialized:
-            layer.fit(new, self.rows, self.capacity, len(key_states))
+            layer.resize(new, self.rows, self.capacity, len(key_states))
         for x, states in zip(layer.arrays, new, strict=True):
             if isinstance(self.offset, int):
                 x[: len(states), :, self.offset : self.end] = states
@@ -249,7 +249,7 @@ class RaggedCache(Based, DynamicCache):
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
         size, states = kwargs["conv_kernel_size"], self.states[layer_idx]
-        return states.window(str(state_idx), conv_states, size, self.at, self.rows)
+        return states.extend_window(str(state_idx), conv_states, size, self.at, self.rows)
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Keep nothing: a recurrence of ours has. Raises RefusedError where none was run."""
@@ -260,15 +260,15 @@ class RaggedCache(Based, DynamicCache):
             )
         return recurrent_states
 
-    def recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
+    def advance_recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
         """Run the recurrence (`states.advanced`) of the layer that asked for its state last."""
         self.calls += 1
-        return self.states[self.asking].recurrence(q, k, v, g, beta, self.at, self.rows)
+        return self.states[self.asking].advance_recurrence(q, k, v, g, beta, self.at, self.rows)
 
-    def scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
+    def advance_scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
         """Run the next selective scan (`StateLayer.scan`) of that layer."""
         self.calls += 1
-        return self.states[self.asking].scan(q, k, u, t, A, self.calls - 1, self.at, self.rows)
+        return self.states[self.asking].advance_scan(q, k, u, t, A, self.calls - 1, self.at, self.rows)
 
 
 class CrossCache(EncoderDecoderCache):
@@ -299,7 +299,7 @@ class CrossCache(EncoderDecoderCache):
         self.decoder.prepare(width, counts)
         self.cross.prepare(0)
         self.cross.offset = 0
-        for layer in self.cross.filled():
+        for layer in self.cross.list_filled_parts():
             layer.show(len(self.cross.lengths), self.cross.end)
 
     def mask(self) -> Tensor | None:
@@ -351,7 +351,7 @@ def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     names = [type(x).__name__ for x in stock]
     keeping = KEEPS_TOKENS | KEEPS_BOTH
     layers = [RaggedLayer() if n in keeping else x for n, x in zip(names, stock, strict=True)]
-    states = {i: StateLayer() for i, n in enumerate(names) if n in KEEPS_STATE | KEEPS_BOTH}
+    states = {i: RecurrentStateLayer() for i, n in enumerate(names) if n in KEEPS_STATE | KEEPS_BOTH}
     # the stock ones are the encoder's
     for name in ("num_decoder_layers", "decoder_layers", "decoder_num_hidden_layers"):
         if model.config.is_encoder_decoder and getattr(model.config, name, None):

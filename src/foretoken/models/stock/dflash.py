@@ -22,8 +22,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from foretoken.models.base import Capabilities, Part
-from foretoken.models.rows import CHUNK, most_slots, staying
+from foretoken.models.base import Capabilities, Component
+from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, compute_max_positions, list_remaining_rows
 from foretoken.models.stock.cache import BUCKET, RaggedCache, RaggedLayer
 from foretoken.transfer import sent
 
@@ -243,7 +243,7 @@ class BlocksDraft:
     ids: Tensor | None
 
 
-class StockBlocks(Part):
+class StockBlocks(Component):
     """A draft by blocks on torch, in the precision of its network's weights: rows of contexts of
     different lengths."""
 
@@ -278,7 +278,7 @@ class StockBlocks(Part):
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         config: Any = self.config
         pair = 2 * config.num_key_value_heads * config.head_dim * self.bytes
-        return config.num_hidden_layers * pair * most_slots(lengths, BUCKET)
+        return config.num_hidden_layers * pair * compute_max_positions(lengths, BUCKET)
 
     @torch.inference_mode()
     def start(self, rows: int) -> None:
@@ -301,20 +301,20 @@ class StockBlocks(Part):
 
     def leave(self, rows: list[int]) -> None:
         """Drop rows; those behind move up."""
-        self.permute(staying(len(self.lengths), rows))
+        self.permute(list_remaining_rows(len(self.lengths), rows))
 
     @torch.inference_mode()
     def read(self, states: list[Tensor]) -> int:
         """Append the target's states `[n, W]` to the context of each row; return the passes."""
         most = max(map(len, states), default=0)
-        for at in range(0, most, CHUNK):
-            parts = [row[at : at + CHUNK] for row in states]
+        for at in range(0, most, PREFILL_CHUNK_TOKENS):
+            parts = [row[at : at + PREFILL_CHUNK_TOKENS] for row in states]
             counts = [len(part) for part in parts]
             places = zip(self.lengths, counts, strict=True)
             positions = torch.cat([torch.arange(first, first + n) for first, n in places])
             flat = torch.cat([part for part in parts if len(part)])
             self._append(sent(flat, self.device), sent(positions, self.device), counts)
-        return -(-most // CHUNK)
+        return -(-most // PREFILL_CHUNK_TOKENS)
 
     @torch.inference_mode()
     def guess(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
@@ -356,6 +356,6 @@ class StockBlocks(Part):
         masks = full[:, None], windowed[:, None]
         made = self.network(embedded, cache.positions, cache, masks)
         cache.advance([0] * len(embedded))
-        states = made[sent(torch.tensor(cache.places), self.device), skip:]
+        states = made[sent(torch.tensor(cache.slots), self.device), skip:]
         head: Any = self.head
         return states, head(states.to(head.weight.dtype))

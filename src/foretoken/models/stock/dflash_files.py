@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.dflash import (
     BlockForm,
     BlockNetwork,
@@ -72,7 +72,7 @@ def block_config(config: dict[str, Any]) -> BlockConfig:
         )
     taps = tuple(i + (not speculators) for i in ids)
     if not speculators:  # transformers' last states are behind the final norm
-        taps = tuple(FINAL if tap == own.get("num_target_layers") else tap for tap in taps)
+        taps = tuple(FINAL_TAP if tap == own.get("num_target_layers") else tap for tap in taps)
     dspark = deepspec or config.get("speculators_model_type") == "dspark"
     from_anchor = bool(own.get("sample_from_anchor", dspark))
     form = BlockForm(

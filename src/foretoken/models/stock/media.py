@@ -273,7 +273,7 @@ def deviation(model: PreTrainedModel, fresh: Model, media: Media) -> float:
     own = not network.config.is_encoder_decoder or writer(network) is not network
     made = generated(network, text, inputs, NEW, own=own)
     new = made.sequences[0, -NEW:].tolist()
-    fresh.attached = [media]
+    fresh.joining_media = [media]
     fresh.start([prompt[:-1]], [[]] if fresh.encoder_decoder else None)
     first = fresh.score([prompt[-1:]], [1])[0].clone()
     ours = torch.cat([first, fresh.score([new[:-1]], [NEW - 1])[0]])

@@ -22,19 +22,19 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODED, Media
-from foretoken.models.base import Blocks, Capabilities, LentKeys, Model, counts_of
-from foretoken.models.rows import (
-    BEYOND,
-    CHUNK,
+from foretoken.models.base import Blocks, Capabilities, SharedKV, Model, count_block_tokens
+from foretoken.models.row_slots import (
+    LONG_ROW_OFFSET,
+    PREFILL_CHUNK_TOKENS,
     check_lengths,
     check_room,
     check_sources,
-    most_slots,
-    padded,
-    roomy,
+    compute_max_positions,
+    pad_blocks,
+    add_spare_rows,
 )
-from foretoken.models.shown import Known
-from foretoken.models.states import PASS, REWIND, in_parts
+from foretoken.models.hidden_states import HiddenStates
+from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS, run_in_parts
 from foretoken.models.stock.attention import Forward, Needed
 from foretoken.models.stock.cache import (
     BUCKET,
@@ -77,11 +77,11 @@ class TorchModel(Model):
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.whole, self.model = model, writer(model)
-        self.attached: list[Media | None] = []
+        self.joining_media: list[Media | None] = []
         self.needs_media = not reads_ids(model)
         self._objections = Objections(model)
         model = self.model
-        self.device, self.computed = model.device, str(model.dtype).removeprefix("torch.")
+        self.device, self.compute_dtype = model.device, str(model.dtype).removeprefix("torch.")
         self.encoder_decoder = bool(model.config.is_encoder_decoder)
         self.vocab_size = output_rows(model)
         self.context = context_limit(model.config.get_text_config(decoder=True))
@@ -89,7 +89,7 @@ class TorchModel(Model):
             self.source_context = encoder_limit(model)
             self.source_vocab_size = encoder_rows(model)
 
-    def objection(self, media: Media) -> str | None:
+    def find_media_problem(self, media: Media) -> str | None:
         return self._objections.to(media, lambda: type(self)(self.whole))
 
 
@@ -105,10 +105,10 @@ class StockModel(TorchModel):
         self.showing = False
         self.capabilities = replace(self.capabilities, tensors=self.device.type != "cpu")
         if switch_of(model) is not None:
-            self._longest = positions(model.config.get_text_config(decoder=True))
+            self._max_context = positions(model.config.get_text_config(decoder=True))
         self.running = Forward(model)
         self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
-        self.rewind = REWIND if self.cache.decoder.states else None
+        self.max_rewind = MAX_REWIND_TOKENS if self.cache.decoder.states else None
 
     @abstractmethod
     def _empty(self) -> Any:
@@ -126,8 +126,8 @@ class StockModel(TorchModel):
     @torch.inference_mode()
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         slot, cross, states = self._bytes
-        slots = slot * most_slots(lengths, BUCKET) + cross * most_slots(sources, BUCKET)
-        return slots + states * roomy(len(lengths))
+        slots = slot * compute_max_positions(lengths, BUCKET) + cross * compute_max_positions(sources, BUCKET)
+        return slots + states * add_spare_rows(len(lengths))
 
     @cached_property
     def _bytes(self) -> tuple[int, int, int]:
@@ -146,7 +146,7 @@ class StockModel(TorchModel):
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        media, self.attached = self.attached, []
+        media, self.joining_media = self.joining_media, []
         if not prompts:
             return
         if not self.lengths:
@@ -189,17 +189,17 @@ class StockModel(TorchModel):
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
-        self.cache.decoder.check_back(self.lengths, lengths)
+        self.cache.decoder.check_rewind(self.lengths, lengths)
         self.cache.decoder.lengths = list(lengths)
-        self.cache.decoder.shown.cut(lengths)
+        self.cache.decoder.shown.truncate(lengths)
 
     def tap(self, taps: tuple[int, ...]) -> None:
         self.running, self.taps = Forward(self.model, taps=taps), taps
 
-    def show(self, known: Callable[[list[int]], int] | None) -> None:
+    def expose_hidden_states(self, known: Callable[[list[int]], int] | None) -> None:
         self.showing = known is not None and bool(self.taps)
 
-    def shown(self) -> list[Known | None]:
+    def take_hidden_states(self) -> list[HiddenStates | None]:
         return self.cache.decoder.shown.take()
 
     @torch.inference_mode()
@@ -210,17 +210,17 @@ class StockModel(TorchModel):
             self.cache = self._empty()
 
     def _run(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
-        ragged, counts = cache.decoder, counts_of(blocks, need)
-        check_room(ragged.lengths, counts, self.limits(ragged.long))
+        ragged, counts = cache.decoder, count_block_tokens(blocks, need)
+        check_room(ragged.lengths, counts, self.compute_max_lengths(ragged.long))
         if not any(counts):
             return no_logits(self.model, len(counts))
-        if ragged.states and max(counts) > PASS:
+        if ragged.states and max(counts) > MAX_PASS_WIDTH:
             return self._run_in_parts(cache, blocks, need)
-        ids = padded(blocks, self.device)
+        ids = pad_blocks(blocks, self.device)
         cache.prepare(ids.shape[1], counts)
         ids = ragged.placed(ids)
         self.padding = ids.numel() - sum(counts)
-        needed = Needed(counts, need, ragged.places, self.device)
+        needed = Needed(counts, need, ragged.slots, self.device)
         logits = self._forward(cache, counts, needed, self._inputs(ids, cache))
         self._hidden = needed.hidden
         return needed.logits(logits)
@@ -235,7 +235,7 @@ class StockModel(TorchModel):
         with self.running(ragged, needed, noted) as model:
             logits = model(**own).logits
         if noted:
-            states = zip(ragged.places, counts, strict=True)
+            states = zip(ragged.slots, counts, strict=True)
             new = [torch.cat([noted[j][at, :n] for j in self.taps], -1) for at, n in states]
             ragged.shown.add(ragged.lengths, new)
         ragged.advance(counts)
@@ -247,7 +247,7 @@ class StockModel(TorchModel):
         def run(parts: list[list[int]], some: list[int]) -> tuple[Tensor, Tensor]:
             return self._run(cache, parts, some), self.hidden
 
-        made = in_parts(run, blocks, need)
+        made = run_in_parts(run, blocks, need)
         if made is None:
             return no_logits(self.model, len(blocks))
         logits, self._hidden = made
@@ -268,9 +268,9 @@ class CausalModel(StockModel):
         super().__init__(model)
         self.takes_positions = takes_positions(self.model)
 
-    def lent(self, kind: str, rows: list[int], first: int) -> LentKeys:
+    def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
         layer = key_layers(self.model.config.get_text_config(decoder=True))[kind]
-        return self.cache.lent(layer, rows, first)
+        return self.cache.shared_kv(layer, rows, first)
 
     def _empty(self) -> RaggedCache:
         return ragged_cache(self.model, 0)
@@ -278,9 +278,9 @@ class CausalModel(StockModel):
     @torch.inference_mode()
     def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:
         fresh = ragged_cache(self.model, len(prompts))
-        fresh.long = [self._beyond] * len(prompts)
-        for at in range(0, max(map(len, prompts), default=0), CHUNK):
-            self._run(fresh, [p[at : at + CHUNK] for p in prompts], [0] * len(prompts))
+        fresh.long = [self._long_context] * len(prompts)
+        for at in range(0, max(map(len, prompts), default=0), PREFILL_CHUNK_TOKENS):
+            self._run(fresh, [p[at : at + PREFILL_CHUNK_TOKENS] for p in prompts], [0] * len(prompts))
         return fresh
 
     @torch.inference_mode()
@@ -290,24 +290,24 @@ class CausalModel(StockModel):
         again has text behind the prompt, whatever its tokens stand for."""
         ids = media.ids
         n, fresh = len(ids), ragged_cache(self.model, 1)
-        fresh.long = [self._beyond]
-        check_room([0], [max(n, len(prompt))], self.limits([self._beyond]))
+        fresh.long = [self._long_context]
+        check_room([0], [max(n, len(prompt))], self.compute_max_lengths([self._long_context]))
         text = torch.tensor([ids], device=self.device)
         fitted = media.fitted(n, self.model.dtype, self.device)
         with self.running(None) as model:
             inputs = first_pass(model, text, handed_over(self.whole, text, fitted))
             # states follow from a few tokens at a time: their embeddings are made for all
-            whole = not fresh.states or n <= PASS
-            parts = [inputs] if whole else embedded_parts(model, inputs, PASS)
+            whole = not fresh.states or n <= MAX_PASS_WIDTH
+            parts = [inputs] if whole else embedded_parts(model, inputs, MAX_PASS_WIDTH)
         for part in parts:
             self._read_part(fresh, part)
         fresh.shift = [shift_of(inputs.get("position_ids"), n)]
         if len(prompt) > n:
             self._run(fresh, [prompt[n:]], [0])
             return fresh
-        fresh.check_back([n], [len(prompt)])
+        fresh.check_rewind([n], [len(prompt)])
         fresh.lengths = [len(prompt)]
-        fresh.shown.cut([len(prompt)])
+        fresh.shown.truncate([len(prompt)])
         return fresh
 
     def _read_part(self, fresh: RaggedCache, inputs: dict[str, Any]) -> None:
@@ -315,7 +315,7 @@ class CausalModel(StockModel):
         ids = inputs.get("input_ids")
         width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
         fresh.prepare(width, [width])
-        needed = Needed([width], [0], fresh.places, self.device)
+        needed = Needed([width], [0], fresh.slots, self.device)
         self._forward(fresh, [width], needed, inputs)
 
     def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
@@ -325,11 +325,11 @@ class CausalModel(StockModel):
         if any(cache.shift):
             shift = cache.placed(sent(torch.tensor(cache.shift), self.device))
             positions = positions + shift[:, None]
-        if self.longest is not None and cache.longest + cache.width > self.longest:
-            positions = positions.clamp(max=self.longest - 1)  # padding only
+        if self.max_context is not None and cache.max_context + cache.width > self.max_context:
+            positions = positions.clamp(max=self.max_context - 1)  # padding only
         if any(cache.long):
             long = cache.placed(sent(torch.tensor(cache.long), self.device))
-            positions = positions + BEYOND * long[:, None]
+            positions = positions + LONG_ROW_OFFSET * long[:, None]
         return {"input_ids": ids, "position_ids": positions}
 
 
@@ -344,7 +344,7 @@ class Seq2SeqModel(StockModel):
         self.takes_positions = takes_positions(self.model)
         self._heard_width = 1  # of the encoder's states
         self._heard: dict[tuple[int, ...], Tensor] = {}
-        self.heard = self._heard
+        self.shared_encoder_states = self._heard
 
     def _empty(self) -> CrossCache:
         return self._fresh([])
@@ -386,8 +386,8 @@ class Seq2SeqModel(StockModel):
         """The cache, which holds the encoder's states, with all of `prompts`."""
         # The first run makes the encoder's keys and values, so there is one even without a prompt:
         # its token is then taken back.
-        for at in range(0, max(1, *map(len, prompts)), CHUNK):
-            blocks = [p[at : at + CHUNK] or [0] * (at == 0) for p in prompts]
+        for at in range(0, max(1, *map(len, prompts)), PREFILL_CHUNK_TOKENS):
+            blocks = [p[at : at + PREFILL_CHUNK_TOKENS] or [0] * (at == 0) for p in prompts]
             self._run(fresh, blocks, [0] * len(prompts))
         fresh.decoder.lengths = [len(p) for p in prompts]
         if fresh.states is not None:
@@ -403,7 +403,7 @@ class Seq2SeqModel(StockModel):
         start = perf_counter()
         with self.running(None) as model:
             read = model.get_encoder()(
-                input_ids=padded(sources, self.device), attention_mask=mask, return_dict=True
+                input_ids=pad_blocks(sources, self.device), attention_mask=mask, return_dict=True
             )
         self.encoder_seconds += perf_counter() - start
         return read.last_hidden_state
@@ -411,7 +411,7 @@ class Seq2SeqModel(StockModel):
     def _inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
         positions, mask = {"decoder_position_ids": cache.decoder.positions}, cache.mask()
         if self.needs_media:  # masks of what the encoder has read are longer than its states
-            cache.decoder.heard, mask = mask, None
+            cache.decoder.shared_encoder_states, mask = mask, None
         return {
             "decoder_input_ids": ids,
             ENCODED: EncoderOutput(last_hidden_state=self._states(cache)),  # pyright: ignore

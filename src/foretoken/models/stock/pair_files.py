@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.modeling_layers import MtpLayer
 
 from foretoken.errors import RefusedError, one_line
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.pairs import EagleLayer, Join, NormedHead, PairsNetwork
 from foretoken.models.stock.taps import layers_of
 
@@ -408,7 +408,7 @@ def mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> P
     own = {**_fused(named), "head.weight": head[:rows]}
     _load(name, network, own, lambda key: key.removeprefix("first."))
     ids = torch.arange(rows) if rows < len(head) else None
-    return PairsDraft(network, (FINAL,), (), ids, None)
+    return PairsDraft(network, (FINAL_TAP,), (), ids, None)
 
 
 def _mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:

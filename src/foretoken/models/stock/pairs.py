@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from foretoken.models.base import Blocks, PairModel, counts_of
+from foretoken.models.base import Blocks, HiddenStateDraftModel, count_block_tokens
 from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.model import CausalModel, StockModel
 
@@ -160,7 +160,7 @@ class PairsNetwork(PreTrainedModel):
         return given
 
 
-class StockPairs(CausalModel, PairModel):
+class StockPairs(CausalModel, HiddenStateDraftModel):
     """Pairs on torch: a Model, whose blocks are the tokens of pairs; `give` first what
     the network reads of them."""
 
@@ -169,20 +169,20 @@ class StockPairs(CausalModel, PairModel):
         self.takes_positions = True
         self.capabilities = CausalModel.capabilities
         weights = sum(weight.numel() for weight in network.parameters())
-        self.identity = f"pairs of {weights} {network.config.to_json_string()} {self.computed}"
+        self.identity = f"pairs of {weights} {network.config.to_json_string()} {self.compute_dtype}"
         self._pairs: list[Tensor] = []
 
-    def joined(self, states: Tensor) -> Tensor:
+    def project_states(self, states: Tensor) -> Tensor:
         """States of a target at the taps, `[N, W]`, as the network reads them."""
         join = cast(PairsNetwork, self.model).join
         return states if join is None else join(states.to(self.model.dtype))
 
-    def give(self, pairs: Tensor, counts: list[int]) -> None:
+    def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
         """The next `score` reads these, `[sum(counts), width + H]`, row behind row."""
         self._pairs = list(pairs.to(self.model.dtype).split(counts))
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        assert len(self._pairs) == len(counts_of(blocks, need))
+        assert len(self._pairs) == len(count_block_tokens(blocks, need))
         return super().score(blocks, need)
 
     def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:

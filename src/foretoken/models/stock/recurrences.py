@@ -88,7 +88,7 @@ def mamba(
     x, dt, k, q = (_wide(y).transpose(1, 2) for y in (hidden_states, dt, B, C))
     dt = dt if delta_bias is None else dt + _wide(delta_bias)
     dt = F.softplus(dt) if delta_softplus else dt
-    y = RUNNING.get().cache.scan(q, k, x * dt, dt, _wide(A))
+    y = RUNNING.get().cache.advance_scan(q, k, x * dt, dt, _wide(A))
     y = y if D is None else y + x * _wide(D)
     y = y if z is None else y * F.silu(_wide(z).transpose(1, 2))
     return y.transpose(1, 2).to(hidden_states.dtype), y
@@ -124,7 +124,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
-    return RUNNING.get().cache.recurrence(q, k, v, g, beta)
+    return RUNNING.get().cache.advance_recurrence(q, k, v, g, beta)
 
 
 def keep_by_row(model: PreTrainedModel) -> None:

@@ -24,7 +24,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODED, Media
 from foretoken.models.base import Blocks, Capabilities
-from foretoken.models.rows import check_lengths, check_room, check_sources
+from foretoken.models.row_slots import check_lengths, check_room, check_sources
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.cache import INSTEAD, no_writer
 from foretoken.models.stock.media import (
@@ -107,7 +107,7 @@ class RowwiseModel(TorchModel):
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        media, self.attached = self.attached or [None] * len(prompts), []
+        media, self.joining_media = self.joining_media or [None] * len(prompts), []
         if not prompts:
             return
         if self.encoder_decoder and not all(media):

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError, kind_of
 from foretoken.media.inputs import ENCODED, Media
 from foretoken.models.base import Model
-from foretoken.models.rows import staying
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.stock import cache, media
 from foretoken.models.stock.attention import twin
 from foretoken.models.stock.media import encoder_input, made_up, random_states, writer
@@ -234,7 +234,7 @@ class CheckedRows:
         rows = zip(texts, sources, strict=True)
         for long, group in groupby(rows, lambda row: self.is_long(len(row[0]) + 1)):
             some = list(group)
-            self.runner.beyond(long)
+            self.runner.set_long_context(long)
             self.runner.start([t for t, _ in some], self.heard([s for _, s in some]))
         self.texts, self.sources = self.texts + texts, self.sources + sources
 
@@ -245,7 +245,7 @@ class CheckedRows:
         tensors = [torch.tensor([s], device=self.model.device) for s in sources]
         states = [{ENCODED: random_states(self.model, x)} for x in tensors]
         reader: Any = self.runner
-        reader.attached = [Media([], each) for each in states]
+        reader.joining_media = [Media([], each) for each in states]
         return [[] for _ in sources]
 
     def score(self, width: int) -> None:
@@ -267,15 +267,15 @@ class CheckedRows:
 
     def read_again(self, blocks: list[list[int]]) -> None:
         """Rows that these blocks take to where a model reads a text in another way join again."""
-        if self.runner.longest == self.runner.context:
+        if self.runner.max_context == self.runner.context:
             return
         ends = [len(text) + len(block) for text, block in zip(self.texts, blocks, strict=True)]
         rows = enumerate(zip(ends, self.runner.long, blocks, strict=True))
         again = [b for b, (end, long, block) in rows if block and self.is_long(end) != long]
-        order = [*staying(len(self.texts), again), *again]
+        order = [*list_remaining_rows(len(self.texts), again), *again]
         self.runner.leave(again)
         for b in again:
-            self.runner.beyond(self.is_long(ends[b]))
+            self.runner.set_long_context(self.is_long(ends[b]))
             self.runner.start([self.texts[b]])
         self.runner.permute([order.index(b) for b in range(len(order))])
 
@@ -299,7 +299,7 @@ class CheckedRows:
 
     def leave(self, rows: list[int]) -> None:
         self.runner.leave(rows)
-        self._become(staying(len(self.texts), rows))
+        self._become(list_remaining_rows(len(self.texts), rows))
 
     def _become(self, rows: list[int]) -> None:
         self.texts, self.sources = [self.texts[b] for b in rows], [self.sources[b] for b in rows]

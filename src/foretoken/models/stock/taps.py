@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from foretoken.errors import RefusedError
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.positions import RUNNING
 
 if TYPE_CHECKING:  # which takes seconds to import
@@ -35,14 +35,14 @@ def tap(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
     """Let the forwards of a twin note the states at these taps, in the dict `RUNNING` has for them.
     Raises RefusedError where it has no such layers."""
     head = twin.get_output_embeddings()
-    if FINAL in taps:
+    if FINAL_TAP in taps:
         if head is None:
             raise RefusedError(
                 f"{type(twin).__name__} has no output layer whose input could be read; give "
                 "another draft"
             )
-        head.register_forward_pre_hook(_Note(FINAL).args)
-    between = [j for j in taps if j != FINAL]
+        head.register_forward_pre_hook(_Note(FINAL_TAP).args)
+    between = [j for j in taps if j != FINAL_TAP]
     if not between:
         return
     layers: Any = layers_of(twin)

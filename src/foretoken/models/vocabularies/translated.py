@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.models.base import Blocks, Capabilities, Model, Written
-from foretoken.models.prefixes import shared
-from foretoken.models.rows import staying
+from foretoken.models.base import Blocks, Capabilities, Model, TextDraft
+from foretoken.models.prefix_cache import count_shared_tokens
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.vocabularies.translation import Translation, WayOn, ways_on
 from foretoken.models.vocabularies.words import Dictionary
 
@@ -34,7 +34,7 @@ class Following:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._cached: list[list[int]] = []
-        self._rewind = math.inf if model.rewind is None else model.rewind  # tokens
+        self._rewind = math.inf if model.max_rewind is None else model.max_rewind  # tokens
 
     def start(self, texts: list[list[int]]) -> None:
         """Rows join, with these texts read."""
@@ -59,7 +59,7 @@ class Following:
         lengths: list[int] = []
         for b, (text, needed) in enumerate(zip(texts, need, strict=True)):
             end = self._cached[b] if text is None else self._end(text)
-            length = min(shared(self._cached[b], end), len(end) - needed)
+            length = min(count_shared_tokens(self._cached[b], end), len(end) - needed)
             # cut into other tokens, a text may part from what was read before states reach
             lengths.append(length if len(self._cached[b]) - length <= self._rewind else 0)
             blocks.append(end[lengths[b] :])
@@ -72,7 +72,7 @@ class Following:
         self.model.permute(rows)
 
     def leave(self, rows: list[int]) -> None:
-        self._cached = [self._cached[b] for b in staying(len(self._cached), rows)]
+        self._cached = [self._cached[b] for b in list_remaining_rows(len(self._cached), rows)]
         self.model.leave(rows)
 
     def holds(self, text: list[int]) -> int:
@@ -104,14 +104,14 @@ class TranslatedModel(Model):
     length: of those that outgrow its context it reads the end."""
 
     capabilities = Capabilities(text=True, memory=True)
-    singular = True  # without an identity its speed is not known from others'
+    has_own_speed = True  # without an identity its speed is not known from others'
 
     def __init__(
         self, model: Model, dictionary: Dictionary, V: int, by_text: ByText | None = None
     ) -> None:
         self.dictionary, self.vocab_size, self.holds = dictionary, V, (model,)
         self.by_text = ByText() if by_text is None else by_text
-        self.device, self.runtime, self.computed = model.device, model.runtime, model.computed
+        self.device, self.runtime, self.compute_dtype = model.device, model.runtime, model.compute_dtype
         if model.identity is not None:
             self.identity = f"{model.identity} in other words, {self.by_text}"
         self._following = Following(model)
@@ -151,10 +151,10 @@ class TranslatedModel(Model):
         self.padding = self._following.model.padding
         return torch.stack(logits, 1)
 
-    def writes(self, *, greedy: bool) -> bool:
+    def drafts_from_text(self, *, greedy: bool) -> bool:
         return self.by_text.greedy if greedy else self.by_text.sampled
 
-    def write(self, blocks: list[list[int]], counts: list[int]) -> Written:
+    def draft_from_text(self, blocks: list[list[int]], counts: list[int]) -> TextDraft:
         """Do as `Model.write`, with a forward for every token that it writes, counts[b] of them in
         row b."""
         self._following.read(self._extended(blocks, [not n for n in counts]))
@@ -180,7 +180,7 @@ class TranslatedModel(Model):
                 texts[b] = None if complete else text
             calls += 1
         each = zip(self._texts, longer, new, counts, strict=True)
-        return Written([text.guesses(x, more)[:n] for text, more, x, n in each], calls)
+        return TextDraft([text.guesses(x, more)[:n] for text, more, x, n in each], calls)
 
     def covered(self, texts: list[list[int]]) -> list[float]:
         """Return the share of the draft's mass, after each of the texts, on words that both have.
@@ -204,7 +204,7 @@ class TranslatedModel(Model):
         self._following.permute(rows)
 
     def leave(self, rows: list[int]) -> None:
-        self._texts = [self._texts[b] for b in staying(len(self._texts), rows)]
+        self._texts = [self._texts[b] for b in list_remaining_rows(len(self._texts), rows)]
         self._following.leave(rows)
 
     def _extended(

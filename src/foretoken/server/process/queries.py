@@ -81,7 +81,7 @@ def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) ->
         text=tokenizer is not None,
         runtime=spec.target.runtime,
         draft_runtime=spec.drafter.runtime if drafts else None,
-        dtype=spec.target.computed,
+        dtype=spec.target.compute_dtype,
         replies=replies.facts,
         media=_media_kinds(spec),
         transcribes=transcribes(spec),

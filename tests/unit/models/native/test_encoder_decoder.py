@@ -93,8 +93,8 @@ def test_families_are_transformers_on_every_instruction_set(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, made = built(name), list[torch.Tensor]()
-    for instructions in library.instruction_sets():
-        monkeypatch.setenv(library.CHOICE, instructions)
+    for instructions in library.list_instruction_sets():
+        monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
         made.append(scores(converted(model), SOURCES[2], [1, 3, 20]))
     for other in made[1:]:
         assert torch.equal(made[0], other)

@@ -20,7 +20,7 @@ from foretoken.errors import RefusedError
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
-from foretoken.models.native.reading import NetworkReader
+from foretoken.models.native.network_reader import NetworkReader
 from foretoken.models.stock.selfcheck import TOLERANCE, deviation
 from foretoken.models.stock.small_copy import randomize_weights, small_copy
 from tiny_families import EXPERTS, LEARNED, MIXED, ROPE, WINDOWED
@@ -220,7 +220,7 @@ def test_passes_are_the_same_bits(name: str, dtype: str, monkeypatch: pytest.Mon
     sequence = SEQUENCE[: 40 if short else None]
 
     def logits(instructions: str, threads: int, sizes: tuple[int, ...]) -> Any:
-        monkeypatch.setenv(library.CHOICE, instructions)
+        monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
         monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda: threads)
         return piecewise(native(network, dtype), sequence, sizes).view(np.int32)
 
@@ -230,7 +230,7 @@ def test_passes_are_the_same_bits(name: str, dtype: str, monkeypatch: pytest.Mon
         expected = DecoderReference(decoder).forward(sequence)[1:].view(np.int32)
     else:
         expected = logits("portable", 1, (len(sequence),))
-    for instructions in library.instruction_sets():
+    for instructions in library.list_instruction_sets():
         for threads, sizes in ((1, (1,)), (2, (1, 3)), (3, (9, 70, 2))):
             same = logits(instructions, threads, sizes) == expected
             assert same.all(), (instructions, threads, np.argwhere(~same)[:3])

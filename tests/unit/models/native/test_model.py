@@ -23,7 +23,7 @@ from foretoken.models import store
 from foretoken.models.native import pages, passes
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
-from foretoken.models.native.positions import Turns
+from foretoken.models.native.position_tables import RotaryTable
 from interrupts import interrupted
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
@@ -51,7 +51,7 @@ def expected(dtype: str) -> torch.Tensor:
 
 
 def emptied(model: NativeModel) -> NativeModel:
-    model.remember(False)
+    model.set_prefix_caching(False)
     model.permute([])
     return model
 
@@ -83,22 +83,22 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
 
 def test_cached_prefixes_give_way_to_rows(model: NativeModel) -> None:
     """The oldest first, once there are as many pages as were reserved; rows may have more."""
-    model.remember(True)
+    model.set_prefix_caching(True)
     model.reserve(model.memory([96], [0]))  # six pages
     for first in (2, 3, 4):
         model.start([[first] * 40])
         model.leave([0])
-    assert [model.known([first] * 40) for first in (2, 3, 4)] == [0, 40, 40]
+    assert [model.count_cached_tokens([first] * 40) for first in (2, 3, 4)] == [0, 40, 40]
     model.start([[9] * 200])
-    assert model.known([4] * 40) == 0 and model.pool.used == 13
+    assert model.count_cached_tokens([4] * 40) == 0 and model.pool.used == 13
     model.leave([0])
     model.start([[8] * 16])
-    assert model.known([9] * 40) == 0 and model.pool.used == 1
-    model.reserve(pages.MOST_KEPT)
+    assert model.count_cached_tokens([9] * 40) == 0 and model.pool.used == 1
+    model.reserve(pages.DEFAULT_CACHE_BYTES)
 
 
 def test_shared_pages_count_once(model: NativeModel) -> None:
-    model.remember(True)
+    model.set_prefix_caching(True)
     model.start([TEXT[:64], [*TEXT[:64], 5]])
     assert model.pool.used == 5
     model.permute([0, 0, 1])
@@ -112,24 +112,24 @@ def test_shared_pages_count_once(model: NativeModel) -> None:
 def test_memory_of_unused_pages_is_freed(model: NativeModel) -> None:
     """All but some spare pages, slab by slab; what no row has any more is spare again."""
     pool = pages.PagePool(model.pool.layout)
-    rows = [pages.PagedRow(pool) for _ in range(8)]
+    rows = [pages.PagedSequence(pool) for _ in range(8)]
     for row in rows:
-        row.reserve(0, pages.PAGE * pages.SLAB)
-    assert len(pool.slabs) == 8 and not pool.spare
+        row.reserve(0, pages.PAGE_POSITIONS * pages.SLAB_PAGES)
+    assert len(pool.slabs) == 8 and not pool.spare_pages
     for row in rows[1:]:
         row.release()
-    assert pages.SPARE <= len(pool.spare) < pages.SPARE + pages.SLAB
-    assert len(pool.slabs) * pages.SLAB == len(pool.spare) + pool.used
+    assert pages.MIN_SPARE_PAGES <= len(pool.spare_pages) < pages.MIN_SPARE_PAGES + pages.SLAB_PAGES
+    assert len(pool.slabs) * pages.SLAB_PAGES == len(pool.spare_pages) + pool.used
     pool.recount()  # as if rows[0] had been lost
-    assert pool.used == 0 and len(pool.spare) == len(pool.slabs) * pages.SLAB
+    assert pool.used == 0 and len(pool.spare_pages) == len(pool.slabs) * pages.SLAB_PAGES
     addresses = [page.address for slab in pool.slabs for page in slab.pages]
-    assert len(set(addresses)) == len(addresses) and not any(a % pages.LINE for a in addresses)
+    assert len(set(addresses)) == len(addresses) and not any(a % pages.CACHE_LINE_BYTES for a in addresses)
 
 
 def test_layers_of_any_shape_have_places_of_their_own() -> None:
     """No two numbers of a slab lie at one place, whether heads are alike or not."""
     for heads in ([(2, 16), (1, 16)], [(2, 16), (1, 32)]):
-        layout = pages.page_layout(heads)
+        layout = pages.compute_page_layout(heads)
         slab = pages.Slab(layout, np.dtype("float32"))
         first, seen = slab.pages[0].address, set[int]()
         for page in slab.pages:
@@ -137,9 +137,9 @@ def test_layers_of_any_shape_have_places_of_their_own() -> None:
                 for head in range(count):
                     for start in (place.keys, place.keys + place.values):
                         at = (page.address - first) // 4 + start + head * place.step
-                        seen.update(range(at, at + pages.PAGE * width))
-        numbers = sum(2 * pages.PAGE * count * width for count, width in heads)
-        assert seen == set(range(pages.SLAB * numbers))
+                        seen.update(range(at, at + pages.PAGE_POSITIONS * width))
+        numbers = sum(2 * pages.PAGE_POSITIONS * count * width for count, width in heads)
+        assert seen == set(range(pages.SLAB_PAGES * numbers))
 
 
 def test_a_pass_without_memory_leaves_rows_as_they_were(
@@ -154,7 +154,7 @@ def test_a_pass_without_memory_leaves_rows_as_they_were(
         patch.setattr(model.pool, "page", full)
         with pytest.raises(MemoryError):
             model.score([TEXT[40:60], TEXT[60:90]], [1, 1])
-    assert model.lengths == [40, 60] and model.texts == [TEXT[:40], TEXT[:60]]
+    assert model.lengths == [40, 60] and model.token_ids == [TEXT[:40], TEXT[:60]]
     for b in (0, 1):
         require_same(model, b)
 
@@ -197,13 +197,13 @@ def test_invalid_numbers_stay_in_their_row() -> None:
     with torch.no_grad():
         sick.get_input_embeddings().weight[63] = torch.nan
     model = NativeConversion(None, "float32", lambda: sick).model()
-    model.remember(True)
+    model.set_prefix_caching(True)
     model.start([[5] * 40, [*TEXT[:20], 63]])
     logits = model.score([[6], [7]], [1, 1]).clone()
     assert logits[0].isfinite().all() and logits[1].isnan().any()
     model.leave([0, 1])
     model.start([[*TEXT[:20], 6]])  # on the page that holds NaN
-    assert model.recalled == [20] and model.score([[7]], [1]).isfinite().all()
+    assert model.num_cached_tokens == [20] and model.score([[7]], [1]).isfinite().all()
 
 
 @pytest.mark.prove
@@ -219,14 +219,14 @@ def test_a_ctrl_c_anywhere_leaves_rows_that_can_go(model: NativeModel) -> None:
 
     while came:
         nth += 1
-        model.remember(True)
+        model.set_prefix_caching(True)
         came = interrupted(use, nth, WHERE)
         model.leave(list(range(len(model.lengths))))
-        assert model.lengths == model.texts == model.salts == []
+        assert model.lengths == model.token_ids == model.salts == []
         model.start([TEXT[:40]])
         require_same(model, 0)
         model.permute([])
-        model.remember(False)
+        model.set_prefix_caching(False)
         model.permute([])
         assert model.pool.used == 0, f"line {nth}"
     assert nth > 100
@@ -238,8 +238,8 @@ def test_a_folder_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     network().save_pretrained(tmp_path / "model")
     asked: dict[str, Any] = {"runtime": "native", "dtype": "int8"}
     first = foretoken.load(tmp_path / "model", "none", **asked)
-    assert first.target.runtime == "native" and first.target.computed == "int8"
-    (entry,) = store.entries()
+    assert first.target.runtime == "native" and first.target.compute_dtype == "int8"
+    (entry,) = store.list_entries()
     assert entry.dtype == "int8 (native)"
     assert {each.name for each in entry.folder.iterdir()} == {"weights.bin", "facts.json"}
     monkeypatch.setattr("foretoken.models.native.description.describe", None)  # not made again
@@ -262,7 +262,7 @@ def test_a_table_of_rotary_positions_grows_without_a_trace() -> None:
         "growth": None,
         "long": {"frequencies": [0.5, 0], "scale": 2},
     }
-    grown, whole = Turns(rope), Turns(rope)
+    grown, whole = RotaryTable(rope), RotaryTable(rope)
     for n in (1, 1024, 1025, 3000, 9000):
         table = grown.table
         grown.reserve(n)
@@ -283,7 +283,7 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
 ) -> None:
     """The same tokens and distributions, to the bit, in rows of their own numbers of tokens, of
     which one outgrows the draft's context; also of more rows than a pass takes."""
-    monkeypatch.setattr(passes, "MOST", most)
+    monkeypatch.setattr(passes, "MAX_PASS_TOKENS", most)
 
     def model(seed: int, context: int = 128) -> NativeModel:
         return NativeConversion(None, "int8", lambda: tiny.llama(64, context, seed)).model()

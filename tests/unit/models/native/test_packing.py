@@ -19,9 +19,9 @@ from foretoken.errors import RefusedError
 from foretoken.kernels import library, reference
 from foretoken.models.native import description
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.native.packing import KINDS, Panels, pack
-from foretoken.models.native.pages import PagedRow
-from foretoken.models.native.passes import RowPart
+from foretoken.models.native.packing import STORAGE_KINDS, Panels, pack
+from foretoken.models.native.pages import PagedSequence
+from foretoken.models.native.passes import SequencePart
 from tiny import llama
 
 pytestmark = pytest.mark.cpu_only
@@ -57,7 +57,7 @@ PACKED = {
 @pytest.fixture(autouse=True, scope="module")
 def there() -> None:
     try:
-        library.library()
+        library.load_library()
     except RefusedError as error:
         pytest.skip(str(error))
 
@@ -84,7 +84,7 @@ def values(kind: str, seed: int = 0) -> np.ndarray:
 
 def record(panels: Panels) -> tuple[library.WeightRecord, Any]:
     data = np.concatenate([panels.data, SLACK])
-    kind = KINDS[panels.kind]
+    kind = STORAGE_KINDS[panels.kind]
     made = library.WeightRecord(
         kind, panels.outputs, panels.inputs, panels.form, data.ctypes.data, None, None
     )
@@ -96,7 +96,7 @@ def unpacked(panels: Panels, instructions: str) -> np.ndarray:
     weight, _data = record(panels)
     rows = np.zeros((panels.outputs, panels.inputs), np.float32)
     for i, row in enumerate(rows):
-        call = library.library().foretoken_unpack
+        call = library.load_library().foretoken_unpack
         call(instructions.encode(), ctypes.byref(weight), i, ctypes.c_void_p(row.ctypes.data))
     return rows
 
@@ -108,7 +108,7 @@ def multiplied(panels: Panels, x: np.ndarray) -> np.ndarray:
 
 def run_product(weight: library.WeightRecord, x: np.ndarray) -> np.ndarray:
     y = np.zeros((len(x), weight.outputs), np.float32)
-    call, name = library.library().foretoken_product, library.chosen_set().encode()
+    call, name = library.load_library().foretoken_product, library.choose_instruction_set().encode()
     first, last = (ctypes.c_void_p(array.ctypes.data) for array in (x, y))
     call(name, ctypes.byref(weight), first, len(x), last)
     return y
@@ -121,7 +121,7 @@ def test_blocks_of_files_stay_what_they_are(kind: str) -> None:
     panels = pack(weight, 8, rounding=False)
     stored, bits = (WRITTEN[kind] if kind in WRITTEN else PACKED[kind])[:2]
     assert (panels.kind, panels.data.nbytes * 8 / weight.size) == (stored, bits)
-    for name in library.instruction_sets():
+    for name in library.list_instruction_sets():
         assert np.array_equal(unpacked(panels, name), weight)
 
 
@@ -141,12 +141,12 @@ def test_any_weight_packs_to_itself(
         weight[rows // 2, place] = extreme
         weight[rows // 3] = 0
     panels = pack(weight, 8, rounding=False)
-    assert np.array_equal(unpacked(panels, library.chosen_set())[:rows], weight)
+    assert np.array_equal(unpacked(panels, library.choose_instruction_set())[:rows], weight)
 
 
-@pytest.mark.parametrize("name", library.SETS)
+@pytest.mark.parametrize("name", library.INSTRUCTION_SETS)
 def test_four_bits_are_the_reference_s(name: str) -> None:
-    if name not in library.instruction_sets():
+    if name not in library.list_instruction_sets():
         pytest.skip(f"this processor has no {name}")
     random = np.random.default_rng(0)
     groups = random.standard_normal((5000, 32)) * 10.0 ** random.integers(-9, 5, (5000, 1))
@@ -155,7 +155,7 @@ def test_four_bits_are_the_reference_s(name: str) -> None:
     groups[1, 7], groups[2, 3:5], groups[3] = 3, (-2, 2), 1e-40
     integers, scales = np.zeros(groups.shape, np.int8), np.zeros((len(groups), 1), np.float32)
     pointers = [ctypes.c_void_p(x.ctypes.data) for x in (groups, integers, scales)]
-    call, count = library.library().foretoken_round_weights, ctypes.c_int64(len(groups))
+    call, count = library.load_library().foretoken_round_weights, ctypes.c_int64(len(groups))
     call(name.encode(), pointers[0], count, *pointers[1:])
     with np.errstate(over="ignore"):
         expected, short = reference.round_weights(groups)
@@ -168,7 +168,7 @@ def test_other_weights_are_rounded(bits: int) -> None:
     weight[7] *= np.float32(1e-7)  # scales that float16 does not have
     panels = pack(weight[:7], bits)
     assert (panels.kind, panels.form) == (f"int{bits}", 0)
-    made = unpacked(pack(weight, bits), library.chosen_set())[:100]
+    made = unpacked(pack(weight, bits), library.choose_instruction_set())[:100]
     groups, error = weight.reshape(-1, 32), np.abs(made - weight).reshape(-1, 32).max(1)
     if bits == 4:
         k, scale = reference.round_weights(groups)
@@ -197,11 +197,11 @@ def test_a_weight_may_have_parts_of_several_kinds() -> None:
     first, rest = layer["qkv"], layer["qkv"]["rest"]
     assert (first["kind"], rest["kind"], layer["up"]["kind"]) == ("int4", "int6", "int4")
     assert (first["outputs"], rest["outputs"], rest["rest"]) == (1024, 256, None)
-    part = RowPart(PagedRow(model.pool), 0, list(range(40)), 40, 0)
-    made = model.passes.run([part], 1, 40, shows=False).logits[0]
+    part = SequencePart(PagedSequence(model.pool), 0, list(range(40)), 40, 0)
+    made = model.passes.run([part], 1, 40, return_tapped=False).logits[0]
     assert ((made - expected).norm(dim=1) / expected.norm(dim=1)).median() < 0.02
     passes = model.passes
-    record, _kept = description.records(passes.facts, passes.layout.layers, passes.memory, 1, 1)
+    record, _kept = description.make_network_record(passes.facts, passes.layout.layers, passes.memory, 1, 1)
     x = np.random.default_rng(0).standard_normal((3, 512)).astype(np.float32)
     attention: Any = network.model.layers[0].self_attn
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]

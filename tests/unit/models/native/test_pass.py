@@ -15,9 +15,9 @@ from foretoken.kernels import library, reference
 from foretoken.models.native import description, passes
 from foretoken.models.native.network import Linear, Norm
 from foretoken.models.native.packing import round_blocks
-from foretoken.models.native.pages import PagedRow, PagePool
-from foretoken.models.native.passes import NativePasses, RowPart
-from foretoken.models.native.positions import Turns
+from foretoken.models.native.pages import PagedSequence, PagePool
+from foretoken.models.native.passes import NativePasses, SequencePart
+from foretoken.models.native.position_tables import RotaryTable
 
 # the reference takes seconds
 pytestmark = [pytest.mark.cpu_only, pytest.mark.prove, pytest.mark.usefixtures("compiled")]
@@ -92,7 +92,7 @@ class Network(NamedTuple):
 
 def made(kind: Layer, folder: Path) -> Network:
     random = np.random.default_rng(5)
-    bits = description.BITS.get(kind.dtype)
+    bits = description.PRECISION_BITS.get(kind.dtype)
 
     def numbers(*shape: int) -> Any:
         values = random.standard_normal(shape).astype(np.float32) / np.float32(shape[-1] ** 0.5)
@@ -100,7 +100,7 @@ def made(kind: Layer, folder: Path) -> Network:
             values = (values.view(np.uint32) >> 16 << 16).view(np.float32)
         return values
 
-    with (folder / description.FILE).open("wb") as file:
+    with (folder / description.WEIGHTS_FILE).open("wb") as file:
         writer = description.WeightFile(file, kind.dtype)
 
         def linear(out: int, inner: int, bits: int | None = bits) -> tuple[dict[str, Any], Any]:
@@ -111,10 +111,10 @@ def made(kind: Layer, folder: Path) -> Network:
 
             def multiply(x: Any) -> Any:
                 if blocks is None:
-                    y = reference.float_product(weight, x)
+                    y = reference.multiply_floats(weight, x)
                 else:
                     whole = blocks.integers.reshape(weight.shape)
-                    y = reference.integer_product(whole, blocks.scales[..., 0], None, x)
+                    y = reference.multiply_integers(whole, blocks.scales[..., 0], None, x)
                 return y if bias is None else y + bias
 
             return facts, multiply
@@ -138,7 +138,7 @@ def made(kind: Layer, folder: Path) -> Network:
             facts = {"count": kind.experts, "chosen": 2, "normalized": int(kind.normalized)}
             facts |= {"shared_gate": 1, "scale": 1.5, "router": router}
             added = numbers(1, kind.experts)[0] if kind.groups else None
-            facts |= {"sigmoids": int(kind.groups > 0), "added": writer.floats(added)}
+            facts |= {"sigmoids": int(kind.groups > 0), "added": writer.append_floats(added)}
             facts |= {"groups": max(1, kind.groups), "chosen_groups": 2 if kind.groups else 1}
             facts |= {name: [one[name][0] for one in each] for name in shapes}
 
@@ -177,7 +177,7 @@ def made(kind: Layer, folder: Path) -> Network:
 
         def _gated(one: Any, a: Any) -> Any:
             name = ACTIVATIONS[kind.activation]
-            inner = reference.activated(name, one["gate"][1](a), (0, 0, 0)) * one["up"][1](a)
+            inner = reference.activate(name, one["gate"][1](a), (0, 0, 0)) * one["up"][1](a)
             return one["down"][1](inner)
 
         absent = None, lambda x: x
@@ -234,8 +234,8 @@ def made(kind: Layer, folder: Path) -> Network:
                     "scale": 0.2,
                     "softcap": kind.cap,
                     "residual": kind.residual,
-                    "sinks": writer.floats(sinks),
-                    "slopes": writer.floats(slopes),
+                    "sinks": writer.append_floats(sinks),
+                    "slopes": writer.append_floats(slopes),
                     "clip": kind.clip,
                     "factor": 1,
                     "norms": 0,
@@ -257,7 +257,7 @@ def made(kind: Layer, folder: Path) -> Network:
                     "after_input": None,
                 }
             )
-        writer.put(np.zeros(description.SLACK, np.uint8))
+        writer.append(np.zeros(description.PREFETCH_SLACK_BYTES, np.uint8))
     rope = {
         "frequencies": [10000 ** (-2 * i / kind.rotated) for i in range(kind.rotated // 2)],
         "scale": 1,
@@ -323,7 +323,7 @@ def made(kind: Layer, folder: Path) -> Network:
         return y
 
     def forward(tokens: list[int]) -> Any:
-        table_of = Turns(rope)
+        table_of = RotaryTable(rope)
         table_of.reserve(len(tokens))
         turns = table_of.table[0, : len(tokens)]
         x = table[tokens] * np.float32(kind.factors[0])
@@ -344,9 +344,9 @@ def made(kind: Layer, folder: Path) -> Network:
                 a = second(x)
             name = ACTIVATIONS[kind.activation]
             if kind.gated:
-                inner = reference.activated(name, open_gate(a), (0, 0, 0)) * widen(a)
+                inner = reference.activate(name, open_gate(a), (0, 0, 0)) * widen(a)
             else:
-                inner = reference.activated(name, widen(a), (0, 0, 0))
+                inner = reference.activate(name, widen(a), (0, 0, 0))
             if kind.parallel:
                 x = added(x, y, third, normed=kind.after)
             made = narrow(inner)
@@ -363,11 +363,11 @@ def made(kind: Layer, folder: Path) -> Network:
 
 def run(model: NativePasses, pool: PagePool, cuts: list[int], sequence: list[int]) -> Any:
     """The logits of a sequence that is scored in pieces, beside a row of other tokens."""
-    row, other, logits = PagedRow(pool), PagedRow(pool), []
+    row, other, logits = PagedSequence(pool), PagedSequence(pool), []
     for start, end in zip([0, *cuts], [*cuts, len(sequence)], strict=True):
         piece, n = sequence[start:end], end - start
-        more = [RowPart(other, start, piece[::-1], 1, n)]
-        result = model.run([RowPart(row, start, piece, n, 0), *more], n + 1, 1, shows=False)
+        more = [SequencePart(other, start, piece[::-1], 1, n)]
+        result = model.run([SequencePart(row, start, piece, n, 0), *more], n + 1, 1, return_tapped=False)
         logits.append(result.logits.reshape(n + 1, -1)[:n].numpy().copy())
     return np.concatenate(logits)
 
@@ -378,8 +378,8 @@ def test_passes_are_as_defined(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     sequence = np.random.default_rng(0).integers(0, V, 180).tolist()
     expected = network.forward(sequence)
     assert np.isfinite(expected).all()
-    for instructions in library.instruction_sets():
-        monkeypatch.setenv(library.CHOICE, instructions)
+    for instructions in library.list_instruction_sets():
+        monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
         for threads in (1, 2, 3):
             monkeypatch.setattr(passes, "thread_count", lambda count=threads: count)
             model = NativePasses(tmp_path, network.facts)

@@ -35,7 +35,7 @@ def converted(name: str, dtype: str = "float32") -> NativeModel:
 
 
 def emptied(model: NativeModel) -> NativeModel:
-    model.remember(False)
+    model.set_prefix_caching(False)
     model.permute([])
     return model
 
@@ -60,7 +60,7 @@ def test_a_prompt_that_begins_like_others_continues_where_states_are_stored(name
     """At the end of a sequence, and where one has left another: of prompts that come one after
     another and share 70 tokens the third reads these from the cache."""
     model, text = emptied(converted(name)), ids(200, 1)
-    model.remember(True)
+    model.set_prefix_caching(True)
     prompts: list[tuple[list[int], int]] = [
         ([*text[:70], *ids(30, 2)], 0),
         ([*text[:70], *ids(30, 3)], 0),
@@ -71,20 +71,20 @@ def test_a_prompt_that_begins_like_others_continues_where_states_are_stored(name
         ([*text, 5, 6, 7, 9], 203),  # behind what was scored of the one before
     ]
     for prompt, recalled in prompts:
-        assert model.known(prompt) == recalled
+        assert model.count_cached_tokens(prompt) == recalled
         model.start([prompt])
-        assert model.recalled == [recalled]
+        assert model.num_cached_tokens == [recalled]
         made = model.score([[5, 6, 7]], [3])[0].clone()
         model.leave([0])
-        model.remember(False)
+        model.set_prefix_caching(False)
         assert torch.equal(made, expected(model, [*prompt, 5, 6, 7], 3))
-        model.remember(True)
+        model.set_prefix_caching(True)
         for other, _ in prompts[: prompts.index((prompt, recalled)) + 1]:
             model.start([other])
             model.score([[5, 6, 7]], [3])
             model.leave([0])
-    model.remember(False)
-    assert model.known(text) == 0
+    model.set_prefix_caching(False)
+    assert model.count_cached_tokens(text) == 0
 
 
 def test_an_invalid_token_leaves_what_is_before_it_to_others() -> None:
@@ -92,7 +92,7 @@ def test_an_invalid_token_leaves_what_is_before_it_to_others() -> None:
     other.get_input_embeddings().weight.data[60] = torch.nan
     model, text = NativeConversion(None, "float32", lambda: other).model(), ids(40, 1)
     right = expected(model, [*text, 5, 6], 2)
-    model.remember(True)
+    model.set_prefix_caching(True)
     model.start([[*text, 60, 5], text])
     assert model.score([[60], [60, 3]], [1, 1]).isnan().all()
     model.set_lengths([42, 40])  # a draft token that is rejected
@@ -100,7 +100,7 @@ def test_an_invalid_token_leaves_what_is_before_it_to_others() -> None:
     model.leave([0, 1])
     for last, recalled in ((9, 0), (5, 40)):
         model.start([[*text, last]])
-        assert model.recalled == [recalled]
+        assert model.num_cached_tokens == [recalled]
         made = model.score([[6]], [1])[0].clone()
         model.leave([0])
     assert torch.equal(made, right[1:])
@@ -110,7 +110,7 @@ def test_an_invalid_token_leaves_what_is_before_it_to_others() -> None:
 def test_a_ctrl_c_anywhere_leaves_no_wrong_state() -> None:
     model, text = emptied(converted(OFTEN)), ids(120, 1)
     right = expected(model, [*text, 5, 6], 2)
-    model.remember(True)
+    model.set_prefix_caching(True)
 
     def use() -> None:
         model.start([text, text[:50]])

@@ -30,7 +30,7 @@ class Reference:
         self.network, self.config = network, network.config
 
     def multiply(self, part: Any, x: Any) -> Any:
-        return reference.float_product(numbers(part.weight), x)
+        return reference.multiply_floats(numbers(part.weight), x)
 
     def norm(self, part: Any, x: Any) -> Any:
         return reference.normalize(x, numbers(part.weight), None, part.variance_epsilon, False)
@@ -50,7 +50,7 @@ class Reference:
             for h in range(self.config.num_heads):
                 own = None if biases is None else biases[h, t, None]
                 result[t, h] = reference.attention(
-                    q[t, h, None], k[:, h], v[:, h], t, biases=own, whole=whole
+                    q[t, h, None], k[:, h], v[:, h], t, biases=own, attend_to_all=whole
                 )[0]
         return self.multiply(part.o, result.reshape(len(x), -1))
 
@@ -65,7 +65,7 @@ class Reference:
                 a = self.norm(cross[0].layer_norm, x)
                 x = x + self.attend(cross[0].EncDecAttention, a, source, None, whole=True)
             a = self.norm(last.layer_norm, x)
-            inner = reference.activated("relu", self.multiply(last.DenseReluDense.wi, a), (0, 0, 0))
+            inner = reference.activate("relu", self.multiply(last.DenseReluDense.wi, a), (0, 0, 0))
             x = x + self.multiply(last.DenseReluDense.wo, inner)
         return self.norm(stack.final_layer_norm, x)
 
@@ -79,8 +79,8 @@ def test_passes_are_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
     network = tiny.t5(64)
     with torch.inference_mode():
         expected = Reference(network).forward(SOURCE, TEXT)
-    for instructions in library.instruction_sets():
-        monkeypatch.setenv(library.CHOICE, instructions)
+    for instructions in library.list_instruction_sets():
+        monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
         model = NativeConversion(None, "float32", lambda: network).model()
         model.start([[]], [SOURCE])
         made = [model.score([TEXT[a:b]], [b - a])[0].numpy().copy() for a, b in ((0, 9), (9, 40))]

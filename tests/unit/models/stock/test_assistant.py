@@ -89,7 +89,7 @@ def test_a_target_may_share_keys_among_its_layers_or_not(sharing: bool) -> None:
         net(input_ids=torch.tensor([read]), past_key_values=cache)
     for kind, layer in {"sliding_attention": 0, "full_attention": 1}.items():
         kept = cache.layers[layer if sharing else layer + 2]
-        lent = target.lent(kind, [0], LONG + 1 - WINDOW)
+        lent = target.shared_kv(kind, [0], LONG + 1 - WINDOW)
         assert torch.allclose(lent.keys, kept.keys[:, :, 1 - WINDOW :], atol=1e-6)
         assert torch.allclose(lent.values, kept.values[:, :, 1 - WINDOW :], atol=1e-6)
 
@@ -98,7 +98,7 @@ def test_a_target_in_another_precision_lends_its_keys() -> None:
     net = copy.deepcopy(assistants.target(V)).to(torch.bfloat16)
     target = assistants.running(net)
     target.start([text(LONG)])
-    state = target.shown()[0]
+    state = target.take_hidden_states()[0]
     assert state is None  # nobody asked for it
     ours = StockAssistant(assistants.network(V), target)
     ours.begin([0])

@@ -30,7 +30,7 @@ class Pair:
         seen = self.cache.placed(block)
         for layer in (0, 1):
             keys, values = self.cache.update(seen + layer, -seen, layer)
-        assert keys.shape == values.shape == (len(tokens), 2, self.cache.longest + width, 3)
+        assert keys.shape == values.shape == (len(tokens), 2, self.cache.max_context + width, 3)
         self.cache.advance(tokens)
         new = block.transpose(1, 2)
         self.rows = [torch.cat([row, new[b, : tokens[b]]]) for b, row in enumerate(self.rows)]
@@ -40,7 +40,7 @@ class Pair:
         for b, row in enumerate(self.rows):
             for i, layer in enumerate(self.cache.parts()):
                 if len(row):
-                    keys, values = layer.row(self.cache.places[b], len(row))
+                    keys, values = layer.row(self.cache.slots[b], len(row))
                     assert torch.equal(keys.transpose(0, 1), row + i)
                     assert torch.equal(values.transpose(0, 1), -row)
 
@@ -145,10 +145,10 @@ def test_rows_that_stay_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert put == [(5, 2)] * 2 + [(6, 2)] * 2
     leave(1, 3)
     join()
-    assert put[4:] == [(1, 2)] * 2 and pair.cache.places == [0, 2, 4, 5, 6, 1]
+    assert put[4:] == [(1, 2)] * 2 and pair.cache.slots == [0, 2, 4, 5, 6, 1]
     pair.check()
     pair.append([1] * 6)
-    assert put[6:] == [(3, 2)] * 2 and pair.cache.places == [0, 2, 4, 5, 3, 1]
+    assert put[6:] == [(3, 2)] * 2 and pair.cache.slots == [0, 2, 4, 5, 3, 1]
     pair.check()
     pair.cache.select([5, 4, 3, 2, 1, 0])
     pair.rows.reverse()
@@ -168,7 +168,7 @@ def test_nothing_stale_is_left_in_a_place_that_is_taken() -> None:
     pair.cache.select([1, 3])
     pair.cache.join(one.cache)
     pair.cache.prepare(1)  # the last row has moved into the other gap
-    assert sorted(pair.cache.places) == [0, 1, 2]
+    assert sorted(pair.cache.slots) == [0, 1, 2]
     assert all(x[:3].isfinite().all() for layer in pair.cache.parts() for x in layer.arrays)
 
 

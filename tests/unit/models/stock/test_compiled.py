@@ -14,7 +14,7 @@ import torch._dynamo
 import pairs
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.runtimes.place import place
-from foretoken.models.graphs import GraphModel, rehearsed
+from foretoken.models.graphs import GraphModel, rehearse
 from foretoken.models.stock import compiled
 from foretoken.models.stock.compiled import OneLayer
 from foretoken.models.stock.selfcheck import deviation
@@ -78,7 +78,7 @@ def refused(caplog: pytest.LogCaptureFixture, reason: str) -> None:
     """A rehearsal says that layers run as they are, and they do."""
     model = pairs.random("Llama", 0)
     with caplog.at_level(logging.WARNING, "foretoken"):
-        runner = rehearsed(GraphModel(model, compiled=True))
+        runner = rehearse(GraphModel(model, compiled=True))
     assert runner.runtime == "graphs"
     assert f"layers run as they are, not compiled: {reason}" in caplog.text
     assert deviation(model, runner) < 1e-6

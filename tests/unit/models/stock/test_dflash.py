@@ -14,7 +14,7 @@ import tiny
 from blocks import CONFIDENT, DSPARK, LAYERS, ZLAB, draft, pair, speculators, tensors
 from foretoken import SamplingParams
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.dflash import StockBlocks
 from foretoken.models.stock.dflash_files import block_config, blocks
 from foretoken.models.stock.small_copy import randomize_weights
@@ -113,7 +113,7 @@ def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
 def started(config: dict[str, Any], prompts: list[list[int]], network: Any = TARGET):
     """A drafter whose rows have been read up to their last tokens."""
     target, drafter = pair(config, network)
-    target.show(drafter.known)
+    target.expose_hidden_states(drafter.known)
     target.start([prompt[:-1] for prompt in prompts])
     drafter.start(list(range(len(prompts))), prompts, None)
     return target, drafter
@@ -235,7 +235,7 @@ def test_ids_that_a_draft_lacks_are_never_guessed(params):
 def test_layers_are_numbered_as_each_publisher_numbers_them():
     ends = {**ZLAB, "num_target_layers": 3}
     ends["dflash_config"] = {**ZLAB["dflash_config"], "target_layer_ids": [0, 2]}
-    assert block_config(ends).form.taps == (1, FINAL)
+    assert block_config(ends).form.taps == (1, FINAL_TAP)
     assert block_config(DSPARK).form.taps == (0, 1)
     assert block_config(speculators()).form.taps == (1,)
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from census import build
 from foretoken.errors import RefusedError
-from foretoken.models.states import StateLayer
+from foretoken.models.rewindable_states import RecurrentStateLayer
 from foretoken.models.stock import recurrences
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check
@@ -103,7 +103,7 @@ def apart(logits: Tensor, expected: Tensor) -> float:
 
 
 def arrays(model: CausalModel) -> list[tuple[str, Tensor]]:
-    parts = [part for part in model.cache.filled() if isinstance(part, StateLayer)]
+    parts = [part for part in model.cache.list_filled_parts() if isinstance(part, RecurrentStateLayer)]
     return [each for part in parts for each in part.arrays.items()]
 
 

@@ -71,7 +71,7 @@ def test_texts_are_those_of_generate(how: str) -> None:
     """In a ragged batch, on either side of the switch and across it."""
     runtime, draft = how.split(", ")
     spec = load(model(), draft, runtime=runtime)
-    assert spec.target.runtime == runtime and spec.target.longest == LIMIT
+    assert spec.target.runtime == runtime and spec.target.max_context == LIMIT
     for gamma in (0, 4):
         require_stock(spec, model(), gamma)
 
@@ -100,10 +100,10 @@ def test_a_prompt_that_is_read_in_pieces_beside_others() -> None:
 
 def test_what_a_row_may_hold() -> None:
     target = CausalModel(model())
-    assert (target.context, target.longest, switch_of(target.model)) == (N, LIMIT, N)
+    assert (target.context, target.max_context, switch_of(target.model)) == (N, LIMIT, N)
     with pytest.raises(InputError, match=f"would hold {N + 1} tokens, the model {N}"):
         target.start([PROMPTS[4]])
-    target.beyond(True)
+    target.set_long_context(True)
     target.start([PROMPTS[4]])
     assert target.long == [True]
     (text,) = load(model(), "lookup").generate([PROMPTS[0]], max_new_tokens=500, gamma=3)
@@ -181,17 +181,17 @@ def test_long_rows_share_pages_with_long_rows_alone() -> None:
     """Keys of the same tokens are others there, whatever salt somebody has thought of."""
     target: Any = load(model(max_position_embeddings=4 * N), "lookup", runtime="native").target
     text = (PROMPTS[-1] * 2)[: N - 1]
-    target.remember(True)
+    target.set_prefix_caching(True)
     target.start([text])
     target.leave([0])
-    assert target.known(text) == len(text)
-    target.beyond(True)
-    assert target.known(text) == 0
+    assert target.count_cached_tokens(text) == len(text)
+    target.set_long_context(True)
+    assert target.count_cached_tokens(text) == 0
     target.start([text])
     target.leave([0])
-    assert target.known(text) == len(text)
+    assert target.count_cached_tokens(text) == len(text)
     for salt in ("long", "\0long", "('', 'long')"):
-        target.beyond(False)
-        target.salted(salt)
-        assert target.known(text) == 0
-    target.remember(False)
+        target.set_long_context(False)
+        target.set_salt(salt)
+        assert target.count_cached_tokens(text) == 0
+    target.set_prefix_caching(False)

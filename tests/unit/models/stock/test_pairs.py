@@ -24,7 +24,7 @@ import tiny
 from foretoken import Engine, Speculator
 from foretoken.drafters import pairs as drafting
 from foretoken.errors import RefusedError
-from foretoken.models.shown import FINAL
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
 from foretoken.models.stock.sizes import context_limit
 from foretoken.models.stock.small_copy import randomize_weights
@@ -174,7 +174,7 @@ def test_a_text_that_drafts_nothing_is_read_meanwhile() -> None:
     file = EAGLES["some tokens"]
     drafter = pairs_drafter(TARGET, file.read(TARGET))
     target, text = drafter.target, [5, 17, 33]
-    target.show(drafter.known)
+    target.expose_hidden_states(drafter.known)
     target.start([text[:-1]])
     drafter.start([0], [text], None)
     draw = Draw([RowKey(0, 0)], [3], [SamplingParams(temperature=1.0)])
@@ -262,7 +262,7 @@ class LayerLaw:
 
     @torch.no_grad()
     def __call__(self, text: list[int], guesses: list[int]) -> Tensor:
-        states, tokens, made = states_of(self.network, text[:-1], (FINAL,)), text[1:], []
+        states, tokens, made = states_of(self.network, text[:-1], (FINAL_TAP,)), text[1:], []
         head: Any = self.network.get_output_embeddings()
         for guess in guesses:
             out = self.forward(states, tokens)
@@ -293,7 +293,7 @@ def test_a_layer_among_the_target_s_is_transformers_own(name: str) -> None:
     network = pairs.lively(type(made), made.config)
     layer = mtp_layer(network)
     draft = mtp_draft(network, filed(layer, str(network.config.num_hidden_layers)))
-    assert draft.taps == (FINAL,) and draft.ids is None
+    assert draft.taps == (FINAL_TAP,) and draft.ids is None
     require_course(pairs_drafter(network, draft), transformers_own(network, layer), 1e-5)
 
 

@@ -42,7 +42,7 @@ def keeps_stale_lengths(self, lengths):
 
 
 def forgets_to_permute(self, rows):
-    self.lengths, self.places = [self.lengths[b] for b in rows], list(range(len(rows)))
+    self.lengths, self.slots = [self.lengths[b] for b in rows], list(range(len(rows)))
 
 
 def stays_empty(self, place, row):
@@ -63,7 +63,7 @@ PLANTED = {
         "Llama", CausalModel, "set_lengths", keeps_stale_lengths,
     ),
     "masks of the longest row": (
-        "Llama", RaggedCache, "get_query_offset", lambda self, layer_idx=0: self.longest,
+        "Llama", RaggedCache, "get_query_offset", lambda self, layer_idx=0: self.max_context,
     ),
     "rows that change places by length only": ("Llama", RaggedCache, "select", forgets_to_permute),
     "content lost in growth": ("Llama", RaggedLayer, "fit", grows_empty),

@@ -13,8 +13,8 @@ from torch import Tensor
 import census
 import foretoken
 from foretoken.errors import RefusedError
-from foretoken.models import states
-from foretoken.models.states import PASS, REWIND, StateLayer
+from foretoken.models import rewindable_states
+from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS, RecurrentStateLayer
 from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import on_torch
@@ -68,7 +68,7 @@ class Texts:
         self.worst = 0.0
 
     def empty(self, rows: int) -> RaggedCache:
-        return RaggedCache([], rows, CPU, {0: StateLayer()})
+        return RaggedCache([], rows, CPU, {0: RecurrentStateLayer()})
 
     def draw(self, n: int) -> list[Token]:
         return [Token(self.kind, self.dice) for _ in range(n)]
@@ -86,10 +86,10 @@ class Texts:
         if "scan" in self.kind:
             t = self.stacked(padded, "t")
             each = zip(*(x.unbind(1) for x in (q, k, v, t)), strict=True)
-            out = torch.stack([cache.scan(*inputs, A.to(self.dtype)) for inputs in each], 1)
+            out = torch.stack([cache.advance_scan(*inputs, A.to(self.dtype)) for inputs in each], 1)
         else:
             beta = self.stacked(padded, "beta") if "delta" in self.kind else None
-            out = cache.recurrence(q, k, v, g, beta)
+            out = cache.advance_recurrence(q, k, v, g, beta)
         seen = cache.update_conv_state(x, 0, conv_kernel_size=K)
         for place, b in enumerate(cache.order):
             for at, token in enumerate(blocks[b]):
@@ -111,8 +111,8 @@ class Texts:
 
     def join(self, lengths: list[int]) -> None:
         fresh, rows = self.empty(len(lengths)), [list[Read]() for _ in lengths]
-        for at in range(0, max(lengths), PASS):
-            part = [self.draw(min(PASS, max(0, n - at))) for n in lengths]
+        for at in range(0, max(lengths), MAX_PASS_WIDTH):
+            part = [self.draw(min(MAX_PASS_WIDTH, max(0, n - at))) for n in lengths]
             self.score(fresh, rows, part)
         if self.rows:
             self.cache.join(fresh)
@@ -124,7 +124,7 @@ class Texts:
         """A pass or several, and back over some of them; or rows come, go, move or repeat."""
         act = self.dice.choice(["pass", "pass", "pass", "drafts", "join", "leave", "move", "again"])
         if not self.rows or (act == "join" and len(self.rows) < 5):
-            return self.join([self.dice.choice([0, 1, 2, K - 1, 9, PASS, 150]) for _ in range(2)])
+            return self.join([self.dice.choice([0, 1, 2, K - 1, 9, MAX_PASS_WIDTH, 150]) for _ in range(2)])
         if act in ("leave", "move"):
             some = self.dice.sample(
                 range(len(self.rows)), max(1, len(self.rows) - (act == "leave"))
@@ -138,7 +138,7 @@ class Texts:
         else:
             before = [len(row) for row in self.rows]
             for _ in range(self.dice.randint(1, 16) if act == "drafts" else 1):
-                most = 1 if act == "drafts" else self.dice.choice([1, 5, 16, REWIND])
+                most = 1 if act == "drafts" else self.dice.choice([1, 5, 16, MAX_REWIND_TOKENS])
                 self.score(
                     self.cache, self.rows, [self.draw(self.dice.randint(0, most)) for _ in before]
                 )
@@ -191,7 +191,7 @@ def test_decays_below_what_a_quotient_could_hold(kind: str) -> None:
     """All of -30: over a block exp(c_i) exp(-c_j) would be 0 times infinity."""
     texts = Texts(kind, 0, torch.float32)
     texts.join([3, 40])
-    for width in (16, PASS, 1):
+    for width in (16, MAX_PASS_WIDTH, 1):
         blocks = [texts.draw(width), texts.draw(width)]
         for token in (token for block in blocks for token in block):
             token.g = torch.full_like(token.g, -30.0)
@@ -203,10 +203,10 @@ def test_decays_below_what_a_quotient_could_hold(kind: str) -> None:
 def drafted(kind: str = "delta by head") -> float:
     """Draft tokens one by one, past where a base moves, all rejected."""
     texts = Texts(kind, 0, torch.float64)
-    texts.join([PASS - 4])
+    texts.join([MAX_PASS_WIDTH - 4])
     for _ in range(16):
         texts.score(texts.cache, texts.rows, [texts.draw(1)])
-    texts.back([PASS - 4])
+    texts.back([MAX_PASS_WIDTH - 4])
     texts.score(texts.cache, texts.rows, [texts.draw(3)])
     return texts.worst
 
@@ -221,17 +221,17 @@ def test_a_row_goes_back_over_several_passes(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_base_moves_while_another_row_begins_again(kind: str) -> None:
     texts = Texts(kind, 0, torch.float64)
-    texts.join([PASS + 20, PASS - 4])
+    texts.join([MAX_PASS_WIDTH + 20, MAX_PASS_WIDTH - 4])
     texts.score(texts.cache, texts.rows, [[], texts.draw(20)])
     texts.back([0, len(texts.rows[1])])
     texts.score(texts.cache, texts.rows, [texts.draw(20), texts.draw(20)])
     texts.back([0, 70])  # before the last pass
     texts.score(texts.cache, texts.rows, [texts.draw(1), texts.draw(1)])
-    assert texts.cache.based[0] == 0 < texts.cache.based[1]
+    assert texts.cache.base_lengths[0] == 0 < texts.cache.base_lengths[1]
     assert texts.worst < 1e-12
 
 
-OWN_AT: Any = states._at
+OWN_AT: Any = rewindable_states._gather_token
 PLANTED: dict[str, tuple[str, Any]] = {
     "what is kept does not move with the base": ("_shift", lambda x, tokens, axis: None),
     "bases move too far": ("REWIND", 0),
@@ -245,7 +245,7 @@ PLANTED: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, planted = PLANTED[bug]
-    monkeypatch.setattr(states, name, planted)
+    monkeypatch.setattr(rewindable_states, name, planted)
     try:
         kind = "scans" if "scan" in bug else "delta by head"
         worst = max(walked(kind, 40), drafted(kind))
@@ -257,14 +257,14 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_memory_is_stated() -> None:
     model: Any = on_torch(build("BambaForCausalLM"))
     model.start([[5] * 90, [6] * 3])
-    arrays = [x for part in model.cache.filled() for x in _arrays(part)]
+    arrays = [x for part in model.cache.list_filled_parts() for x in _arrays(part)]
     taken = sum(x.nbytes for x in arrays)
     assert taken <= model.memory([90, 3], [1, 1])
     assert model.memory([1] * 20, [1] * 20) > 9 * model.memory([1, 1], [1, 1])
 
 
 def _arrays(part: Any) -> list[Tensor]:
-    return list(part.arrays.values() if isinstance(part, StateLayer) else part.arrays)
+    return list(part.arrays.values() if isinstance(part, RecurrentStateLayer) else part.arrays)
 
 
 def test_what_keeps_no_states_is_refused_by_name() -> None:

@@ -134,9 +134,9 @@ def test_what_it_writes_is_likeliest_and_is_not_kept():
 
     model = translated(distribution=lambda text: distribution(text))
     model.start([[1], [1], [1]])
-    written = model.write([[], [], [3]], [5, 2, 0])
-    assert written.guesses == [[0, 3, 4], [0, 3], []] and written.calls == 3
-    assert model.write([[], [], []], [1, 0, 0]).guesses == [[0], [], []]
+    written = model.draft_from_text([[], [], [3]], [5, 2, 0])
+    assert written.guesses == [[0, 3, 4], [0, 3], []] and written.num_forward_passes == 3
+    assert model.draft_from_text([[], [], []], [1, 0, 0]).guesses == [[0], [], []]
 
 
 def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
@@ -146,14 +146,14 @@ def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
 
     model = translated(distribution=distribution)
     model.start([[0]])
-    written = model.write([[1]], [4])
-    assert written.guesses == [[0, 4]] and written.calls == 2
-    assert model.write([[]], [1]).guesses == [[0]]
+    written = model.draft_from_text([[1]], [4])
+    assert written.guesses == [[0, 4]] and written.num_forward_passes == 2
+    assert model.draft_from_text([[]], [1]).guesses == [[0]]
 
 
 def test_which_way_it_guesses():
-    assert translated().writes(greedy=True) and not translated().writes(greedy=False)
-    assert not translated(ByText(greedy=False)).writes(greedy=True)
+    assert translated().drafts_from_text(greedy=True) and not translated().drafts_from_text(greedy=False)
+    assert not translated(ByText(greedy=False)).drafts_from_text(greedy=True)
 
 
 def test_the_share_of_its_mass_on_words_of_both():

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.models.blocks import Floats
-from foretoken.models.native.pages import PAGE
+from foretoken.models.quantized_blocks import Floats
+from foretoken.models.native.pages import PAGE_POSITIONS
 
 # pi / 2 in parts of few bits, so that products with whole numbers below 2**20 are exact
-PARTS = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
-GROWTH = 1024  # positions that are added at least
-REACH = 512  # distances that are added at least
+HALF_PI_PARTS = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
+MIN_ADDED_POSITIONS = 1024  # positions that are added at least
+MIN_ADDED_DISTANCES = 512  # distances that are added at least
 
 
-def cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
+def compute_cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
     """Return cosines and sines, by products and sums alone, which every processor rounds alike."""
     quarter = np.rint(angles * (2 / np.pi))
-    rest = ((angles - quarter * PARTS[0]) - quarter * PARTS[1]) - quarter * PARTS[2]
+    rest = ((angles - quarter * HALF_PI_PARTS[0]) - quarter * HALF_PI_PARTS[1]) - quarter * HALF_PI_PARTS[2]
     square = rest * rest
     sine, cosine = np.ones_like(rest), np.ones_like(rest)
     for n in range(16, 0, -2):  # Taylor's series: 3e-17 off at pi / 4
@@ -35,7 +35,7 @@ def cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
     return cosines.astype(np.float32), sines.astype(np.float32)
 
 
-class Turns:
+class RotaryTable:
     """The rotary positions of one kind: a table that grows. Where long rows have other frequencies,
     their part of it stands behind the first `capacity` positions."""
 
@@ -56,24 +56,24 @@ class Turns:
         """Make room for so many positions; the table may move."""
         if positions <= self.capacity:
             return
-        capacity = max(positions, 2 * self.capacity, GROWTH)
+        capacity = max(positions, 2 * self.capacity, MIN_ADDED_POSITIONS)
         new = np.arange(self.capacity, capacity, dtype=np.float32)[:, None]
         more: list[Floats] = []
         for frequencies, scale in self.kinds:
             # in float32, as transformers multiplies
-            parts = cosine_and_sine((new * frequencies).astype(np.float64))
-            more.append(np.concatenate([part * scale * self._grown(new) for part in parts], 1))
+            parts = compute_cosine_and_sine((new * frequencies).astype(np.float64))
+            more.append(np.concatenate([part * scale * self._compute_growth(new) for part in parts], 1))
         self.table = np.concatenate([self.table, more], 1)
 
-    def rows_of(self, positions: NDArray[np.int64], axes: list[int]) -> Floats:
+    def gather_rows(self, positions: NDArray[np.int64], axes: list[int]) -> Floats:
         """Return the table's rows for tokens with positions of several axes, `[axes, n]`; axes: the
         one that turns each pair."""
-        places = positions[np.array(axes)].T  # [n, pairs]
+        position_ids = positions[np.array(axes)].T  # [n, pairs]
         pairs = np.arange(len(axes))
         table = self.table[0]
-        return np.concatenate([table[places, pairs], table[places, pairs + len(axes)]], 1)
+        return np.concatenate([table[position_ids, pairs], table[position_ids, pairs + len(axes)]], 1)
 
-    def _grown(self, positions: Floats) -> Floats:
+    def _compute_growth(self, positions: Floats) -> Floats:
         """Return by how much cosines and sines have grown at positions `[n, 1]`."""
         if self.growth is None:
             return np.ones((1, 1), np.float32)
@@ -93,18 +93,18 @@ class DistanceBiases:
     """
 
     def __init__(self, tables: list[Floats]) -> None:
-        self._known = tables
+        self._learned = tables
         self.reach = 0
         self.tables: list[Floats] = []
 
     def reserve(self, positions: int) -> None:
         """Make tables for rows of so many positions, and what lies behind them in their last page;
         they may move."""
-        if not self._known or positions + PAGE <= self.reach:
+        if not self._learned or positions + PAGE_POSITIONS <= self.reach:
             return
-        reach = max(positions + PAGE, 2 * self.reach, REACH)
+        reach = max(positions + PAGE_POSITIONS, 2 * self.reach, MIN_ADDED_DISTANCES)
         distances, tables = np.arange(-reach, reach), list[Floats]()
-        for known in self._known:
-            most = known.shape[1] // 2
-            tables.append(np.ascontiguousarray(known[:, distances.clip(-most, most) + most]))
+        for learned in self._learned:
+            max_distance = learned.shape[1] // 2
+            tables.append(np.ascontiguousarray(learned[:, distances.clip(-max_distance, max_distance) + max_distance]))
         self.reach, self.tables = reach, tables

@@ -20,16 +20,16 @@ import torch
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-Choices = NDArray[np.int64]
-SIZES = (32, 16)
-SAMPLE = 16  # blocks that tell whether a weight has any, and which candidates are frequent
-REST = 0.5  # the share of blocks that the frequent candidates may leave
-PART = 2**14  # blocks that a thread fits at a time
-EXACT = 19  # significant bits of a scale or an offset: of a number in float16 times an integer
+ScaleChoices = NDArray[np.int64]
+BLOCK_SIZES = (32, 16)
+NUM_SAMPLE_BLOCKS = 16  # blocks that tell whether a weight has any, and which candidates are frequent
+MAX_REST_SHARE = 0.5  # the share of blocks that the frequent candidates may leave
+BLOCKS_PER_TASK = 2**14  # blocks that a thread fits at a time
+SIGNIFICANT_BITS = 19  # significant bits of a scale or an offset: of a number in float16 times an integer
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class QuantizedBlocks:
     """A weight `[out, in]`: integers `[out, in / size, size]`, the others `[out, in / size, 1]`."""
 
     integers: NDArray[np.int8]
@@ -42,7 +42,7 @@ class Blocks:
         return 4 if (low >= -8 and high <= 7) or (low >= 0 and high <= 15) else 8
 
 
-def found(weight: Floats) -> Blocks | None:
+def find_blocks(weight: Floats) -> QuantizedBlocks | None:
     """Return the blocks that a weight `[out, in]` consists of, or None.
 
     Example:
@@ -51,24 +51,24 @@ def found(weight: Floats) -> Blocks | None:
         array([0.375, 0.375], dtype=float32)
     """
     out, inner = weight.shape
-    for size in SIZES if np.isfinite(weight).all() else ():
+    for size in BLOCK_SIZES if np.isfinite(weight).all() else ():
         groups = weight.reshape(-1, size) if inner % size == 0 else weight[:0]
-        for form, choices in FORMS if groups.size else ():
-            if (flat := _fitted(groups, form, choices)) is not None:
+        for form, choices in BLOCK_FORMS if groups.size else ():
+            if (flat := _fit_all(groups, form, choices)) is not None:
                 shape = out, inner // size, -1
                 k, scales = flat.integers.reshape(shape), flat.scales.reshape(shape)
                 offsets = None if flat.offsets is None else flat.offsets.reshape(shape)
-                return Blocks(k, scales, offsets)
+                return QuantizedBlocks(k, scales, offsets)
     return None
 
 
-def in_parts(work: Callable[[int, int], Any], n: int, size: int) -> list[Any]:
+def map_parts(function: Callable[[int, int], Any], n: int, size: int) -> list[Any]:
     """Return what work(i, j) gives over all parts of `size` of n, on all threads."""
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        return list(threads.map(lambda i: work(i, min(n, i + size)), range(0, n, size)))
+        return list(threads.map(lambda i: function(i, min(n, i + size)), range(0, n, size)))
 
 
-def _multiples(groups: Floats, n: Choices) -> tuple[Floats, Floats]:
+def _compute_scales(groups: Floats, n: ScaleChoices) -> tuple[Floats, Floats]:
     """Scales without offsets: the largest weight is -n times the scale."""
     peak = np.take_along_axis(groups, np.abs(groups).argmax(1)[:, None], 1)
     scales = peak / -n.astype(np.float32)[:, None, None]
@@ -76,33 +76,33 @@ def _multiples(groups: Floats, n: Choices) -> tuple[Floats, Floats]:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _steps(groups: Floats, choices: Choices) -> tuple[Floats, Floats]:
+def _compute_scales_and_offsets(groups: Floats, choices: ScaleChoices) -> tuple[Floats, Floats]:
     """Scales and offsets: the smallest weight is `low` scales above the offset, and the largest
     `span` above it."""
     span, low = np.moveaxis(choices.astype(np.float64), -1, 0)[..., None, None]
     first, last = groups.min(1)[:, None].astype(np.float64), groups.max(1)[:, None]
-    scales = _shortened((last - first) / span)
-    return scales.astype(np.float32), _shortened(first - scales * low).astype(np.float32)
+    scales = _round_to_significant((last - first) / span)
+    return scales.astype(np.float32), _round_to_significant(first - scales * low).astype(np.float32)
 
 
-def _spans(most: int) -> Choices:
+def _list_spans(max_integer: int) -> ScaleChoices:
     """All pairs of a span and a low whose integers are at most this."""
-    return np.array([(s, low) for s in range(most, 0, -1) for low in range(most + 1 - s)])
+    return np.array([(s, low) for s in range(max_integer, 0, -1) for low in range(max_integer + 1 - s)])
 
 
-FORMS = (  # four bits first, then the largest numbers of MXFP4; a span of 31 has five
-    (_multiples, np.arange(1, 9)),
-    (_multiples, np.array([12, 8, 6])),
-    (_multiples, np.arange(1, 128)),
-    (_steps, _spans(15)),
-    (_steps, _spans(31)),
+BLOCK_FORMS = (  # four bits first, then the largest numbers of MXFP4; a span of 31 has five
+    (_compute_scales, np.arange(1, 9)),
+    (_compute_scales, np.array([12, 8, 6])),
+    (_compute_scales, np.arange(1, 128)),
+    (_compute_scales_and_offsets, _list_spans(15)),
+    (_compute_scales_and_offsets, _list_spans(31)),
 )
 
 
-def _shortened(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _round_to_significant(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The nearest numbers of `EXACT` significant bits."""
     mantissa, exponent = np.frexp(values)
-    return np.ldexp(np.rint(mantissa * 2**EXACT), exponent - EXACT)
+    return np.ldexp(np.rint(mantissa * 2**SIGNIFICANT_BITS), exponent - SIGNIFICANT_BITS)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -117,12 +117,12 @@ def _fit(
     return k, fits.all(-1)
 
 
-def _fitted(groups: Floats, form: Any, choices: Choices) -> Blocks | None:
+def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlocks | None:
     """The blocks of all groups `[n, size]`; None where one is no block.
 
     A sample tells for an ordinary weight. Choices are tried by how often they fit in it.
     """
-    some = groups[:: -(-len(groups) // SAMPLE)]
+    some = groups[:: -(-len(groups) // NUM_SAMPLE_BLOCKS)]
     fits = _fit(some, *form(some, choices))[1]
     if not fits.any(0).all():
         return None
@@ -133,7 +133,7 @@ def _fitted(groups: Floats, form: Any, choices: Choices) -> Blocks | None:
     def fit_part(first: int, last: int) -> bool:
         left = np.arange(first, last)
         for i in np.argsort(-hits, kind="stable"):
-            if hits[i] == 0 and len(left) > REST * (last - first):
+            if hits[i] == 0 and len(left) > MAX_REST_SHARE * (last - first):
                 return False
             part = groups[left]
             new_scales, new_offsets = (values[0] for values in form(part, choices[[i]]))
@@ -145,16 +145,16 @@ def _fitted(groups: Floats, form: Any, choices: Choices) -> Blocks | None:
                 return True
         return False
 
-    if not all(in_parts(fit_part, len(groups), PART)):
+    if not all(map_parts(fit_part, len(groups), BLOCKS_PER_TASK)):
         return None
-    return _centred(k, scales, offsets) if form is _steps else Blocks(k, scales, None)
+    return _center_integers(k, scales, offsets) if form is _compute_scales_and_offsets else QuantizedBlocks(k, scales, None)
 
 
-def _centred(k: NDArray[np.int8], scales: Floats, offsets: Floats) -> Blocks:
+def _center_integers(k: NDArray[np.int8], scales: Floats, offsets: Floats) -> QuantizedBlocks:
     """The same with integers around zero, where the offsets stay exact: their product then is of
     smaller numbers, and rounds less."""
     shift = 8 if k.max() <= 15 else 16
     moved = offsets.astype(np.float64) + shift * scales.astype(np.float64)
     narrow = moved.astype(np.float32)
     exact = bool((narrow == moved).all())
-    return Blocks(k - np.int8(shift), scales, narrow) if exact else Blocks(k, scales, offsets)
+    return QuantizedBlocks(k - np.int8(shift), scales, narrow) if exact else QuantizedBlocks(k, scales, offsets)

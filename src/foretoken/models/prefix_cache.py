@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-SIZE = array("i").itemsize
+TOKEN_BYTES = array("i").itemsize
 
 
 class PrefixCache:
@@ -47,8 +47,8 @@ class PrefixCache:
     def find(self, salt: Hashable, tokens: list[int]) -> tuple[int, Any]:
         """Return the most first tokens that are cached, and what was computed of them."""
         key = array("i", tokens).tobytes()
-        found = self._nearest(salt, key) if self.divisible else self._whole(salt, key)
-        length = _shared_bytes(found, key) // SIZE
+        found = self._find_nearest(salt, key) if self.divisible else self._find_whole_prefix(salt, key)
+        length = _count_shared_bytes(found, key) // TOKEN_BYTES
         if not length:
             return 0, None
         self._arrays.move_to_end((salt, found))
@@ -61,16 +61,16 @@ class PrefixCache:
         if not key or (self.divisible and self.find(salt, tokens)[0] == len(tokens)):
             self._release(arrays)
             return
-        before = self._whole(salt, key)
+        before = self._find_whole_prefix(salt, key)
         if before and (self.divisible or before == key):
             self._drop(salt, before)
         self._arrays[salt, key] = arrays
         keys = self._sorted.setdefault(salt, [])
         keys.insert(bisect(keys, key), key)
         if self.limit is not None:
-            total = sum(_bytes(each) for each in self._arrays.values())
+            total = sum(_count_bytes(each) for each in self._arrays.values())
             while total > self.limit:
-                total -= _bytes(self.drop_oldest())
+                total -= _count_bytes(self.drop_oldest())
 
     def drop_oldest(self) -> Any:
         """Drop the least recently used; return what it held."""
@@ -91,39 +91,39 @@ class PrefixCache:
         self._release(arrays)
         return arrays
 
-    def _nearest(self, salt: Hashable, key: bytes) -> bytes:
+    def _find_nearest(self, salt: Hashable, key: bytes) -> bytes:
         """Return the one that shares most with `key`: it is beside its place."""
         keys = self._sorted.get(salt, [])
-        at = bisect(keys, key)
-        near = keys[max(0, at - 1) : at + 1]
-        return max(near, key=lambda each: _shared_bytes(each, key), default=b"")
+        index = bisect(keys, key)
+        near = keys[max(0, index - 1) : index + 1]
+        return max(near, key=lambda each: _count_shared_bytes(each, key), default=b"")
 
-    def _whole(self, salt: Hashable, key: bytes) -> bytes:
+    def _find_whole_prefix(self, salt: Hashable, key: bytes) -> bytes:
         """Return the longest that `key` begins with."""
         keys = self._sorted.get(salt, [])
-        while at := bisect(keys, key):  # it is the one before the key's place, or shorter
-            before = keys[at - 1]
-            length = _shared_bytes(before, key)
+        while index := bisect(keys, key):  # it is the one before the key's place, or shorter
+            before = keys[index - 1]
+            length = _count_shared_bytes(before, key)
             if length == len(before):
                 return before
             key = key[:length]
         return b""
 
 
-def _bytes(arrays: Sequence[Any]) -> int:
+def _count_bytes(arrays: Sequence[Any]) -> int:
     return sum(x.nbytes for x in arrays)
 
 
-def _shared_bytes(one: bytes, other: bytes) -> int:
+def _count_shared_bytes(one: bytes, other: bytes) -> int:
     """Return how many first bytes two keys share, of whole tokens."""
-    most = min(len(one), len(other)) // SIZE
-    a, b = (np.frombuffer(x, np.int32, most) for x in (one, other))
+    max_tokens = min(len(one), len(other)) // TOKEN_BYTES
+    a, b = (np.frombuffer(x, np.int32, max_tokens) for x in (one, other))
     different = a != b
-    first = int(different.argmax()) if most else 0
-    return SIZE * (first if most and different[first] else most)
+    first = int(different.argmax()) if max_tokens else 0
+    return TOKEN_BYTES * (first if max_tokens and different[first] else max_tokens)
 
 
-def shared(one: list[int], other: list[int]) -> int:
+def count_shared_tokens(one: list[int], other: list[int]) -> int:
     """Return how many first tokens two sequences share."""
     low, high = 0, min(len(one), len(other)) + 1  # so many are shared; so many are not
     middle = high - 1

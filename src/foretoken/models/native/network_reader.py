@@ -21,62 +21,62 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import RefusedError
-from foretoken.models.blocks import Floats
+from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.experts import read_experts
 from foretoken.models.native.latents import read_latents
 from foretoken.models.native.network import (
     ACTIVATIONS,
-    SAME,
+    RELATIVE_TOLERANCE,
     XIELU,
     Attention,
     Decoder,
     DecoderLayer,
-    Gated,
+    GatedMLP,
     LayerInput,
     LayerInputs,
     Linear,
     Norm,
-    PairsEntry,
+    PairInputs,
     RecurrentMixer,
     Rope,
-    array,
-    random_states,
-    turn_pairs,
+    to_float_array,
+    make_random_states,
+    rotate_pairs,
 )
 from foretoken.models.native.packing import LANES
 from foretoken.models.native.recurrences import (
-    MIXERS,
+    MIXER_NAMES,
     read_recurrence,
-    scaled_attention,
-    scaled_mixer,
+    scale_attention,
+    scale_mixer,
 )
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import context_limit
 from foretoken.models.stock.taps import layers_of
 
 # Names of a layer's norms: before attention, behind it, before the MLP, behind it
-BEFORE, AFTER = "input_layernorm", "post_attention_layernorm"
-PLACES: tuple[tuple[str | None, ...], ...] = (
-    (BEFORE, None, AFTER, None),
-    (BEFORE, AFTER, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-    (BEFORE, "post_self_attn_layernorm", AFTER, "post_mlp_layernorm"),
-    (None, AFTER, None, "post_feedforward_layernorm"),
+INPUT_NORM, ATTENTION_NORM = "input_layernorm", "post_attention_layernorm"
+NORM_LAYOUTS: tuple[tuple[str | None, ...], ...] = (
+    (INPUT_NORM, None, ATTENTION_NORM, None),
+    (INPUT_NORM, ATTENTION_NORM, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    (INPUT_NORM, "post_self_attn_layernorm", ATTENTION_NORM, "post_mlp_layernorm"),
+    (None, ATTENTION_NORM, None, "post_feedforward_layernorm"),
     ("attention_layernorm", None, "feedforward_layernorm", None),
     ("self_attn_layer_norm", None, "final_layer_norm", None),
     ("ln_1", None, "ln_2", None),
     ("norm_1", None, "norm_2", None),
     ("ln_attn", None, "ln_mlp", None),
-    (BEFORE, None, "pre_feedforward_layernorm", None),
-    (BEFORE, "post_norm1", AFTER, "post_norm2"),
-    (BEFORE, None, None, None),
+    (INPUT_NORM, None, "pre_feedforward_layernorm", None),
+    (INPUT_NORM, "post_norm1", ATTENTION_NORM, "post_norm2"),
+    (INPUT_NORM, None, None, None),
     ("ln_1", None, None, None),
     ("operator_norm", None, "ffn_norm", None),
     ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
-    (BEFORE, None, "pre_ff_layernorm", None),
-    (BEFORE, AFTER, "pre_mlp_layernorm", "post_mlp_layernorm"),
+    (INPUT_NORM, None, "pre_ff_layernorm", None),
+    (INPUT_NORM, ATTENTION_NORM, "pre_mlp_layernorm", "post_mlp_layernorm"),
 )
 # Parts of one kind by their names in families
-LAST = (
+LAST_NORM_NAMES = (
     "norm",
     "embedding_norm",
     "final_layernorm",
@@ -85,30 +85,30 @@ LAST = (
     "norm_f",
     "layer_norm",
 )
-OF_INPUT = "post_per_layer_input_norm"  # norm of what a layer makes of its inputs
-POSITIONS = "wpe", "embed_positions"
-ATTENTIONS = "self_attn", "self_attention", "attention", "attn"
-MLPS = "mlp", "feed_forward", "ffn", "block_sparse_moe", "shared_mlp"
-APPLY = "apply_rotary_pos_emb"
-ROTARY = "rotary_emb", "rotary", "pos_emb"
-NORMS = (
+LAYER_INPUT_NORM = "post_per_layer_input_norm"  # norm of what a layer makes of its inputs
+POSITION_TABLE_NAMES = "wpe", "embed_positions"
+ATTENTION_NAMES = "self_attn", "self_attention", "attention", "attn"
+MLP_NAMES = "mlp", "feed_forward", "ffn", "block_sparse_moe", "shared_mlp"
+ROTARY_FUNCTION = "apply_rotary_pos_emb"
+ROTARY_MODULE_NAMES = "rotary_emb", "rotary", "pos_emb"
+QKV_NORM_NAMES = (
     ("q_norm", "q_layernorm", "query_layernorm"),
     ("k_norm", "k_layernorm", "key_layernorm"),
     ("v_norm",),
 )
-FUSED = "qkv_proj", "query_key_value", "c_attn", "Wqkv"
-OUTS = "o_proj", "out_proj", "dense", "c_proj"
-GATES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi_1", "wo")
-PLAIN = ("fc1", "fc2"), ("wi", "wo"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")
-PLAIN += ("fc_in", "fc_out"), ("up_proj", "down_proj")
-BOTH = ("gate_up_proj", "down_proj"), ("input_linear", "output_linear")
-LATENT = "fc1_latent_proj", "fc2_latent_proj"  # of Nemotron-H's experts
-GATING = "g_proj", "gate_proj"  # of what attention gives
-SCALES = "scaling", "softmax_scale", "inv_norm_factor"
-ACTIVATED = "act_fn", "act", "activation", "activation_fn", "gelu_impl"
-PARALLEL = 4  # parts in which CodeGen's queries, values and keys were trained
-WIDEST, GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
-FAR = 4096  # positions at which ALiBi is tried
+FUSED_QKV_NAMES = "qkv_proj", "query_key_value", "c_attn", "Wqkv"
+OUTPUT_NAMES = "o_proj", "out_proj", "dense", "c_proj"
+GATED_MLP_NAMES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi_1", "wo")
+PLAIN_MLP_NAMES = ("fc1", "fc2"), ("wi", "wo"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")
+PLAIN_MLP_NAMES += ("fc_in", "fc_out"), ("up_proj", "down_proj")
+FUSED_MLP_NAMES = ("gate_up_proj", "down_proj"), ("input_linear", "output_linear")
+EXPERT_LATENT_NAMES = "fc1_latent_proj", "fc2_latent_proj"  # of Nemotron-H's experts
+ATTENTION_GATE_NAMES = "g_proj", "gate_proj"  # of what attention gives
+SCALE_NAMES = "scaling", "softmax_scale", "inv_norm_factor"
+ACTIVATION_FIELDS = "act_fn", "act", "activation", "activation_fn", "gelu_impl"
+NUM_CODEGEN_PARTS = 4  # parts in which CodeGen's queries, values and keys were trained
+MAX_HEAD_WIDTH, MAX_QUERY_GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
+NUM_ALIBI_TRIAL_POSITIONS = 4096  # positions at which ALiBi is tried
 
 
 class NetworkReader:
@@ -120,26 +120,26 @@ class NetworkReader:
         pairs = isinstance(network, PairsNetwork)
         self.base: Any = network if pairs else network.get_decoder()
         self.positions: Linear | None = None
-        self.read: set[int] = set()
+        self.read_weights: set[int] = set()
         self.ropes: list[Rope] = []
         self.layers: list[Any] = []
         self.inputs: LayerInputs | None = None
 
-    def decoder(self) -> Decoder:
+    def read_decoder(self) -> Decoder:
         """Raises RefusedError for a network that is built in another way."""
         if isinstance(self.network, PairsNetwork):
-            made = self._pairs(self.network)
+            made = self._read_pairs(self.network)
         else:
-            made = self._tokens()
+            made = self._read_token_decoder()
         self._require_all_read()
         return made
 
     def _require_all_read(self) -> None:
-        known = self.read | self._outside()
+        known = self.read_weights | self._find_outside_weights()
         for name, weight in self.network.state_dict(keep_vars=True).items():  # buffers, too
             self.require(id(weight) in known, name)
 
-    def _outside(self) -> set[int]:
+    def _find_outside_weights(self) -> set[int]:
         """Return the weights of a network that reads media which stand outside its decoder."""
         if self.config is self.network.config:
             return set()
@@ -147,7 +147,7 @@ class NetworkReader:
         own = self.base.state_dict(keep_vars=True).values()
         return {*map(id, every)} - {*map(id, own)}
 
-    def _pairs(self, network: PairsNetwork) -> Decoder:
+    def _read_pairs(self, network: PairsNetwork) -> Decoder:
         """EAGLE-3's decoder."""
         first, head, join = network.first, network.head, network.join
         own = isinstance(head, NormedHead)
@@ -163,11 +163,11 @@ class NetworkReader:
         self.require(windows, "attention to a part of the text")
         state = self.norm(first.hidden_norm)
         before = (None if first.before else state), None, self.norm(first.post_attention_layernorm)
-        attention, gated = self._attention(first.self_attn, 0), self.gated(first.mlp)
+        attention, gated = self._read_attention(first.self_attn, 0), self.read_mlp(first.mlp)
         layer = DecoderLayer((*before, None), attention, gated, 1.0, 1.0, parallel=False)
         return Decoder(
             hidden,
-            [layer, *(self._layer(each, 0) for each in network.more)],
+            [layer, *(self._read_layer(each, 0) for each in network.more)],
             None,
             state if first.before else None,
             self.norm(norm),
@@ -175,42 +175,42 @@ class NetworkReader:
             0.0,
             1.0,
             self.ropes,
-            PairsEntry(width, self.norm(first.input_layernorm), self.linear(join.fc), own),
+            PairInputs(width, self.norm(first.input_layernorm), self.linear(join.fc), own),
         )
 
-    def _tokens(self) -> Decoder:
+    def _read_token_decoder(self) -> Decoder:
         network, config = self.network, self.config
         stock = DynamicCache(config=network.config).layers
         head: Any = network.get_output_embeddings()
         self.layers = layers = list(layers_of(network))
         table: Any = network.get_input_embeddings()
-        vectors = self.vectors(table, getattr(config, "embedding_multiplier", None) or 1.0)
+        vectors = self.compute_vectors(table, getattr(config, "embedding_multiplier", None) or 1.0)
         self.require(head is not None and len(stock) <= len(layers), "its layers or its head")
-        last = self.one(self.base, LAST, "last norm")
+        last = self.find_part(self.base, LAST_NORM_NAMES, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
-        self.positions = self._positions(context_limit(self.config))
+        self.positions = self._read_positions(context_limit(self.config))
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
         windows += [0] * (len(layers) - len(windows))  # layers that read others' keys may have none
         for i in range(len(layers)):
-            if (lender := self._lender(i)) is not None:
-                windows[i] = windows[lender]
-        self.inputs = self._layer_inputs()
+            if (kv_source := self._find_kv_source_layer(i)) is not None:
+                windows[i] = windows[kv_source]
+        self.inputs = self._read_layer_inputs()
         return Decoder(
             config.hidden_size,
-            [self._layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
+            [self._read_layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
             self.positions,
             embedded and self.norm(embedded),
             last and self.norm(last),
             self.linear(head),
             float(getattr(config, "final_logit_softcapping", None) or 0),
-            self._of_logits(),
+            self._get_logit_scale(),
             self.ropes,
             embeddings=vectors,
             embedded_weight=table.weight,
             inputs=self.inputs,
         )
 
-    def _lender(self, number: int) -> int | None:
+    def _find_kv_source_layer(self, number: int) -> int | None:
         """Return the layer whose keys and values a layer reads (Gemma 4), or None."""
         part: Any = getattr(self.layers[number], "self_attn", None)
         if not getattr(part, "is_kv_shared_layer", False):
@@ -219,24 +219,24 @@ class NetworkReader:
             other = self.layers[i].self_attn
             if other.layer_type == part.layer_type and other.store_full_length_kv:
                 return i
-        raise self.refused("keys of no known layer")
+        raise self.make_refusal("keys of no known layer")
 
-    def _of_logits(self) -> float:
+    def _get_logit_scale(self) -> float:
         """Return what multiplies logits."""
         config = self.config
         factor = float(getattr(config, "logit_scale", None) or 1)
         factor *= float(getattr(self.base, "lm_head_multiplier", 1.0))
         return factor / float(getattr(config, "logits_scaling", None) or 1)
 
-    def vectors(self, table: Any, factor: float) -> Tensor:
+    def compute_vectors(self, table: Any, factor: float) -> Tensor:
         """Return the vectors that the first layer reads for every token, `[V, width]`."""
-        self.read.add(id(table.weight))
+        self.read_weights.add(id(table.weight))
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
-    def _positions(self, limit: int | None) -> Linear | None:
+    def _read_positions(self, limit: int | None) -> Linear | None:
         """Learned positions, from the first on."""
-        part = next((p for name in POSITIONS if (p := getattr(self.base, name, None))), None)
+        part = next((p for name in POSITION_TABLE_NAMES if (p := getattr(self.base, name, None))), None)
         if part is None:
             return None
         table = getattr(part, "weight", getattr(part, "weights", None))
@@ -248,44 +248,44 @@ class NetworkReader:
         assert table is not None
         assert limit is not None
         self.require(table.shape[0] >= limit + offset, "fewer positions than its context")
-        self.read.add(id(table))
-        return Linear(array(table[offset : limit + offset]))
+        self.read_weights.add(id(table))
+        return Linear(to_float_array(table[offset : limit + offset]))
 
-    def _layer(self, layer: Any, window: int) -> DecoderLayer:
+    def _read_layer(self, layer: Any, window: int) -> DecoderLayer:
         if hasattr(layer, "mixer"):
-            return self._block(layer, window)
+            return self._read_one_part_layer(layer, window)
         names = {
             name for name, _ in layer.named_children() if "norm" in name or name.startswith("ln_")
-        } - {OF_INPUT}
-        places = next((p for p in PLACES if {*p} - {None} == names), None)
-        if places is None:
-            raise self.refused(f"norms {', '.join(sorted(names)) or 'of no known name'}")
-        parts: list[Any] = [name and getattr(layer, name) for name in places]
+        } - {LAYER_INPUT_NORM}
+        layout = next((p for p in NORM_LAYOUTS if {*p} - {None} == names), None)
+        if layout is None:
+            raise self.make_refusal(f"norms {', '.join(sorted(names)) or 'of no known name'}")
+        parts: list[Any] = [name and getattr(layer, name) for name in layout]
         norms = [None if isinstance(p, nn.Identity) else p and self.norm(p) for p in parts]
-        attention, beside = self._mixers(layer, window)
-        inner = next((p for name in MLPS if (p := getattr(layer, name, None))), layer)
+        attention, parallel_mixer = self._read_mixers(layer, window)
+        mlp = next((p for name in MLP_NAMES if (p := getattr(layer, name, None))), layer)
         scalar = getattr(layer, "layer_scalar", None)
-        self.read.add(id(scalar))
-        one = places[1:] == (None, None, None) or places[0] == "ln_attn"
+        self.read_weights.add(id(scalar))
+        single_norm = layout[1:] == (None, None, None) or layout[0] == "ln_attn"
         experts, gated = None, None
-        if hasattr(inner, "experts"):
-            experts, gated = read_experts(self, inner, getattr(layer, "shared_mlp", None))
+        if hasattr(mlp, "experts"):
+            experts, gated = read_experts(self, mlp, getattr(layer, "shared_mlp", None))
         read = None
         if self.inputs is not None:
-            read = self._layer_input(layer, self.inputs.width)
+            read = self._read_layer_input(layer, self.inputs.width)
         return DecoderLayer(
             tuple(norms),
             attention,
-            self.gated(inner) if experts is None else gated,
+            self.read_mlp(mlp) if experts is None else gated,
             float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0))),
             1.0 if scalar is None else float(scalar),
-            one or bool(getattr(layer, "use_parallel_residual", False)),
+            single_norm or bool(getattr(layer, "use_parallel_residual", False)),
             experts=experts,
             input=read,
-            beside=beside,
+            parallel_mixer=parallel_mixer,
         )
 
-    def _layer_inputs(self) -> LayerInputs | None:
+    def _read_layer_inputs(self) -> LayerInputs | None:
         """Return the inputs of tokens that layers read beside states (Gemma 4), or None."""
         base = self.base
         width = int(getattr(base, "hidden_size_per_layer_input", 0) or 0)
@@ -298,10 +298,10 @@ class NetworkReader:
         vocabulary = embeddings.weight.shape[0]
         known = width % LANES == 0 and table.weight.shape == (vocabulary, len(product.weight))
         self.require(known and product.bias is None, "inputs of layers of other shapes")
-        self.read.add(id(table.weight))
+        self.read_weights.add(id(table.weight))
         return LayerInputs(
             width,
-            self.plain(table.weight),
+            self.make_linear(table.weight),
             product,
             self.norm(base.per_layer_projection_norm, width),
             float(table.embed_scale),
@@ -309,7 +309,7 @@ class NetworkReader:
             float(base.per_layer_input_scale),
         )
 
-    def _layer_input(self, layer: Any, width: int) -> LayerInput:
+    def _read_layer_input(self, layer: Any, width: int) -> LayerInput:
         """Return what a layer makes of its part."""
         same = self.activation(layer) == self.activation(layer.mlp)
         self.require(same, "inputs of another activation")
@@ -318,79 +318,79 @@ class NetworkReader:
         at = layer.self_attn.layer_idx * width
         return LayerInput(self.linear(gate), self.linear(out), norm, at)
 
-    def _block(self, layer: Any, window: int) -> DecoderLayer:
+    def _read_one_part_layer(self, layer: Any, window: int) -> DecoderLayer:
         """A layer of one part (Nemotron-H), behind one norm."""
         part, norm = layer.mixer, self.norm(layer.norm)
         if hasattr(part, "A_log"):
             return DecoderLayer((norm, None, None, None), read_recurrence(self, part), None)
-        if any(hasattr(part, name) for name in OUTS):
-            return DecoderLayer((norm, None, None, None), self._attention(part, window), None)
+        if any(hasattr(part, name) for name in OUTPUT_NAMES):
+            return DecoderLayer((norm, None, None, None), self._read_attention(part, window), None)
         norms = None, None, norm, None
         if not hasattr(part, "experts"):
-            return DecoderLayer(norms, None, self.gated(part))
-        projected = any([*getattr(part, name).parameters()] for name in LATENT)
+            return DecoderLayer(norms, None, self.read_mlp(part))
+        projected = any([*getattr(part, name).parameters()] for name in EXPERT_LATENT_NAMES)
         self.require(not projected, "experts of projected states")
         experts, gated = read_experts(self, part, None)
         return DecoderLayer(norms, None, gated, experts=experts)
 
-    def _mixers(
+    def _read_mixers(
         self, layer: Any, window: int
     ) -> tuple[Attention | RecurrentMixer, RecurrentMixer | None]:
         """A layer's attention, or what it has in place of it, and what stands beside attention."""
-        mixer = next((p for name in MIXERS if (p := getattr(layer, name, None))), None)
-        if mixer is not None and not any(getattr(layer, name, None) for name in ATTENTIONS):
+        mixer = next((p for name in MIXER_NAMES if (p := getattr(layer, name, None))), None)
+        if mixer is not None and not any(getattr(layer, name, None) for name in ATTENTION_NAMES):
             return read_recurrence(self, mixer), None
-        part = self.one(layer, ATTENTIONS, "attention")
-        attention = self._attention(getattr(part, "attention", part), window)
+        part = self.find_part(layer, ATTENTION_NAMES, "attention")
+        attention = self._read_attention(getattr(part, "attention", part), window)
         if mixer is None:
             return attention, None
-        beside = read_recurrence(self, mixer)
-        return scaled_attention(layer, attention), scaled_mixer(layer, beside)
+        parallel_mixer = read_recurrence(self, mixer)
+        return scale_attention(layer, attention), scale_mixer(layer, parallel_mixer)
 
-    def _attention(self, part: Any, window: int) -> Attention:
+    def _read_attention(self, part: Any, window: int) -> Attention:
         if hasattr(part, "kv_a_proj_with_mqa"):
             self.require(not window, "a window over latents")
             return read_latents(self, part)
         width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
         self.require(isinstance(width, int), "heads of no known width")
-        self.require(width <= WIDEST, f"heads of {width} numbers")
-        out = self.linear(self.one(part, OUTS, "attention's output"))
+        self.require(width <= MAX_HEAD_WIDTH, f"heads of {width} numbers")
+        out = self.linear(self.find_part(part, OUTPUT_NAMES, "attention's output"))
         heads = out.weight.shape[1] // width
-        fused = next((p for name in FUSED if (p := getattr(part, name, None))), None)
+        fused = next((p for name in FUSED_QKV_NAMES if (p := getattr(part, name, None))), None)
         gate: Linear | None = None
-        lender = self._lender(part.layer_idx) if hasattr(part, "is_kv_shared_layer") else None
-        if lender is not None:
+        kv_source = self._find_kv_source_layer(part.layer_idx) if hasattr(part, "is_kv_shared_layer") else None
+        if kv_source is not None:
             reads = [self.linear(part.q_proj)]
         elif fused is None:
             own = [getattr(part, f"{name}_proj", None) for name in "qkv"]
             reads = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
-            gates = next((p for name in GATING if (p := getattr(part, name, None))), None)
+            gates = next((p for name in ATTENTION_GATE_NAMES if (p := getattr(part, name, None))), None)
             gate = gates and self.linear(gates)
             if len(reads[0].weight) == 2 * heads * width:  # each head's queries, then its gates
                 rows = np.arange(2 * heads * width).reshape(heads, 2, width)
-                gate, reads[0] = (reads[0].rows(rows[:, i].ravel()) for i in (1, 0))
+                gate, reads[0] = (reads[0].select_outputs(rows[:, i].ravel()) for i in (1, 0))
         else:
-            reads = self._divided(part, self.linear(fused), heads, width)
-        if lender is None:
+            reads = self._split_fused(part, self.linear(fused), heads, width)
+        if kv_source is None:
             key_heads = len(reads[1].weight) // width
         else:
             key_heads = heads // part.num_key_value_groups
-        fits = key_heads and heads % key_heads == 0 and heads // key_heads <= GROUP
+        fits = key_heads and heads % key_heads == 0 and heads // key_heads <= MAX_QUERY_GROUP
         sizes = [len(x.weight) for x in reads]
         same = sizes[0] == heads * width and {*sizes[1:]} <= {key_heads * width}
         self.require(bool(fits and same), f"{heads} heads on {key_heads}")
-        named = [next((p for n in names if (p := getattr(part, n, None))), None) for names in NORMS]
-        slopes = self._slopes(heads)
+        named = [next((p for n in names if (p := getattr(part, n, None))), None) for names in QKV_NORM_NAMES]
+        slopes = self._read_slopes(heads)
         rope, query_rope, last = None, None, False
         if slopes is None and self.positions is None and self.has_positions(part):
-            turned, last = self._turned(part, reads[0].weight.shape[1], named[1])
-            rope, query_rope = self._ropes(part, width) if turned else (None, None)
+            rotates, last = self._try_rotation(part, reads[0].weight.shape[1], named[1])
+            rope, query_rope = self._read_ropes(part, width) if rotates else (None, None)
         sinks = getattr(part, "sinks", None)
         if sinks is not None:
-            self.read.add(id(sinks))
+            self.read_weights.add(id(sinks))
         if getattr(part, "attention_type", None) == "local":
             window = int(self.config.window_size)
-        scale = next((s for name in SCALES if (s := getattr(part, name, None)) is not None), None)
+        scale = next((s for name in SCALE_NAMES if (s := getattr(part, name, None)) is not None), None)
         return Attention(
             reads,
             out,
@@ -403,15 +403,15 @@ class NetworkReader:
             float(getattr(part, "clip_qkv", getattr(self.config, "clip_qkv", None)) or 0),
             tuple(one and self.norm(one, width) for one in named),
             last,
-            None if sinks is None else array(sinks),
+            None if sinks is None else to_float_array(sinks),
             slopes,
             rope,
             query_rope,
-            lender=lender,
+            kv_source_layer=kv_source,
             gate=gate,
         )
 
-    def _divided(self, part: Any, one: Linear, heads: int, width: int) -> list[Linear]:
+    def _split_fused(self, part: Any, one: Linear, heads: int, width: int) -> list[Linear]:
         """Queries, keys and values of one product, in the orders that there are."""
         rows = np.arange(len(one.weight))
         key_heads = (len(rows) // width - heads) // 2
@@ -421,64 +421,64 @@ class NetworkReader:
             each = rows.reshape(key_heads, -1, width)  # each key head, behind its queries
             orders = [each[:, :-2], each[:, -2], each[:, -1]]
         elif hasattr(part, "embed_positions"):
-            each = rows.reshape(PARALLEL, 3, -1)
+            each = rows.reshape(NUM_CODEGEN_PARTS, 3, -1)
             orders = [each[:, 0], each[:, 2], each[:, 1]]
         else:
             orders = np.split(rows, [heads * width, (heads + key_heads) * width])
-        return [one.rows(order.ravel()) for order in orders]
+        return [one.select_outputs(order.ravel()) for order in orders]
 
-    def gated(self, part: Any) -> Gated:
-        for names in BOTH:
+    def read_mlp(self, part: Any) -> GatedMLP:
+        for names in FUSED_MLP_NAMES:
             if all(hasattr(part, name) for name in names):
                 both, down = (self.linear(getattr(part, name)) for name in names)
-                gate, up = (both.rows(rows) for rows in np.split(np.arange(len(both.weight)), 2))
-                return Gated(gate, up, down, *self.activation(part))
-        for names in GATES + PLAIN:
+                gate, up = (both.select_outputs(rows) for rows in np.split(np.arange(len(both.weight)), 2))
+                return GatedMLP(gate, up, down, *self.activation(part))
+        for names in GATED_MLP_NAMES + PLAIN_MLP_NAMES:
             if all(hasattr(part, name) for name in names):
                 *gate, up, down = (self.linear(getattr(part, name)) for name in names)
                 gate = gate[0] if gate else None
                 if hasattr(part, "gate_multiplier"):
                     assert gate is not None
-                    gate = gate.scaled(1.0, part.gate_multiplier)
-                    down = down.scaled(1.0, part.down_multiplier)
-                return Gated(gate, up, down, *self.activation(part))
-        raise self.refused("no MLP of a known name")
+                    gate = gate.scale_by(1.0, part.gate_multiplier)
+                    down = down.scale_by(1.0, part.down_multiplier)
+                return GatedMLP(gate, up, down, *self.activation(part))
+        raise self.make_refusal("no MLP of a known name")
 
     def activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
         """The name of an activation, tried, and its numbers."""
-        if not any(hasattr(part, name) for name in ACTIVATED) and hasattr(part, "w3"):
-            return self._written_out(part), (0.0, 0.0, 0.0)
-        one = self.one(part, ACTIVATED, "activation")
+        if not any(hasattr(part, name) for name in ACTIVATION_FIELDS) and hasattr(part, "w3"):
+            return self._infer_written_activation(part), (0.0, 0.0, 0.0)
+        one = self.find_part(part, ACTIVATION_FIELDS, "activation")
         states = torch.linspace(-8, 8, 65)
         with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
             made = one(states)
             for name, act in ACTIVATIONS.items():
-                if torch.allclose(made, act(states), rtol=0, atol=SAME):
+                if torch.allclose(made, act(states), rtol=0, atol=RELATIVE_TOLERANCE):
                     return name, (0.0, 0.0, 0.0)
             x, below = made.double()[-1], made.double()[0]
             last = float(one.beta)
             curve = (float((x - 8 * last) / 64), float((below + 8 * last) / (np.exp(-8) + 7)), last)
             squares = curve[0] * states.clamp(0).square() + last * states
             low = states.clamp(max=0)
-            if torch.allclose(made, squares + curve[1] * (low.expm1() - low), rtol=SAME, atol=SAME):
-                self.read |= {id(weight) for weight in one.state_dict(keep_vars=True).values()}
+            if torch.allclose(made, squares + curve[1] * (low.expm1() - low), rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
+                self.read_weights |= {id(weight) for weight in one.state_dict(keep_vars=True).values()}
                 return XIELU, curve
-        raise self.refused(f"activation {type(one).__name__}")
+        raise self.make_refusal(f"activation {type(one).__name__}")
 
-    def _written_out(self, part: Any) -> str:
+    def _infer_written_activation(self, part: Any) -> str:
         """The name of an activation that a gated MLP's code has written out, tried."""
-        states = random_states(7, self.config.hidden_size)
+        states = make_random_states(7, self.config.hidden_size)
         with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
             made = part(states)
             for name, act in ACTIVATIONS.items():
                 own = part.w2(act(part.w1(states)) * part.w3(states))
-                if torch.allclose(made, own, rtol=SAME, atol=SAME):
+                if torch.allclose(made, own, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
                     return name
-        raise self.refused("an activation that is not known")
+        raise self.make_refusal("an activation that is not known")
 
-    def plain(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def make_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A weight that stands by itself."""
-        return Linear(array(weight), None if bias is None else array(bias))
+        return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
     def linear(self, part: Any) -> Linear:
         weight: Any = getattr(part, "weight", None)
@@ -486,18 +486,18 @@ class NetworkReader:
         self.require(known, f"a {type(part).__name__} in place of a linear layer")
         weight, bias = weight.T if isinstance(part, Conv1D) else weight, part.bias
         if type(part) not in (nn.Linear, Conv1D):
-            states = random_states(2, weight.shape[1])
+            states = make_random_states(2, weight.shape[1])
             with torch.no_grad():
                 same = torch.allclose(
-                    part(states), functional.linear(states, weight, bias), rtol=SAME, atol=SAME
+                    part(states), functional.linear(states, weight, bias), rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE
                 )
             self.require(same, f"a {type(part).__name__} in place of a linear layer")
-        self.read |= {id(weight) for weight in part.parameters()}
-        return Linear(array(weight), None if bias is None else array(bias))
+        self.read_weights |= {id(weight) for weight in part.parameters()}
+        return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
     def norm(self, part: Any, width: int = 0) -> Norm:
         """The factors of a norm, tried: some add one to their weight, some have none."""
-        self.read |= {id(weight) for weight in part.parameters()}
+        self.read_weights |= {id(weight) for weight in part.parameters()}
         own, bias = getattr(part, "weight", None), getattr(part, "bias", None)
         if own is None and (each := [*getattr(part, "norms", [])]):  # one of each head
             norms = [self.norm(one) for one in each]
@@ -509,7 +509,7 @@ class NetworkReader:
         weights = [ones] if own is None else [own, own + 1]
         named = ("variance_epsilon", "eps", "epsilon")
         epsilon = next((e for n in named if (e := getattr(part, n, None)) is not None), 1e-5)
-        large = random_states(*weights[0].shape) + 0.5
+        large = make_random_states(*weights[0].shape) + 0.5
         states = torch.stack([large, large.flip(-1) / 100])  # small ones show epsilon
         with torch.no_grad():
             made = part(states)
@@ -518,29 +518,29 @@ class NetworkReader:
                 unit = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
                 for weight in weights:
                     read = unit * weight if bias is None else unit * weight + bias
-                    if torch.allclose(made, read, rtol=SAME, atol=SAME):
-                        added = None if bias is None else array(bias)
-                        return Norm(array(weight), float(epsilon), added, centred)
-        raise self.refused(f"a {type(part).__name__}")
+                    if torch.allclose(made, read, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
+                        added = None if bias is None else to_float_array(bias)
+                        return Norm(to_float_array(weight), float(epsilon), added, centred)
+        raise self.make_refusal(f"a {type(part).__name__}")
 
-    def _slopes(self, heads: int) -> Floats | None:
+    def _read_slopes(self, heads: int) -> Floats | None:
         """Slopes of ALiBi, tried at many positions."""
         if hasattr(self.base, "build_mpt_alibi_tensor"):
-            table = self.base.build_mpt_alibi_tensor(heads, FAR)
+            table = self.base.build_mpt_alibi_tensor(heads, NUM_ALIBI_TRIAL_POSITIONS)
         elif hasattr(self.base, "build_alibi_tensor"):
-            table = self.base.build_alibi_tensor(torch.ones(1, FAR), heads, torch.float32)
+            table = self.base.build_alibi_tensor(torch.ones(1, NUM_ALIBI_TRIAL_POSITIONS), heads, torch.float32)
         else:
             self.require(not getattr(self.base, "use_alibi", False), "ALiBi of rounded positions")
             return None
-        table = table.reshape(heads, FAR).double()
-        slopes = (table[:, -1] - table[:, 0]) / (FAR - 1)
-        line = slopes[:, None] * torch.arange(FAR) + table[:, :1]
-        self.require(torch.allclose(table, line, rtol=SAME, atol=1e-3), "ALiBi of another kind")
-        return array(slopes)
+        table = table.reshape(heads, NUM_ALIBI_TRIAL_POSITIONS).double()
+        slopes = (table[:, -1] - table[:, 0]) / (NUM_ALIBI_TRIAL_POSITIONS - 1)
+        line = slopes[:, None] * torch.arange(NUM_ALIBI_TRIAL_POSITIONS) + table[:, :1]
+        self.require(torch.allclose(table, line, rtol=RELATIVE_TOLERANCE, atol=1e-3), "ALiBi of another kind")
+        return to_float_array(slopes)
 
-    def _ropes(self, part: Any, width: int) -> tuple[int, int]:
+    def _read_ropes(self, part: Any, width: int) -> tuple[int, int]:
         """The numbers of a layer's rotary positions: of keys, and of queries."""
-        rope = self._rope(part, width)
+        rope = self._infer_rope(part, width)
         settings: Any = getattr(self.config, "rope_parameters", None) or {}
         growth = None
         if self.queries_grow():
@@ -560,50 +560,50 @@ class NetworkReader:
             self.ropes.append(rope)
         return self.ropes.index(rope)
 
-    def rotary_of(self, part: Any) -> Any:
+    def find_rotary(self, part: Any) -> Any:
         """Return the module that makes cosines and sines for a layer's attention."""
-        owner = self.base if any(hasattr(self.base, name) for name in ROTARY) else part
-        return self.one(owner, ROTARY, "rotary positions")
+        owner = self.base if any(hasattr(self.base, name) for name in ROTARY_MODULE_NAMES) else part
+        return self.find_part(owner, ROTARY_MODULE_NAMES, "rotary positions")
 
-    def _rope(self, part: Any, width: int) -> Rope:
+    def _infer_rope(self, part: Any, width: int) -> Rope:
         """A layer's rotary positions, tried on a few."""
         # no place that would change frequencies which follow the longest sequence
-        far = min(100, (context_limit(self.config) or 200) // 2)
-        places = torch.tensor([[0, 1, 2, 3, far // 2, far]])
-        cosine, sine, frequencies = self._cosines(part, places)
+        last_position = min(100, (context_limit(self.config) or 200) // 2)
+        positions = torch.tensor([[0, 1, 2, 3, last_position // 2, last_position]])
+        cosine, sine, frequencies = self._compute_cosines(part, positions)
         states, scale = (
-            random_states(1, 1, places.shape[1], 2 * len(frequencies)),
+            make_random_states(1, 1, positions.shape[1], 2 * len(frequencies)),
             float(cosine[0, 0, 0]),
         )
-        made = self._applied(part, states, cosine, sine)
-        angles = (places[0, :, None] * frequencies.float()).double()
+        rotated = self._rotate(part, states, cosine, sine)
+        angles = (positions[0, :, None] * frequencies.float()).double()
         for interleaved in (False, True):
             for sign in (1, -1):  # some turn backwards
-                read = turn_pairs(states, sign * angles, scale, interleaved)
-                if made.shape == read.shape and torch.allclose(made.double(), read, atol=SAME):
+                expected = rotate_pairs(states, sign * angles, scale, interleaved)
+                if rotated.shape == expected.shape and torch.allclose(rotated.double(), expected, atol=RELATIVE_TOLERANCE):
                     self.require(states.shape[-1] <= width, "rotary positions of several heads")
                     turns = (sign * frequencies.double()).tolist()
                     return Rope(tuple(turns), scale, interleaved)
-        raise self.refused("rotary positions of another kind")
+        raise self.make_refusal("rotary positions of another kind")
 
-    def _cosines(self, part: Any, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _compute_cosines(self, part: Any, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Cosines and sines at places `[1, n]`, as a family has them, and its frequencies."""
         table = getattr(part, "embed_positions", None)
         if isinstance(table, Tensor):  # sines, then cosines
             pairs = table.shape[1] // 2
-            sine, cosine = table[places].split(pairs, -1)
+            sine, cosine = table[positions].split(pairs, -1)
             return cosine, sine, 1.0 / 10000 ** (torch.arange(0, 2 * pairs, 2) / (2 * pairs))
-        turn = self.rotary_of(part)
+        rotary = self.find_rotary(part)
         kinds: list[str] = getattr(self.config, "layer_types", None) or []
-        by_kind = "layer_type" in inspect.signature(turn.forward).parameters
+        by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
         prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
-        self.require(hasattr(turn, f"{prefix}inv_freq"), "rotary positions of some layers alone")
-        return *turn(torch.zeros(1), places, **more), getattr(turn, f"{prefix}inv_freq")
+        self.require(hasattr(rotary, f"{prefix}inv_freq"), "rotary positions of some layers alone")
+        return *rotary(torch.zeros(1), positions, **more), getattr(rotary, f"{prefix}inv_freq")
 
-    def _applied(self, part: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def _rotate(self, part: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Turn states `[1, 1, n, width]` by the family's own function."""
-        apply: Any = getattr(sys.modules[type(part).__module__], APPLY, None)
+        apply: Any = getattr(sys.modules[type(part).__module__], ROTARY_FUNCTION, None)
         self.require(apply is not None, "rotary positions by no known function")
         first, second, *_ = inspect.signature(apply).parameters
         if first == "tensor":  # heads stand behind positions
@@ -614,15 +614,15 @@ class NetworkReader:
 
     def has_positions(self, part: Any) -> bool:
         """Tell if there are some to turn by, unless the network says that it has none."""
-        names = *ROTARY, "embed_positions"
+        names = *ROTARY_MODULE_NAMES, "embed_positions"
         owned = [getattr(one, name, self) for one in (self.base, part) for name in names]
         return None not in owned and any(x is not self for x in owned)
 
-    def _turned(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
+    def _try_rotation(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
         """Try if positions change what attention makes, and what its norm of keys reads."""
-        cosine, sine, _ = self._cosines(part, torch.arange(4)[None])
-        states, read = random_states(1, 4, inputs), list[Tensor]()
-        hook = norm and norm.register_forward_pre_hook(lambda _, args: read.append(args[0].clone()))
+        cosine, sine, _ = self._compute_cosines(part, torch.arange(4)[None])
+        states, norm_inputs = make_random_states(1, 4, inputs), list[Tensor]()
+        hook = norm and norm.register_forward_pre_hook(lambda _, args: norm_inputs.append(args[0].clone()))
         try:
             made = [
                 part(states, position_embeddings=pair, attention_mask=None)[0]
@@ -633,19 +633,19 @@ class NetworkReader:
         finally:
             if hook:
                 hook.remove()
-        return not torch.equal(*made), bool(read) and not torch.equal(*read)
+        return not torch.equal(*made), bool(norm_inputs) and not torch.equal(*norm_inputs)
 
-    def one(self, part: Any, names: tuple[str, ...], what: str) -> Any:
+    def find_part(self, part: Any, names: tuple[str, ...], what: str) -> Any:
         name = next((name for name in names if hasattr(part, name)), None)
         if name is None:
-            raise self.refused(f"no {what} of a known name")
+            raise self.make_refusal(f"no {what} of a known name")
         return getattr(part, name)
 
     def require(self, known: bool, what: str) -> None:
         if not known:
-            raise self.refused(what)
+            raise self.make_refusal(what)
 
-    def refused(self, what: str) -> RefusedError:
+    def make_refusal(self, what: str) -> RefusedError:
         return RefusedError(
             f"{type(self.network).__name__} is not built as the native decoder expects ({what})"
         )

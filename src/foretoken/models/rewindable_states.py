@@ -24,18 +24,18 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError
-from foretoken.models.rows import Places
+from foretoken.models.row_slots import RowSlots
 from foretoken.transfer import sent
 
-REWIND = 32  # tokens that a row can always go back
-REACH = 64  # tokens behind a base, at most, those of a pass included
-PASS = REACH  # tokens of a row in a pass, at most; of more, a block is run in parts
-SLOTS = REACH + 1  # the last one takes what is padding
-SOME = 8  # tokens whose decays by channel are formed at a time
+MAX_REWIND_TOKENS = 32  # tokens that a row can always go back
+MAX_PENDING_TOKENS = 64  # tokens behind a base, at most, those of a pass included
+MAX_PASS_WIDTH = MAX_PENDING_TOKENS  # tokens of a row in a pass, at most; of more, a block is run in parts
+PENDING_SLOTS = MAX_PENDING_TOKENS + 1  # the last one takes what is padding
+DECAY_CHUNK_TOKENS = 8  # tokens whose decays by channel are formed at a time
 Arrays = dict[str, Tensor]
 
 
-class StateLayer:
+class RecurrentStateLayer:
     """The states of one layer, by place: arrays `[rows, ..]` by name. Windows, whose names are
     numbers, have their tokens in axis 1, pending updates in axis 2."""
 
@@ -50,7 +50,7 @@ class StateLayer:
     def device(self) -> torch.device:
         return next(iter(self.arrays.values())).device
 
-    def fit(self, like: Arrays, rows: int, capacity: int, used: int) -> None:
+    def resize(self, like: Arrays, rows: int, capacity: int, num_used: int) -> None:
         """New arrays, shaped like these; the first `used` places stay."""
         old, new = self.arrays, dict[str, Tensor]()
         for name, x in like.items():
@@ -59,54 +59,54 @@ class StateLayer:
                 continue
             new[name] = x.new_zeros(rows, *x.shape[1:])
             if name in old:
-                new[name][:used] = old[name][:used]
+                new[name][:num_used] = old[name][:num_used]
         self.arrays = new  # at once, for a Ctrl-C in between
 
-    def put(self, place: int, row: Arrays) -> None:
+    def put(self, slot: int, row: Arrays) -> None:
         for name, x in self.arrays.items():
-            x[place] = row[name]
+            x[slot] = row[name]
 
-    def row(self, place: int, slots: int) -> Arrays:
+    def row(self, slot: int, slots: int) -> Arrays:
         """A row; one without tokens stands at the beginning."""
-        rows = {name: x[place] for name, x in self.arrays.items()}
+        rows = {name: x[slot] for name, x in self.arrays.items()}
         return rows if slots else {name: torch.zeros_like(x) for name, x in rows.items()}
 
-    def clear(self, place: int) -> None:
+    def clear(self, slot: int) -> None:
         for x in self.arrays.values():
-            x[place] = 0
+            x[slot] = 0
 
-    def window(self, name: str, x: Tensor, size: int, at: Cursor, rows: int) -> Tensor:
+    def extend_window(self, name: str, x: Tensor, size: int, cursor: PendingCursor, num_rows: int) -> Tensor:
         """Return new inputs `[B, C, W]` behind the `size` - 1 inputs before them, and keep them."""
         if name not in self.arrays:
-            self.arrays[name] = x.new_zeros(rows, size - 1 + SLOTS, x.shape[1])
-        left = before(self.arrays[name][: len(x)], size, at)
-        self.arrays[name][at.row, size - 1 + at.slots] = x.transpose(1, 2)
+            self.arrays[name] = x.new_zeros(num_rows, size - 1 + PENDING_SLOTS, x.shape[1])
+        left = get_last_inputs(self.arrays[name][: len(x)], size, cursor)
+        self.arrays[name][cursor.row, size - 1 + cursor.slots] = x.transpose(1, 2)
         return torch.cat([left.transpose(1, 2), x], 2)
 
-    def recurrence(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, at: Cursor, rows: int
+    def advance_recurrence(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, cursor: PendingCursor, num_rows: int
     ) -> Tensor:
         """Return what `advanced` does of new tokens `at` these places, and keep what the states
         follow from. rows: for which arrays are made."""
         B, H, _, Dv = v.shape
         if "S" not in self.arrays:
-            shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], SLOTS, k.shape[3])}
-            for name, shape in (shapes | {"u": (H, SLOTS, Dv)}).items():
-                self.arrays[name] = v.new_zeros(rows, *shape)
+            shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], PENDING_SLOTS, k.shape[3])}
+            for name, shape in (shapes | {"u": (H, PENDING_SLOTS, Dv)}).items():
+                self.arrays[name] = v.new_zeros(num_rows, *shape)
             # sums of many decays, whose differences are small
-            self.arrays["c"] = g.new_zeros(rows, H, SLOTS, g.shape[3], dtype=torch.float64)
+            self.arrays["c"] = g.new_zeros(num_rows, H, PENDING_SLOTS, g.shape[3], dtype=torch.float64)
         S = self.arrays["S"][:B]
-        kp, up, cp = (self.arrays[name][:B, :, : at.most] for name in "kuc")
-        if not at.even:  # places without a token may hold anything
-            seen = (torch.arange(at.most, device=k.device) < at.pending[:, None])[:, None, :, None]
+        kp, up, cp = (self.arrays[name][:B, :, : cursor.max_pending] for name in "kuc")
+        if not cursor.is_even:  # places without a token may hold anything
+            seen = (torch.arange(cursor.max_pending, device=k.device) < cursor.pending[:, None])[:, None, :, None]
             kp, up, cp = (torch.where(seen, x, 0) for x in (kp, up, cp))
-        fade = faded(cp, at.pending)
-        out, u, c = advanced(q, k, v, g, beta, S, kp, up, fade)
-        for name, x in (("k", k), ("u", u), ("c", c + fade[:, :, -1:])):
-            self.arrays[name][at.row, :, at.slots] = x.transpose(1, 2)
+        log_decays = compute_log_decays(cp, cursor.pending)
+        out, u, c = compute_outputs(q, k, v, g, beta, S, kp, up, log_decays)
+        for name, x in (("k", k), ("u", u), ("c", c + log_decays[:, :, -1:])):
+            self.arrays[name][cursor.row, :, cursor.slots] = x.transpose(1, 2)
         return out
 
-    def scan(
+    def advance_scan(
         self,
         q: Tensor,
         k: Tensor,
@@ -114,8 +114,8 @@ class StateLayer:
         t: Tensor,
         A: Tensor,
         call: int,
-        at: Cursor,
-        rows: int,
+        cursor: PendingCursor,
+        num_rows: int,
     ) -> Tensor:
         """Return o_t = S_t q_t, `[B, W, C]`, of states S_t = exp(t_t A) S_(t-1) + u_t k_t^T of C
         channels (arXiv 2312.00752), and keep what these follow from.
@@ -131,21 +131,21 @@ class StateLayer:
         if f"S{call}" not in self.arrays:
             C = u.shape[2]
             shapes = {"S": (C, N), "L": (C, N), "A": (C, N)}
-            shapes |= {"k": (1, SLOTS, N), "u": (1, SLOTS, C), "t": (1, SLOTS, C)}
+            shapes |= {"k": (1, PENDING_SLOTS, N), "u": (1, PENDING_SLOTS, C), "t": (1, PENDING_SLOTS, C)}
             for name, shape in shapes.items():
-                self.arrays[name + str(call)] = u.new_zeros(rows, *shape)
-            self.arrays[f"n{call}"] = torch.zeros(rows, dtype=torch.long)  # on the host
-        own = self._scanned(call, slice(B))
+                self.arrays[name + str(call)] = u.new_zeros(num_rows, *shape)
+            self.arrays[f"n{call}"] = torch.zeros(num_rows, dtype=torch.long)  # on the host
+        own = self._get_scan_arrays(call, slice(B))
         own["A"].copy_(A.expand(B, -1, -1))
-        pending = torch.tensor(at.counts)
-        S = _behind(own, pending)
+        pending = torch.tensor(cursor.counts)
+        S = _compute_scan_states(own, pending)
         own["L"].copy_(S)
         own["n"].copy_(pending)
         for name, x in (("k", k), ("u", u), ("t", t)):
-            self.arrays[name + str(call)][at.row, 0, at.slots] = x
-        return _steps(S, A, t, u, k, q)[1]
+            self.arrays[name + str(call)][cursor.row, 0, cursor.slots] = x
+        return _run_scan_steps(S, A, t, u, k, q)[1]
 
-    def _scanned(self, call: int, rows: slice) -> Arrays:
+    def _get_scan_arrays(self, call: int, rows: slice) -> Arrays:
         """Return what is kept of one scan in these places: states S at the base and L behind n
         pending tokens, where the last pass began."""
         return {name: self.arrays[name + str(call)][rows] for name in "SLAkutn"}
@@ -155,8 +155,8 @@ class StateLayer:
         rows, to = slice(first, first + len(counts)), torch.tensor(counts)
         tokens = sent(to, self.device)
         for call in range(sum(name[0] == "n" for name in self.arrays)):
-            own = self._scanned(call, rows)
-            own["S"].copy_(_behind(own, to))
+            own = self._get_scan_arrays(call, rows)
+            own["S"].copy_(_compute_scan_states(own, to))
             late = sent(own["n"] < to, self.device)[:, None, None]
             own["L"].copy_(torch.where(late, own["S"], own["L"]))
             own["n"].sub_(to).clamp_(min=0)
@@ -164,108 +164,108 @@ class StateLayer:
         if "S" in arrays:
             some = slice(max(counts))
             k, u, c = (arrays[name][:, :, some] for name in "kuc")
-            fold(arrays["S"], k, u, c, tokens)
+            fold_tokens(arrays["S"], k, u, c, tokens)
         if "c" in arrays:
-            arrays["c"].sub_(_at(arrays["c"], tokens - 1))
+            arrays["c"].sub_(_gather_token(arrays["c"], tokens - 1))
         for name, x in arrays.items():
             if name[0] in "kuct" or name.isdigit():
                 _shift(x, counts, 1 if name.isdigit() else 2)
 
 
-class Cursor:
+class PendingCursor:
     """Where the tokens of a pass go: behind the pending ones of each place."""
 
     def __init__(self, pending: list[int], width: int, device: torch.device) -> None:
         self.counts = pending
-        self.most, self.even = max(pending), min(pending) == max(pending)
+        self.max_pending, self.is_even = max(pending), min(pending) == max(pending)
         self.pending = torch.tensor(pending, device=device)
         self.row = torch.arange(len(pending), device=device)[:, None]
         slots = self.pending[:, None] + torch.arange(width, device=device)
-        self.slots = slots.clamp(max=REACH)
+        self.slots = slots.clamp(max=MAX_PENDING_TOKENS)
 
 
-class Based(Places):
+class RewindableRows(RowSlots):
     """Rows that have states, each at a length of its own."""
 
-    based: list[int]  # by row
+    base_lengths: list[int]  # by row
 
-    def stateful(self) -> list[StateLayer]:
+    def list_state_layers(self) -> list[RecurrentStateLayer]:
         """The layers that have states."""
         raise NotImplementedError
 
-    def settle(self, rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
+    def advance_bases(self, rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
         """Let bases move where there is no room for counts[b] more tokens of these rows, which hold
         lengths[b]. Return their tokens behind the bases."""
         for b in rows:
-            if lengths[b] == 0 and self.based[b]:  # the row began again
-                self.based[b] = 0
-                for layer in self.stateful():
-                    layer.clear(self.places[b])
-        pending = [lengths[b] - self.based[b] for b in rows]
-        if all(n + counts[b] <= REACH for b, n in zip(rows, pending, strict=True)):
+            if lengths[b] == 0 and self.base_lengths[b]:  # the row began again
+                self.base_lengths[b] = 0
+                for layer in self.list_state_layers():
+                    layer.clear(self.slots[b])
+        pending = [lengths[b] - self.base_lengths[b] for b in rows]
+        if all(n + counts[b] <= MAX_PENDING_TOKENS for b, n in zip(rows, pending, strict=True)):
             return pending
         moved = {  # those that have to and, as it is done at once, those that can
-            self.places[b]: n - min(REWIND, REACH - counts[b])
+            self.slots[b]: n - min(MAX_REWIND_TOKENS, MAX_PENDING_TOKENS - counts[b])
             for b, n in zip(rows, pending, strict=True)
         }
         moved = {place: n for place, n in moved.items() if n > 0}
         if moved:
             first = min(moved)
             each = [moved.get(place, 0) for place in range(first, max(moved) + 1)]
-            for layer in self.stateful():
+            for layer in self.list_state_layers():
                 layer.fold(each, first)
             for b in rows:
-                self.based[b] += moved.get(self.places[b], 0)
-        return [lengths[b] - self.based[b] for b in rows]
+                self.base_lengths[b] += moved.get(self.slots[b], 0)
+        return [lengths[b] - self.base_lengths[b] for b in rows]
 
-    def check_back(self, old: list[int], new: list[int]) -> None:
+    def check_rewind(self, old: list[int], new: list[int]) -> None:
         """Raise InputError for a row that would go back to before its base."""
-        for b, base in enumerate(self.based):
-            check_base(b, old[b], new[b], base)
+        for b, base in enumerate(self.base_lengths):
+            check_rewind_to_base(b, old[b], new[b], base)
 
     def join(self, other: Any) -> None:
         super().join(other)
-        self.based = self.based + other.based
+        self.base_lengths = self.base_lengths + other.base_lengths
 
     def select(self, rows: list[int]) -> None:
-        self.based = [self.based[b] for b in rows]
+        self.base_lengths = [self.base_lengths[b] for b in rows]
         super().select(rows)
 
 
-def check_base(b: int, old: int, new: int, base: int) -> None:
+def check_rewind_to_base(b: int, old: int, new: int, base: int) -> None:
     """Raise InputError where row b would go back to before its base, but not to its beginning."""
     if 0 < new < base:
         raise InputError(
             f"row {b} would go back to {new} of {old} tokens, and its states are kept for the last "
-            f"{old - base}; give a gamma below {REWIND}"
+            f"{old - base}; give a gamma below {MAX_REWIND_TOKENS}"
         )
 
 
-def fold(S: Tensor, k: Tensor, u: Tensor, c: Tensor, tokens: Tensor) -> None:
+def fold_tokens(S: Tensor, k: Tensor, u: Tensor, c: Tensor, tokens: Tensor) -> None:
     """Bring states `[B, H, Dk, Dv]` forward by so many of the tokens behind them, in place."""
-    end = _at(c, tokens - 1)
+    end = _gather_token(c, tokens - 1)
     moved = (torch.arange(k.shape[2], device=k.device) < tokens[:, None])[:, None, :, None]
     weight = torch.where(moved, (end - c).clamp(max=0).exp(), 0).to(k.dtype)
     k, u = torch.where(moved, k, 0), torch.where(moved, u, 0)
     k, u = (k, u * weight) if c.shape[3] == 1 else (k * weight, u)
-    S.mul_(end.exp().to(S.dtype).transpose(2, 3)).add_(_by_group(k.transpose(2, 3), u))
+    S.mul_(end.exp().to(S.dtype).transpose(2, 3)).add_(_multiply_by_group(k.transpose(2, 3), u))
 
 
-def before(window: Tensor, size: int, at: Cursor) -> Tensor:
+def get_last_inputs(window: Tensor, size: int, cursor: PendingCursor) -> Tensor:
     """Return the last `size` - 1 inputs of each row, `[B, size - 1, C]`."""
-    if at.even:
-        return window[:, at.most : at.most + size - 1]
-    return window[at.row, at.pending[:, None] + torch.arange(size - 1, device=window.device)]
+    if cursor.is_even:
+        return window[:, cursor.max_pending : cursor.max_pending + size - 1]
+    return window[cursor.row, cursor.pending[:, None] + torch.arange(size - 1, device=window.device)]
 
 
-def faded(c: Tensor, pending: Tensor) -> Tensor:
+def compute_log_decays(c: Tensor, pending: Tensor) -> Tensor:
     """Return the log decays from each token behind the base, and last from the base, up to a row's
     end, `[B, H, P + 1, ..]`, where c sums those since the base."""
-    end = _at(c, pending - 1)
+    end = _gather_token(c, pending - 1)
     return torch.cat([end - c, end], 2)
 
 
-def advanced(
+def compute_outputs(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -274,7 +274,7 @@ def advanced(
     S: Tensor,
     kp: Tensor,
     up: Tensor,
-    fade: Tensor,
+    log_decays: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute o_t = S_t^T q_t of new tokens, `[B, H, W, Dv]`.
 
@@ -291,28 +291,28 @@ def advanced(
     Returns:
         The output, u, and the sums of g up to each token in float64.
     """
-    W, c, earlier = k.shape[2], g.double().cumsum(2), fade[:, :, :-1]
+    W, c, earlier = k.shape[2], g.double().cumsum(2), log_decays[:, :, :-1]
     x, cx = q, c
     if beta is not None:  # keys beside queries, so that the past is read once
         x, cx = torch.cat([k, q], 2), torch.cat([c, c], 2)
-    whole = (cx + fade[:, :, -1:]).exp().to(v.dtype)
-    read = _read(x, whole, S) + _dots(x, cx, kp, earlier) @ up
+    decay = (cx + log_decays[:, :, -1:]).exp().to(v.dtype)
+    past = _multiply_state(x, decay, S) + _compute_decayed_products(x, cx, kp, earlier) @ up
     # an invalid token, which may be rejected, must not be multiplied by 0 for those before it
-    u = finite(v if beta is None else beta * (v - read[:, :, :W]))
+    u = zero_nonfinite(v if beta is None else beta * (v - past[:, :, :W]))
     if W == 1:  # nothing among the new tokens but the token itself
-        return read[:, :, -1:] + _by_group((q * k).sum(3, keepdim=True), u), u, c
-    among = _dots(x, cx, k, -c)
+        return past[:, :, -1:] + _multiply_by_group((q * k).sum(3, keepdim=True), u), u, c
+    products = _compute_decayed_products(x, cx, k, -c)
     if beta is not None:
-        u = _solved(finite(beta * among[:, :, :W]), u)
-    return read[:, :, -W:] + finite(among[:, :, -W:]).tril() @ u, u, c
+        u = _solve(zero_nonfinite(beta * products[:, :, :W]), u)
+    return past[:, :, -W:] + zero_nonfinite(products[:, :, -W:]).tril() @ u, u, c
 
 
-def finite(x: Tensor) -> Tensor:
+def zero_nonfinite(x: Tensor) -> Tensor:
     """Return x with zeros for what is invalid."""
     return torch.where(x.abs() < torch.inf, x, 0)
 
 
-def _at(c: Tensor, index: Tensor) -> Tensor:
+def _gather_token(c: Tensor, index: Tensor) -> Tensor:
     """`c` at one token of each row, `[B, H, 1, ..]`; 0 at -1."""
     if not c.shape[2]:
         return c.new_zeros(*c.shape[:2], 1, c.shape[3])
@@ -320,19 +320,19 @@ def _at(c: Tensor, index: Tensor) -> Tensor:
     return torch.where((index >= 0)[:, None, None, None], c.gather(2, place), 0)
 
 
-def _by_group(x: Tensor, y: Tensor) -> Tensor:
+def _multiply_by_group(x: Tensor, y: Tensor) -> Tensor:
     """`x @ y`, where y has several heads `[B, H, ..]` for each of x, `[B, Hk, ..]`."""
     if x.shape[1] == y.shape[1]:
         return x @ y
     return (x[:, :, None] @ y.unflatten(1, (x.shape[1], -1))).flatten(1, 2)
 
 
-def _read(x: Tensor, decay: Tensor, S: Tensor) -> Tensor:
+def _multiply_state(x: Tensor, decay: Tensor, S: Tensor) -> Tensor:
     """Decayed products of tokens and a state, `[B, H, W, Dv]`."""
-    return _by_group(x, S) * decay if decay.shape[3] == 1 else (x * decay) @ S
+    return _multiply_by_group(x, S) * decay if decay.shape[3] == 1 else (x * decay) @ S
 
 
-def _dots(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
+def _compute_decayed_products(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
     """Decayed products of tokens x and y, `[B, H, i, j]`, right where y is not behind x.
 
     A decay is exp(c_i + fade_j), never a quotient, which would overflow. Decays by channel are
@@ -344,19 +344,19 @@ def _dots(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
         groups = c.shape[1] // x.shape[1]
         return (products.repeat_interleave(groups, 1) if groups > 1 else products) * decays
     parts = [x.new_zeros(*x.shape[:2], 0, y.shape[2])]
-    for at in range(0, x.shape[2], SOME):
-        some = c[:, :, at : at + SOME, None] + fade[:, :, None]
+    for at in range(0, x.shape[2], DECAY_CHUNK_TOKENS):
+        some = c[:, :, at : at + DECAY_CHUNK_TOKENS, None] + fade[:, :, None]
         decayed = some.clamp(max=0).exp().to(x.dtype) * y[:, :, None]
-        parts.append((decayed @ x[:, :, at : at + SOME, :, None])[..., 0])
+        parts.append((decayed @ x[:, :, at : at + DECAY_CHUNK_TOKENS, :, None])[..., 0])
     return torch.cat(parts, 2)
 
 
-def _solved(A: Tensor, y: Tensor) -> Tensor:
+def _solve(A: Tensor, y: Tensor) -> Tensor:
     """Solve (1 + A) x = y, where only what is below A's diagonal counts."""
     return torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True)
 
 
-def _behind(own: Arrays, to: Tensor) -> Tensor:
+def _compute_scan_states(own: Arrays, to: Tensor) -> Tensor:
     """States of a scan behind so many pending tokens `[B]` of each place, a tensor on the host."""
     near = own["n"] <= to
     begin = torch.where(near, own["n"], 0)
@@ -367,10 +367,10 @@ def _behind(own: Arrays, to: Tensor) -> Tensor:
     row = torch.arange(len(to), device=index.device)[:, None]
     t, u, k = (torch.where(there, own[name][row, 0, index], 0) for name in "tuk")
     S = torch.where(sent(near, index.device)[:, None, None], own["L"], own["S"])
-    return _steps(S, own["A"], t, u, k)[0]
+    return _run_scan_steps(S, own["A"], t, u, k)[0]
 
 
-def _steps(
+def _run_scan_steps(
     S: Tensor, A: Tensor, t: Tensor, u: Tensor, k: Tensor, q: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the state behind some tokens, and what q reads of each."""
@@ -390,25 +390,25 @@ def _shift(x: Tensor, counts: list[int], axis: int) -> None:
             row[:-count] = row[count:].clone()
 
 
-Run = Callable[[list[list[int]], list[int]], tuple[Tensor, Tensor]]  # blocks, need: logits, hidden
+RunBlocks = Callable[[list[list[int]], list[int]], tuple[Tensor, Tensor]]  # blocks, need: logits, hidden
 
 
-def in_parts(run: Run, blocks: list[list[int]], need: list[int]) -> tuple[Tensor, Tensor] | None:
+def run_in_parts(run: RunBlocks, blocks: list[list[int]], need: list[int]) -> tuple[Tensor, Tensor] | None:
     """Run blocks that are wider than a pass, one part after another. Return logits and what the
     output layer read, `[B, max(need), ..]`; None where none are needed."""
-    made: tuple[Tensor, Tensor] | None = None
+    outputs: tuple[Tensor, Tensor] | None = None
     firsts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
-    for at in range(0, max(map(len, blocks)), PASS):
-        parts = [block[at : at + PASS] for block in blocks]
+    for at in range(0, max(map(len, blocks)), MAX_PASS_WIDTH):
+        parts = [block[at : at + MAX_PASS_WIDTH] for block in blocks]
         ends = [at + len(part) - first for part, first in zip(parts, firsts, strict=True)]
         some = [min(len(part), max(0, end)) for part, end in zip(parts, ends, strict=True)]
         new = run(parts, some)
         if not any(some):
             continue
-        if made is None:
+        if outputs is None:
             logits, hidden = (x.new_zeros(len(blocks), max(need), x.shape[-1]) for x in new)
-            made = logits, hidden
-        for whole, part in zip(made, new, strict=True):
+            outputs = logits, hidden
+        for whole, part in zip(outputs, new, strict=True):
             for b, (n, end) in enumerate(zip(some, ends, strict=True)):
                 whole[b, end - n : end] = part[b, :n]
-    return made
+    return outputs

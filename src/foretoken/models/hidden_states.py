@@ -11,56 +11,56 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FINAL = -1  # the tap behind the final norm: what the output layer reads
+FINAL_TAP = -1  # the tap behind the final norm: what the output layer reads
 
 
-class Known(NamedTuple):
+class HiddenStates(NamedTuple):
     """States of consecutive tokens of a row, from position `first` on: `[n, W]`."""
 
     first: int
     states: Tensor
 
-    def since(self, position: int) -> Tensor:
+    def get_from(self, position: int) -> Tensor:
         """The states from a position on; none where they begin behind it."""
         missing = self.first > position
         return self.states[len(self.states) if missing else position - self.first :]
 
 
-def carried(
-    before: Tensor, new: Known | None, reached: int, columns: slice | None = None
+def append_new_states(
+    old: Tensor, new: HiddenStates | None, position: int, columns: slice | None = None
 ) -> Tensor:
     """The states before, and behind them what is new from the position `reached` on: of these
     columns, or all."""
-    states = None if new is None else new.since(reached)
+    states = None if new is None else new.get_from(position)
     if states is None or not len(states):
-        return before
+        return old
     states = states if columns is None else states[:, columns]
-    return torch.cat([before, states]) if len(before) else states
+    return torch.cat([old, states]) if len(old) else states
 
 
-class Shown:
+class HiddenStateStore:
     """The states of every row."""
 
     def __init__(self, rows: int = 0) -> None:
-        self.rows: list[list[Known]] = [[] for _ in range(rows)]
+        self.rows: list[list[HiddenStates]] = [[] for _ in range(rows)]
 
-    def join(self, other: Shown) -> None:
+    def join(self, other: HiddenStateStore) -> None:
         """The rows of `other` join behind these."""
         self.rows = [*self.rows, *other.rows]
 
-    def with_rows(self, count: int) -> Shown:
+    def copy_with_rows(self, count: int) -> HiddenStateStore:
         """These, and so many fresh rows behind them."""
-        more = Shown()
+        more = HiddenStateStore()
         more.rows = [*self.rows, *([] for _ in range(count))]
         return more
 
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was."""
-        self.rows = self.selected(rows).rows
+        self.rows = self.copy_rows(rows).rows
 
-    def selected(self, rows: list[int]) -> Shown:
+    def copy_rows(self, rows: list[int]) -> HiddenStateStore:
         """Others of which row b is row rows[b] of these."""
-        others = Shown()
+        others = HiddenStateStore()
         others.rows = [list(self.rows[b]) for b in rows]
         return others
 
@@ -68,24 +68,24 @@ class Shown:
         """Row b read tokens with these states, `[n, W]`, behind past[b] others."""
         for parts, first, new in zip(self.rows, past, states, strict=True):
             if len(new):
-                parts.append(Known(first, new))
+                parts.append(HiddenStates(first, new))
 
-    def cut(self, lengths: list[int]) -> None:
+    def truncate(self, lengths: list[int]) -> None:
         """So many tokens of each row remain."""
         for parts, length in zip(self.rows, lengths, strict=True):
             while parts and parts[-1].first + len(parts[-1].states) > length:
                 first, states = parts.pop()
                 if first < length:
-                    parts.append(Known(first, states[: length - first]))
+                    parts.append(HiddenStates(first, states[: length - first]))
 
-    def take(self) -> list[Known | None]:
+    def take(self) -> list[HiddenStates | None]:
         """Return the states of each row, which are forgotten here; None where there are none."""
-        taken = [_joined(parts) if parts else None for parts in self.rows]
+        taken = [_concatenate(parts) if parts else None for parts in self.rows]
         self.rows = [[] for _ in self.rows]
         return taken
 
 
-def _joined(parts: list[Known]) -> Known:
+def _concatenate(parts: list[HiddenStates]) -> HiddenStates:
     if len(parts) == 1:
         return parts[0]
-    return Known(parts[0].first, torch.cat([states for _, states in parts]))
+    return HiddenStates(parts[0].first, torch.cat([states for _, states in parts]))
