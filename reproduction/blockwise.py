@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.stock.sizes import alike, sketch
+from foretoken.models.stock.sizes import is_same_model, sketch_weights
 from foretoken.storage import files
 
 FORMAT, VERSION = "foretoken.heads", 1
@@ -45,7 +45,7 @@ class Heads(nn.Module):
         H, E = widths(target)
         random = torch.Generator().manual_seed(seed)
         inner = torch.randn(count, H, H + E, generator=random) / (H + E) ** 0.5
-        return cls(inner, torch.zeros(count, H, H), sketch(target))
+        return cls(inner, torch.zeros(count, H, H), sketch_weights(target))
 
     @property
     def count(self) -> int:
@@ -102,7 +102,7 @@ class Heads(nn.Module):
 
     def require_target(self, name: str, target: PreTrainedModel) -> None:
         """Raise RefusedError unless they were trained for this target."""
-        if not alike(self.sketch, sketch(target)):
+        if not is_same_model(self.sketch, sketch_weights(target)):
             raise RefusedError(
                 f"{name} holds heads of another target: its weights differ; train heads for this "
                 "target"

@@ -19,7 +19,7 @@ from transformers import (
 from foretoken.drafters.assistant import AssistantDrafter
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.assistant import Assistant, StockAssistant
-from foretoken.models.stock.assistant_files import read_assistant
+from foretoken.models.stock.assistant_files import build_assistant
 from foretoken.models.stock.model import CausalModel
 
 WINDOW = 4
@@ -98,7 +98,7 @@ def own_assistant(V: int, *, ordered: bool = False, seed: int = 1) -> Any:
 @cache
 def network(V: int, *, ordered: bool = False, seed: int = 1) -> Assistant:
     own = own_assistant(V, ordered=ordered, seed=seed)
-    return read_assistant(own.config, own.state_dict(), target(V).config, torch.float64)
+    return build_assistant(own.config, own.state_dict(), target(V).config, torch.float64)
 
 
 def drafter(

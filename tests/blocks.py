@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.models.base import Model
-from foretoken.models.stock.dflash import BlocksDraft, StockBlocks
-from foretoken.models.stock.dflash_files import block_config, blocks, unfilled
+from foretoken.models.stock.dflash import BlocksDraft, StockBlockModel
+from foretoken.models.stock.dflash_files import parse_block_config, build_blocks_draft, build_network
 from foretoken.models.stock.model import CausalModel
 
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
@@ -33,7 +33,7 @@ def tensors(config: dict[str, Any], target: PreTrainedModel, outputs: int | None
     """Random ones, far from flat, by the names that DFlash's files have."""
     V, H = target.get_input_embeddings().weight.shape
     random = torch.Generator().manual_seed(7)
-    network = unfilled(block_config(config), H, V, outputs or V)
+    network = build_network(parse_block_config(config), H, V, outputs or V)
     made: dict[str, Tensor] = {}
     for name, weight in network.state_dict().items():
         scale = 0.3 if weight.ndim == 1 else 2 * weight.shape[-1] ** -0.5
@@ -44,16 +44,16 @@ def tensors(config: dict[str, Any], target: PreTrainedModel, outputs: int | None
 def filed(config: dict[str, Any], target: PreTrainedModel, given: dict[str, Tensor]) -> BlocksDraft:
     """A draft of such files, for this target, as it is read."""
     ends = target.get_input_embeddings(), target.get_output_embeddings()
-    return blocks(config, given, target.config.hidden_size, *ends)
+    return build_blocks_draft(config, given, target.config.hidden_size, *ends)
 
 
 def draft(
     config: dict[str, Any], target: PreTrainedModel, given: dict[str, Tensor] | None = None
-) -> StockBlocks:
+) -> StockBlockModel:
     """The same on torch, in the target's precision."""
     read = filed(config, target, tensors(config, target) if given is None else given)
     read.network.to(target.dtype)
-    return StockBlocks(read)
+    return StockBlockModel(read)
 
 
 def pair(

@@ -40,9 +40,9 @@ from foretoken.errors import InputError, RefusedError, kind_of, one_line
 from foretoken.loading.load import load
 from foretoken.media.inputs import is_media, media_of
 from foretoken.models.native import conversion
-from foretoken.models.stock.media import accepted_by, deviation
-from foretoken.models.stock.selfcheck import TOLERANCE, check
-from foretoken.models.stock.small_copy import parts, small_copy, value_of
+from foretoken.models.stock.media import get_forward_parameters, measure_generate_deviation
+from foretoken.models.stock.selfcheck import LOGIT_TOLERANCE, check
+from foretoken.models.stock.small_copy import iterate_configs, make_small_copy, get_setting
 
 # By what they read; a class of several maps is of the last
 MAPS = {
@@ -169,13 +169,13 @@ def _copied(
 ) -> PreTrainedModel:
     """A small copy; of a class that need not read text alone, one that does where there is one."""
     try:
-        return small_copy(cls, config)
+        return make_small_copy(cls, config)
     except Exception:
         if reads_text:
-            return small_copy(cls, _closed(config))
+            return make_small_copy(cls, _closed(config))
         with suppress(Exception):
-            return small_copy(cls, _closed(config))
-        return small_copy(cls, config, reads_text=False)
+            return make_small_copy(cls, _closed(config))
+        return make_small_copy(cls, config, try_forward=False)
 
 
 def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -185,9 +185,9 @@ def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
 def _closed(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration with what its class has left open."""
     config = copy.deepcopy(config)
-    for part in parts(config):
+    for part in iterate_configs(config):
         for name, value in OPEN.items():
-            if name in dir(type(part)) and value_of(part, name) is None:
+            if name in dir(type(part)) and get_setting(part, name) is None:
                 with suppress(AttributeError, NotImplementedError):  # it follows from others
                     setattr(part, name, value)
     return config
@@ -256,7 +256,7 @@ def natively(model: PreTrainedModel, asked: list[Inputs]) -> str:
             (media,) = media_of(inputs, encodes=model.config.is_encoder_decoder)
             if reason := target.find_media_problem(media):
                 return reason
-            if not (delta := deviation(model, target, media)) < TOLERANCE:
+            if not (delta := measure_generate_deviation(model, target, media)) < LOGIT_TOLERANCE:
                 return f"logits behind media differ by {delta:.1e} of their spread"
     except RefusedError as error:
         return str(error)
@@ -267,7 +267,7 @@ def natively(model: PreTrainedModel, asked: list[Inputs]) -> str:
 
 def _asked(model: PreTrainedModel, verdict: Verdict) -> list[Inputs]:
     """The prompts that a class is given."""
-    if verdict.kind in MODALITIES and MEDIA.intersection(accepted_by(type(model))):
+    if verdict.kind in MODALITIES and MEDIA.intersection(get_forward_parameters(type(model))):
         return prompts(model, verdict.kind, verdict.name)
     return [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
 

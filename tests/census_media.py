@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from foretoken.models.stock.media import accepted_by, writer
-from foretoken.models.stock.small_copy import VOCABULARY, parts, randomize_weights, value_of
+from foretoken.models.stock.media import get_forward_parameters, get_language_model
+from foretoken.models.stock.small_copy import COPY_VOCAB_SIZE, iterate_configs, randomize_weights, get_setting
 
 Inputs = dict[str, Tensor]
 SIDE = 4  # patches along a picture's edge
@@ -60,15 +60,15 @@ def fitted(model: PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
     or of its own, put last."""
     config = copy.deepcopy(model.config)
     text = config.get_text_config(decoder=True)
-    width = value_of(text, "hidden_size")
-    for part in parts(config):
+    width = get_setting(text, "hidden_size")
+    for part in iterate_configs(config):
         if part is not text:
             _put(part, SMALL | dict.fromkeys(AS_DECODER, width))
-            patch = value_of(part, "patch_size")
-            if patch is not None and value_of(part, "image_size") is not None:
+            patch = get_setting(part, "patch_size")
+            if patch is not None and get_setting(part, "image_size") is not None:
                 edge = SIDE * _number(patch)
                 part.image_size = edge if isinstance(part.image_size, int) else [edge, edge]
-    if value_of(config, "image_grid_pinpoints"):
+    if get_setting(config, "image_grid_pinpoints"):
         edge = _edge(config)
         config.image_grid_pinpoints = [[edge, edge]]
     _mark(config)
@@ -88,7 +88,7 @@ def fitted(model: PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
 def set_parts(config: PreTrainedConfig, settings: dict[str, Any], width: int = 0) -> None:
     """Change settings of a configuration, and of those in it, by their names."""
     for key, value in settings.items():
-        own = value_of(config, key)
+        own = get_setting(config, key)
         if isinstance(own, PreTrainedConfig):
             set_parts(own, value, width)
         else:
@@ -97,7 +97,7 @@ def set_parts(config: PreTrainedConfig, settings: dict[str, Any], width: int = 0
 
 def _put(part: PreTrainedConfig, settings: dict[str, Any]) -> None:
     for name, value in settings.items():
-        if value_of(part, name) is not None:
+        if get_setting(part, name) is not None:
             with suppress(AttributeError, NotImplementedError):  # one that follows from others
                 setattr(part, name, value)
 
@@ -105,14 +105,14 @@ def _put(part: PreTrainedConfig, settings: dict[str, Any]) -> None:
 def _mark(config: PreTrainedConfig) -> None:
     """Let ids that stand for something be of a wider vocabulary, each another: beyond that of the
     self-check, as real ones are."""
-    free, marks = iter(range(VOCABULARY, VOCABULARY + MARKS)), dict[str, int]()
-    for part in parts(config):
+    free, marks = iter(range(COPY_VOCAB_SIZE, COPY_VOCAB_SIZE + MARKS)), dict[str, int]()
+    for part in iterate_configs(config):
         for name in ("vocab_size", "vocab_size_per_layer_input"):
-            if value_of(part, name) == VOCABULARY:
-                setattr(part, name, VOCABULARY + MARKS)
+            if get_setting(part, name) == COPY_VOCAB_SIZE:
+                setattr(part, name, COPY_VOCAB_SIZE + MARKS)
         for name, value in [*vars(part).items()]:
             stands = name.startswith(("image", "video", "audio"))
-            beyond = type(value) is int and value >= VOCABULARY
+            beyond = type(value) is int and value >= COPY_VOCAB_SIZE
             if MARK.search(name) and (beyond or (stands and not isinstance(value, list | tuple))):
                 what = MARK.sub("", name)
                 marks[what] = marks.get(what) or next(free)
@@ -166,15 +166,15 @@ def _writer(model: PreTrainedModel) -> Callable[..., Any]:
     from transformers.generation.utils import GenerationMixin
 
     apart = model.config.is_encoder_decoder and model.main_input_name != "input_ids"
-    apart = apart and writer(model) is model
+    apart = apart and get_language_model(model) is model
     kind: Any = GenerationMixin if apart else type(model)
     return kind.generate
 
 
 def _prompts(model: Any, kind: str, media: Inputs) -> list[Inputs]:
-    config, accepted = model.config, accepted_by(type(model))
+    config, accepted = model.config, get_forward_parameters(type(model))
     encoder = type(model.get_encoder()) if config.is_encoder_decoder else None
-    if encoder is not None and "input_ids" not in accepted_by(encoder):
+    if encoder is not None and "input_ids" not in get_forward_parameters(encoder):
         start = model.generation_config.decoder_start_token_id
         begun = {"decoder_input_ids": torch.tensor([[start, 7]])}
         return [media | begun, another(media)]
@@ -225,7 +225,7 @@ def _plain(model: Any, inputs: Inputs) -> list[Inputs]:
 
 def _candidates(model: PreTrainedModel, kind: str, name: str) -> Iterator[Inputs]:
     """Inputs that may be what a processor makes of a picture or sound, beside the text."""
-    config, accepted = model.config, accepted_by(type(model))
+    config, accepted = model.config, get_forward_parameters(type(model))
     dice = torch.Generator().manual_seed(0)
     if name in BY_HAND:
         yield BY_HAND[name](config, dice)
@@ -243,10 +243,10 @@ def _pictures(
     """Their arguments by name: tensors, or shapes of random ones."""
     part = _part(config, "patch_size")
     names = ("model_patch_size", "patch_size")
-    patch = _number(next((x for n in names if (x := value_of(part, n))), 1))
+    patch = _number(next((x for n in names if (x := get_setting(part, n))), 1))
     edge = _edge(config)
-    colours = value_of(part, "num_channels") or value_of(part, "in_channels") or 3
-    frames = value_of(part, "temporal_patch_size") or value_of(part, "patch_temporal") or 1
+    colours = get_setting(part, "num_channels") or get_setting(part, "in_channels") or 3
+    frames = get_setting(part, "temporal_patch_size") or get_setting(part, "patch_temporal") or 1
     grids = {n: torch.tensor(x) for n, x in GRIDS.items() if n in accepted}
     n, square = SIDE**2, (colours, patch, patch)
     flat = colours * patch * patch
@@ -283,9 +283,9 @@ def _sounds(
     config: PreTrainedConfig, accepted: frozenset[str]
 ) -> Iterator[dict[str, Tensor | tuple[int, ...]]]:
     """The same of sounds."""
-    found = (value_of(part, n) for n in BINS for part in parts(config))
+    found = (get_setting(part, n) for n in BINS for part in iterate_configs(config))
     bins = next((x for x in found if isinstance(x, int)), 80)
-    bins *= value_of(_part(config, "num_stacked_frames"), "num_stacked_frames") or 1
+    bins *= get_setting(_part(config, "num_stacked_frames"), "num_stacked_frames") or 1
     shapes = {(1, bins, FRAMES): "input_features", (1, FRAMES, bins): "input_features"}
     shapes |= {(1, WAVE): "input_values", (1, 1, WAVE): "input_values"}
     for shape, name in shapes.items():
@@ -307,12 +307,12 @@ HEARD = ("input_features_mask", "feature_attention_mask", "padding_mask", "input
 
 def _part(config: PreTrainedConfig, name: str) -> PreTrainedConfig:
     """The part of a configuration that has this setting; itself if none has."""
-    return next((part for part in parts(config) if value_of(part, name) is not None), config)
+    return next((part for part in iterate_configs(config) if get_setting(part, name) is not None), config)
 
 
 def _edge(config: PreTrainedConfig) -> int:
     part = _part(config, "patch_size")
-    size, patch = value_of(part, "image_size"), value_of(part, "patch_size")
+    size, patch = get_setting(part, "image_size"), get_setting(part, "patch_size")
     if size is not None or patch is not None:
         return _number(size) if size is not None else SIDE * _number(patch)
     return 32

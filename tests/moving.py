@@ -125,7 +125,7 @@ def table(role: str) -> TableModel:
 def packed_model(role: str) -> CausalModel:
     twin = copy.deepcopy(network(role)).float()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "WORTH", 1)
+        patch.setattr(packed, "MIN_PACKED_ELEMENTS", 1)
         assert packed.pack(twin).layers > 0
     return CausalModel(twin)
 

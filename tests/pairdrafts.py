@@ -24,8 +24,8 @@ from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.pair_files import PairsDraft
-from foretoken.models.stock.pairs import StockPairs
-from foretoken.models.stock.taps import layers_of
+from foretoken.models.stock.pairs import StockPairModel
+from foretoken.models.stock.taps import get_decoder_layers
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
 
@@ -78,7 +78,7 @@ class EagleFile:
 
     def read(self, target: PreTrainedModel) -> PairsDraft:
         rows: Any = target.get_output_embeddings()
-        return pair_files.eagle(
+        return pair_files.build_eagle(
             "the draft", self.config, self.tensors, target, lambda: rows.weight.detach()
         )
 
@@ -224,7 +224,7 @@ def copy_of(network: PreTrainedModel) -> PreTrainedModel:
 def states_of(network: PreTrainedModel, text: list[int], taps: tuple[int, ...]) -> Tensor:
     """The target's states `[n, taps * width]`, by one full forward of the model itself."""
     network, last = copy_of(network), list[Any]()
-    layers: Any = layers_of(network)
+    layers: Any = get_decoder_layers(network)
     hook = layers[-1].register_forward_hook(lambda part, args, made: last.append(made))
     ids = torch.tensor([text], device=network.device)
     made = network(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
@@ -321,7 +321,7 @@ def tapped(network: PreTrainedModel, taps: tuple[int, ...]) -> CausalModel:
 
 def pairs_drafter(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
     """The draft on torch, in the precision of its target."""
-    decoder = StockPairs(draft.network.to(network.dtype))
+    decoder = StockPairModel(draft.network.to(network.dtype))
     return PairsDrafter(tapped(network, draft.taps), decoder, embedding(network, draft), draft.ids)
 
 
@@ -345,9 +345,9 @@ def embedding(network: PreTrainedModel, draft: PairsDraft) -> Any:
 def mtp_layer(network: PreTrainedModel, seed: int = 0, scale: float = 0.3) -> Tensors:
     """A random layer for multi-token prediction of the model's kind, by transformers' names."""
     text: Any = network.config.get_text_config(decoder=True)
-    last: Any = layers_of(network)[-1]
+    last: Any = get_decoder_layers(network)[-1]
     norm = next(type(x) for name, x in last.named_modules() if "norm" in name)
-    made = MtpLayer(pair_files._mtp_config(text), type(last), norm, 0)
+    made = MtpLayer(pair_files._build_mtp_config(text), type(last), norm, 0)
     random = torch.Generator().manual_seed(seed)
     return {
         name: scale * torch.randn(x.shape, generator=random)
@@ -389,4 +389,4 @@ def add_mtp(folder: Path, tensors: Tensors) -> None:
 
 def mtp_draft(network: PreTrainedModel, tensors: Tensors) -> PairsDraft:
     head: Any = network.get_output_embeddings()
-    return pair_files.mtp("the target", tensors, network, head.weight.detach())
+    return pair_files.build_mtp("the target", tensors, network, head.weight.detach())

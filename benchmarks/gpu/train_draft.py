@@ -30,7 +30,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import gpu
 from foretoken.loading.sources import source, tokenizer
-from foretoken.models.stock.pair_files import dequantized
+from foretoken.models.stock.pair_files import dequantize
 from foretoken.train import student as student_module
 from foretoken.train.dspark import DSparkLesson
 from foretoken.train.eagle import EagleLesson, EagleStudent
@@ -213,7 +213,7 @@ def batches(order: list[int], texts: list[Any], tokens: int) -> Iterator[list[in
 
 def begun(network: Any, folder: Path, lesson: EagleLesson) -> EagleStudent:
     """An EAGLE-3 draft with the weights and the tokens of one in eight bits."""
-    held = dequantized(load_file(folder / "model.safetensors"))
+    held = dequantize(load_file(folder / "model.safetensors"))
     ids = held["d2t"] + torch.arange(len(held["d2t"]), device="cpu")
     student = EagleStudent(network, ids.to(gpu.DEVICE), lesson, 0)
     for name, weight in student.network.state_dict().items():

@@ -18,7 +18,7 @@ import pairs
 import tiny
 from exact.worlds import Case, bias
 from foretoken.drafters.base import Draft
-from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock.selfcheck import build_torch_model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -75,7 +75,7 @@ def case(
     heads, ends = untrained(network, count), ends_of(network)
 
     def target():
-        made.append(on_torch(network))
+        made.append(build_torch_model(network))
         return made[-1]
 
     source = SOURCE if network.config.is_encoder_decoder else None

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.selfcheck import CheckedRows
+from foretoken.models.stock.selfcheck import CheckedSequences
 from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import build
 
@@ -33,19 +33,19 @@ def test_the_model_stays_stock(name: str) -> None:
     settings = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None}
     settings["attention_mask"] = torch.ones_like(ids)
     before, stock = model.generate(ids, **settings), model.config._attn_implementation
-    rows = CheckedRows(model, random.Random(3))
+    rows = CheckedSequences(model, random.Random(3))
     rows.start([4, 9])
     for _ in range(3):
         rows.score(4)
         assert torch.equal(model.generate(ids, **settings), before)
-    assert rows.worst < 1e-6
+    assert rows.max_delta < 1e-6
     assert model.config._attn_implementation == stock
     assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_an_error_in_a_forward_leaves_the_model_stock_and_the_rows_right() -> None:
     model = stirred("BART")
-    rows = CheckedRows(model, random.Random(4))
+    rows = CheckedSequences(model, random.Random(4))
     rows.start([4, 9])
     stock = model.config._attn_implementation
     with pytest.raises(IndexError):
@@ -53,23 +53,23 @@ def test_an_error_in_a_forward_leaves_the_model_stock_and_the_rows_right() -> No
     assert model.config._attn_implementation == stock
     assert not any(module._forward_hooks for module in model.modules())
     rows.score(5)
-    assert rows.worst < 1e-9
+    assert rows.max_delta < 1e-9
 
 
 def test_two_models_interleaved() -> None:
     pairs = [
-        CheckedRows(stirred(name), random.Random(i)) for i, name in enumerate(["Mistral", "T5"])
+        CheckedSequences(stirred(name), random.Random(i)) for i, name in enumerate(["Mistral", "T5"])
     ]
     pairs += [
-        CheckedRows(pairs[0].model, random.Random(7)),
-        CheckedRows(stirred("BART"), random.Random(8)),
+        CheckedSequences(pairs[0].model, random.Random(7)),
+        CheckedSequences(stirred("BART"), random.Random(8)),
     ]
     for rows, lengths in zip(pairs, ([3, 40], [5, 1, 0], [11, 2], [9, 4]), strict=True):
         rows.start(lengths)
     for width in (4, 1, 9):
         for rows in pairs:
             rows.score(width)
-    assert max(rows.worst for rows in pairs) < 1e-6
+    assert max(rows.max_delta for rows in pairs) < 1e-6
 
 
 def test_the_wrong_class_is_refused() -> None:

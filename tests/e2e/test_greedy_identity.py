@@ -16,7 +16,7 @@ import pairs
 from foretoken import CascadeDrafter, Completion, LookupDrafter, MixtureDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.selfcheck import TOLERANCE, deviation
+from foretoken.models.stock.selfcheck import LOGIT_TOLERANCE, measure_deviation
 from foretoken.sampling.verify import RULES
 from pairs import PROMPTS, V, an_end, assert_greedy, relative, scores, speculator, stock, target
 from tiny_families import FAMILIES, build
@@ -44,7 +44,7 @@ def assert_chosen(found: Completion, model: PreTrainedModel, prompt: list[int], 
     for i, (token, row) in enumerate(zip(new, logits, strict=True)):
         forced = settings.forced_eos_token_id if i == LIMIT - 1 else None
         missing = row.max() - row[token]
-        assert missing <= 2 * TOLERANCE * (row.max() - row.min()) or token == forced
+        assert missing <= 2 * LOGIT_TOLERANCE * (row.max() - row.min()) or token == forced
     assert eos not in new[:-1] and (len(new) == LIMIT or new[-1] == eos)
 
 
@@ -72,7 +72,7 @@ def test_every_runtime_and_family(runtime: str, name: str) -> None:
             accepted += text.stats.accepted
     assert 0 < accepted < drafted
     if runtime == "native":
-        assert deviation(model, pair.target) < TOLERANCE
+        assert measure_deviation(model, pair.target) < LOGIT_TOLERANCE
         pair.target.permute([])
 
 

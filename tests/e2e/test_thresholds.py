@@ -14,16 +14,16 @@ from transformers import LlamaForCausalLM
 
 from foretoken import InputError, RefusedError, load
 from foretoken.models.stock.selfcheck import check
-from foretoken.models.stock.sizes import context_limit
+from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.small_copy import (
-    CONTEXT,
-    HEAD,
-    SWITCH,
-    WINDOW,
+    COPY_CONTEXT,
+    COPY_HEAD_DIM,
+    ROPE_SWITCH_FIELD,
+    COPY_WINDOW,
     randomize_weights,
-    shrunk,
+    shrink_config,
 )
-from foretoken.models.stock.small_copy import thresholds as lengths_named
+from foretoken.models.stock.small_copy import find_thresholds as lengths_named
 from pairs import stock
 
 BASE: dict[str, Any] = {
@@ -39,7 +39,7 @@ BASE: dict[str, Any] = {
     "eos_token_id": None,
     "max_position_embeddings": 256,
 }
-STRETCHED = {"rope_theta": 10000.0, "factor": 8.0, "rope_type": "yarn", SWITCH: 24}
+STRETCHED = {"rope_theta": 10000.0, "factor": 8.0, "rope_type": "yarn", ROPE_SWITCH_FIELD: 24}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 12}
 CONFIGS = {
     "windows": transformers.Gemma3TextConfig(**BASE | MIXED),
@@ -55,11 +55,11 @@ PROMPTS = [[5, 17, 33], [(7 * i + 3) % 62 + 2 for i in range(30)]]
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_self_check_gets_beyond_them(name: str) -> None:
     """Every number of the real configuration that is named as a length is small in the copy."""
-    small, named = shrunk(CONFIGS[name], HEAD), lengths_named(CONFIGS[name])
+    small, named = shrink_config(CONFIGS[name], COPY_HEAD_DIM), lengths_named(CONFIGS[name])
     assert bool(named) == name.startswith("windows")
-    assert all(getattr(small, key) == WINDOW for key in named)
+    assert all(getattr(small, key) == COPY_WINDOW for key in named)
     rope: Any = getattr(small, "rope_parameters", None) or {}
-    assert rope.get(SWITCH, 0) <= 2 * WINDOW < CONTEXT
+    assert rope.get(ROPE_SWITCH_FIELD, 0) <= 2 * COPY_WINDOW < COPY_CONTEXT
 
 
 class Sloping(LlamaForCausalLM):
@@ -142,6 +142,6 @@ def test_dynamic_frequencies_end_where_they_would_change(runtime: str) -> None:
         assert text.tokens == expected[:45] and text.finish_reason == "length"
     with pytest.raises(InputError, match="the model holds 48"):
         spec.generate([PROMPTS[1] * 2])
-    assert context_limit(model.config) == 48
+    assert get_context_limit(model.config) == 48
     named = rope | {"original_max_position_embeddings": 48}
-    assert context_limit(transformers.LlamaConfig(**BASE | {"rope_parameters": named})) == 48
+    assert get_context_limit(transformers.LlamaConfig(**BASE | {"rope_parameters": named})) == 48

@@ -108,7 +108,7 @@ class ClaimsSoftmax(AfterTheFirst):
         if not honest.tokens.numel():
             return honest
         anchors = [row.text[-1] for row in self.rows]
-        _, logits = self.blocks.guess(anchors, honest.lengths.tolist())
+        _, logits = self.blocks.predict_block(anchors, honest.lengths.tolist())
         return replace(honest, q=probabilities(logits, SAMPLED))
 
 

@@ -21,7 +21,7 @@ from exact.worlds import Case, bias, distribution_of, standardized
 from foretoken.drafters.base import Draft
 from foretoken.drafters.pairs import PairsDrafter
 from foretoken.models.stock.pair_files import PairsDraft
-from foretoken.models.stock.pairs import StockPairs
+from foretoken.models.stock.pairs import StockPairModel
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -81,7 +81,7 @@ def case(
 
     def on_it() -> PairsDrafter:
         words = embedding(network(V), own)
-        ready = drafter(made[-1], StockPairs(own.network), words, own.ids)
+        ready = drafter(made[-1], StockPairModel(own.network), words, own.ids)
         made[-1].expose_hidden_states(ready.known)
         return ready
 

@@ -20,9 +20,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.batch import Batch
 from foretoken.models.vocabularies import translated
-from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.translation import Translation, ways_on
-from foretoken.models.vocabularies.words import Dictionary, Words
+from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
+from foretoken.models.vocabularies.translation import Translation, find_continuations
+from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -41,7 +41,7 @@ THEIRS = {0: b"a", 1: b"ab", 2: b" ", 3: b"b"}
 SHARED = {0: 3, 1: 0}  # ids of "b" and "a", as the target and the draft have them
 V = len(OURS)
 P, Q = random_model(1, V), random_model(2, len(THEIRS))
-DICTIONARY = Dictionary(Words(OURS), Words(THEIRS))
+DICTIONARY = VocabularyMap(Vocabulary(OURS), Vocabulary(THEIRS))
 
 
 def draft(context: int | None = None) -> Table:
@@ -50,12 +50,12 @@ def draft(context: int | None = None) -> Table:
 
 def shared(**changes) -> TranslatedModel:
     """By the words that both have."""
-    return TranslatedModel(draft(**changes), DICTIONARY, V, ByText(greedy=False, sampled=False))
+    return TranslatedModel(draft(**changes), DICTIONARY, V, TextDrafting(greedy=False, sampled=False))
 
 
 def written(**changes) -> TranslatedModel:
     """By the draft's text."""
-    return TranslatedModel(draft(**changes), DICTIONARY, V, ByText(greedy=True, sampled=True))
+    return TranslatedModel(draft(**changes), DICTIONARY, V, TextDrafting(greedy=True, sampled=True))
 
 
 def claimed(drafted: Draft, texts: list[list[int]], distribution) -> Draft:
@@ -71,7 +71,7 @@ def own_distribution(text: list[int]) -> list[float]:
     """The draft's distribution of its own next word."""
     translation = Translation(DICTIONARY)
     translation.extend(text)
-    return list(Q(tuple(translation.told)))
+    return list(Q(tuple(translation.draft_ids)))
 
 
 def unnormalized(text: list[int]) -> Tensor:
@@ -127,7 +127,7 @@ def case(drafter, rule=block, **changes) -> Case:
 
 
 def test_the_words_that_both_have():
-    assert dict(zip(DICTIONARY.ours, DICTIONARY.theirs, strict=True)) == SHARED
+    assert dict(zip(DICTIONARY.target_ids, DICTIONARY.draft_ids, strict=True)) == SHARED
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -155,10 +155,10 @@ def test_behind_a_longer_prompt(kind, monkeypatch):
 @pytest.mark.parametrize("by_text", [False, True])
 @pytest.mark.parametrize("rule", RULES)
 def test_ends_of_a_text_are_the_same_token(rule, by_text, monkeypatch):
-    both = Dictionary(Words({0: b"b", 1: b"a"}, end=2), Words({0: b"a", 1: b"b", 2: b"c"}, end=3))
+    both = VocabularyMap(Vocabulary({0: b"b", 1: b"a"}, eos_id=2), Vocabulary({0: b"a", 1: b"b", 2: b"c"}, eos_id=3))
 
     def drafter() -> LMDrafter:
-        return LMDrafter(TranslatedModel(draft(), both, V, ByText(by_text, by_text)))
+        return LMDrafter(TranslatedModel(draft(), both, V, TextDrafting(by_text, by_text)))
 
     rows = (Request([0], 100, RowKey(0, 0), eos=frozenset({2})),)
     assert bias(case(drafter, RULES[rule], rows=rows), P, monkeypatch) < 1e-12
@@ -170,8 +170,8 @@ def test_its_draft_tokens_are_judged(kind, monkeypatch):
     distributions = []
 
     def spied(text, before):
-        distributions.extend(ways_on(text, before))
-        return ways_on(text, before)
+        distributions.extend(find_continuations(text, before))
+        return find_continuations(text, before)
 
     monkeypatch.setattr(translated, "ways_on", spied)
     rows = [Row.of(Request([1, 0], 12, RowKey(0, b))) for b in range(8)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock.selfcheck import build_torch_model
 from foretoken.models.stock.small_copy import randomize_weights
 from oracle import random_model
 from pairs import scores
@@ -54,7 +54,7 @@ def test_every_family_scores_trees(name: str) -> None:
     randomize_weights(model)
     encodes = model.config.is_encoder_decoder
     prompt, source = [5, 17, 33], [7, 9, 44, 31] if encodes else None
-    tree, root = ScoredTree(on_torch(model), prompt, source), Node()
+    tree, root = ScoredTree(build_torch_model(model), prompt, source), Node()
     deep = root.child(8).child(3).child(11).child(40)
     nodes = [*deep.upwards(), root.child(8).child(4), root.child(21)]
     for some in (nodes[2:], nodes):

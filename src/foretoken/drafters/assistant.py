@@ -29,7 +29,7 @@ class BorrowingModel(Protocol):
     runtime: str
     identity: str
 
-    def over(self, target: Model) -> Any:
+    def with_target(self, target: Model) -> Any:
         """The same over another target."""
         ...
 
@@ -76,7 +76,7 @@ class AssistantDrafter(Drafter):
         """The same network over another target, without rows."""
         if not target.capabilities.shared_kv or target.taps != (FINAL_TAP,):
             raise InputError("give a target that exposes the states that the draft reads")
-        return AssistantDrafter(target, self.network.over(target), self.embedding)
+        return AssistantDrafter(target, self.network.with_target(target), self.embedding)
 
     def known(self, text: list[int]) -> int:
         return len(text)  # only the last state is read, which the next pass shows

@@ -38,7 +38,7 @@ class BlockModel(Protocol):
     computed: str  # the precision of its arithmetic
     identity: str | None  # None: not known, so that costs are not kept
     context: int | None
-    most: int  # guesses of a block
+    max_draft_tokens: int  # guesses of a block
     chained: bool  # whether a guess depends on those before it
     ids: Tensor | None  # the target's ids that its outputs stand for, `[Vd]`; None: their numbers
 
@@ -59,16 +59,16 @@ class BlockModel(Protocol):
         """Drop rows; those behind move up."""
         ...
 
-    def read(self, states: list[Tensor]) -> int:
+    def append_context(self, states: list[Tensor]) -> int:
         """Append the target's states `[n, W]` to each row; return the passes that it took."""
         ...
 
-    def guess(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
+    def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
         """Return states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] guesses behind a row's
         last token."""
         ...
 
-    def follow(
+    def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the logits of a guess behind `tokens`, its chance to be accepted, `[B]`, where
@@ -170,7 +170,7 @@ class BlockDrafter(Drafter):
             return pack([[] for _ in gamma])
         calls = self._read() + 1
         anchors = [row.text[-1] for row in self.rows]
-        states, logits = self.blocks.guess(anchors, budget)
+        states, logits = self.blocks.predict_block(anchors, budget)
         self.lengths, ids, distributions, tops = self._drawn(anchors, budget, states, logits, draw)
         if not ids:
             return pack([[] for _ in gamma], calls=calls)
@@ -193,7 +193,7 @@ class BlockDrafter(Drafter):
         tops: list[Tensor] = []
         before, memory, chances = torch.tensor(anchors), None, [1.0] * len(anchors)
         for i in range(max(budget)):
-            scores, sure, memory = self.blocks.follow(states[:, i], logits[:, i], before, memory)
+            scores, sure, memory = self.blocks.condition_on_previous(states[:, i], logits[:, i], before, memory)
             if sure is not None:  # before token i is drawn, by those before it alone
                 chances = [c * s for c, s in zip(chances, listed(sure), strict=True)]
                 pairs = zip(lengths, chances, strict=True)
@@ -213,7 +213,7 @@ class BlockDrafter(Drafter):
         if read + len(row.carried) != len(row.text) - 1:
             return 0
         room = gamma if self.blocks.context is None else self.blocks.context - len(row.text)
-        return max(0, min(gamma, self.blocks.most, room))
+        return max(0, min(gamma, self.blocks.max_draft_tokens, room))
 
     def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
         ids, V, chained = self.blocks.ids, self.target.vocab_size, self.blocks.chained
@@ -225,7 +225,7 @@ class BlockDrafter(Drafter):
 
     def _read(self) -> int:
         """Read what is carried; return the passes."""
-        passes = self.blocks.read([row.carried for row in self.rows])
+        passes = self.blocks.append_context([row.carried for row in self.rows])
         for row in self.rows:
             row.carried = torch.empty(0, 0)
         return passes

@@ -16,13 +16,13 @@ from foretoken.generation_config import Settings, read_settings
 from foretoken.loading.hub import is_folder
 from foretoken.loading.runtimes import native
 from foretoken.loading.sources import Source
-from foretoken.models.stock.sizes import output_rows
-from foretoken.models.stock.taps import layers_of
+from foretoken.models.stock.sizes import get_output_vocab_size
+from foretoken.models.stock.taps import get_decoder_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from foretoken.models.stock.selfcheck import Form
+    from foretoken.models.stock.selfcheck import CheckedBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ModelFacts:
 
     def __init__(self, model: Source | PreTrainedModel, placement: Placement | None = None) -> None:
         self.files = model if isinstance(model, Source) else None
-        self.form_on_torch: tuple[Form, list[str]] | None = None
+        self.form_on_torch: tuple[CheckedBackend, list[str]] | None = None
         self._model = model
         self._facts = native.cached_facts(self, placement) if placement else None
 
@@ -86,7 +86,7 @@ class ModelFacts:
     @property
     def V(self) -> int:
         """Rows of the output layer."""
-        return self._facts["vocab_size"] if self._facts else output_rows(self.structure)
+        return self._facts["vocab_size"] if self._facts else get_output_vocab_size(self.structure)
 
     @property
     def encoder_decoder(self) -> bool:
@@ -104,7 +104,7 @@ class ModelFacts:
     @property
     def layers(self) -> int:
         """Layers of the decoder."""
-        return self._facts["layers"] if self._facts else len(layers_of(self.structure))
+        return self._facts["layers"] if self._facts else len(get_decoder_layers(self.structure))
 
     @cached_property
     def settings(self) -> Settings:

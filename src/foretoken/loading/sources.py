@@ -25,7 +25,7 @@ from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file, ids_of
 from foretoken.loading import adapters, gguf, hub, memory, merging, named, weights
 from foretoken.loading.published import known_kind
-from foretoken.models.stock.sizes import positions
+from foretoken.models.stock.sizes import get_max_positions
 from foretoken.models.stock.third_party import third_party_sources
 from foretoken.storage.cache import remember, remembered, versions
 from foretoken.storage.files import parse_json
@@ -122,7 +122,7 @@ class Source:
         except Exception as error:
             problem = f"{self.name} cannot be built from its config"
             raise InputError(f"{problem}: {one_line(error)}") from None
-        positions(network.config.get_text_config(decoder=True))
+        get_max_positions(network.config.get_text_config(decoder=True))
         weights.require_own(self.name, network, self._header, in_gguf=self.gguf is not None)
         if self.gguf:  # the model's config holds what else the file says
             settings: Any = network.generation_config
@@ -263,7 +263,7 @@ def read_of(
             f"adapter is {adapter!r:.60}, but the target is in memory; merge it there: "
             "PeftModel.from_pretrained(target, adapter).merge_and_unload()"
         )
-    positions(model.config.get_text_config(decoder=True))
+    get_max_positions(model.config.get_text_config(decoder=True))
     return model
 
 

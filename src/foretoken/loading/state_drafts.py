@@ -33,10 +33,10 @@ from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import dflash_files, pair_files
 from foretoken.models.stock.assistant import StockAssistant
-from foretoken.models.stock.assistant_files import read_assistant
-from foretoken.models.stock.dflash import StockBlocks
+from foretoken.models.stock.assistant_files import build_assistant
+from foretoken.models.stock.dflash import StockBlockModel
 from foretoken.models.stock.pair_files import PairsDraft
-from foretoken.models.stock.pairs import PairsNetwork, StockPairs
+from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
 from foretoken.storage.cache import remember, remembered
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Pen
     if draft.kind == "eagle3":
         tensors = weights.read(weights.keys)
         ends = TargetEnds(target.facts, None)
-        pairs = pair_files.eagle(draft.name, draft.config, tensors, structure, lambda: ends.head)
-        if not pairs.others:
+        pairs = pair_files.build_eagle(draft.name, draft.config, tensors, structure, lambda: ends.head)
+        if not pairs.other_taps:
             options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
         return PendingPairs(draft, pairs, options).draft
     if draft.kind == "mtp":
@@ -99,7 +99,7 @@ def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> P
         )
     weights, dtype = Weights(draft.folder), getattr(torch, options.dtype, torch.float32)
     config = target.facts.structure.config.get_text_config(decoder=True)
-    network: Any = read_assistant(draft.config, weights.read(weights.keys), config, dtype)
+    network: Any = build_assistant(draft.config, weights.read(weights.keys), config, dtype)
 
     def attach(loaded: LoadedTarget) -> AssistantDrafter:
         model = _showing(loaded, (FINAL_TAP,), draft.name)
@@ -123,16 +123,16 @@ def _blocks(draft: Published, target: KnownTarget, options: LoadOptions) -> Pend
     text = target.facts.structure.config.get_text_config(decoder=True)
     size = text.hidden_size
     dflash_files.require_fit(draft.config, tensors, size, target.facts.V, text.num_hidden_layers)
-    taps = dflash_files.block_config(draft.config).form.taps
+    taps = dflash_files.parse_block_config(draft.config).layout.taps
 
     def attach(loaded: LoadedTarget) -> BlockDrafter:
         model = _showing(loaded, taps, draft.name)
         ends = TargetEnds(target.facts, loaded.model)
         head = nn.Linear(1, 1, bias=False, device="meta")
         head.weight = nn.Parameter(ends.head, requires_grad=False)
-        blocks = dflash_files.blocks(draft.config, tensors, size, ends.embedding, head)
+        blocks = dflash_files.build_blocks_draft(draft.config, tensors, size, ends.embedding, head)
         blocks.network.to(model.device, _dtype_on_torch(model, options.draft_dtype))
-        return BlockDrafter(model, StockBlocks(blocks))
+        return BlockDrafter(model, StockBlockModel(blocks))
 
     return PendingDraft(attach, taps=taps)
 
@@ -164,17 +164,17 @@ class PendingPairs:
     def taps(self) -> tuple[int, ...]:
         """Where the target has to show its states: both ways, where the file does not say which."""
         pairs = self.pairs
-        return self._asked if self._asked else (*pairs.taps, *pairs.others)
+        return self._asked if self._asked else (*pairs.taps, *pairs.other_taps)
 
     @property
     def _asked(self) -> tuple[int, ...]:
         """The taps, where they are asked for or there is one way only."""
         pairs, asked = self.pairs, self.options.draft_taps
-        if not pairs.others:
+        if not pairs.other_taps:
             return pairs.taps
         if asked is None:
             return ()
-        ordered = sorted((pairs.taps, pairs.others))  # inputs of layers come before their outputs
+        ordered = sorted((pairs.taps, pairs.other_taps))  # inputs of layers come before their outputs
         return ordered[asked == "outputs"]
 
     def attach(self, target: LoadedTarget) -> PairsDrafter:
@@ -204,7 +204,7 @@ class PendingPairs:
                 log.info("%s", refusal)
         assert isinstance(network, PairsNetwork)
         ready: Any = network
-        return StockPairs(ready.to(target.device, _dtype_on_torch(target, dtype)))
+        return StockPairModel(ready.to(target.device, _dtype_on_torch(target, dtype)))
 
     def _better(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
@@ -213,7 +213,7 @@ class PendingPairs:
         logged."""
         width = self.pairs.network.join.fc.in_features  # pyright: ignore
         ways = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
-        names = [self.pairs.taps, self.pairs.others]
+        names = [self.pairs.taps, self.pairs.other_taps]
         key = stored.key(target.model, ways[0], CHOICES)
         choice = remembered(CHOICES).get(key) if key else None
         if choice not in (0, 1):
@@ -261,7 +261,7 @@ def mtp(target: KnownTarget, options: LoadOptions) -> PendingDraft:
         )
     weights, structure = Weights(Path(folder.path)), target.facts.structure
     layers = structure.config.get_text_config(decoder=True).num_hidden_layers
-    own = weights.read(pair_files.mtp_names(weights.keys, layers))
+    own = weights.read(pair_files.map_mtp_names(weights.keys, layers))
     return _mtp(Published(target.name, Path(folder.path), "mtp", {}), own, target, options)
 
 
@@ -272,5 +272,5 @@ def _mtp(
     options: LoadOptions,
 ) -> PendingDraft:
     head = TargetEnds(target.facts, None).head
-    pairs = pair_files.mtp(draft.name, tensors, target.facts.structure, head)
+    pairs = pair_files.build_mtp(draft.name, tensors, target.facts.structure, head)
     return PendingPairs(draft, pairs, options).draft

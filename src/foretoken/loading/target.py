@@ -164,7 +164,7 @@ class TargetEnds:
             if weight is not None:
                 return weight
         head = self.network.get_output_embeddings()
-        return head.unpacked().weight if hasattr(head, "unpacked") else head.weight
+        return head.unpack().weight if hasattr(head, "unpack") else head.weight
 
     @property
     def network(self) -> Any:

@@ -16,8 +16,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model
-from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.words import Dictionary, Words
+from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
+from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
 from foretoken.slow_log import log_if_slow
 from foretoken.text.decoding import other_words
 
@@ -47,38 +47,38 @@ class _Trial(NamedTuple):
 Side = tuple[str, "PreTrainedTokenizerBase | None", int]  # a model's name, tokenizer and V
 
 
-def dictionary_of(draft: Side, target: Side) -> Dictionary | None:
+def dictionary_of(draft: Side, target: Side) -> VocabularyMap | None:
     """Return the words of both; None where ids mean the same, or without two tokenizers to compare.
     RefusedError where they share no word, and as `Words.of`."""
     (name, theirs, their_V), (target_name, ours, V) = draft, target
     if theirs is None or ours is None or not other_words(theirs, ours):
         return None
-    dictionary = Dictionary(Words.of(target_name, ours, V), Words.of(name, theirs, their_V))
+    dictionary = VocabularyMap(Vocabulary.from_tokenizer(target_name, ours, V), Vocabulary.from_tokenizer(name, theirs, their_V))
     dictionary.require(name, target_name)
     return dictionary
 
 
-def translated(name: str, model: Model, dictionary: Dictionary, target: LoadedTarget) -> LMDrafter:
+def translated(name: str, model: Model, dictionary: VocabularyMap, target: LoadedTarget) -> LMDrafter:
     """Return the drafter that a model of other words than the target's makes: it guesses in the
     better of both ways, greedily and sampled, by a few texts of the target's: in seconds, and the
     same each time."""
     V = target.model.vocab_size
 
-    def drafter(by_text: ByText) -> LMDrafter:
+    def drafter(by_text: TextDrafting) -> LMDrafter:
         return LMDrafter(TranslatedModel(model, dictionary, V, by_text))
 
     try:
         with log_if_slow(log, "trying how %s guesses best", name):
             trials = {
-                (greedy, by_text): _tried(target, drafter(ByText(by_text, by_text)), greedy=greedy)
+                (greedy, by_text): _tried(target, drafter(TextDrafting(by_text, by_text)), greedy=greedy)
                 for greedy in (True, False)
                 for by_text in (True, False)
             }
     except ForetokenError as error:  # such as a target that cannot read the prompts
         log.info("%s guesses as it would by default: %s", name, error)
-        return drafter(ByText())
+        return drafter(TextDrafting())
     better = (trials[greedy, True].kept > trials[greedy, False].kept for greedy in (True, False))
-    best = drafter(ByText(*better))
+    best = drafter(TextDrafting(*better))
     _tell(name, best, trials)
     return best
 
@@ -107,13 +107,13 @@ def _tell(name: str, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]
     model = drafter.model
     assert isinstance(model, TranslatedModel)
     texts = trials[False, False].texts
-    inside = model.covered([text[:n] for text in texts for n in range(len(text), 0, -EVERY)])
+    inside = model.measure_coverage([text[:n] for text in texts for n in range(len(text), 0, -EVERY)])
     log.info(
         "%s has another tokenizer: %d of its %d words are the target's too, with %.1f %% of its"
         " mass in the target's texts; it guesses %s at temperature 0 and %s above (alpha %s)",
         name,
-        model.dictionary.words,
-        len(model.dictionary.draft.spelled),
+        model.dictionary.num_shared,
+        len(model.dictionary.draft.spellings),
         100 * fmean(inside),
         WAYS[model.by_text.greedy],
         WAYS[model.by_text.sampled],

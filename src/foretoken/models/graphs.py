@@ -24,12 +24,12 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Blocks, Capabilities, Model, count_block_tokens
 from foretoken.models.row_slots import LONG_ROW_OFFSET, check_lengths, check_room, pad_blocks
-from foretoken.models.stock.attention import Forward, Needed, Read
-from foretoken.models.stock.cache import BUCKET, RaggedCache, given, ragged_cache
+from foretoken.models.stock.attention import RaggedTwin, NeededPositions, HiddenStatesRecorder
+from foretoken.models.stock.cache import CAPACITY_MULTIPLE, RaggedCache, make_cache_argument, make_ragged_cache
 from foretoken.models.stock.compiled import CompiledLayers
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.stock.selfcheck import Form
-from foretoken.models.stock.sizes import no_logits
+from foretoken.models.stock.selfcheck import CheckedBackend
+from foretoken.models.stock.sizes import make_empty_logits
 from foretoken.transfer import sent
 
 
@@ -103,7 +103,7 @@ def round_up_to_power_of_two(n: int) -> int:
 
 def round_up_slots(slots: int) -> int:
     """The smallest capacity for so many slots: 64 times a power of two."""
-    return BUCKET * round_up_to_power_of_two(-(-slots // BUCKET))
+    return CAPACITY_MULTIPLE * round_up_to_power_of_two(-(-slots // CAPACITY_MULTIPLE))
 
 
 def round_up_width(tokens: int) -> int:
@@ -138,9 +138,9 @@ class GraphModel(Model):
         self.compute_dtype = self.eager.compute_dtype
         self.context, self._max_context = self.eager.context, self.eager.max_context
         self.vocab_size = self.eager.vocab_size
-        self.running = Forward(model)
-        self.cache = FixedCache(ragged_cache(model, 0).layers, self.device)
-        self.layers = CompiledLayers(self.running.model, self.cache) if compiled else None
+        self.twin = RaggedTwin(model)
+        self.cache = FixedCache(make_ragged_cache(model, 0).layers, self.device)
+        self.layers = CompiledLayers(self.twin.model, self.cache) if compiled else None
         self.runtime = "compiled" if compiled else "graphs"
         self.passes: dict[tuple[int, int, int], GraphPass] = {}  # by rows, width and slots
         self.shape = self.cache.shape  # for which they were made
@@ -160,7 +160,7 @@ class GraphModel(Model):
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        self.cache.join(self.eager.read(prompts))
+        self.cache.join(self.eager.prefill(prompts))
         self.offset = None
 
     @torch.inference_mode()
@@ -169,18 +169,18 @@ class GraphModel(Model):
         check_room(self.lengths, counts, self.compute_max_lengths(self.long))
         B, width_needed = len(counts), max(counts, default=0)
         if not width_needed:
-            return no_logits(self.model, B)
+            return make_empty_logits(self.model, B)
         self.cache.close_gaps()
-        ids = self.cache.placed(pad_blocks(blocks, self.device)[:, :width_needed])
+        ids = self.cache.to_slot_order(pad_blocks(blocks, self.device)[:, :width_needed])
         width = round_up_width(width_needed)
         self.padding = round_up_to_power_of_two(B) * width - sum(counts)
         end = round_up_slots(max(self.cache.lengths) + width)
         self.cache.reserve(B, end)
         logits, hidden = self._get_pass(round_up_to_power_of_two(B), width, end)(ids, self._send_lengths(), self._send_first_positions())
         self._advance(counts)
-        needed = Needed(counts, need, self.cache.slots, self.device)
-        self._hidden = needed.of(hidden[:B])
-        return needed.of(logits[:B])
+        needed = NeededPositions(counts, need, self.cache.slots, self.device)
+        self._hidden = needed.select(hidden[:B])
+        return needed.select(logits[:B])
 
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.cache.lengths, lengths)
@@ -219,7 +219,7 @@ class GraphModel(Model):
             layers = self.layers if width <= MAX_RECORDED_WIDTH else None
 
             def forward(ids: Tensor, lengths: Tensor, firsts: Tensor, watched: bool) -> PassOutputs:
-                with nullcontext() if layers is None or watched else layers.on():
+                with nullcontext() if layers is None or watched else layers.activate():
                     return self._forward(ids, lengths, firsts, end)
 
             guard = RecordingGuard(type(self.model).__name__)
@@ -235,12 +235,12 @@ class GraphModel(Model):
             positions = positions.clamp(max=self._max_context - 1)  # padding only
         if self._max_context != self.context:
             positions = positions + firsts[:, None]
-        read = Read()
-        with self.running(self.cache, read) as model:
+        read = HiddenStatesRecorder()
+        with self.twin(self.cache, read) as model:
             logits = model(
                 input_ids=ids,
                 position_ids=positions,
-                **given(self.model, self.cache),
+                **make_cache_argument(self.model, self.cache),
                 use_cache=True,
                 return_dict=True,
             ).logits
@@ -351,12 +351,12 @@ def _compare(model: GraphModel, layers: CompiledLayers) -> None:
         need = [len(blocks[0])]
         logits, expected = model.score(blocks, need), reference.score(blocks, need)
         deviation, spread = (logits - expected).abs().max(), expected.max() - expected.min()
-        if not layers.refused and float(deviation) > MAX_LOGIT_DEVIATION * float(spread):
+        if not layers.refusal and float(deviation) > MAX_LOGIT_DEVIATION * float(spread):
             layers.refuse(f"logits differ by {float(deviation / spread):.1e} of their spread")
             model.passes.clear()
     model.leave([0])
-    if layers.refused:
+    if layers.refusal:
         model.runtime = "graphs"
 
 
-GRAPHS_FORM = Form("fixed shapes", GraphModel, switches=True)
+GRAPHS_FORM = CheckedBackend("fixed shapes", GraphModel, switches_rope=True)

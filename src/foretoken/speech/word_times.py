@@ -13,7 +13,7 @@ from transformers.models.whisper import tokenization_whisper
 from transformers.utils.generic import ModelOutput
 
 from foretoken.errors import RefusedError
-from foretoken.models.stock.attention import switched
+from foretoken.models.stock.attention import make_twin_with_attention
 
 HEADS = "alignment_heads"  # of a generation config: those that follow the sound
 FRAMES = 100  # of features, a second
@@ -39,7 +39,7 @@ class TimedWindows:
         self.spec, self.frames, self.streamer = spec, frames, streamer
         self.seek = 0  # the frame that the window at hand begins with
         self.__signature__ = inspect.signature(spec)  # which transformers reads
-        self._network: Any = switched(network, "eager")  # the attention that can be looked at
+        self._network: Any = make_twin_with_attention(network, "eager")  # the attention that can be looked at
 
     def __call__(self, model: Any, input_ids: Tensor, **given: Any) -> dict[str, Any]:
         made = self.spec(model, input_ids, streamer=self.streamer, **given)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config
 
-from foretoken.models.stock.dflash import followed
-from foretoken.models.stock.dflash_files import block_config, unfilled
+from foretoken.models.stock.dflash import apply_markov_head
+from foretoken.models.stock.dflash_files import parse_block_config, build_network
 from foretoken.train.distill import LEAST
 from foretoken.train.kept_states import TextStates
 from foretoken.train.student import (
@@ -79,7 +79,7 @@ class BlockStudent(Student):
         H = layers.hidden_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.blocks = unfilled(block_config(config), H, layers.vocab_size, len(ids))
+            self.blocks = build_network(parse_block_config(config), H, layers.vocab_size, len(ids))
             head = nn.Linear(H, len(ids), bias=False)
         chain: Any = self.blocks.markov_head
         nn.init.zeros_(chain.markov_w2.weight)
@@ -119,7 +119,7 @@ class BlockStudent(Student):
         """Compare both at some of these places."""
         made, before = own
         parts = self.blocks.markov_head, self.blocks.confidence_head
-        logits, sure, _ = followed(*parts, made, self.outputs(made), before, None)
+        logits, sure, _ = apply_markov_head(*parts, made, self.outputs(made), before, None)
         q = logits.float().log_softmax(-1).clamp(min=LEAST)
         return Compared(self.teacher(hidden, mass), q, sure)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 
-from foretoken.models.stock.pair_files import eagle_network
+from foretoken.models.stock.pair_files import build_eagle_network
 from foretoken.train.distill import LEAST
 from foretoken.train.kept_states import TextStates
 from foretoken.train.student import (
@@ -61,7 +61,7 @@ class EagleStudent(Student):
         }
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = eagle_network(layers, config, len(ids), layers.hidden_size, len(taps))
+            network = build_eagle_network(layers, config, len(ids), layers.hidden_size, len(taps))
         head: Any = network.head
         super().__init__(network, head.linear, config, ids, target, lesson.depths)
 
@@ -96,7 +96,7 @@ class EagleStudent(Student):
                 "past_key_values": cache,
                 "position_embeddings": network.rotary(states, position_ids=positions),
             }
-            states = network.fed_back(read, states, {"full_attention": given})
+            states = network.run_layers(read, states, {"full_attention": given})
             behind = places + k + 1  # the token whose next one is learnt
             taught = (behind < lengths) & (behind + 1 >= prompts)
             row, place = taught.nonzero(as_tuple=True)

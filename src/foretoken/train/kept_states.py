@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.row_slots import pad_blocks
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.stock.attention import Forward, KeptPositions
+from foretoken.models.stock.attention import RaggedTwin, SelectedPositions
 from foretoken.storage import files
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.pair import fingerprint
@@ -70,7 +70,7 @@ class KeptTexts:
         self.ids = ids
         self.folder.mkdir(parents=True, exist_ok=True)
         self._require_own(examples.digest)
-        running = Forward(self.target, taps=(*self.taps, FINAL_TAP))
+        running = RaggedTwin(self.target, taps=(*self.taps, FINAL_TAP))
         for first in range(0, count, SHARD):
             if not self._file(first).exists():
                 content = self._computed(running, ids[first : min(first + SHARD, count)])
@@ -112,13 +112,13 @@ class KeptTexts:
         return self.folder / f"{n // SHARD:06d}.safetensors"
 
     @torch.no_grad()
-    def _computed(self, running: Forward, texts: list[list[int]]) -> dict[str, Tensor]:
+    def _computed(self, running: RaggedTwin, texts: list[list[int]]) -> dict[str, Tensor]:
         noted: dict[int, Tensor] = {}
         ids = pad_blocks(texts, self.target.device)
         head: Any = self.target.get_output_embeddings()
         last = torch.tensor([i * ids.shape[1] + len(x) - 1 for i, x in enumerate(texts)])
         fast = torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16)
-        with fast, running(None, KeptPositions(last), noted) as model:
+        with fast, running(None, SelectedPositions(last), noted) as model:
             logits = model(input_ids=ids, use_cache=False, return_dict=True).logits[0]
             hidden = noted[FINAL_TAP].flatten(0, 1)
             self._require_plain(logits, hidden[last] @ head.weight.T)

@@ -32,8 +32,8 @@ from foretoken.loading import named, sources
 from foretoken.loading.load import load
 from foretoken.models.row_slots import pad_blocks
 from foretoken.models.stock.check_results import self_check
-from foretoken.models.stock.selfcheck import on_torch
-from foretoken.models.stock.sizes import output_rows, sketch
+from foretoken.models.stock.selfcheck import build_torch_model
+from foretoken.models.stock.sizes import get_output_vocab_size, sketch_weights
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
@@ -117,9 +117,9 @@ def joined(
     """The pair of two networks in memory with one vocabulary."""
     spec = load(target, "none", tokenizer=tokenizer, generation_config=generation_config)
     self_check(draft)
-    drafter = LMDrafter(on_torch(draft), output_rows(target))
+    drafter = LMDrafter(build_torch_model(draft), get_output_vocab_size(target))
     together = Speculator(spec.target, drafter, tokenizer, spec.ends)
-    alone = Speculator(on_torch(draft), NoDrafter(), tokenizer, spec.ends)
+    alone = Speculator(build_torch_model(draft), NoDrafter(), tokenizer, spec.ends)
     return Pair(target, draft, together, alone)
 
 
@@ -160,7 +160,7 @@ def sizes(config: PreTrainedConfig) -> dict[str, int]:
 def fingerprint(model: PreTrainedModel) -> str:
     """A digest of its sizes and a few of its weights."""
     digest = hashlib.sha256(json.dumps(sizes(model.config), sort_keys=True).encode())
-    digest.update(sketch(model).numpy().tobytes())
+    digest.update(sketch_weights(model).numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
@@ -190,7 +190,7 @@ def _read_draft(
         raise RefusedError(
             f"{draft} is {kinds[own]}, the target {kinds[other]}; give a draft of its kind"
         )
-    rows, V = output_rows(source.empty), output_rows(target)
+    rows, V = get_output_vocab_size(source.empty), get_output_vocab_size(target)
     tokenizer = sources.tokenizer(draft, revision, trust)
     require_same_words(draft, rows, tokenizer, V, target_tokenizer)
     if rows > V:

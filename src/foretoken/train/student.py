@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import InputError
-from foretoken.models.stock.pair_files import usual_taps
+from foretoken.models.stock.pair_files import get_default_taps
 from foretoken.storage import files
 from foretoken.train.corpus import Examples
 from foretoken.train.distill import LEAST, LOSSES
@@ -225,7 +225,7 @@ def described(
 
 def taps_of(target: PreTrainedModel) -> tuple[int, ...]:
     """The taps whose states a draft reads that is trained here."""
-    return usual_taps(target.config.get_text_config(decoder=True).num_hidden_layers)
+    return get_default_taps(target.config.get_text_config(decoder=True).num_hidden_layers)
 
 
 def teach(

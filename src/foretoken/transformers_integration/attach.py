@@ -18,7 +18,7 @@ from foretoken.generation_config import find_unfollowed
 from foretoken.loading.load import load
 from foretoken.loading.options import require_known
 from foretoken.loading.sources import unwrapped
-from foretoken.models.stock.rowwise import SINGLE_TOKENS
+from foretoken.models.stock.rowwise import SINGLE_TOKEN_HINT
 from foretoken.speculator import Speculator
 from foretoken.transformers_integration.generate_call import ending_strings
 
@@ -90,7 +90,7 @@ def attach(
     try:
         spec = load(model, draft, **options)
     except RefusedError as error:
-        if strict or SINGLE_TOKENS not in str(error):
+        if strict or SINGLE_TOKEN_HINT not in str(error):
             raise
         log.info("the model keeps its own generate: %s", error)
         return None

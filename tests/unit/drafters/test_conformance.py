@@ -31,8 +31,8 @@ from foretoken.engine.batch import Batch
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.models.native.conversion import NativeConversion
-from foretoken.models.vocabularies.translated import ByText, TranslatedModel
-from foretoken.models.vocabularies.words import Dictionary, Words
+from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
+from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
 from foretoken.request import Request, Row
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import RowKey
@@ -45,7 +45,7 @@ from table import TableModel
 pytestmark = pytest.mark.cpu_only
 V, GAMMA = 12, 3
 P, Q, R = (random_model(seed, V) for seed in range(3))
-WORDS = Words({id: bytes([97 + id]) for id in range(10)}, end=10)
+WORDS = Vocabulary({id: bytes([97 + id]) for id in range(10)}, eos_id=10)
 PROMPTS = [[5, 7], [3, 9, 1, 1, 8, 2, 4, 10, 3, 9], [6, 2, 2, 11]]
 LIMITS = [20, 7, 13]
 Pair = tuple[Model, Drafter]
@@ -59,8 +59,8 @@ def over_a_table(make: Callable[[], Drafter]) -> Callable[[], Pair]:
     return lambda: (table(P), make())
 
 
-def translated(by_text: ByText) -> TranslatedModel:
-    return TranslatedModel(table(Q), Dictionary(WORDS, WORDS), V, by_text)
+def translated(by_text: TextDrafting) -> TranslatedModel:
+    return TranslatedModel(table(Q), VocabularyMap(WORDS, WORDS), V, by_text)
 
 
 @cache
@@ -122,10 +122,10 @@ PAIRS: dict[str, Callable[[], Pair]] = {
     "model of a short context": over_a_table(lambda: LMDrafter(table(Q, context=9))),
     "model of fewer ids": over_a_table(lambda: LMDrafter(TableModel(random_model(4, 9), 9), V)),
     "model of another vocabulary": over_a_table(
-        lambda: LMDrafter(translated(ByText(greedy=False)))
+        lambda: LMDrafter(translated(TextDrafting(greedy=False)))
     ),
     "model of another vocabulary by its text": over_a_table(
-        lambda: LMDrafter(translated(ByText(greedy=True, sampled=True)))
+        lambda: LMDrafter(translated(TextDrafting(greedy=True, sampled=True)))
     ),
     "copy of the target over its rows": copied_over_rows,
     "cascade": over_a_table(lambda: CascadeDrafter(table(Q), LMDrafter(table(R)), 2)),

@@ -14,7 +14,7 @@ import transformers
 import families
 from census import Verdict, classes, judge
 from foretoken.kernels import library
-from foretoken.models.stock.cache import INSTEAD
+from foretoken.models.stock.cache import ALTERNATIVES_HINT
 
 # Whole messages. What varies in them is names and numbers, never a sentence of somebody else's
 REASONS = (
@@ -30,7 +30,7 @@ REASONS = (
     r"its config does not say what its layers keep \(transformers raised \w+\)",
     r"its cache layers \([\w, ]+\) keep a state that is not per token",
 )
-FAMILY, INSTEAD_ = r"[\w.-]+ \(\w+\)", re.escape(INSTEAD)
+FAMILY, INSTEAD_ = r"[\w.-]+ \(\w+\)", re.escape(ALTERNATIVES_HINT)
 CACHE = r"a (ragged cache|cache of each row)"
 SINGLE = "(at most it scores single tokens a pass, so that drafts save nothing; )?"
 MESSAGES = (

@@ -16,7 +16,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
 from foretoken.loading import vocabularies
 from foretoken.loading.vocabularies import dictionary_of
-from foretoken.models.vocabularies.translated import ByText, TranslatedModel
+from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
 from loads import refused
 from tiny import byte_level, folder, legacy, llama, metaspace, t5
 
@@ -50,7 +50,7 @@ def test_a_draft_with_another_tokenizer_drafts(target, draft, caplog):
     model = translated(spec)
     plain = foretoken.load(target, "none").generate(PROMPT, max_new_tokens=20, temperature=0.0)
     for by_text in (True, False):
-        model.by_text = ByText(by_text, by_text)
+        model.by_text = TextDrafting(by_text, by_text)
         for temperature in (0.0, 1.0):
             options = {"max_new_tokens": 20, "temperature": temperature}
             (completion,) = spec.generate(PROMPT, gamma=3, **options)
@@ -66,7 +66,7 @@ def test_the_way_is_the_same_each_time(target, draft):
 
 
 @pytest.mark.daily("better0")
-@pytest.mark.parametrize("better", [ByText(True, False), ByText(False, True)])
+@pytest.mark.parametrize("better", [TextDrafting(True, False), TextDrafting(False, True)])
 def test_the_way_that_keeps_more_is_taken(better, target, draft, monkeypatch):
     tried = vocabularies._tried
 
@@ -82,7 +82,7 @@ def test_the_way_that_keeps_more_is_taken(better, target, draft, monkeypatch):
 def test_a_target_that_cannot_read_the_trial_gets_the_usual_ways(draft, tmp_path):
     small = folder(tmp_path / "small", llama(320, context=4), byte_level())
     spec = foretoken.load(small, draft)
-    assert translated(spec).by_text == ByText()
+    assert translated(spec).by_text == TextDrafting()
     assert spec.generate([5], gamma=1, max_new_tokens=3)[0].stats.drafted
 
 

@@ -9,7 +9,7 @@ from foretoken import load
 from foretoken.errors import InputError
 from foretoken.models.base import count_block_tokens, require_model
 from foretoken.models.graphs import GraphModel
-from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock.selfcheck import build_torch_model
 from table import TableModel
 from tiny_families import build
 
@@ -19,7 +19,7 @@ TABLE = TableModel(lambda text: [0.5, 0.5], 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [on_torch, GraphModel])
+@pytest.mark.parametrize("form", [build_torch_model, GraphModel])
 def test_a_model_says_what_it_computes_in(form, dtype: torch.dtype) -> None:
     names = ("Llama",) if form is GraphModel else ("Llama", "T5")
     for name in names:

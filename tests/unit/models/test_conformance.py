@@ -35,7 +35,7 @@ from foretoken.models.rewindable_states import MAX_REWIND_TOKENS
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.rowwise import RowwiseModel
 from foretoken.models.vocabularies.translated import TranslatedModel
-from foretoken.models.vocabularies.words import Dictionary, Words
+from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
 from oracle import random_model
 from pairdrafts import states_of, tapped
 from table import TableModel
@@ -91,7 +91,7 @@ def native(dtype: str = "float32") -> Callable[[Any], Model]:
 
 
 def translated(_: Any) -> Model:
-    words = Dictionary(Words(WORDS, end=10), Words(WORDS, end=10))
+    words = VocabularyMap(Vocabulary(WORDS, eos_id=10), Vocabulary(WORDS, eos_id=10))
     return TranslatedModel(TableModel(random_model(2, 12), 12), words, 64)
 
 

@@ -26,7 +26,7 @@ from foretoken.models.graphs import (
     round_up_width,
 )
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer
-from foretoken.models.stock.selfcheck import CheckedRows, Form, check, deviation
+from foretoken.models.stock.selfcheck import CheckedSequences, CheckedBackend, check, measure_deviation
 from pairs import PROMPTS
 from tiny_families import FAMILIES, build
 
@@ -86,7 +86,7 @@ def test_ragged_equals_alone(name: str) -> None:
     """Joins, rollbacks, growth, repeated rows and leaves; float32 casts within families allowed."""
     pairs.must_record(name)
     model = pairs.random(name, 0)
-    assert deviation(model, GraphModel(model)) < (1e-5 if name in pairs.SINGLE else 1e-6)
+    assert measure_deviation(model, GraphModel(model)) < (1e-5 if name in pairs.SINGLE else 1e-6)
 
 
 def only_on_the_host(self: GraphModel, lengths: list[int]) -> None:
@@ -111,7 +111,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
 def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*PLANTED[bug])
     with pytest.raises(RefusedError, match="not exact over fixed shapes"):
-        check(build("Llama"), Form("fixed shapes", GraphModel))
+        check(build("Llama"), CheckedBackend("fixed shapes", GraphModel))
 
 
 class Work(TorchDispatchMode):
@@ -148,14 +148,14 @@ def test_no_number_changes_the_work(name: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(GraphPass, "__call__", watched)
     model = pairs.target(name)
-    rows = CheckedRows(model, random.Random(2), GraphModel(model))
+    rows = CheckedSequences(model, random.Random(2), GraphModel(model))
     rows.start([4, 21, 9])
     for width in (3, 1, 5, 5, 1, 4, 3, 1, 5, 1):
         rows.score(width)
     assert max(map(len, seen.values())) > 1
     for works in seen.values():
         assert all(work == works[0] for work in works)
-    assert rows.worst < 1e-5 * rows.spread
+    assert rows.max_delta < 1e-5 * rows.spread
 
 
 def test_few_passes_serve_all() -> None:

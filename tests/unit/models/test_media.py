@@ -100,7 +100,7 @@ def test_logits_are_those_of_generate(family: Family, runtime: str) -> None:
     target: Any = foretoken.load(model, "lookup", runtime=runtime).target
     (media,) = media_of(inputs, encodes=model.config.is_encoder_decoder)
     assert target.find_media_problem(media) is None
-    assert stock_media.deviation(model, target, media) < 1e-5
+    assert stock_media.measure_generate_deviation(model, target, media) < 1e-5
 
 
 @pytest.mark.daily(*QUICK)
@@ -376,13 +376,13 @@ def test_a_folder_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     integers the text is another model's, the same with draft tokens."""
     model, inputs = built(gemma3, 1)  # no other test has this folder
     model.save_pretrained(tmp_path)
-    checks, check = list[int](), stock_media.objection
+    checks, check = list[int](), stock_media.find_media_objection
 
     def counted(*given: Any) -> Any:
         checks.append(1)
         return check(*given)
 
-    monkeypatch.setattr(stock_media, "objection", counted)
+    monkeypatch.setattr(stock_media, "find_media_objection", counted)
     for dtype in ("float32", "float32", "int8"):
         spec = foretoken.load(tmp_path, "lookup", dtype=dtype)
         target = cast(Any, spec.target)

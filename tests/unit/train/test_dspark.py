@@ -15,8 +15,8 @@ import foretoken
 import tiny
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.stock.attention import Forward
-from foretoken.models.stock.dflash import BlocksDraft, StockBlocks
+from foretoken.models.stock.attention import RaggedTwin
+from foretoken.models.stock.dflash import BlocksDraft, StockBlockModel
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -49,7 +49,7 @@ def lively(target: Any, ids: list[int], surely: float) -> BlockStudent:
 def text_of(target: Any, ids: list[int], prompt: int) -> TextStates:
     """States as they are kept, but in float32."""
     noted: dict[int, Tensor] = {}
-    with Forward(target, taps=(*taps_of(target), FINAL_TAP))(None, None, noted) as model:
+    with RaggedTwin(target, taps=(*taps_of(target), FINAL_TAP))(None, None, noted) as model:
         mass = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].logsumexp(-1)
     taps = torch.cat([noted[j] for j in taps_of(target)], -1)[0]
     return TextStates(torch.tensor(ids), prompt, taps, noted[FINAL_TAP][0], mass)
@@ -61,7 +61,7 @@ def test_the_laws_that_are_taught_are_those_that_the_drafter_draws_from():
     target, known = network(), list(range(3, 50))
     student = lively(target, known, 3.0)
     draft = BlocksDraft(student.blocks, student.embedding, student.head, student.ids)
-    blocks = StockBlocks(draft)
+    blocks = StockBlockModel(draft)
     shows = CausalModel(target)
     shows.tap(blocks.taps)
     drafter = BlockDrafter(shows, blocks)
@@ -76,7 +76,7 @@ def test_the_laws_that_are_taught_are_those_that_the_drafter_draws_from():
     texts = [text_of(target, p + new, len(p)) for p, new in zip(PROMPTS, drawn, strict=True)]
     anchors = torch.tensor([[len(p) - 1] * 2 for p in PROMPTS])  # twice, and blind to each other
     lengths = torch.tensor(sizes)[:, None].expand(3, 2)
-    states, logits = blocks.guess([p[-1] for p in PROMPTS], sizes)
+    states, logits = blocks.predict_block([p[-1] for p in PROMPTS], sizes)
     before = anchors.new_tensor([p[-1] for p in PROMPTS])
     for k, taught in enumerate(student.behind(texts, anchors, lengths)):
         p, q, sure = student.compared(*taught)
@@ -85,7 +85,7 @@ def test_the_laws_that_are_taught_are_those_that_the_drafter_draws_from():
         expected = [target(texts[b].ids[None]).logits[0, anchors[b, 0] + k] for b in rows]
         laws = torch.stack(expected).softmax(-1)[:, known]
         assert torch.allclose(p.exp(), laws, atol=1e-5)
-        _, chance, _ = blocks.follow(states[:, k], logits[:, k], before, None)
+        _, chance, _ = blocks.condition_on_previous(states[:, k], logits[:, k], before, None)
         assert sure is not None and chance is not None
         assert torch.allclose(sure, chance[rows], atol=1e-5)
         before = draft.tokens[:, k]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.stock.pairs import StockPairs
+from foretoken.models.stock.pairs import StockPairModel
 from foretoken.train.eagle import EagleLesson
 from foretoken.train.kept_states import KeptTexts
 from students import ROOM, examples, network
@@ -25,7 +25,7 @@ def test_every_depth_is_taught_what_the_draft_says_there(tmp_path: Path) -> None
     student = EagleLesson(draft_vocab=40, depths=DEPTHS).student(target, learnt, 0)
     some = [texts.read(n) for n in sorted(learnt)[:3]]
     taught = [student.compared(*x) for x in student.places(some, None)]
-    model, said = StockPairs(student.network), [[] for _ in range(DEPTHS)]
+    model, said = StockPairModel(student.network), [[] for _ in range(DEPTHS)]
     for text in some:
         tokens, states = text.ids.tolist(), model.project_states(text.taps.float())
         for i in range(len(tokens) - 1):

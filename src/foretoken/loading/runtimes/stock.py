@@ -10,10 +10,10 @@ import torch
 from foretoken.errors import RefusedError, kind_of
 from foretoken.models.base import Model
 from foretoken.models.stock.check_results import self_check
-from foretoken.models.stock.media import writer
+from foretoken.models.stock.media import get_language_model
 from foretoken.models.stock.packed import pack
-from foretoken.models.stock.rowwise import BY_ROW
-from foretoken.models.stock.selfcheck import ON_TORCH, Form, UnbuiltError
+from foretoken.models.stock.rowwise import ROWWISE_BACKEND
+from foretoken.models.stock.selfcheck import TORCH_BACKEND, CheckedBackend, SmallCopyError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +26,7 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
     `build` checks the model itself, as no small copy of it can be made."""
     try:
         model.form_on_torch = _exact_form(model.structure)
-    except UnbuiltError as error:
+    except SmallCopyError as error:
         if model.files is None:
             return str(error)
         if placement.dtype != "float32":
@@ -47,7 +47,7 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
         packing = pack(network)
         packed = f"{packing.layers} layers packed"
         remarks.append(packed if packing.layers else f"unpacked: {packing.reason}")
-    running = form.run(network)
+    running = form.build(network)
     if placement.taps:
         if not running.capabilities.taps:
             raise RefusedError(
@@ -58,26 +58,26 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     return running, remarks
 
 
-def _exact_form(network: PreTrainedModel) -> tuple[Form, list[str]]:
+def _exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str]]:
     """Return the first form on torch that passes the self-check; what it costs, and the objection
     to the one before it. Raises RefusedError if none passes."""
-    network, form, remarks = writer(network), ON_TORCH, list[str]()
+    network, form, remarks = get_language_model(network), TORCH_BACKEND, list[str]()
     try:
-        itself = self_check(network, form).itself
-    except UnbuiltError:
+        itself = self_check(network, form).on_full_model
+    except SmallCopyError:
         raise
     except RefusedError as error:
-        objection, form = str(error).removesuffix(f"; {form.instead}"), BY_ROW
-        itself, remarks = self_check(network, form).itself, [objection, form.costs]
+        objection, form = str(error).removesuffix(f"; {form.remedy}"), ROWWISE_BACKEND
+        itself, remarks = self_check(network, form).on_full_model, [objection, form.cost_note]
     return form, [*remarks, *(["checked on the model: no small copy of it"] if itself else [])]
 
 
-def require_precision(network: PreTrainedModel, form: Form) -> None:
+def require_precision(network: PreTrainedModel, form: CheckedBackend) -> None:
     """RefusedError if torch cannot run the network in its precision, tried on one token unless
     that is float32, in which the self-check has run."""
     if network.dtype == torch.float32:
         return
-    model = form.run(network)
+    model = form.build(network)
     try:
         model.start([[]], [[0]] if model.encoder_decoder else None)
         model.score([[0]], [1])

@@ -24,12 +24,12 @@ from foretoken.models.native.media import NativeMediaModel, describe_media, impo
 from foretoken.models.native.model import NativeTargetCopy, NativeModel, NativeHiddenStateDraft
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock.sizes import (
-    context_limit,
-    encoder_limit,
-    encoder_rows,
-    positions,
-    reads_ids,
-    switch_of,
+    get_context_limit,
+    get_encoder_limit,
+    get_encoder_vocab_size,
+    get_max_positions,
+    takes_ids,
+    get_rope_switch_length,
 )
 from foretoken.models.store import ConversionSource, StoredConversion
 
@@ -42,7 +42,7 @@ LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from foretoken.models.stock.selfcheck import Form
+    from foretoken.models.stock.selfcheck import CheckedBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class NativeConversion:
     def _convert(self, place: Path) -> dict[str, Any]:
         network = self.network().float().eval()
         config = network.config.get_text_config(decoder=True)
-        switch, encodes = switch_of(network), network.config.is_encoder_decoder
+        switch, encodes = get_rope_switch_length(network), network.config.is_encoder_decoder
         sees = config is not network.config and not encodes
         try:
             with torch.inference_mode():
@@ -151,10 +151,10 @@ class NativeConversion:
             "encoder_decoder": encodes,
             "layers": sum(not layer["source"] for layer in facts["layers"]),
             "parameters": sum(weight.numel() for weight in network.parameters()),
-            "context": context_limit(config),
-            "longest": None if switch is None else positions(config),
-            "source_context": encoder_limit(network) if encodes else None,
-            "source_vocab_size": encoder_rows(network) if encodes else None,
+            "context": get_context_limit(config),
+            "longest": None if switch is None else get_max_positions(config),
+            "source_context": get_encoder_limit(network) if encodes else None,
+            "source_vocab_size": get_encoder_vocab_size(network) if encodes else None,
             "hears": _describe_media_encoder(network) if encodes else None,
             "sees": describe_media(network) if sees else None,
             "computed": _get_compute_dtype(facts, self.dtype),
@@ -164,15 +164,15 @@ class NativeConversion:
 def _describe_media_encoder(network: PreTrainedModel) -> dict[str, Any] | None:
     """Return what an encoder of media reads, and a name of it; None for one of text. Raises
     RefusedError for media of many sizes."""
-    if reads_ids(network):
+    if takes_ids(network):
         return None
     media = import_stock_media()
-    inputs = media.made_up(network)
+    inputs = media.make_random_inputs(network)
     if inputs is None or len(inputs) != 1:
         raise RefusedError(f"{type(network).__name__} reads {network.main_input_name} of any size")
     ((name, x),) = inputs.items()
-    states = media.stand_in(network, [0])
-    key = f"{media.encoder_weights(network)} float32 cpu"
+    states = media.make_placeholder_states(network, [0])
+    key = f"{media.hash_encoder_weights(network)} float32 cpu"
     return {"input": name, "shape": [*x.shape], "states": [*states.shape[1:]], "key": key}
 
 
@@ -189,13 +189,13 @@ def load_facts(source: ConversionSource, dtype: str) -> dict[str, Any] | None:
     return store.load_facts(store.compute_key(source, CONVERSION_FORMAT, "native", dtype))
 
 
-def make_form() -> Form:
+def make_form() -> CheckedBackend:
     """Return how the self-check tries a family on the native kernels: in memory, in float32."""
     from foretoken.models.stock import cache, selfcheck  # late: these take seconds
 
-    return selfcheck.Form(
+    return selfcheck.CheckedBackend(
         "the native decoder",
         lambda network: NativeConversion(None, "float32", lambda: network).model(),
-        switches=True,
+        switches_rope=True,
         admit=partial(cache.admit, states=True),
     )

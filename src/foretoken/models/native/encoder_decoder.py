@@ -175,7 +175,7 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         if known is not None:
             return known[0].float()[0]
         with use_all_torch_threads():
-            return import_stock_media().heard(self._network, media, key).float()[0]
+            return import_stock_media().encode_without_padding(self._network, media, key).float()[0]
 
 
 def _run_encoder_parts(encoder: NativePasses, parts: list[SequencePart]) -> list[Tensor]:

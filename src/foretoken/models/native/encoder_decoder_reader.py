@@ -20,8 +20,8 @@ from foretoken.models.native.network import (
     to_float_array,
 )
 from foretoken.models.native.network_reader import NetworkReader
-from foretoken.models.stock.media import encoder_input
-from foretoken.models.stock.sizes import context_limit, encoder_limit, reads_ids
+from foretoken.models.stock.media import make_encoder_input
+from foretoken.models.stock.sizes import get_context_limit, get_encoder_limit, takes_ids
 
 PROJECTION_NAMES = ("q", "k", "v", "o"), ("q_proj", "k_proj", "v_proj", "out_proj")
 LAYER_LIST_NAMES, STACK_NORM_NAMES = ("block", "layers"), ("final_layer_norm", "layer_norm")
@@ -52,14 +52,14 @@ class EncoderDecoderReader(NetworkReader):
         stack: Any = self.network.get_encoder()
         own: Any = self.network.get_decoder()
         inner = own.get_decoder()  # of a decoder with a head, else itself
-        decoder, parts = self._read_stack(inner, context_limit(self.config))
+        decoder, parts = self._read_stack(inner, get_context_limit(self.config))
         keys = [self._read_cross_kv(part) for part in parts]
         assert keys[0].attention is not None
         width = keys[0].attention.projections[0].weight.shape[1]
         cross_kv = Decoder(width, keys)
         encoder = None
-        if reads_ids(self.network):
-            encoder, _ = self._read_stack(stack, encoder_limit(self.network))
+        if takes_ids(self.network):
+            encoder, _ = self._read_stack(stack, get_encoder_limit(self.network))
         else:
             self.read_weights |= {id(weight) for weight in stack.state_dict(keep_vars=True).values()}
         head: Any = self.network.get_output_embeddings()
@@ -77,7 +77,7 @@ class EncoderDecoderReader(NetworkReader):
         """The factor of what the head reads, and so of logits, tried: T5 has one where embeddings
         are tied."""
         read, token = list[Tensor](), torch.tensor([[0]])
-        given = {"decoder_input_ids": token, **encoder_input(self.network, token)}
+        given = {"decoder_input_ids": token, **make_encoder_input(self.network, token)}
         hook = head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
         try:
             made = self.network(**given, output_hidden_states=True).decoder_hidden_states[-1]

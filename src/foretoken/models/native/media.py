@@ -109,13 +109,13 @@ class NativeMediaModel(NativeModel):
 
     @cached_property
     def _network(self) -> Any:
-        return import_stock_media().front(self._load().float().eval())
+        return import_stock_media().strip_decoder_layers(self._load().float().eval())
 
     def find_media_problem(self, media: Media) -> str | None:
         names, network = frozenset(media.inputs), None
         if names not in self._checked_inputs and not self._was_checked(names):
             network = self._load().float().eval()  # once for the check and what is left of it
-            vars(self).setdefault("_network", import_stock_media().front(network))
+            vars(self).setdefault("_network", import_stock_media().strip_decoder_layers(network))
         try:
             self._embed(media)
         except RefusedError as error:
@@ -139,7 +139,7 @@ class NativeMediaModel(NativeModel):
         agree, once for each kind of media; return why they differ."""
         with use_all_torch_threads():
             exact: Any = self._exact(network)
-            reason, judged = import_stock_media().objection(network, exact, media)
+            reason, judged = import_stock_media().find_media_objection(network, exact, media)
         if reason:
             return f"{reason}; {TORCH_REMEDY}" if judged and " is not exact " in reason else reason
         if self.identity is not None:
@@ -186,14 +186,14 @@ class NativeMediaModel(NativeModel):
         if key in media.encoded:
             return media.encoded[key]
         network, ids, stock = self._network, media.ids, import_stock_media()
-        if not ids or ids[-1] in stock.marks(network):
-            raise RefusedError(stock.UNENDED)
+        if not ids or ids[-1] in stock.get_media_token_ids(network):
+            raise RefusedError(stock.ENDS_IN_MEDIA)
         with use_all_torch_threads():
             fitted = media.fitted(len(ids), network.dtype, network.device)
-            first = stock.first_pass(network, torch.tensor([ids]), fitted)
-            made = self._make_prompt(ids, stock.decoder_arguments(network, first))
+            first = stock.prepare_first_forward(network, torch.tensor([ids]), fitted)
+            made = self._make_prompt(ids, stock.capture_decoder_arguments(network, first))
         if made.ends is not None and len(ids) > 1 and made.ends[-2] >= len(ids):
-            raise RefusedError(stock.UNENDED)
+            raise RefusedError(stock.ENDS_IN_MEDIA)
         media.encoded[key] = made
         return made
 
@@ -222,7 +222,7 @@ class NativeMediaModel(NativeModel):
     def _find_lookup_ids(self, ids: list[int], inputs: Tensor) -> list[int]:
         """Return the tokens whose inputs of layers these are: another one stands for media."""
         config = self._network.config.get_text_config(decoder=True)
-        marked = import_stock_media().marks(self._network)
+        marked = import_stock_media().get_media_token_ids(self._network)
         other = [config.pad_token_id if id in marked else id for id in ids]
         table = self._network.get_decoder().embed_tokens_per_layer
         if not torch.equal(table(torch.tensor(other)).reshape(inputs[0].shape), inputs[0]):
@@ -296,8 +296,8 @@ def describe_media(network: PreTrainedModel) -> dict[str, Any]:
     """Return what is stored of a decoder that reads media. Raises RefusedError for one that reads
     more of them than `EmbeddedPrompt` has, or that is within a model whose `generate` differs."""
     media = import_stock_media()
-    more = media.accepted_by(type(network.get_decoder())) - KNOWN_ARGUMENTS
-    if more or media.writer(network) is not network:
+    more = media.get_forward_parameters(type(network.get_decoder())) - KNOWN_ARGUMENTS
+    if more or media.get_language_model(network) is not network:
         raise make_media_refusal(network, ", ".join(sorted(more)) or "media by a model within it")
     return {"axes": find_position_axes(network)}
 

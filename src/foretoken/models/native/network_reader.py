@@ -51,8 +51,8 @@ from foretoken.models.native.recurrences import (
     scale_mixer,
 )
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
-from foretoken.models.stock.sizes import context_limit
-from foretoken.models.stock.taps import layers_of
+from foretoken.models.stock.sizes import get_context_limit
+from foretoken.models.stock.taps import get_decoder_layers
 
 # Names of a layer's norms: before attention, behind it, before the MLP, behind it
 INPUT_NORM, ATTENTION_NORM = "input_layernorm", "post_attention_layernorm"
@@ -159,17 +159,17 @@ class NetworkReader:
         self.require(not len(join.norms), "states normed before they are joined")
         width, hidden = network.width, self.config.hidden_size
         self.require(width % LANES == hidden % LANES == 0, "states of no full vectors")
-        windows = {*network.kinds} == {"full_attention"}
+        windows = {*network.layer_types} == {"full_attention"}
         self.require(windows, "attention to a part of the text")
         state = self.norm(first.hidden_norm)
-        before = (None if first.before else state), None, self.norm(first.post_attention_layernorm)
+        before = (None if first.norm_before_residual else state), None, self.norm(first.post_attention_layernorm)
         attention, gated = self._read_attention(first.self_attn, 0), self.read_mlp(first.mlp)
         layer = DecoderLayer((*before, None), attention, gated, 1.0, 1.0, parallel=False)
         return Decoder(
             hidden,
             [layer, *(self._read_layer(each, 0) for each in network.more)],
             None,
-            state if first.before else None,
+            state if first.norm_before_residual else None,
             self.norm(norm),
             self.linear(head.linear if own else head),
             0.0,
@@ -182,13 +182,13 @@ class NetworkReader:
         network, config = self.network, self.config
         stock = DynamicCache(config=network.config).layers
         head: Any = network.get_output_embeddings()
-        self.layers = layers = list(layers_of(network))
+        self.layers = layers = list(get_decoder_layers(network))
         table: Any = network.get_input_embeddings()
         vectors = self.compute_vectors(table, getattr(config, "embedding_multiplier", None) or 1.0)
         self.require(head is not None and len(stock) <= len(layers), "its layers or its head")
         last = self.find_part(self.base, LAST_NORM_NAMES, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
-        self.positions = self._read_positions(context_limit(self.config))
+        self.positions = self._read_positions(get_context_limit(self.config))
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
         windows += [0] * (len(layers) - len(windows))  # layers that read others' keys may have none
         for i in range(len(layers)):
@@ -568,7 +568,7 @@ class NetworkReader:
     def _infer_rope(self, part: Any, width: int) -> Rope:
         """A layer's rotary positions, tried on a few."""
         # no place that would change frequencies which follow the longest sequence
-        last_position = min(100, (context_limit(self.config) or 200) // 2)
+        last_position = min(100, (get_context_limit(self.config) or 200) // 2)
         positions = torch.tensor([[0, 1, 2, 3, last_position // 2, last_position]])
         cosine, sine, frequencies = self._compute_cosines(part, positions)
         states, scale = (

@@ -19,13 +19,13 @@ from transformers.models.gemma4.modeling_gemma4 import (
 
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
-from foretoken.models.stock.attention import shared
+from foretoken.models.stock.attention import stacked_attention
 from foretoken.transfer import sent
 
-SLIDING = "sliding_attention"
+SLIDING_ATTENTION = "sliding_attention"
 
 
-class Borrowing:
+class SharedKVConfig:
     """A text configuration as layers read it, none of which has keys of its own."""
 
     _attn_implementation = "lent_keys"
@@ -40,7 +40,7 @@ class Borrowing:
         return getattr(self._config, name)
 
 
-class Given(NamedTuple):
+class LayerInputs(NamedTuple):
     """All that the layers of one kind read, of one token of each row at its row's end."""
 
     rotary: tuple[Tensor, Tensor]
@@ -48,18 +48,18 @@ class Given(NamedTuple):
     keys: tuple[Tensor, Tensor]  # and values, [B, heads, K, dim]
 
 
-class OrderedHead(nn.Module):
+class CentroidHead(nn.Module):
     """An output layer that computes logits for the tokens of the nearest `most` centroids; all
     others are impossible. Each row has its own."""
 
-    def __init__(self, hidden: int, vocabulary: int, centroids: int, most: int) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int, num_centroids: int, top_k: int) -> None:
         super().__init__()
-        self.most = most
-        self.centroids = nn.Linear(hidden, centroids, bias=False)
-        self.token_ordering = nn.Buffer(torch.zeros(vocabulary, dtype=torch.long))
+        self.top_k = top_k
+        self.centroids = nn.Linear(hidden_size, num_centroids, bias=False)
+        self.token_ordering = nn.Buffer(torch.zeros(vocab_size, dtype=torch.long))
 
     def forward(self, states: Tensor, weight: Tensor) -> Tensor:
-        nearest = self.centroids(states).topk(self.most).indices
+        nearest = self.centroids(states).topk(self.top_k).indices
         ids = self.token_ordering.view(self.centroids.out_features, -1)[nearest].flatten(1)
         logits = torch.einsum("bh,bnh->bn", states, weight[ids])
         return logits.new_full((len(states), len(weight)), -torch.inf).scatter(1, ids, logits)
@@ -71,9 +71,9 @@ class Assistant(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        text: Any = Borrowing(config.get_text_config())
+        text: Any = SharedKVConfig(config.get_text_config())
         H, V, width = text.hidden_size, text.vocab_size, config.backbone_hidden_size
-        self.kinds, self.sliding = list(text.layer_types), int(text.sliding_window)
+        self.layer_types, self.sliding_window = list(text.layer_types), int(text.sliding_window)
         layers = [Gemma4TextDecoderLayer(text, j) for j in range(text.num_hidden_layers)]
         if any(hasattr(layer.self_attn, "k_proj") for layer in layers):
             raise RefusedError(
@@ -89,22 +89,22 @@ class Assistant(nn.Module):
         self.lm_head = nn.Linear(H, V, bias=False)
         self.masked_embedding = None
         if config.use_ordered_embeddings:
-            self.masked_embedding = OrderedHead(
+            self.masked_embedding = CentroidHead(
                 H, V, config.num_centroids, config.centroid_intermediate_top_k
             )
 
     def forward(
-        self, embedded: Tensor, states: Tensor, given: dict[str, Given]
+        self, embedded: Tensor, states: Tensor, layer_inputs: dict[str, LayerInputs]
     ) -> tuple[Tensor, Tensor]:
         """Embeddings of tokens and the states before them, `[B, width]` each -> logits `[B, V]` of
         the tokens behind, and the states `[B, width]` before those."""
         x = self.pre_projection(torch.cat([embedded, states], -1))[:, None]
-        for kind, layer in zip(self.kinds, cast(Any, self.model["layers"]), strict=True):
+        for layer_type, layer in zip(self.layer_types, cast(Any, self.model["layers"]), strict=True):
             x = layer(
                 x,
-                shared_kv_states={kind: given[kind].keys},
-                position_embeddings=given[kind].rotary,
-                attention_mask=given[kind].mask,
+                shared_kv_states={layer_type: layer_inputs[layer_type].keys},
+                position_embeddings=layer_inputs[layer_type].rotary,
+                attention_mask=layer_inputs[layer_type].mask,
             )
         x = self.model["norm"](x)[:, 0]
         if self.masked_embedding is None:
@@ -120,32 +120,32 @@ class StockAssistant:
     def __init__(self, network: Assistant, target: Model) -> None:
         self.network, self.target = network, target
         weight = network.lm_head.weight
-        self.identity = f"assistant {len(network.kinds)} {tuple(weight.shape)} {weight.dtype}"
-        self._given: dict[str, Given] = {}
+        self.identity = f"assistant {len(network.layer_types)} {tuple(weight.shape)} {weight.dtype}"
+        self._layer_inputs: dict[str, LayerInputs] = {}
 
-    def over(self, target: Model) -> StockAssistant:
+    def with_target(self, target: Model) -> StockAssistant:
         """The same over another target."""
         return StockAssistant(self.network, target)
 
     @torch.inference_mode()
     def begin(self, rows: list[int]) -> None:
         """Take the target's rows that the next steps are for, as long as they are now."""
-        kinds = dict.fromkeys(self.network.kinds)
-        self._given = {kind: self._read(kind, rows) for kind in kinds}
+        kinds = dict.fromkeys(self.network.layer_types)
+        self._layer_inputs = {kind: self._make_layer_inputs(kind, rows) for kind in kinds}
 
-    def _read(self, kind: str, rows: list[int]) -> Given:
+    def _make_layer_inputs(self, layer_type: str, rows: list[int]) -> LayerInputs:
         """A token behind each row's last, which sees what a target's there would, but itself."""
         lengths, weight = [self.target.lengths[b] for b in rows], self.network.lm_head.weight
-        window = self.network.sliding if kind == SLIDING else max(lengths) + 1
+        window = self.network.sliding_window if layer_type == SLIDING_ATTENTION else max(lengths) + 1
         first = max(0, min(lengths) - window + 1)
-        keys, values = self.target.shared_kv(kind, rows, first)
+        keys, values = self.target.shared_kv(layer_type, rows, first)
         ends = sent(torch.tensor(lengths), weight.device)[:, None]
         slots = torch.arange(first, max(lengths), device=weight.device)
-        seen = (slots < ends) & (slots > ends - window)
-        even = min(lengths) == max(lengths)  # `first` is the first that any sees
-        return Given(
-            rotary=self.network.rotary(weight, ends, kind),
-            mask=None if even else seen[:, None, None],
+        visible = (slots < ends) & (slots > ends - window)
+        same_length = min(lengths) == max(lengths)  # `first` is the first that any sees
+        return LayerInputs(
+            rotary=self.network.rotary(weight, ends, layer_type),
+            mask=None if same_length else visible[:, None, None],
             keys=(keys.to(weight.dtype), values.to(weight.dtype)),
         )
 
@@ -153,13 +153,13 @@ class StockAssistant:
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return `Assistant`'s logits and states for the rows that were taken."""
         dtype = self.network.lm_head.weight.dtype
-        return self.network(embedded.to(dtype), states.to(dtype), self._given)
+        return self.network(embedded.to(dtype), states.to(dtype), self._layer_inputs)
 
 
-def _attended(
+def _shared_kv_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **given: Any
 ) -> tuple[Tensor, None]:
-    return shared(None, query, key, value, attention_mask, given["scaling"]), None
+    return stacked_attention(None, query, key, value, attention_mask, given["scaling"]), None
 
 
-AttentionInterface.register("lent_keys", _attended)
+AttentionInterface.register("lent_keys", _shared_kv_attention)

@@ -13,24 +13,24 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from foretoken.errors import InputError, RefusedError, kind_of
 from foretoken.models.stock.assistant import Assistant
-from foretoken.models.stock.pair_files import require_numbers
-from foretoken.models.stock.sizes import key_layers
+from foretoken.models.stock.pair_files import require_finite_floats
+from foretoken.models.stock.sizes import find_last_kv_layers
 
-KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
-TARGETS = ("gemma4_text", "gemma4_unified_text")
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # one matrix, stored once
+ASSISTANT_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+TARGET_MODEL_TYPES = ("gemma4_text", "gemma4_unified_text")
+EMBEDDING_KEY, HEAD_KEY = "model.embed_tokens.weight", "lm_head.weight"  # one matrix, stored once
 
 
 def is_assistant(config: dict[str, Any] | PreTrainedConfig) -> bool:
     """Tell whether a configuration is that of an assistant."""
-    return _said(config).get("model_type") in KINDS
+    return _to_dict(config).get("model_type") in ASSISTANT_MODEL_TYPES
 
 
-def _said(config: dict[str, Any] | PreTrainedConfig) -> dict[str, Any]:
+def _to_dict(config: dict[str, Any] | PreTrainedConfig) -> dict[str, Any]:
     return config.to_dict() if isinstance(config, PreTrainedConfig) else config
 
 
-def read_assistant(
+def build_assistant(
     config: dict[str, Any] | PreTrainedConfig,
     tensors: dict[str, Tensor],
     target: PreTrainedConfig,
@@ -38,73 +38,73 @@ def read_assistant(
 ) -> Assistant:
     """Return the network for a target with this configuration. Raises InputError for a
     configuration or tensors that are none, RefusedError for those of another target."""
-    known, facts = _known(_said(config))
-    _require_target(facts, target)
+    assistant_config, sizes = _parse_config(_to_dict(config))
+    _require_target(sizes, target)
     with torch.device("meta"):
-        network = Assistant(known)
-    if HEAD not in tensors and EMBEDDINGS in tensors:
-        tensors = {**tensors, HEAD: tensors[EMBEDDINGS]}
-    network.load_state_dict(_fitting(network, tensors, dtype), assign=True)
+        network = Assistant(assistant_config)
+    if HEAD_KEY not in tensors and EMBEDDING_KEY in tensors:
+        tensors = {**tensors, HEAD_KEY: tensors[EMBEDDING_KEY]}
+    network.load_state_dict(_select_tensors(network, tensors, dtype), assign=True)
     if network.masked_embedding is not None:
-        _require_order(network.masked_embedding.token_ordering)
+        _require_permutation(network.masked_embedding.token_ordering)
     return network.eval().requires_grad_(False)
 
 
-def _known(said: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The configuration as transformers has it, and the sizes in which a target must agree."""
-    if not is_assistant(said):
+    if not is_assistant(fields):
         raise InputError(
-            f"model_type is {said.get('model_type')!r:.40}; an assistant's is {' or '.join(KINDS)}"
+            f"model_type is {fields.get('model_type')!r:.40}; an assistant's is {' or '.join(ASSISTANT_MODEL_TYPES)}"
         )
     try:
-        known: Any = CONFIG_MAPPING[said["model_type"]].from_dict(said)
-        text: Any = known.get_text_config()
-        facts = _facts(text, {kind: j for j, kind in enumerate(text.layer_types)})
-        facts["states"] = known.backbone_hidden_size
+        config: Any = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+        text: Any = config.get_text_config()
+        sizes = _collect_sizes(text, {kind: j for j, kind in enumerate(text.layer_types)})
+        sizes["states"] = config.backbone_hidden_size
     except Exception as error:  # of a file that may hold anything
         raise InputError(
             f"the assistant's config cannot be read ({kind_of(error)}); download it again"
         ) from error
-    count, most = known.num_centroids, known.centroid_intermediate_top_k
-    if known.use_ordered_embeddings and not (0 < most <= count and text.vocab_size % count == 0):
+    count, top_k = config.num_centroids, config.centroid_intermediate_top_k
+    if config.use_ordered_embeddings and not (0 < top_k <= count and text.vocab_size % count == 0):
         raise InputError(
-            f"the assistant's config has {count} centroids for {text.vocab_size} tokens, {most} at "
+            f"the assistant's config has {count} centroids for {text.vocab_size} tokens, {top_k} at "
             "a time; each must have as many tokens as the others"
         )
-    return known, facts
+    return config, sizes
 
 
-def _facts(text: Any, layers: dict[str, int]) -> dict[str, Any]:
+def _collect_sizes(text: Any, layers: dict[str, int]) -> dict[str, Any]:
     """Sizes of a text configuration, of each kind of layer those of the one given."""
-    facts: dict[str, Any] = {"tokens": text.vocab_size}
+    sizes: dict[str, Any] = {"tokens": text.vocab_size}
     for kind, j in layers.items():
         layer = text.per_layer_config[j]
-        facts[f"heads and width of {kind}"] = layer.num_key_value_heads, layer.head_dim
-    return facts
+        sizes[f"heads and width of {kind}"] = layer.num_key_value_heads, layer.head_dim
+    return sizes
 
 
-def _require_target(facts: dict[str, Any], target: PreTrainedConfig) -> None:
+def _require_target(sizes: dict[str, Any], target: PreTrainedConfig) -> None:
     """Raise RefusedError where the target has not what the assistant reads."""
     text: Any = target.get_text_config(decoder=True)
-    if text.model_type not in TARGETS:
+    if text.model_type not in TARGET_MODEL_TYPES:
         raise RefusedError(
             f"the draft is an assistant for Gemma 4, the target is {text.model_type}; give "
             "another draft"
         )
-    has = {**_facts(text, key_layers(text)), "states": text.hidden_size}
-    wrong = [name for name, size in facts.items() if size != has.get(name)]
+    target_sizes = {**_collect_sizes(text, find_last_kv_layers(text)), "states": text.hidden_size}
+    wrong = [name for name, size in sizes.items() if size != target_sizes.get(name)]
     if wrong:
         raise RefusedError(
-            f"the assistant is for another target: {wrong[0]} {facts[wrong[0]]}, the target has "
-            f"{has.get(wrong[0], 'none')}; give the assistant of this target"
+            f"the assistant is for another target: {wrong[0]} {sizes[wrong[0]]}, the target has "
+            f"{target_sizes.get(wrong[0], 'none')}; give the assistant of this target"
         )
 
 
-def _fitting(
+def _select_tensors(
     network: Assistant, tensors: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The network's tensors among these; others are left out, as transformers does."""
-    fitting: dict[str, Tensor] = {}
+    selected: dict[str, Tensor] = {}
     for name, own in network.state_dict().items():
         found = tensors.get(name)
         if found is None:
@@ -115,12 +115,12 @@ def _fitting(
                 f"{tuple(own.shape)}; give files that are not quantized, or download them again"
             )
         if found.is_floating_point():
-            require_numbers("the assistant", name, found)
-        fitting[name] = found.to(dtype) if found.is_floating_point() else found.long()
-    return fitting
+            require_finite_floats("the assistant", name, found)
+        selected[name] = found.to(dtype) if found.is_floating_point() else found.long()
+    return selected
 
 
-def _require_order(order: Tensor) -> None:
+def _require_permutation(order: Tensor) -> None:
     if not torch.equal(order.sort().values, torch.arange(len(order), device=order.device)):
         raise InputError(
             "the assistant's masked_embedding.token_ordering is no order of its tokens; download "

@@ -23,54 +23,54 @@ from foretoken.models.base import SharedKV
 from foretoken.models.row_slots import RowSlots, order_by_slot, add_spare_rows
 from foretoken.models.hidden_states import HiddenStateStore
 from foretoken.models.rewindable_states import RewindableRows, PendingCursor, RecurrentStateLayer
-from foretoken.models.stock.positions import COUNTED, counts_itself
+from foretoken.models.stock.positions import POSITION_IDS_METHOD, counts_own_positions
 from foretoken.transfer import sent
 
-SUPPORTED = ((5, 20), (6, 0))  # transformers, from and below
-BUCKET = RowSlots.unit
-KEEPS_TOKENS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
-MASKED = {None, "eager", "sdpa"}  # kinds of attention whose masks we make for a family's own code
+SUPPORTED_TRANSFORMERS = ((5, 20), (6, 0))  # transformers, from and below
+CAPACITY_MULTIPLE = RowSlots.unit
+TOKEN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
+MASKED_ATTENTIONS = {None, "eager", "sdpa"}  # kinds of attention whose masks we make for a family's own code
 # Layers that keep a state, and those that keep tokens beside it
-KEEPS_STATE = {"LinearAttentionLayer"}
-KEEPS_BOTH = {
+STATE_LAYERS = {"LinearAttentionLayer"}
+HYBRID_LAYERS = {
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
 }
-KEEPS_NOTHING = {"DummyLayer"}  # layers that read another layer's keys, or none
+EMPTY_LAYERS = {"DummyLayer"}  # layers that read another layer's keys, or none
 # Families that make more of a picture than a text's tokens, or an encoder's states
-APART = {"git", "mllama", "pp_formulanet", "udop"}
-INSTEAD = "use transformers' own generate for such a model, or draft with another"
-Pair = tuple[Tensor, Tensor]  # keys and values
+UNSUPPORTED_MODEL_TYPES = {"git", "mllama", "pp_formulanet", "udop"}
+ALTERNATIVES_HINT = "use transformers' own generate for such a model, or draft with another"
+KeysValues = tuple[Tensor, Tensor]  # keys and values
 
 
 class RaggedLayer(DynamicLayer):
     """Keys and values of one layer: `arrays`, `[rows, heads, capacity, dim]`, with the same places
     and slots in every layer. `keys` and `values` are what a forward sees of them."""
 
-    arrays: Pair
+    arrays: KeysValues
     keys: Any
     values: Any
     is_sliding = False  # a window is in the mask; all tokens are kept, or a row could not go back
 
-    def resize(self, like: Pair, rows: int, capacity: int, used: int) -> None:
+    def resize(self, like: KeysValues, rows: int, capacity: int, used: int) -> None:
         """New arrays, shaped like these. The first `used` places stay; others may hold anything, so
         that memory is touched only when a row takes it."""
         k, v = (x.new_empty(rows, x.shape[1], capacity, x.shape[3]) for x in like)
         old = self.arrays if self.is_initialized else (k[:, :, :0], v[:, :, :0])
         for x, was in zip((k, v), old, strict=True):
-            fill(x[:used], was[:used, :, :capacity])
+            fill_slots(x[:used], was[:used, :, :capacity])
         self.arrays, self.is_initialized = (k, v), True
 
-    def put(self, place: int, row: Pair) -> None:
+    def put(self, place: int, row: KeysValues) -> None:
         """A row `[heads, n, dim]` takes this place."""
         for x, new in zip(self.arrays, row, strict=True):
-            fill(x[place], new)
+            fill_slots(x[place], new)
 
-    def row(self, place: int, slots: int) -> Pair:
+    def row(self, place: int, slots: int) -> KeysValues:
         k, v = self.arrays
         return k[place, :, :slots], v[place, :, :slots]
 
-    def show(self, rows: int, slots: int) -> Pair:
+    def expose(self, rows: int, slots: int) -> KeysValues:
         """Let a forward see so much."""
         self.keys, self.values = (x[:rows, :, :slots] for x in self.arrays)
         return self.keys, self.values
@@ -92,12 +92,12 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.layers = layers
         self.states = states or {}  # by layer
         self.base_lengths = [0] * rows  # the length at which each row's states stand
-        self.at: Any = None  # where a pass puts what its states follow from
-        self.asking = -1  # the layer that asked for its state last
-        self.calls = 0  # of recurrences, that this layer has run
+        self.cursor: Any = None  # where a pass puts what its states follow from
+        self.current_layer = -1  # the layer that asked for its state last
+        self.recurrence_calls = 0  # of recurrences, that this layer has run
         self.lengths = [0] * rows
         self.long = [False] * rows  # which are read with the factors of long texts
-        self.shift = [0] * rows  # of the positions behind each row's media
+        self.position_shift = [0] * rows  # of the positions behind each row's media
         self.shown = HiddenStateStore(rows)
         self.slots = list(range(rows))
         self.order = self.slots  # the row in each place, once gaps are closed
@@ -110,9 +110,9 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.end = 0  # slots that the running forward sees
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
         self.positions = torch.empty(0)  # [B, width]: of new tokens, and the slots they go to
-        self.view: Any = None  # the keys handed out last
-        self.made: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
-        self.shared_encoder_states: Tensor | None = None  # [B, S], 1 where an encoder's states are a row's own
+        self.last_keys: Any = None  # the keys handed out last
+        self.masks_by_source: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
+        self.encoder_mask: Tensor | None = None  # [B, S], 1 where an encoder's states are a row's own
 
     @property
     def decoder(self) -> RaggedCache:
@@ -130,7 +130,7 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.trim(len(lengths), self.end)
         if self.states:
             pending = self.advance_bases(self.order, self.lengths, counts or [width] * len(lengths))
-            self.at = PendingCursor(pending, width, self.device)
+            self.cursor = PendingCursor(pending, width, self.device)
         if min(lengths) == self.max_context:
             self.offset = self.max_context
             new = torch.arange(self.max_context, self.end, device=self.device)
@@ -146,16 +146,16 @@ class RaggedCache(RewindableRows, DynamicCache):
     def advance(self, tokens: list[int]) -> None:
         """From now on each row holds this many of the block's tokens."""
         self.lengths = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
-        self.view = None
-        self.made.clear()
+        self.last_keys = None
+        self.masks_by_source.clear()
 
-    def once(self, source: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    def compute_once(self, source: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """`make()`, once per `source` and forward: layers are given the same masks and biases."""
-        if id(source) not in self.made:
-            self.made[id(source)] = source, make()
-        return self.made[id(source)][1]
+        if id(source) not in self.masks_by_source:
+            self.masks_by_source[id(source)] = source, make()
+        return self.masks_by_source[id(source)][1]
 
-    def placed(self, x: Tensor) -> Tensor:
+    def to_slot_order(self, x: Tensor) -> Tensor:
         """`x [B, ..]`, of rows, in the order in which a forward sees them."""
         if self.order == list(range(len(self.order))):
             return x
@@ -164,12 +164,12 @@ class RaggedCache(RewindableRows, DynamicCache):
     def join(self, other: Any) -> None:
         super().join(other)
         self.long = self.long + other.long
-        self.shift = self.shift + other.shift
+        self.position_shift = self.position_shift + other.position_shift
         self.shown.join(other.shown)
 
     def select(self, rows: list[int]) -> None:
         self.long = [self.long[b] for b in rows]
-        self.shift = [self.shift[b] for b in rows]
+        self.position_shift = [self.position_shift[b] for b in rows]
         self.shown.select(rows)
         super().select(rows)
 
@@ -206,7 +206,7 @@ class RaggedCache(RewindableRows, DynamicCache):
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> Pair:
+    ) -> KeysValues:
         layer, new = self.layers[layer_idx], (key_states, value_states)
         if not isinstance(layer, RaggedLayer):
             return layer.update(*new, *args, **kwargs)
@@ -217,8 +217,8 @@ class RaggedCache(RewindableRows, DynamicCache):
                 x[: len(states), :, self.offset : self.end] = states
             else:
                 x[self.row, :, self.positions] = states.transpose(1, 2)
-        self.view, values = layer.show(len(key_states), self.end)
-        return self.view, values
+        self.last_keys, values = layer.expose(len(key_states), self.end)
+        return self.last_keys, values
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         return self.end, 0
@@ -235,7 +235,7 @@ class RaggedCache(RewindableRows, DynamicCache):
         """None: a family then runs the form that it has for blocks, at every width."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        self.asking, self.calls = layer_idx, 0
+        self.current_layer, self.recurrence_calls = layer_idx, 0
 
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
@@ -249,26 +249,26 @@ class RaggedCache(RewindableRows, DynamicCache):
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
         size, states = kwargs["conv_kernel_size"], self.states[layer_idx]
-        return states.extend_window(str(state_idx), conv_states, size, self.at, self.rows)
+        return states.extend_window(str(state_idx), conv_states, size, self.cursor, self.rows)
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Keep nothing: a recurrence of ours has. Raises RefusedError where none was run."""
-        if not self.calls:
+        if not self.recurrence_calls:
             raise RefusedError(
                 "a layer computes its states by a function that is not known here, and which would "
-                f"begin each block at nothing; {INSTEAD}"
+                f"begin each block at nothing; {ALTERNATIVES_HINT}"
             )
         return recurrent_states
 
     def advance_recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
         """Run the recurrence (`states.advanced`) of the layer that asked for its state last."""
-        self.calls += 1
-        return self.states[self.asking].advance_recurrence(q, k, v, g, beta, self.at, self.rows)
+        self.recurrence_calls += 1
+        return self.states[self.current_layer].advance_recurrence(q, k, v, g, beta, self.cursor, self.rows)
 
     def advance_scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
         """Run the next selective scan (`StateLayer.scan`) of that layer."""
-        self.calls += 1
-        return self.states[self.asking].advance_scan(q, k, u, t, A, self.calls - 1, self.at, self.rows)
+        self.recurrence_calls += 1
+        return self.states[self.current_layer].advance_scan(q, k, u, t, A, self.recurrence_calls - 1, self.cursor, self.rows)
 
 
 class CrossCache(EncoderDecoderCache):
@@ -300,14 +300,14 @@ class CrossCache(EncoderDecoderCache):
         self.cross.prepare(0)
         self.cross.offset = 0
         for layer in self.cross.list_filled_parts():
-            layer.show(len(self.cross.lengths), self.cross.end)
+            layer.expose(len(self.cross.lengths), self.cross.end)
 
-    def mask(self) -> Tensor | None:
+    def make_source_mask(self) -> Tensor | None:
         """`[B, S]` by place, 1 where a source has a token; None where all are equally long."""
         sources, device = self.cross.lengths, self.decoder.device
         if min(sources) == max(sources):
             return None
-        lengths = self.cross.placed(sent(torch.tensor(sources), device))
+        lengths = self.cross.to_slot_order(sent(torch.tensor(sources), device))
         return (torch.arange(max(sources), device=device) < lengths[:, None]).long()
 
     def join(self, other: CrossCache) -> None:
@@ -321,7 +321,7 @@ class CrossCache(EncoderDecoderCache):
         self.cross.select(rows)
 
 
-def fill(x: Tensor, new: Tensor) -> None:
+def fill_slots(x: Tensor, new: Tensor) -> None:
     """Put `new` into the first slots, and zeros into the others: what a mask hides is still
     multiplied by zero, and NaN that another row has left would survive that."""
     slots = new.shape[-2]
@@ -329,15 +329,15 @@ def fill(x: Tensor, new: Tensor) -> None:
     x[..., slots:, :] = 0
 
 
-def given(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
+def make_cache_argument(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
     """The cache, by the name that the model's forward has for it."""
-    return {_name(type(model)): cache}
+    return {_find_cache_parameter(type(model)): cache}
 
 
 @lru_cache
-def _name(kind: type[PreTrainedModel]) -> str:
+def _find_cache_parameter(model_class: type[PreTrainedModel]) -> str:
     """transformers renamed it in 5.24; a model's own code may have the old name still, or none."""
-    for each in kind.__mro__:
+    for each in model_class.__mro__:
         named = signature(each.forward).parameters if "forward" in vars(each) else {}
         for name in ("past_key_values", "cache", "cache_params"):
             if name in named:
@@ -345,13 +345,13 @@ def _name(kind: type[PreTrainedModel]) -> str:
     return "past_key_values"
 
 
-def ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
+def make_ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     """An empty cache for `rows` rows of this model."""
     stock = DynamicCache(config=model.config).layers
     names = [type(x).__name__ for x in stock]
-    keeping = KEEPS_TOKENS | KEEPS_BOTH
-    layers = [RaggedLayer() if n in keeping else x for n, x in zip(names, stock, strict=True)]
-    states = {i: RecurrentStateLayer() for i, n in enumerate(names) if n in KEEPS_STATE | KEEPS_BOTH}
+    with_tokens = TOKEN_LAYERS | HYBRID_LAYERS
+    layers = [RaggedLayer() if n in with_tokens else x for n, x in zip(names, stock, strict=True)]
+    states = {i: RecurrentStateLayer() for i, n in enumerate(names) if n in STATE_LAYERS | HYBRID_LAYERS}
     # the stock ones are the encoder's
     for name in ("num_decoder_layers", "decoder_layers", "decoder_num_hidden_layers"):
         if model.config.is_encoder_decoder and getattr(model.config, name, None):
@@ -363,20 +363,20 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
     """Raise RefusedError, with a reason, for a model that cannot be rolled back row by row. states:
     whether states beside keys and values can be."""
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if not SUPPORTED[0] <= version < SUPPORTED[1]:
+    if not SUPPORTED_TRANSFORMERS[0] <= version < SUPPORTED_TRANSFORMERS[1]:
         raise RefusedError(
             f"transformers {transformers.__version__}: the cache needs transformers>=5.20,<6"
         )
-    reason, name = objection(model), f"{model.config.model_type} ({type(model).__name__})"
+    reason, name = find_rollback_objection(model), f"{model.config.model_type} ({type(model).__name__})"
     if reason:
-        raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
+        raise RefusedError(f"{name} cannot be run exactly: {reason}; {ALTERNATIVES_HINT}")
     if not states and keeps_states(model):
         raise RefusedError(
             f"{name} keeps states beside keys and values: runtime='transformers' takes them back"
         )
 
 
-def no_writer(model: PreTrainedModel) -> str | None:
+def find_generation_objection(model: PreTrainedModel) -> str | None:
     """Why this model writes no text from ids that could be called its own, or None."""
     if model.main_input_name != "input_ids" and not model.config.is_encoder_decoder:
         return f"it reads {model.main_input_name}, not text"
@@ -384,7 +384,7 @@ def no_writer(model: PreTrainedModel) -> str | None:
         return "it has no head that generates text; load its ForCausalLM class"
     if model.config.is_encoder_decoder:
         return None
-    if getattr(model.config, "is_decoder", True) is False and _reads_both_ways(model):
+    if getattr(model.config, "is_decoder", True) is False and _is_bidirectional(model):
         return "its config says is_decoder false: it fills in masked words; set is_decoder"
     if _counts_from_padding(model):
         return (
@@ -399,14 +399,14 @@ def no_writer(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _reads_both_ways(model: PreTrainedModel) -> bool:
+def _is_bidirectional(model: PreTrainedModel) -> bool:
     """Tell whether no attention is causal, as BERT's."""
     return not any(getattr(part, "is_causal", False) for part in model.modules())
 
 
 def _counts_from_padding(model: PreTrainedModel) -> bool:
-    counts = any(hasattr(part, COUNTED) for part in model.modules())
-    return counts and not counts_itself(model)
+    counts = any(hasattr(part, POSITION_IDS_METHOD) for part in model.modules())
+    return counts and not counts_own_positions(model)
 
 
 def has_own_attention(part: Any) -> bool:
@@ -421,37 +421,37 @@ def _hashes_at_random(config: Any) -> bool:
     return "lsh" in (getattr(config, "attn_layers", None) or ()) and None in settings
 
 
-def objection(model: PreTrainedModel) -> str | None:
+def find_rollback_objection(model: PreTrainedModel) -> str | None:
     """Why this model's rows could not be rolled back one by one, or None."""
-    reason = no_writer(model)
+    reason = find_generation_objection(model)
     if reason:
         return reason
-    if model.config.model_type in APART:
+    if model.config.model_type in UNSUPPORTED_MODEL_TYPES:
         return "it makes more of a picture than a text's tokens, or an encoder's states"
     if getattr(model.config, "attention_type", "") == "block_sparse":
         return "its attention changes with how much it reads at once; set attention_type"
     own: list[Any] = [part for part in model.modules() if has_own_attention(part)]
     kinds = {part.config._attn_implementation for part in own}
-    if kinds - MASKED:
-        named = ", ".join(sorted(map(str, kinds - MASKED)))
+    if kinds - MASKED_ATTENTIONS:
+        named = ", ".join(sorted(map(str, kinds - MASKED_ATTENTIONS)))
         return f"its own code takes no masks in {named}; set attn_implementation to 'eager'"
     try:
-        names = _layers(model)
+        names = _list_cache_layers(model)
     except Exception as error:  # a config without what transformers looks for
         kind = kind_of(error)
         return f"its config does not say what its layers keep (transformers raised {kind})"
-    stateful = sorted(names - KEEPS_TOKENS - KEEPS_NOTHING - KEEPS_STATE - KEEPS_BOTH)
-    if stateful:
-        return f"its cache layers ({', '.join(stateful)}) keep a state that is not per token"
+    unknown = sorted(names - TOKEN_LAYERS - EMPTY_LAYERS - STATE_LAYERS - HYBRID_LAYERS)
+    if unknown:
+        return f"its cache layers ({', '.join(unknown)}) keep a state that is not per token"
     return None
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
     """Tell whether it keeps states beside keys and values, or instead."""
-    stateful = bool(_layers(model) & (KEEPS_STATE | KEEPS_BOTH))
+    stateful = bool(_list_cache_layers(model) & (STATE_LAYERS | HYBRID_LAYERS))
     return stateful or getattr(model, "_is_stateful", False)
 
 
-def _layers(model: PreTrainedModel) -> set[str]:
+def _list_cache_layers(model: PreTrainedModel) -> set[str]:
     """Names of the layers of transformers' own cache."""
     return {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}

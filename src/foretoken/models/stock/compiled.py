@@ -21,23 +21,23 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from foretoken.errors import kind_of, one_line
-from foretoken.models.stock.cache import Pair, RaggedCache
+from foretoken.models.stock.cache import KeysValues, RaggedCache
 
-BACKEND = "inductor"
-FORMS = 64  # for all models: one row or several, one token or several
+COMPILE_BACKEND = "inductor"
+MAX_RECOMPILES = 64  # for all models: one row or several, one token or several
 
-SHAPES: Any = symbols  # equal numbers are no reason to compile anew where they differ
+SHAPE_CONFIG: Any = symbols  # equal numbers are no reason to compile anew where they differ
 
 log = logging.getLogger(__name__)
 
 
-class OneLayer:
+class LayerCache:
     """A layer's part of the cache: its arrays, and where the block's tokens go."""
 
-    def __init__(self, arrays: Pair, row: Tensor, slots: Tensor, end: int) -> None:
+    def __init__(self, arrays: KeysValues, row: Tensor, slots: Tensor, end: int) -> None:
         self.arrays, self.row, self.slots, self.end = arrays, row, slots, end
 
-    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Pair:
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> KeysValues:
         for x, new in zip(self.arrays, (keys, values), strict=True):
             x[self.row, :, self.slots] = new.transpose(1, 2)
         k, v = (x[:, :, : self.end] for x in self.arrays)
@@ -48,9 +48,9 @@ class CompiledLayers:
     """The decoder layers of a twin that runs over `cache`; compiled within `on`."""
 
     def __init__(self, model: PreTrainedModel, cache: RaggedCache) -> None:
-        self.cache, self.running, self.refused = cache, False, "it has no layers of a known kind"
+        self.cache, self.active, self.refusal = cache, False, "it has no layers of a known kind"
         self.compiled: Any = torch.compile(
-            _one_layer, dynamic=True, fullgraph=True, backend=BACKEND
+            _run_layer, dynamic=True, fullgraph=True, backend=COMPILE_BACKEND
         )
         for part in model.modules():
             if isinstance(part, GradientCheckpointingLayer) and "forward" not in vars(part):
@@ -58,35 +58,35 @@ class CompiledLayers:
                 if len(own) == 1:
                     forward = inspect.unwrap(type(part).forward)
                     vars(part)["forward"] = partial(self._run, forward, part, own.pop())
-                    self.refused = ""
+                    self.refusal = ""
 
     def refuse(self, reason: str) -> None:
         """Compile no more."""
-        self.refused = reason
+        self.refusal = reason
         log.warning("layers run as they are, not compiled: %s", reason)
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         """Run compiled layers."""
-        self.running = True
+        self.active = True
         try:
             yield
         finally:
-            self.running = False
+            self.active = False
 
     def _run(
         self, forward: Callable[..., Any], part: nn.Module, index: int, *args: Any, **kwargs: Any
     ) -> Any:
-        if not self.running or self.refused:
+        if not self.active or self.refusal:
             return forward(part, *args, **kwargs)
         cache = self.cache
-        names = [name for name, value in kwargs.items() if value is cache]
-        others = {name: value for name, value in kwargs.items() if name not in names}
+        cache_names = [name for name, value in kwargs.items() if value is cache]
+        others = {name: value for name, value in kwargs.items() if name not in cache_names}
         k, v = (x[: len(cache.row)] for x in cache.layers[index].arrays)
-        place = (k, v), cache.row, cache.positions, cache.end
+        cache_arguments = (k, v), cache.row, cache.positions, cache.end
         try:
-            with limits.patch(recompile_limit=FORMS), SHAPES.patch(use_duck_shape=False):
-                return self.compiled(forward, part, place, names, args, others)
+            with limits.patch(recompile_limit=MAX_RECOMPILES), SHAPE_CONFIG.patch(use_duck_shape=False):
+                return self.compiled(forward, part, cache_arguments, cache_names, args, others)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # torch raises many kinds; also where there is no compiler
@@ -95,12 +95,12 @@ class CompiledLayers:
             return forward(part, *args, **kwargs)
 
 
-def _one_layer(
+def _run_layer(
     forward: Callable[..., Any],
     part: nn.Module,
-    place: tuple[Pair, Tensor, Tensor, int],
-    names: list[str],
+    cache_arguments: tuple[KeysValues, Tensor, Tensor, int],
+    cache_names: list[str],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    return forward(part, *args, **dict.fromkeys(names, OneLayer(*place)), **kwargs)
+    return forward(part, *args, **dict.fromkeys(cache_names, LayerCache(*cache_arguments)), **kwargs)

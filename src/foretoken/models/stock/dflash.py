@@ -24,12 +24,12 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from foretoken.models.base import Capabilities, Component
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, compute_max_positions, list_remaining_rows
-from foretoken.models.stock.cache import BUCKET, RaggedCache, RaggedLayer
+from foretoken.models.stock.cache import CAPACITY_MULTIPLE, RaggedCache, RaggedLayer
 from foretoken.transfer import sent
 
 
 @dataclass(frozen=True, slots=True)
-class BlockForm:
+class BlockLayout:
     """The layout of a block.
 
     Attributes:
@@ -43,19 +43,19 @@ class BlockForm:
     """
 
     taps: tuple[int, ...]
-    size: int
-    mask: int
-    from_anchor: bool = False
-    by_place: bool = True
-    causal: bool = False
+    block_size: int
+    mask_token_id: int
+    sample_from_anchor: bool = False
+    window_per_position: bool = True
+    causal_window: bool = False
 
     @property
-    def most(self) -> int:
+    def max_draft_tokens(self) -> int:
         """Guesses of a block, at most."""
-        return self.size if self.from_anchor else self.size - 1
+        return self.block_size if self.sample_from_anchor else self.block_size - 1
 
 
-class Markov(nn.Module):
+class MarkovHead(nn.Module):
     """A bias on a guess's logits by the token before it (DSpark's Markov head).
 
     The product of a row for each of the target's tokens, `markov_w1`, and `markov_w2`.
@@ -76,7 +76,7 @@ class Markov(nn.Module):
         return self.markov_w2(before), None
 
 
-class GatedMarkov(Markov):
+class GatedMarkovHead(MarkovHead):
     """The same, where the guess's own state says how much of it counts."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int, hidden: int) -> None:
@@ -90,7 +90,7 @@ class GatedMarkov(Markov):
         return self.markov_w2(gate * before), None
 
 
-class RecurrentMarkov(Markov):
+class RecurrentMarkovHead(MarkovHead):
     """The same with a memory of all tokens of the block."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int, hidden: int) -> None:
@@ -107,7 +107,7 @@ class RecurrentMarkov(Markov):
         return self.markov_w2(out.tanh()), memory
 
 
-class Confidence(nn.Module):
+class ConfidenceHead(nn.Module):
     """The chance that a guess is accepted where those before it are.
 
     rank: values of the token before that it reads beside the guess's state; 0: none.
@@ -125,9 +125,9 @@ class Confidence(nn.Module):
         return self.proj(hidden).squeeze(-1).sigmoid()
 
 
-def followed(
-    chain: Markov | None,
-    confidence: Confidence | None,
+def apply_markov_head(
+    markov_head: MarkovHead | None,
+    confidence_head: ConfidenceHead | None,
     states: Tensor,
     logits: Tensor,
     tokens: Tensor,
@@ -139,12 +139,12 @@ def followed(
     where that is not known; and what the next guess is to be given as `memory`.
     """
     before = None
-    if chain is not None:
-        before = chain.markov_w1(tokens).to(states)
-        bias, memory = chain(states, before, memory)
+    if markov_head is not None:
+        before = markov_head.markov_w1(tokens).to(states)
+        bias, memory = markov_head(states, before, memory)
         logits = logits + bias
-    sure = None if confidence is None else confidence(states, before)
-    return logits, sure, memory
+    chance = None if confidence_head is None else confidence_head(states, before)
+    return logits, chance, memory
 
 
 class BlockNetwork(nn.Module):
@@ -156,20 +156,20 @@ class BlockNetwork(nn.Module):
     def __init__(
         self,
         config: Qwen3Config,
-        form: BlockForm,
+        layout: BlockLayout,
         width: int,
-        chain: Markov | None = None,
-        confidence: Confidence | None = None,
+        markov_head: MarkovHead | None = None,
+        confidence_head: ConfidenceHead | None = None,
     ) -> None:
         super().__init__()
         config._attn_implementation = "sdpa"
         H, eps = config.hidden_size, config.rms_norm_eps
-        self.config, self.form = config, form
+        self.config, self.layout = config, layout
         self.fc = nn.Linear(width, H, bias=False)
         self.hidden_norm, self.norm = Qwen3RMSNorm(H, eps), Qwen3RMSNorm(H, eps)
         layers = [Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
-        self.markov_head, self.confidence_head = chain, confidence
+        self.markov_head, self.confidence_head = markov_head, confidence_head
         with torch.device("cpu"):  # not on meta, from where it would have no numbers
             self.rotary = [Qwen3RotaryEmbedding(config)]  # in a list: its numbers stay float32
 
@@ -206,24 +206,24 @@ class BlockNetwork(nn.Module):
     def _angles(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.rotary[0].to(x.device)(x, positions)
 
-    def seen(self, places: Tensor, slots: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    def make_masks(self, positions: Tensor, slots: Tensor, block_sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Which keys each place of a block `[B, n]` sees, `[B, n, S]`: in full layers, and in those
         with a window. All see their own, so that padding makes no NaN.
 
         slots: the keys' positions, `[S]` or `[B, S]`; sizes: places of each row's block, `[B]`.
         """
-        place, slot = places[:, :, None], slots[..., None, :]
-        first, own = place[:, :1], place == slot
-        full = slot < first + sizes[:, None, None]
+        position, slot = positions[:, :, None], slots[..., None, :]
+        first, own = position[:, :1], position == slot
+        full = slot < first + block_sizes[:, None, None]
         window = self.config.sliding_window
         if window is None:
             return full | own, full | own
-        if self.form.by_place:
-            near = (place - slot).abs() <= window
+        if self.layout.window_per_position:
+            near = (position - slot).abs() <= window
         else:
             near = slot >= first - window
-        if self.form.causal:
-            near = near & (slot <= place)
+        if self.layout.causal_window:
+            near = near & (slot <= position)
         return full | own, (full & near) | own
 
 
@@ -243,7 +243,7 @@ class BlocksDraft:
     ids: Tensor | None
 
 
-class StockBlocks(Component):
+class StockBlockModel(Component):
     """A draft by blocks on torch, in the precision of its network's weights: rows of contexts of
     different lengths."""
 
@@ -253,20 +253,20 @@ class StockBlocks(Component):
     def __init__(self, draft: BlocksDraft) -> None:
         self.network, self.head, network = draft.network, draft.head, draft.network
         weight = network.fc.weight
-        self.form, self.config = network.form, network.config
-        self.device, self.bytes = weight.device, weight.itemsize
+        self.layout, self.config = network.layout, network.config
+        self.device, self.itemsize = weight.device, weight.itemsize
         self.embedding, self.ids = draft.embedding, draft.ids
-        self.chain, self.confidence = network.markov_head, network.confidence_head
-        self.chained = self.chain is not None
-        self.most, self.taps = network.form.most, network.form.taps
+        self.markov_head, self.confidence_head = network.markov_head, network.confidence_head
+        self.chained = self.markov_head is not None
+        self.max_draft_tokens, self.taps = network.layout.max_draft_tokens, network.layout.taps
         self.context: int | None = network.config.max_position_embeddings
-        self.cache = self._empty(0)
+        self.cache = self._make_cache(0)
         self.computed = str(weight.dtype).removeprefix("torch.")
         self.identity: str | None = (
-            f"blocks {self.form} {self.config.to_json_string()} {self.computed}"
+            f"blocks {self.layout} {self.config.to_json_string()} {self.computed}"
         )
 
-    def _empty(self, rows: int) -> RaggedCache:
+    def _make_cache(self, rows: int) -> RaggedCache:
         """The context of so many rows, of which nothing is read."""
         return RaggedCache([RaggedLayer() for _ in self.network.layers], rows, self.device)
 
@@ -277,16 +277,16 @@ class StockBlocks(Component):
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         config: Any = self.config
-        pair = 2 * config.num_key_value_heads * config.head_dim * self.bytes
-        return config.num_hidden_layers * pair * compute_max_positions(lengths, BUCKET)
+        pair = 2 * config.num_key_value_heads * config.head_dim * self.itemsize
+        return config.num_hidden_layers * pair * compute_max_positions(lengths, CAPACITY_MULTIPLE)
 
     @torch.inference_mode()
     def start(self, rows: int) -> None:
         """So many rows join, of which nothing is read."""
         if self.lengths:
-            self.cache.join(self._empty(rows))
+            self.cache.join(self._make_cache(rows))
         else:
-            self.cache = self._empty(rows)
+            self.cache = self._make_cache(rows)
 
     def clear(self) -> None:
         self.permute([])
@@ -297,42 +297,42 @@ class StockBlocks(Component):
         if rows:
             self.cache.select(rows)
         else:
-            self.cache = self._empty(0)
+            self.cache = self._make_cache(0)
 
     def leave(self, rows: list[int]) -> None:
         """Drop rows; those behind move up."""
         self.permute(list_remaining_rows(len(self.lengths), rows))
 
     @torch.inference_mode()
-    def read(self, states: list[Tensor]) -> int:
+    def append_context(self, states: list[Tensor]) -> int:
         """Append the target's states `[n, W]` to the context of each row; return the passes."""
-        most = max(map(len, states), default=0)
-        for at in range(0, most, PREFILL_CHUNK_TOKENS):
+        max_new = max(map(len, states), default=0)
+        for at in range(0, max_new, PREFILL_CHUNK_TOKENS):
             parts = [row[at : at + PREFILL_CHUNK_TOKENS] for row in states]
             counts = [len(part) for part in parts]
             places = zip(self.lengths, counts, strict=True)
             positions = torch.cat([torch.arange(first, first + n) for first, n in places])
             flat = torch.cat([part for part in parts if len(part)])
             self._append(sent(flat, self.device), sent(positions, self.device), counts)
-        return -(-most // PREFILL_CHUNK_TOKENS)
+        return -(-max_new // PREFILL_CHUNK_TOKENS)
 
     @torch.inference_mode()
-    def guess(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
+    def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
         """Return states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] guesses behind a row's
         last token; the block leaves nothing in the context."""
-        skip = int(not self.form.from_anchor)
-        block = torch.full((len(anchors), max(counts) + skip), self.form.mask)
+        skip = int(not self.layout.sample_from_anchor)
+        block = torch.full((len(anchors), max(counts) + skip), self.layout.mask_token_id)
         block[:, 0] = torch.tensor(anchors)
         sizes = sent(torch.tensor(counts), self.device) + skip
-        return self._pass(self.embedding(sent(block, self.device)), sizes)
+        return self._forward_block(self.embedding(sent(block, self.device)), sizes)
 
     @torch.inference_mode()
-    def follow(
+    def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Let a guess follow the tokens `[B]` before it, as `followed` does."""
         tokens = sent(tokens, self.device)
-        return followed(self.chain, self.confidence, states, logits, tokens, memory)
+        return apply_markov_head(self.markov_head, self.confidence_head, states, logits, tokens, memory)
 
     def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
         """Append to each row's context counts[b] states of `[sum(counts), W]`, row behind row.
@@ -342,17 +342,17 @@ class StockBlocks(Component):
         cache.prepare(max(counts))
         for i, pair in enumerate(made):
             k, v = (pad_sequence(list(x.split(counts)), batch_first=True) for x in pair)
-            cache.update(cache.placed(k.transpose(1, 2)), cache.placed(v.transpose(1, 2)), i)
+            cache.update(cache.to_slot_order(k.transpose(1, 2)), cache.to_slot_order(v.transpose(1, 2)), i)
         cache.advance(counts)
 
-    def _pass(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward_block(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Return states and logits of blocks `[B, n, H]`, of which row b has sizes[b] places; they
         leave nothing in the context."""
-        cache, skip = self.cache, int(not self.form.from_anchor)
+        cache, skip = self.cache, int(not self.layout.sample_from_anchor)
         cache.prepare(embedded.shape[1])
         slots = torch.arange(cache.end, device=self.device)
-        full, windowed = self.network.seen(cache.positions, slots, cache.placed(sizes))
-        embedded = cache.placed(embedded).to(self.network.fc.weight.dtype)
+        full, windowed = self.network.make_masks(cache.positions, slots, cache.to_slot_order(sizes))
+        embedded = cache.to_slot_order(embedded).to(self.network.fc.weight.dtype)
         masks = full[:, None], windowed[:, None]
         made = self.network(embedded, cache.positions, cache, masks)
         cache.advance([0] * len(embedded))

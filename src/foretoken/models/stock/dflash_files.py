@@ -17,26 +17,26 @@ from transformers import Qwen3Config
 from foretoken.errors import InputError, RefusedError, shown
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.dflash import (
-    BlockForm,
+    BlockLayout,
     BlockNetwork,
     BlocksDraft,
-    Confidence,
-    GatedMarkov,
-    Markov,
-    RecurrentMarkov,
+    ConfidenceHead,
+    GatedMarkovHead,
+    MarkovHead,
+    RecurrentMarkovHead,
 )
-from foretoken.models.stock.pair_files import require_agreement, require_numbers
+from foretoken.models.stock.pair_files import require_consistent_ids, require_finite_floats
 
-SPECULATORS = ("dflash", "dspark")
-MUSE = "muse_glimmer_assistant"
-DEEPSPEC = ("Qwen3DSparkModel",)
-WIDTHS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-SETTINGS = (*WIDTHS, "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings")
-SETTINGS += ("rms_norm_eps", "rope_parameters", "rope_theta", "rope_scaling", "attention_bias")
-SETTINGS += ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
-RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
-ENDS = ("embed_tokens.weight", "lm_head.weight")
-UNREAD = (*ENDS, "d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # of the network
+SPECULATORS_MODEL_TYPES = ("dflash", "dspark")
+MUSE_MODEL_TYPE = "muse_glimmer_assistant"
+DEEPSPEC_ARCHITECTURES = ("Qwen3DSparkModel",)
+REQUIRED_SETTINGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+LAYER_SETTINGS = (*REQUIRED_SETTINGS, "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings")
+LAYER_SETTINGS += ("rms_norm_eps", "rope_parameters", "rope_theta", "rope_scaling", "attention_bias")
+LAYER_SETTINGS += ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
+TENSOR_PREFIXES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+EMBEDDING_AND_HEAD = ("embed_tokens.weight", "lm_head.weight")
+IGNORED_TENSORS = (*EMBEDDING_AND_HEAD, "d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # of the network
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,80 +47,80 @@ class BlockConfig:
     which reads the token before too where it is `sure_of_token`.
     """
 
-    form: BlockForm
+    layout: BlockLayout
     layers: Qwen3Config
-    rank: int
-    kind: str
-    sure: bool
-    sure_of_token: bool
+    markov_rank: int
+    markov_head_type: str
+    has_confidence_head: bool
+    confidence_with_markov: bool
 
 
-def block_config(config: dict[str, Any]) -> BlockConfig:
+def parse_block_config(config: dict[str, Any]) -> BlockConfig:
     """Read a config. Raises InputError for what it lacks, and RefusedError for what is not known
     here."""
-    speculators = config.get("speculators_model_type") in SPECULATORS
+    speculators = config.get("speculators_model_type") in SPECULATORS_MODEL_TYPES
     deepspec = not speculators and any("DSpark" in x for x in config.get("architectures") or ())
-    if deepspec and not set(config["architectures"]) <= set(DEEPSPEC):
+    if deepspec and not set(config["architectures"]) <= set(DEEPSPEC_ARCHITECTURES):
         named = config["architectures"][0]
         raise RefusedError(f"layers of {named} are not known here; give a draft of Qwen3's layers")
     own = {**config, **(config.get("dflash_config") or {})}
-    ids = _asked(own, "aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
-    least = 0 if speculators else -1  # whose output is the embeddings
-    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= least for i in ids):
+    ids = _require_setting(own, "aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
+    min_layer = 0 if speculators else -1  # whose output is the embeddings
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= min_layer for i in ids):
         raise InputError(
-            f"the draft reads behind layers {ids!r:.60}; give whole numbers from {least} on"
+            f"the draft reads behind layers {ids!r:.60}; give whole numbers from {min_layer} on"
         )
     taps = tuple(i + (not speculators) for i in ids)
     if not speculators:  # transformers' last states are behind the final norm
         taps = tuple(FINAL_TAP if tap == own.get("num_target_layers") else tap for tap in taps)
     dspark = deepspec or config.get("speculators_model_type") == "dspark"
     from_anchor = bool(own.get("sample_from_anchor", dspark))
-    form = BlockForm(
+    layout = BlockLayout(
         taps,
-        size=_whole(own, "block_size", 1 if from_anchor else 2),
-        mask=_whole(own, "mask_token_id", 0),
-        from_anchor=from_anchor,
-        by_place=not speculators,
-        causal=speculators and not own.get("sliding_window_non_causal", False),
+        block_size=_require_int(own, "block_size", 1 if from_anchor else 2),
+        mask_token_id=_require_int(own, "mask_token_id", 0),
+        sample_from_anchor=from_anchor,
+        window_per_position=not speculators,
+        causal_window=speculators and not own.get("sliding_window_non_causal", False),
     )
-    layers = _asked(config, "transformer_layer_config") if speculators else config
+    layers = _require_setting(config, "transformer_layer_config") if speculators else config
     rank = int(own.get("markov_rank", 256 * dspark) or 0)
     kind = str(own.get("markov_head_type", "vanilla"))
-    sure = bool(own.get("enable_confidence_head", dspark))
-    of_token = bool(own.get("confidence_head_with_markov", dspark)) and rank > 0
-    return BlockConfig(form, _layers(layers), rank, kind, sure, of_token)
+    has_confidence_head = bool(own.get("enable_confidence_head", dspark))
+    with_markov = bool(own.get("confidence_head_with_markov", dspark)) and rank > 0
+    return BlockConfig(layout, _parse_layers_config(layers), rank, kind, has_confidence_head, with_markov)
 
 
-def _asked(config: dict[str, Any], name: str) -> Any:
+def _require_setting(config: dict[str, Any], name: str) -> Any:
     value = config.get(name)
     if value is None:
         raise InputError(f"the draft's config has no {name}; give a whole one")
     return value
 
 
-def _whole(config: dict[str, Any], name: str, least: int) -> int:
-    value = _asked(config, name)
-    if type(value) is not int or value < least:
+def _require_int(config: dict[str, Any], name: str, minimum: int) -> int:
+    value = _require_setting(config, name)
+    if type(value) is not int or value < minimum:
         raise InputError(
-            f"the draft's {name} is {value!r:.40}; give a whole number from {least} on"
+            f"the draft's {name} is {value!r:.40}; give a whole number from {minimum} on"
         )
     return value
 
 
-def _layers(config: dict[str, Any]) -> Qwen3Config:
+def _parse_layers_config(config: dict[str, Any]) -> Qwen3Config:
     """The layers' config; Muse Glimmer's are Qwen3's by another name."""
-    settings = {name: config[name] for name in SETTINGS if config.get(name) is not None}
+    settings = {name: config[name] for name in LAYER_SETTINGS if config.get(name) is not None}
     angles = settings.get("rope_parameters") or {}
     if "sliding_attention" in angles:  # speculators takes these for all layers
         settings["rope_parameters"] = angles["sliding_attention"]
-    if config.get("model_type") == MUSE:
+    if config.get("model_type") == MUSE_MODEL_TYPE:
         settings["use_sliding_window"] = True
-    for name in WIDTHS:
-        _asked(config, name)
+    for name in REQUIRED_SETTINGS:
+        _require_setting(config, name)
     return Qwen3Config(**settings)
 
 
-def blocks(
+def build_blocks_draft(
     config: dict[str, Any],
     tensors: dict[str, Tensor],
     hidden_size: int,
@@ -140,27 +140,27 @@ def blocks(
         InputError: Something is missing, or does not fit the target.
         RefusedError: Something is not known here.
     """
-    read = block_config(config)
-    form, H = read.form, read.layers.hidden_size
-    tensors = {_renamed(name): tensor for name, tensor in tensors.items()}
-    V = _weight(embedding).shape[0]
-    ids = _ids(form, tensors, V)
-    embedding, head = _ends(tensors, embedding, head)
-    outputs = _weight(head).shape[0] if ids is None else len(ids)
+    parsed = parse_block_config(config)
+    layout, H = parsed.layout, parsed.layers.hidden_size
+    tensors = {_rename_key(name): tensor for name, tensor in tensors.items()}
+    V = _get_weight(embedding).shape[0]
+    ids = _compute_output_ids(layout, tensors, V)
+    embedding, head = _choose_embedding_and_head(tensors, embedding, head)
+    outputs = _get_weight(head).shape[0] if ids is None else len(ids)
     for end, name in ((embedding, "embedding"), (head, "output layer")):
-        if _weight(end).shape[1] != H or (end is head and _weight(end).shape[0] != outputs):
-            found = tuple(_weight(end).shape)
+        if _get_weight(end).shape[1] != H or (end is head and _get_weight(end).shape[0] != outputs):
+            found = tuple(_get_weight(end).shape)
             raise InputError(
                 f"the {name} is {found}, the draft's layers are {H} wide and guess {outputs} "
                 "tokens; give a draft for this target"
             )
     with torch.device("meta"):
-        network = unfilled(read, hidden_size, V, outputs)
-    _fill(network, tensors)
+        network = build_network(parsed, hidden_size, V, outputs)
+    _load_tensors(network, tensors)
     return BlocksDraft(network.requires_grad_(False).eval(), embedding, head, ids)
 
 
-def _ids(form: BlockForm, tensors: dict[str, Tensor], V: int) -> Tensor | None:
+def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int) -> Tensor | None:
     """The target's ids of the draft's outputs; None where these are the same. Raises InputError for
     a target that lacks some, or the mask."""
     ids = None
@@ -168,11 +168,11 @@ def _ids(form: BlockForm, tensors: dict[str, Tensor], V: int) -> Tensor | None:
         ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"].long().cpu()
         if "lm_head.weight" not in tensors:
             raise InputError("the draft's files have d2t and no lm_head.weight; give whole ones")
-        require_agreement("the draft", ids, tensors.get("t2d"))
-    most = form.mask if ids is None else max(form.mask, int(ids.max()))
-    if not 0 <= form.mask <= most < V:
+        require_consistent_ids("the draft", ids, tensors.get("t2d"))
+    max_id = layout.mask_token_id if ids is None else max(layout.mask_token_id, int(ids.max()))
+    if not 0 <= layout.mask_token_id <= max_id < V:
         raise InputError(
-            f"the draft has the mask_token_id {shown(form.mask)} and ids up to {shown(most)}, the "
+            f"the draft has the mask_token_id {shown(layout.mask_token_id)} and ids up to {shown(max_id)}, the "
             f"target {V} tokens; give a draft for this target"
         )
     return ids
@@ -182,16 +182,16 @@ def require_fit(
     config: dict[str, Any], tensors: dict[str, Tensor], hidden: int, V: int, layers: int
 ) -> None:
     """Raise as `blocks` does, for a target with states so wide, V tokens and so many layers."""
-    read = block_config(config)
-    tensors = {_renamed(name): tensor for name, tensor in tensors.items()}
-    if read.layers.hidden_size != hidden and ENDS[0] not in tensors:
+    parsed = parse_block_config(config)
+    tensors = {_rename_key(name): tensor for name, tensor in tensors.items()}
+    if parsed.layers.hidden_size != hidden and EMBEDDING_AND_HEAD[0] not in tensors:
         raise InputError(
-            f"the draft's layers are {read.layers.hidden_size} wide, the target's embeddings "
+            f"the draft's layers are {parsed.layers.hidden_size} wide, the target's embeddings "
             f"{hidden}; give a draft for this target"
         )
-    if max(read.form.taps) > layers:
+    if max(parsed.layout.taps) > layers:
         raise InputError(
-            f"the draft reads states behind layer {max(read.form.taps)}, the target has {layers}; "
+            f"the draft reads states behind layer {max(parsed.layout.taps)}, the target has {layers}; "
             "give a draft for this target"
         )
     text = config.get("transformer_layer_config") or config
@@ -201,50 +201,50 @@ def require_fit(
                 f"the draft is for a target of {name} {text[name]!r:.40}, this one has {own}; give "
                 "a draft for this target"
             )
-    if not 0 < read.layers.num_hidden_layers <= len(tensors):
+    if not 0 < parsed.layers.num_hidden_layers <= len(tensors):
         raise InputError(
-            f"the draft has num_hidden_layers {read.layers.num_hidden_layers}, its files hold "
+            f"the draft has num_hidden_layers {parsed.layers.num_hidden_layers}, its files hold "
             f"{len(tensors)} weights; give a config and weights of one draft"
         )
-    ids = _ids(read.form, tensors, V)
+    ids = _compute_output_ids(parsed.layout, tensors, V)
     outputs = V if ids is None else len(ids)
     with torch.device("meta"):
-        network = unfilled(read, hidden, V, outputs)
-    _fill(network, tensors)
+        network = build_network(parsed, hidden, V, outputs)
+    _load_tensors(network, tensors)
     for name in network.state_dict():  # here alone: it reads all of them
-        require_numbers("the draft", name, tensors[name])
+        require_finite_floats("the draft", name, tensors[name])
 
 
-def unfilled(read: BlockConfig, hidden_size: int, vocab_size: int, outputs: int) -> BlockNetwork:
+def build_network(parsed: BlockConfig, hidden_size: int, vocab_size: int, outputs: int) -> BlockNetwork:
     """Make the network of a config, with random weights, for a target of that width and vocabulary,
     and so many outputs of its own."""
-    H, width = read.layers.hidden_size, len(read.form.taps) * hidden_size
-    confidence = Confidence(H, read.rank * read.sure_of_token) if read.sure else None
-    chain = _chain(read, vocab_size, outputs)
-    return BlockNetwork(read.layers, read.form, width, chain, confidence)
+    H, width = parsed.layers.hidden_size, len(parsed.layout.taps) * hidden_size
+    confidence = ConfidenceHead(H, parsed.markov_rank * parsed.confidence_with_markov) if parsed.has_confidence_head else None
+    chain = _build_markov_head(parsed, vocab_size, outputs)
+    return BlockNetwork(parsed.layers, parsed.layout, width, chain, confidence)
 
 
-def _renamed(name: str) -> str:
-    for old, new in RENAMED.items():
+def _rename_key(name: str) -> str:
+    for old, new in TENSOR_PREFIXES.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
     return name
 
 
-def _weight(module: Any) -> Tensor:
+def _get_weight(module: Any) -> Tensor:
     return module.weight
 
 
-def _ends(
+def _choose_embedding_and_head(
     tensors: dict[str, Tensor], embedding: nn.Module, head: nn.Module
 ) -> tuple[nn.Module, nn.Module]:
     """The draft's own ends, and the target's where it has none or copies of these."""
-    like, ends = _weight(embedding), (embedding, head)
-    own = [tensors.get(name) for name in ENDS]
+    target_weight, ends = _get_weight(embedding), (embedding, head)
+    own = [tensors.get(name) for name in EMBEDDING_AND_HEAD]
     if own[0] is None and hasattr(embedding, "embed_norm"):  # which drafts do without
-        own[0] = like
+        own[0] = target_weight
     first, last = (
-        None if new is None or _same(new, old) else new.to(like)
+        None if new is None or _is_same_weight(new, old) else new.to(target_weight)
         for new, old in zip(own, ends, strict=True)
     )
     if first is not None:
@@ -255,30 +255,30 @@ def _ends(
     return embedding, head
 
 
-def _same(new: Tensor, module: nn.Module) -> bool:
-    old = _weight(module)
+def _is_same_weight(new: Tensor, module: nn.Module) -> bool:
+    old = _get_weight(module)
     plain = not hasattr(module, "embed_norm")
     return plain and new.shape == old.shape and torch.equal(new.to(old), old)
 
 
-def _chain(read: BlockConfig, V: int, outputs: int) -> Markov | None:
-    if not read.rank:
+def _build_markov_head(parsed: BlockConfig, V: int, outputs: int) -> MarkovHead | None:
+    if not parsed.markov_rank:
         return None
-    H = read.layers.hidden_size
-    match read.kind:
+    H = parsed.layers.hidden_size
+    match parsed.markov_head_type:
         case "vanilla":
-            return Markov(V, outputs, read.rank)
+            return MarkovHead(V, outputs, parsed.markov_rank)
         case "gated":
-            return GatedMarkov(V, outputs, read.rank, H)
+            return GatedMarkovHead(V, outputs, parsed.markov_rank, H)
         case "rnn":
-            return RecurrentMarkov(V, outputs, read.rank, H)
+            return RecurrentMarkovHead(V, outputs, parsed.markov_rank, H)
         case kind:
             raise RefusedError(
                 f"markov_head_type {kind!r:.40} is not known here; known are vanilla, gated and rnn"
             )
 
 
-def _fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
+def _load_tensors(network: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Give the tensors their places, as they are. InputError or RefusedError where one has none."""
     places = network.state_dict()
     for name, place in places.items():
@@ -289,7 +289,7 @@ def _fill(network: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"the draft's {name} is {tuple(tensors[name].shape)}, by its config and the target "
                 f"it would be {tuple(place.shape)}; give a draft for this target"
             )
-    unknown = sorted(tensors.keys() - places.keys() - set(UNREAD))
+    unknown = sorted(tensors.keys() - places.keys() - set(IGNORED_TENSORS))
     if unknown:
         raise RefusedError(
             f"the draft's files have {unknown[0]}, which is not known here; another draft may do"

@@ -26,109 +26,109 @@ from transformers.modeling_outputs import MoEModelOutput
 from foretoken.errors import RefusedError, kind_of, one_line
 from foretoken.media.inputs import ENCODED, Media, main_input
 from foretoken.models.base import Model
-from foretoken.models.stock.attention import twin
-from foretoken.models.stock.sizes import reads_ids, sketch
-from foretoken.models.stock.taps import layers_of
+from foretoken.models.stock.attention import make_twin
+from foretoken.models.stock.sizes import takes_ids, sketch_weights
+from foretoken.models.stock.taps import get_decoder_layers
 
-NEW = 4  # tokens of the check: the first by the prompt's pass, the others by one behind it
+NUM_CHECKED_TOKENS = 4  # tokens of the check: the first by the prompt's pass, the others by one behind it
 # Largest |delta logit| over the spread of the logits; half precisions round at every layer
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
-COARSE = 0.05
-KINDS = 64  # of random states
-UNENDED = "the prompt's last token stands for one of them, and text has to follow"
-SMALL = 64  # frames, or pixels along a side
+MEDIA_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
+HALF_PRECISION_TOLERANCE = 0.05
+NUM_RANDOM_STATES = 64  # of random states
+ENDS_IN_MEDIA = "the prompt's last token stands for one of them, and text has to follow"
+SMALL_INPUT_SIZE = 64  # frames, or pixels along a side
 # transformers' own preparation of an encoder-decoder, and its name before 5.23
-PREPARES = "_maybe_prepare_encoder_kwargs_for_generation"
-PREPARED = "_prepare_encoder_decoder_kwargs_for_generation"
-NO_TOKEN = 2**30  # ends no text
-MARK = re.compile(r"(image|audio|video)_token_(id|index)")
-WRITERS = ("language_model", "text_model", "text_decoder")
+PREPARE_ENCODER_METHOD = "_maybe_prepare_encoder_kwargs_for_generation"
+OLD_PREPARE_ENCODER_METHOD = "_prepare_encoder_decoder_kwargs_for_generation"
+UNUSED_TOKEN_ID = 2**30  # ends no text
+MEDIA_TOKEN_FIELD = re.compile(r"(image|audio|video)_token_(id|index)")
+LANGUAGE_MODEL_FIELDS = ("language_model", "text_model", "text_decoder")
 
 
 @lru_cache
-def accepted_by(kind: type[PreTrainedModel]) -> frozenset[str]:
+def get_forward_parameters(model_class: type[PreTrainedModel]) -> frozenset[str]:
     """The names of a forward's arguments."""
-    return frozenset(inspect.signature(kind.forward).parameters)
+    return frozenset(inspect.signature(model_class.forward).parameters)
 
 
-def writer(model: PreTrainedModel) -> PreTrainedModel:
+def get_language_model(model: PreTrainedModel) -> PreTrainedModel:
     """Return the model that writes: the one within it, where its own `generate` makes the first
     pass's arguments of a picture and hands them over, as BLIP-2's; else itself."""
     if model.main_input_name == "input_ids":
         return model
-    parts: Any = (getattr(model, name, None) for name in WRITERS)
+    parts: Any = (getattr(model, name, None) for name in LANGUAGE_MODEL_FIELDS)
     return next((x for x in parts if isinstance(x, PreTrainedModel) and x.can_generate()), model)
 
 
-def handed_over(model: PreTrainedModel, text: Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
+def capture_generate_arguments(model: PreTrainedModel, prompt_ids: Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that a model's `generate` hands over to that of its `writer`, or those
     given where it is its own. RefusedError where it hands over another text."""
 
     def stop(**given: Any) -> None:
-        raise Reached(given)
+        raise ArgumentsCaptured(given)
 
-    if writer(model) is model:
+    if get_language_model(model) is model:
         return inputs
-    outer: Any = twin(model)
-    vars(writer(outer))["generate"] = stop
+    outer: Any = make_twin(model)
+    vars(get_language_model(outer))["generate"] = stop
     try:
-        outer.generate(input_ids=text.clone(), **inputs)
+        outer.generate(input_ids=prompt_ids.clone(), **inputs)
         raise AssertionError("its generate does not run that of the model within it")
-    except Reached as reached:
-        given: dict[str, Any] = reached.args[0]
-    ids = given.pop("input_ids", None)
-    if ids is not None and not torch.equal(ids, text):
+    except ArgumentsCaptured as reached:
+        arguments: dict[str, Any] = reached.args[0]
+    ids = arguments.pop("input_ids", None)
+    if ids is not None and not torch.equal(ids, prompt_ids):
         raise RefusedError("its generate changes the prompt that it is given")
-    masked = writer(model).config.is_encoder_decoder  # what a decoder reads is not padded here
-    tensors = {n: x for n, x in given.items() if isinstance(x, Tensor)}
-    return {n: x for n, x in tensors.items() if masked or n != "attention_mask"}
+    is_encoder_decoder = get_language_model(model).config.is_encoder_decoder  # what a decoder reads is not padded here
+    tensors = {n: x for n, x in arguments.items() if isinstance(x, Tensor)}
+    return {n: x for n, x in tensors.items() if is_encoder_decoder or n != "attention_mask"}
 
 
-def first_pass(network: Any, text: Tensor, inputs: dict[str, Tensor]) -> dict[str, Any]:
+def prepare_first_forward(network: Any, prompt_ids: Tensor, inputs: dict[str, Tensor]) -> dict[str, Any]:
     """Return a forward's arguments for a prompt `[1, n]` with media, as `generate` makes them."""
-    given: dict[str, Any] = {"use_cache": True, "attention_mask": None, **inputs}
+    arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **inputs}
     if "position_ids" in inputs:
-        given["position_ids"] = continued(inputs["position_ids"], text.shape[1])
-    elif "position_ids" in accepted_by(type(network)):
-        known = {"input_ids": text, **inputs}
-        given["position_ids"] = network._prepare_position_ids_for_generation(text, known)
-    made = network.prepare_inputs_for_generation(text, is_first_iteration=True, **given)
-    return {name: value for name, value in made.items() if value is not None}
+        arguments["position_ids"] = extend_positions(inputs["position_ids"], prompt_ids.shape[1])
+    elif "position_ids" in get_forward_parameters(type(network)):
+        known = {"input_ids": prompt_ids, **inputs}
+        arguments["position_ids"] = network._prepare_position_ids_for_generation(prompt_ids, known)
+    prepared = network.prepare_inputs_for_generation(prompt_ids, is_first_iteration=True, **arguments)
+    return {name: value for name, value in prepared.items() if value is not None}
 
 
-class Reached(Exception):
+class ArgumentsCaptured(Exception):
     """The decoder is about to run, with these arguments."""
 
 
-def decoder_arguments(network: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+def capture_decoder_arguments(network: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that a network's decoder gets in a forward, which ends there."""
 
     def stop(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        raise Reached(given)
+        raise ArgumentsCaptured(given)
 
     hook = network.get_decoder().register_forward_pre_hook(stop, with_kwargs=True)
     try:
         network(**inputs, return_dict=True)
         raise AssertionError("the decoder did not run")
-    except Reached as reached:
+    except ArgumentsCaptured as reached:
         return reached.args[0]
     finally:
         hook.remove()
 
 
-def embedded_parts(network: Any, inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
+def embed_in_chunks(network: Any, inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
     """Return arguments of several forwards, over `size` tokens each, in place of those of one: the
     embeddings of its tokens and media, and their positions. RefusedError where the decoder is given
     more than these."""
-    given = decoder_arguments(network, inputs)
+    given = capture_decoder_arguments(network, inputs)
     embeds, positions = given["inputs_embeds"], given.get("position_ids")
-    beside = {n for n, x in given.items() if isinstance(x, Tensor)} - {
+    others = {n for n, x in given.items() if isinstance(x, Tensor)} - {
         "inputs_embeds",
         "position_ids",
         "attention_mask",
     }
-    if beside or any(isinstance(x, list) for x in given.values()):
-        raise RefusedError(f"its layers read {', '.join(sorted(beside)) or 'more'} of media")
+    if others or any(isinstance(x, list) for x in given.values()):
+        raise RefusedError(f"its layers read {', '.join(sorted(others)) or 'more'} of media")
     parts: list[dict[str, Any]] = []
     for at in range(0, embeds.shape[1], size):
         part = {"inputs_embeds": embeds[:, at : at + size], "use_cache": True}
@@ -138,13 +138,13 @@ def embedded_parts(network: Any, inputs: dict[str, Any], size: int) -> list[dict
     return parts
 
 
-def continued(positions: Tensor, length: int) -> Tensor:
+def extend_positions(positions: Tensor, length: int) -> Tensor:
     """Positions of several axes or one, cut, or counted on, up to `length`."""
     more = torch.arange(1, max(0, length - positions.shape[-1]) + 1, device=positions.device)
     return torch.cat([positions, positions[..., -1:] + more], -1)[..., :length]
 
 
-def shift_of(positions: Tensor | None, n: int) -> int:
+def compute_position_shift(positions: Tensor | None, n: int) -> int:
     """Return how far the tokens behind n others are from their places, by the positions of these,
     `[1, n]` or, of several axes, `[axes, 1, n]`: a picture takes fewer than its tokens."""
     if positions is None:
@@ -159,26 +159,26 @@ class EncoderOutput(MoEModelOutput):
     attention_mask: Tensor | None = None
 
 
-def encoder_key(model: PreTrainedModel) -> str:
+def compute_encoder_key(model: PreTrainedModel) -> str:
     """Return the name of an encoder: a digest of its weights, its precision and device."""
-    return f"{encoder_weights(model)} {str(model.dtype).removeprefix('torch.')} {model.device}"
+    return f"{hash_encoder_weights(model)} {str(model.dtype).removeprefix('torch.')} {model.device}"
 
 
-def encoder_weights(model: PreTrainedModel) -> str:
+def hash_encoder_weights(model: PreTrainedModel) -> str:
     """Return a digest of an encoder's weights, whatever their precision."""
-    weights = sketch(cast(PreTrainedModel, model.get_encoder()))
+    weights = sketch_weights(cast(PreTrainedModel, model.get_encoder()))
     return hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
 
 
-def encoded(network: Any, media: Media, key: str = "", whole: PreTrainedModel | None = None) -> Any:
+def encode_media(network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None) -> Any:
     """Return the encoder's output, states `[1, S, H]` first, of media, as `generate` makes it; what
     media hold of this encoder is returned. key: of the encoder; "": its output is not kept. whole:
     a model that makes the encoder's input of them."""
     inputs = media.fitted(0, network.dtype, network.device)
     if ENCODED in inputs:
         return EncoderOutput(last_hidden_state=inputs[ENCODED])  # pyright: ignore
-    if whole is not None and writer(whole) is not whole:
-        inputs, key = handed_over(whole, inputs.pop("input_ids"), inputs), ""
+    if outer_model is not None and get_language_model(outer_model) is not outer_model:
+        inputs, key = capture_generate_arguments(outer_model, inputs.pop("input_ids"), inputs), ""
     output = media.encoded.get(key)
     if output is None:
         output = _run_encoder(network, inputs)
@@ -188,18 +188,18 @@ def encoded(network: Any, media: Media, key: str = "", whole: PreTrainedModel | 
     return type(output)(**{**output, "last_hidden_state": output.last_hidden_state.clone()})
 
 
-def heard(
-    network: Any, media: Media, key: str = "", whole: PreTrainedModel | None = None
+def encode_without_padding(
+    network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
 ) -> Tensor:
     """Return the encoder's states `[1, S, H]` of media, without those of padding, which the
     family's own code hides from its decoder; as `encoded` otherwise."""
-    output = encoded(network, media, key, whole)
+    output = encode_media(network, media, key, outer_model)
     mask = media.fitted(0, network.dtype, network.device).get("attention_mask")
     if mask is None and getattr(output, "attention_mask", None) is None:
         return output[0]
     begun = torch.zeros(1, 1, dtype=torch.long, device=network.device)
     inputs = {ENCODED: output, "attention_mask": mask, "decoder_input_ids": begun}
-    own = decoder_arguments(network, inputs).get("encoder_attention_mask")
+    own = capture_decoder_arguments(network, inputs).get("encoder_attention_mask")
     return output[0] if own is None else output[0][:, own[0].bool()]
 
 
@@ -207,11 +207,11 @@ def _run_encoder(network: Any, inputs: dict[str, Tensor]) -> Any:
     names = (main_input(network), "inputs_embeds", "input_ids")
     main = next((name for name in names if name in inputs), next(iter(inputs)))
     rest = {name: x for name, x in inputs.items() if name != main}
-    prepare = getattr(network, PREPARES, None) or getattr(network, PREPARED)
+    prepare = getattr(network, PREPARE_ENCODER_METHOD, None) or getattr(network, OLD_PREPARE_ENCODER_METHOD)
     return prepare(inputs[main], rest, main, GenerationConfig())[ENCODED]
 
 
-class Objections:
+class MediaObjections:
     """Objections of one model to media; each kind of them, by the names of its inputs, is tried
     once."""
 
@@ -221,24 +221,24 @@ class Objections:
 
     def to(self, media: Media, fresh: Callable[[], Model]) -> str | None:
         """Say why the model cannot read these, or None; tried on a fresh one, without rows."""
-        if media.ids and media.ids[-1] in marks(self.model):
-            return UNENDED
+        if media.ids and media.ids[-1] in get_media_token_ids(self.model):
+            return ENDS_IN_MEDIA
         names = frozenset(media.inputs)
         if names in self._known:
             return self._known[names]
-        reason, judged = objection(self.model, fresh(), media)
+        reason, judged = find_media_objection(self.model, fresh(), media)
         if judged:
             self._known[names] = reason
         return reason
 
 
-def marks(model: PreTrainedModel) -> set[int]:
+def get_media_token_ids(model: PreTrainedModel) -> set[int]:
     """The ids that stand for pictures and sounds in a prompt."""
     settings = vars(model.config).items()
-    return {id for name, id in settings if MARK.fullmatch(name) and isinstance(id, int)}
+    return {id for name, id in settings if MEDIA_TOKEN_FIELD.fullmatch(name) and isinstance(id, int)}
 
 
-def objection(model: PreTrainedModel, fresh: Model, media: Media) -> tuple[str | None, bool]:
+def find_media_objection(model: PreTrainedModel, fresh: Model, media: Media) -> tuple[str | None, bool]:
     """Say why `fresh`, without rows, which runs a network, cannot read these media exactly, or
     None; and whether that is so of all media of their kind, rather than of faulty ones."""
     network: Any = model
@@ -247,12 +247,12 @@ def objection(model: PreTrainedModel, fresh: Model, media: Media) -> tuple[str |
     except (ValueError, TypeError):
         return f"{type(network).__name__} does not take {', '.join(sorted(media.inputs))}", True
     try:
-        delta = deviation(network, fresh, media)
+        delta = measure_generate_deviation(network, fresh, media)
     except RefusedError as error:
         return str(error), True
     except Exception as error:  # a family's code raises anything
         return f"{type(network).__name__} raised {kind_of(error)}: {one_line(error)}", False
-    if delta < TOLERANCE.get(network.dtype, COARSE):
+    if delta < MEDIA_TOLERANCES.get(network.dtype, HALF_PRECISION_TOLERANCE):
         return None, True
     reason = (
         f"{type(network).__name__} is not exact with them: logits differ by "
@@ -262,29 +262,29 @@ def objection(model: PreTrainedModel, fresh: Model, media: Media) -> tuple[str |
 
 
 @torch.inference_mode()
-def deviation(model: PreTrainedModel, fresh: Model, media: Media) -> float:
+def measure_generate_deviation(model: PreTrainedModel, fresh: Model, media: Media) -> float:
     """Largest |delta logit| over the spread of the logits between `fresh`, without rows, which runs
     a network, and the network's own `generate`, of some tokens behind a prompt with media."""
-    network, prompt = twin(model), media.ids or [0]
-    text = torch.tensor([prompt], device=network.device)
-    inputs: dict[str, Any] = media.fitted(text.shape[1], network.dtype, network.device)
+    network, prompt = make_twin(model), media.ids or [0]
+    prompt_ids = torch.tensor([prompt], device=network.device)
+    inputs: dict[str, Any] = media.fitted(prompt_ids.shape[1], network.dtype, network.device)
     if ENCODED in inputs:
-        inputs[ENCODED] = encoded(network, media)
-    own = not network.config.is_encoder_decoder or writer(network) is not network
-    made = generated(network, text, inputs, NEW, own=own)
-    new = made.sequences[0, -NEW:].tolist()
+        inputs[ENCODED] = encode_media(network, media)
+    own = not network.config.is_encoder_decoder or get_language_model(network) is not network
+    generated = run_generate(network, prompt_ids, inputs, NUM_CHECKED_TOKENS, use_own_generate=own)
+    new = generated.sequences[0, -NUM_CHECKED_TOKENS:].tolist()
     fresh.joining_media = [media]
     fresh.start([prompt[:-1]], [[]] if fresh.encoder_decoder else None)
     first = fresh.score([prompt[-1:]], [1])[0].clone()
-    ours = torch.cat([first, fresh.score([new[:-1]], [NEW - 1])[0]])
-    stock = torch.cat(made.logits)
+    ours = torch.cat([first, fresh.score([new[:-1]], [NUM_CHECKED_TOKENS - 1])[0]])
+    stock = torch.cat(generated.logits)
     spread = float((stock.amax(-1) - stock.amin(-1)).max()) + 1e-9
     return float((ours - stock).abs().max().nan_to_num(float("inf"))) / spread
 
 
 @torch.inference_mode()
-def generated(
-    network: Any, text: Tensor, inputs: dict[str, Any], new: int, *, own: bool = True
+def run_generate(
+    network: Any, prompt_ids: Tensor, inputs: dict[str, Any], num_new_tokens: int, *, use_own_generate: bool = True
 ) -> Any:
     """Return what transformers' `generate` makes of a text `[1, n]` by `new` tokens: `sequences`,
     and the `logits` before each.
@@ -296,24 +296,24 @@ def generated(
         new: Tokens to make.
         own: By the family's own `generate`, which may cut sounds into windows or ask for some.
     """
-    settings = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0, num_beams=1)
-    settings.eos_token_id = NO_TOKEN
+    settings = GenerationConfig(max_new_tokens=num_new_tokens, do_sample=False, pad_token_id=0, num_beams=1)
+    settings.eos_token_id = UNUSED_TOKEN_ID
     settings.output_logits = settings.return_dict_in_generate = True
-    settings.decoder_start_token_id = int(text[0, 0])
-    kind: Any = type(network) if own else GenerationMixin
+    settings.decoder_start_token_id = int(prompt_ids[0, 0])
+    kind: Any = type(network) if use_own_generate else GenerationMixin
     name = "decoder_input_ids" if network.config.is_encoder_decoder else "input_ids"
-    return kind.generate(network, **inputs, **{name: text}, generation_config=settings)
+    return kind.generate(network, **inputs, **{name: prompt_ids}, generation_config=settings)
 
 
 @torch.inference_mode()
-def made_up(model: PreTrainedModel) -> dict[str, Tensor] | None:
+def make_random_inputs(model: PreTrainedModel) -> dict[str, Tensor] | None:
     """Return random inputs `[1, ..]` of an encoder of media that refuses those of another size: it
     always makes as many states, and its decoder knows no mask for fewer. None for other
     encoders."""
-    shape = _shape(model) if model.config.is_encoder_decoder else None
+    shape = _get_input_shape(model) if model.config.is_encoder_decoder else None
     if shape is None:
         return None
-    smaller = torch.zeros(shape[0], *(min(SMALL, n // 2) for n in shape[1:]))
+    smaller = torch.zeros(shape[0], *(min(SMALL_INPUT_SIZE, n // 2) for n in shape[1:]))
     encoder: Any = model.get_encoder()
     try:
         encoder(smaller[None].to(model.device, model.dtype))
@@ -323,7 +323,7 @@ def made_up(model: PreTrainedModel) -> dict[str, Tensor] | None:
         return {model.main_input_name: noise.to(model.device, model.dtype)}
 
 
-def _shape(model: PreTrainedModel) -> list[int] | None:
+def _get_input_shape(model: PreTrainedModel) -> list[int] | None:
     """Return the sizes of a sound or picture, by an encoder's configuration."""
     config: Any = getattr(model.config, "encoder", model.config)
     if model.main_input_name == "input_features" and hasattr(config, "num_mel_bins"):
@@ -334,19 +334,19 @@ def _shape(model: PreTrainedModel) -> list[int] | None:
     return None
 
 
-def encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
+def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
     """Return a forward's argument for a source `[1, m]`: its ids, or states of random numbers by
     them where the encoder reads no ids, as inputs of such encoders are each family's own."""
-    if reads_ids(model):
+    if takes_ids(model):
         return {"input_ids": source}
-    return {ENCODED: EncoderOutput(last_hidden_state=random_states(model, source))}  # pyright: ignore
+    return {ENCODED: EncoderOutput(last_hidden_state=make_random_states(model, source))}  # pyright: ignore
 
 
-def stand_in(model: PreTrainedModel, source: list[int]) -> Tensor:
+def make_placeholder_states(model: PreTrainedModel, source: list[int]) -> Tensor:
     """Random states in place of media, by which passes are measured: as many as the encoder always
     makes, else one for each id."""
     ids = torch.tensor([source], device=model.device)
-    if inputs := made_up(model):
+    if inputs := make_random_inputs(model):
         encoder: Any = model.get_encoder()
         with torch.device("meta"):  # for the number of its states
             (x,) = inputs.values()
@@ -354,23 +354,23 @@ def stand_in(model: PreTrainedModel, source: list[int]) -> Tensor:
                 1
             ]
         ids = ids[:, :1].expand(1, count)
-    return random_states(model, ids)
+    return make_random_states(model, ids)
 
 
-def random_states(model: PreTrainedModel, source: Tensor) -> Tensor:
+def make_random_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """`[1, m, H]`, of an encoder's width."""
     config: Any = model.config
     encoders = [getattr(config, name, None) for name in ("encoder", "encoder_config")]
     parts = [*encoders, config, config.get_text_config()]
     sizes = [getattr(part, name, None) for part in parts for name in ("d_model", "hidden_size")]
     width = next(size for size in sizes if isinstance(size, int))
-    table = torch.randn(KINDS, width, generator=torch.Generator().manual_seed(0))
-    return F.embedding(source.cpu() % KINDS, table).to(source.device, model.dtype)
+    table = torch.randn(NUM_RANDOM_STATES, width, generator=torch.Generator().manual_seed(0))
+    return F.embedding(ids.cpu() % NUM_RANDOM_STATES, table).to(ids.device, model.dtype)
 
 
-def front(network: PreTrainedModel) -> Any:
+def strip_decoder_layers(network: PreTrainedModel) -> Any:
     """Return a network without its decoder's layers."""
-    made = twin(network)
-    layers: Any = layers_of(made)
+    made = make_twin(network)
+    layers: Any = get_decoder_layers(made)
     del layers[:]
     return made

@@ -35,38 +35,38 @@ from foretoken.models.row_slots import (
 )
 from foretoken.models.hidden_states import HiddenStates
 from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS, run_in_parts
-from foretoken.models.stock.attention import Forward, Needed
+from foretoken.models.stock.attention import RaggedTwin, NeededPositions
 from foretoken.models.stock.cache import (
-    BUCKET,
+    CAPACITY_MULTIPLE,
     CrossCache,
     RaggedCache,
     admit,
-    given,
-    ragged_cache,
+    make_cache_argument,
+    make_ragged_cache,
 )
 from foretoken.models.stock.media import (
     EncoderOutput,
-    Objections,
-    embedded_parts,
-    encoder_key,
-    first_pass,
-    handed_over,
-    heard,
-    shift_of,
-    stand_in,
-    writer,
+    MediaObjections,
+    embed_in_chunks,
+    compute_encoder_key,
+    prepare_first_forward,
+    capture_generate_arguments,
+    encode_without_padding,
+    compute_position_shift,
+    make_placeholder_states,
+    get_language_model,
 )
 from foretoken.models.stock.positions import takes_positions
 from foretoken.models.stock.sizes import (
-    context_limit,
-    encoder_limit,
-    encoder_rows,
-    key_layers,
-    no_logits,
-    output_rows,
-    positions,
-    reads_ids,
-    switch_of,
+    get_context_limit,
+    get_encoder_limit,
+    get_encoder_vocab_size,
+    find_last_kv_layers,
+    make_empty_logits,
+    get_output_vocab_size,
+    get_max_positions,
+    takes_ids,
+    get_rope_switch_length,
 )
 from foretoken.transfer import sent
 
@@ -76,21 +76,21 @@ class TorchModel(Model):
     a twin runs without dropout; the model itself stays as it is."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.whole, self.model = model, writer(model)
+        self.full_model, self.model = model, get_language_model(model)
         self.joining_media: list[Media | None] = []
-        self.needs_media = not reads_ids(model)
-        self._objections = Objections(model)
+        self.needs_media = not takes_ids(model)
+        self._objections = MediaObjections(model)
         model = self.model
         self.device, self.compute_dtype = model.device, str(model.dtype).removeprefix("torch.")
         self.encoder_decoder = bool(model.config.is_encoder_decoder)
-        self.vocab_size = output_rows(model)
-        self.context = context_limit(model.config.get_text_config(decoder=True))
+        self.vocab_size = get_output_vocab_size(model)
+        self.context = get_context_limit(model.config.get_text_config(decoder=True))
         if self.encoder_decoder:
-            self.source_context = encoder_limit(model)
-            self.source_vocab_size = encoder_rows(model)
+            self.source_context = get_encoder_limit(model)
+            self.source_vocab_size = get_encoder_vocab_size(model)
 
     def find_media_problem(self, media: Media) -> str | None:
-        return self._objections.to(media, lambda: type(self)(self.whole))
+        return self._objections.to(media, lambda: type(self)(self.full_model))
 
 
 class StockModel(TorchModel):
@@ -102,37 +102,37 @@ class StockModel(TorchModel):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         model = self.model
-        self.showing = False
+        self.exposes_states = False
         self.capabilities = replace(self.capabilities, tensors=self.device.type != "cpu")
-        if switch_of(model) is not None:
-            self._max_context = positions(model.config.get_text_config(decoder=True))
-        self.running = Forward(model)
-        self.cache: Any = self._empty()  # RaggedCache, or CrossCache over one
+        if get_rope_switch_length(model) is not None:
+            self._max_context = get_max_positions(model.config.get_text_config(decoder=True))
+        self.twin = RaggedTwin(model)
+        self.cache: Any = self._make_empty_cache()  # RaggedCache, or CrossCache over one
         self.max_rewind = MAX_REWIND_TOKENS if self.cache.decoder.states else None
 
     @abstractmethod
-    def _empty(self) -> Any:
+    def _make_empty_cache(self) -> Any:
         """A cache without rows."""
 
     @abstractmethod
-    def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> Any:
+    def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> Any:
         """A cache of its own with all of `prompts`."""
 
     @abstractmethod
-    def _inputs(self, ids: Tensor, cache: Any) -> dict[str, Any]:
+    def _make_inputs(self, ids: Tensor, cache: Any) -> dict[str, Any]:
         """Return the forward's arguments for new tokens `ids`, by name, besides the cache
         itself."""
 
     @torch.inference_mode()
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        slot, cross, states = self._bytes
-        slots = slot * compute_max_positions(lengths, BUCKET) + cross * compute_max_positions(sources, BUCKET)
+        slot, cross, states = self._cache_bytes
+        slots = slot * compute_max_positions(lengths, CAPACITY_MULTIPLE) + cross * compute_max_positions(sources, CAPACITY_MULTIPLE)
         return slots + states * add_spare_rows(len(lengths))
 
     @cached_property
-    def _bytes(self) -> tuple[int, int, int]:
+    def _cache_bytes(self) -> tuple[int, int, int]:
         """Return the bytes of a token, of one of its source, and of a row's states."""
-        cache = self.read([[0]], [[0]] if self.encoder_decoder else None)
+        cache = self.prefill([[0]], [[0]] if self.encoder_decoder else None)
         ragged, cross = cache.decoder, cache.cross.slot_bytes if self.encoder_decoder else 0
         return ragged.slot_bytes, cross, ragged.state_bytes
 
@@ -150,17 +150,17 @@ class StockModel(TorchModel):
         if not prompts:
             return
         if not self.lengths:
-            self.running.renew()
+            self.twin.renew()
         if any(media):
-            read = self._read_media(prompts, sources, media)
+            joining = self._prefill_each(prompts, sources, media)
         else:
-            read = self.read(prompts, sources)
+            joining = self.prefill(prompts, sources)
         if self.lengths:
-            self.cache.join(read)
+            self.cache.join(joining)
         else:
-            self.cache = read
+            self.cache = joining
 
-    def _read_media(
+    def _prefill_each(
         self,
         prompts: list[list[int]],
         sources: list[list[int]] | None,
@@ -168,19 +168,19 @@ class StockModel(TorchModel):
     ) -> Any:
         """A cache of its own with all of `prompts`, those with media read one by one."""
         rows: list[Any] = []
-        for b, (prompt, one) in enumerate(zip(prompts, media, strict=True)):
+        for b, (prompt, item) in enumerate(zip(prompts, media, strict=True)):
             source = None if sources is None else [sources[b]]
             # a draft that cannot read a text begins it with nothing
-            if one is None or (source is None and not prompt and len(one.ids) > 1):
-                rows.append(self.read([prompt], source))
+            if item is None or (source is None and not prompt and len(item.ids) > 1):
+                rows.append(self.prefill([prompt], source))
             else:
-                rows.append(self.read_with(prompt, one))
+                rows.append(self.prefill_media(prompt, item))
         for row in rows[1:]:
             rows[0].join(row)
         return rows[0]
 
     @abstractmethod
-    def read_with(self, prompt: list[int], media: Media) -> Any:
+    def prefill_media(self, prompt: list[int], media: Media) -> Any:
         """A cache of its own with a prompt and its media."""
 
     @torch.inference_mode()
@@ -194,10 +194,10 @@ class StockModel(TorchModel):
         self.cache.decoder.shown.truncate(lengths)
 
     def tap(self, taps: tuple[int, ...]) -> None:
-        self.running, self.taps = Forward(self.model, taps=taps), taps
+        self.twin, self.taps = RaggedTwin(self.model, taps=taps), taps
 
     def expose_hidden_states(self, known: Callable[[list[int]], int] | None) -> None:
-        self.showing = known is not None and bool(self.taps)
+        self.exposes_states = known is not None and bool(self.taps)
 
     def take_hidden_states(self) -> list[HiddenStates | None]:
         return self.cache.decoder.shown.take()
@@ -207,36 +207,36 @@ class StockModel(TorchModel):
         if rows:
             self.cache.select(rows)
         else:  # an idle model keeps no memory
-            self.cache = self._empty()
+            self.cache = self._make_empty_cache()
 
     def _run(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
         ragged, counts = cache.decoder, count_block_tokens(blocks, need)
         check_room(ragged.lengths, counts, self.compute_max_lengths(ragged.long))
         if not any(counts):
-            return no_logits(self.model, len(counts))
+            return make_empty_logits(self.model, len(counts))
         if ragged.states and max(counts) > MAX_PASS_WIDTH:
             return self._run_in_parts(cache, blocks, need)
         ids = pad_blocks(blocks, self.device)
         cache.prepare(ids.shape[1], counts)
-        ids = ragged.placed(ids)
+        ids = ragged.to_slot_order(ids)
         self.padding = ids.numel() - sum(counts)
-        needed = Needed(counts, need, ragged.slots, self.device)
-        logits = self._forward(cache, counts, needed, self._inputs(ids, cache))
+        needed = NeededPositions(counts, need, ragged.slots, self.device)
+        logits = self._forward(cache, counts, needed, self._make_inputs(ids, cache))
         self._hidden = needed.hidden
         return needed.logits(logits)
 
     def _forward(
-        self, cache: Any, counts: list[int], needed: Needed, inputs: dict[str, Any]
+        self, cache: Any, counts: list[int], needed: NeededPositions, inputs: dict[str, Any]
     ) -> Tensor:
         """Return what the twin makes of inputs, counts[b] tokens of each row, and advance."""
         ragged = cache.decoder
-        noted: dict[int, Tensor] | None = {} if self.showing else None
-        own = inputs | given(self.model, cache) | {"use_cache": True, "return_dict": True}
-        with self.running(ragged, needed, noted) as model:
-            logits = model(**own).logits
-        if noted:
+        tap_states: dict[int, Tensor] | None = {} if self.exposes_states else None
+        arguments = inputs | make_cache_argument(self.model, cache) | {"use_cache": True, "return_dict": True}
+        with self.twin(ragged, needed, tap_states) as model:
+            logits = model(**arguments).logits
+        if tap_states:
             states = zip(ragged.slots, counts, strict=True)
-            new = [torch.cat([noted[j][at, :n] for j in self.taps], -1) for at, n in states]
+            new = [torch.cat([tap_states[j][at, :n] for j in self.taps], -1) for at, n in states]
             ragged.shown.add(ragged.lengths, new)
         ragged.advance(counts)
         return logits
@@ -249,7 +249,7 @@ class StockModel(TorchModel):
 
         made = run_in_parts(run, blocks, need)
         if made is None:
-            return no_logits(self.model, len(blocks))
+            return make_empty_logits(self.model, len(blocks))
         logits, self._hidden = made
         return logits
 
@@ -260,8 +260,8 @@ class CausalModel(StockModel):
     capabilities = replace(StockModel.capabilities, shared_kv=True)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        admit(writer(model), states=True)
-        if writer(model).config.is_encoder_decoder:
+        admit(get_language_model(model), states=True)
+        if get_language_model(model).config.is_encoder_decoder:
             raise RefusedError(
                 f"{type(model).__name__} has an encoder: run it as an encoder-decoder"
             )
@@ -269,39 +269,39 @@ class CausalModel(StockModel):
         self.takes_positions = takes_positions(self.model)
 
     def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
-        layer = key_layers(self.model.config.get_text_config(decoder=True))[kind]
+        layer = find_last_kv_layers(self.model.config.get_text_config(decoder=True))[kind]
         return self.cache.shared_kv(layer, rows, first)
 
-    def _empty(self) -> RaggedCache:
-        return ragged_cache(self.model, 0)
+    def _make_empty_cache(self) -> RaggedCache:
+        return make_ragged_cache(self.model, 0)
 
     @torch.inference_mode()
-    def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:
-        fresh = ragged_cache(self.model, len(prompts))
+    def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:
+        fresh = make_ragged_cache(self.model, len(prompts))
         fresh.long = [self._long_context] * len(prompts)
         for at in range(0, max(map(len, prompts), default=0), PREFILL_CHUNK_TOKENS):
             self._run(fresh, [p[at : at + PREFILL_CHUNK_TOKENS] for p in prompts], [0] * len(prompts))
         return fresh
 
     @torch.inference_mode()
-    def read_with(self, prompt: list[int], media: Media) -> RaggedCache:
+    def prefill_media(self, prompt: list[int], media: Media) -> RaggedCache:
         """In one pass, as `generate` makes it, over all of the prompt, whose tokens may attend to
         one another both ways; tokens beyond `prompt` are taken back. A sequence that joins
         again has text behind the prompt, whatever its tokens stand for."""
         ids = media.ids
-        n, fresh = len(ids), ragged_cache(self.model, 1)
+        n, fresh = len(ids), make_ragged_cache(self.model, 1)
         fresh.long = [self._long_context]
         check_room([0], [max(n, len(prompt))], self.compute_max_lengths([self._long_context]))
-        text = torch.tensor([ids], device=self.device)
+        prompt_ids = torch.tensor([ids], device=self.device)
         fitted = media.fitted(n, self.model.dtype, self.device)
-        with self.running(None) as model:
-            inputs = first_pass(model, text, handed_over(self.whole, text, fitted))
+        with self.twin(None) as model:
+            inputs = prepare_first_forward(model, prompt_ids, capture_generate_arguments(self.full_model, prompt_ids, fitted))
             # states follow from a few tokens at a time: their embeddings are made for all
-            whole = not fresh.states or n <= MAX_PASS_WIDTH
-            parts = [inputs] if whole else embedded_parts(model, inputs, MAX_PASS_WIDTH)
+            in_one_pass = not fresh.states or n <= MAX_PASS_WIDTH
+            parts = [inputs] if in_one_pass else embed_in_chunks(model, inputs, MAX_PASS_WIDTH)
         for part in parts:
-            self._read_part(fresh, part)
-        fresh.shift = [shift_of(inputs.get("position_ids"), n)]
+            self._append_part(fresh, part)
+        fresh.position_shift = [compute_position_shift(inputs.get("position_ids"), n)]
         if len(prompt) > n:
             self._run(fresh, [prompt[n:]], [0])
             return fresh
@@ -310,25 +310,25 @@ class CausalModel(StockModel):
         fresh.shown.truncate([len(prompt)])
         return fresh
 
-    def _read_part(self, fresh: RaggedCache, inputs: dict[str, Any]) -> None:
+    def _append_part(self, fresh: RaggedCache, inputs: dict[str, Any]) -> None:
         """Append tokens to the only row."""
         ids = inputs.get("input_ids")
         width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
         fresh.prepare(width, [width])
-        needed = Needed([width], [0], fresh.slots, self.device)
+        needed = NeededPositions([width], [0], fresh.slots, self.device)
         self._forward(fresh, [width], needed, inputs)
 
-    def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
+    def _make_inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
         if not self.takes_positions:
             return {"input_ids": ids}
         positions = cache.positions
-        if any(cache.shift):
-            shift = cache.placed(sent(torch.tensor(cache.shift), self.device))
+        if any(cache.position_shift):
+            shift = cache.to_slot_order(sent(torch.tensor(cache.position_shift), self.device))
             positions = positions + shift[:, None]
         if self.max_context is not None and cache.max_context + cache.width > self.max_context:
             positions = positions.clamp(max=self.max_context - 1)  # padding only
         if any(cache.long):
-            long = cache.placed(sent(torch.tensor(cache.long), self.device))
+            long = cache.to_slot_order(sent(torch.tensor(cache.long), self.device))
             positions = positions + LONG_ROW_OFFSET * long[:, None]
         return {"input_ids": ids, "position_ids": positions}
 
@@ -337,52 +337,52 @@ class Seq2SeqModel(StockModel):
     """Raises RefusedError where rows cannot be rolled back one by one."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        admit(writer(model))
-        if not writer(model).config.is_encoder_decoder:
+        admit(get_language_model(model))
+        if not get_language_model(model).config.is_encoder_decoder:
             raise RefusedError(f"{type(model).__name__} has no encoder: run it as a causal model")
         super().__init__(model)
         self.takes_positions = takes_positions(self.model)
-        self._heard_width = 1  # of the encoder's states
-        self._heard: dict[tuple[int, ...], Tensor] = {}
-        self.shared_encoder_states = self._heard
+        self._encoder_width = 1  # of the encoder's states
+        self._states_by_source: dict[tuple[int, ...], Tensor] = {}
+        self.shared_encoder_states = self._states_by_source
 
-    def _empty(self) -> CrossCache:
-        return self._fresh([])
+    def _make_empty_cache(self) -> CrossCache:
+        return self._make_cache([])
 
-    def _fresh(self, sources: list[int]) -> CrossCache:
+    def _make_cache(self, sources: list[int]) -> CrossCache:
         """For rows whose sources have so many tokens."""
-        own, cross = (ragged_cache(self.model, len(sources)) for _ in range(2))
+        own, cross = (make_ragged_cache(self.model, len(sources)) for _ in range(2))
         return CrossCache(own, cross, sources)
 
     @torch.inference_mode()
-    def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> CrossCache:
+    def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> CrossCache:
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
         if self.needs_media:
-            states = torch.cat([stand_in(self.model, source) for source in sources])
-            fresh = self._fresh([states.shape[1]] * len(sources))
+            states = torch.cat([make_placeholder_states(self.model, source) for source in sources])
+            fresh = self._make_cache([states.shape[1]] * len(sources))
             fresh.states = states
         else:
-            fresh = self._fresh([len(source) for source in sources])
-            fresh.states = self._encoded(sources, fresh.mask())
-        return self._begun(fresh, prompts)
+            fresh = self._make_cache([len(source) for source in sources])
+            fresh.states = self._encode_sources(sources, fresh.make_source_mask())
+        return self._prefill_decoder(fresh, prompts)
 
     @cached_property
     def encoder_key(self) -> str:
-        return encoder_key(self.model)
+        return compute_encoder_key(self.model)
 
     @torch.inference_mode()
-    def read_with(self, prompt: list[int], media: Media) -> CrossCache:
+    def prefill_media(self, prompt: list[int], media: Media) -> CrossCache:
         """With the media in the encoder."""
         start = perf_counter()
-        with self.running(None) as model:
-            states = heard(model, media, self.encoder_key, self.whole)
+        with self.twin(None) as model:
+            states = encode_without_padding(model, media, self.encoder_key, self.full_model)
         self.encoder_seconds += perf_counter() - start
-        fresh = self._fresh([states.shape[1]])
+        fresh = self._make_cache([states.shape[1]])
         fresh.states = states
-        return self._begun(fresh, [prompt])
+        return self._prefill_decoder(fresh, [prompt])
 
-    def _begun(self, fresh: CrossCache, prompts: list[list[int]]) -> CrossCache:
+    def _prefill_decoder(self, fresh: CrossCache, prompts: list[list[int]]) -> CrossCache:
         """The cache, which holds the encoder's states, with all of `prompts`."""
         # The first run makes the encoder's keys and values, so there is one even without a prompt:
         # its token is then taken back.
@@ -391,37 +391,37 @@ class Seq2SeqModel(StockModel):
             self._run(fresh, blocks, [0] * len(prompts))
         fresh.decoder.lengths = [len(p) for p in prompts]
         if fresh.states is not None:
-            self._heard_width, fresh.states = fresh.states.shape[-1], None
+            self._encoder_width, fresh.states = fresh.states.shape[-1], None
         return fresh
 
-    def _encoded(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
+    def _encode_sources(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
         """The encoder's states of every source, `[B, S, H]`."""
-        cached = [self._heard.get(tuple(source)) for source in sources]
+        cached = [self._states_by_source.get(tuple(source)) for source in sources]
         present = [states for states in cached if states is not None]
         if len(present) == len(sources):
             return pad_sequence(present, batch_first=True)
         start = perf_counter()
-        with self.running(None) as model:
+        with self.twin(None) as model:
             read = model.get_encoder()(
                 input_ids=pad_blocks(sources, self.device), attention_mask=mask, return_dict=True
             )
         self.encoder_seconds += perf_counter() - start
         return read.last_hidden_state
 
-    def _inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
-        positions, mask = {"decoder_position_ids": cache.decoder.positions}, cache.mask()
+    def _make_inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
+        positions, mask = {"decoder_position_ids": cache.decoder.positions}, cache.make_source_mask()
         if self.needs_media:  # masks of what the encoder has read are longer than its states
-            cache.decoder.shared_encoder_states, mask = mask, None
+            cache.decoder.encoder_mask, mask = mask, None
         return {
             "decoder_input_ids": ids,
-            ENCODED: EncoderOutput(last_hidden_state=self._states(cache)),  # pyright: ignore
+            ENCODED: EncoderOutput(last_hidden_state=self._get_encoder_states(cache)),  # pyright: ignore
             "attention_mask": mask,
             **(positions if self.takes_positions else {}),
         }
 
-    def _states(self, cache: CrossCache) -> Tensor:
+    def _get_encoder_states(self, cache: CrossCache) -> Tensor:
         """The encoder's; once their keys and values are cached, only the shape is read."""
         if cache.states is not None:
             return cache.states
-        shape = len(cache.cross.lengths), max(cache.cross.lengths), self._heard_width
+        shape = len(cache.cross.lengths), max(cache.cross.lengths), self._encoder_width
         return torch.zeros((), dtype=self.model.dtype, device=self.device).expand(shape)

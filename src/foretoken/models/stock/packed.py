@@ -20,16 +20,16 @@ from foretoken.errors import kind_of
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
 
-ROWS = 8  # a verified block; the layout serves 1 to 512 rows alike
-WORTH = 2**19  # elements; smaller weights stay in a core's cache, and oneDNN's call costs 15 us
-SPARE = 0.1  # of the model's bytes, for a packed head beside the embeddings that it is tied to
-DRIFT = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the spread of a trial's logits
+PACKING_ROWS = 8  # a verified block; the layout serves 1 to 512 rows alike
+MIN_PACKED_ELEMENTS = 2**19  # elements; smaller weights stay in a core's cache, and oneDNN's call costs 15 us
+MAX_TIED_HEAD_FRACTION = 0.1  # of the model's bytes, for a packed head beside the embeddings that it is tied to
+MAX_LOGIT_DRIFT = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the spread of a trial's logits
 
-Layer = nn.Linear | Conv1D
+LinearLayer = nn.Linear | Conv1D
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class PackingResult:
     """The outcome for a model's linear layers."""
 
     layers: int  # how many are packed
@@ -37,7 +37,7 @@ class Packing:
 
 
 @torch.no_grad()
-def pack(model: PreTrainedModel) -> Packing:
+def pack(model: PreTrainedModel) -> PackingResult:
     """Pack the linear layers of `model` in place, one after the other.
 
     Only the weight at hand is in memory twice, and a head tied to the embeddings if it is at most
@@ -45,27 +45,27 @@ def pack(model: PreTrainedModel) -> Packing:
     before and after; otherwise, or if the family's code reads weights by itself, all layers are
     unpacked. For a model that is not trained, before it is run: runners keep its layers.
     """
-    reason = objection(model)
+    reason = find_packing_objection(model)
     if reason is not None:
-        return Packing(0, reason)
+        return PackingResult(0, reason)
     groups: list[list[str]] = []
     try:
-        before = trial(model)
-        for names in packable(model):
-            put(model, names, PackedLinear(model.get_submodule(names[0])))
+        before = compute_trial_logits(model)
+        for names in find_packable_layers(model):
+            replace_layer(model, names, PackedLinear(model.get_submodule(names[0])))
             groups.append(names)
-        drift = float((trial(model) - before).abs().max() / (before.max() - before.min()))
-        if not drift <= DRIFT[model.dtype]:
+        drift = float((compute_trial_logits(model) - before).abs().max() / (before.max() - before.min()))
+        if not drift <= MAX_LOGIT_DRIFT[model.dtype]:
             reason = f"packed, its logits differ by {drift:.1e} of their spread"
     except Exception as error:  # unknown code on an unknown processor raises anything
         reason = f"it does not run packed: its code raised {kind_of(error)}"
     if reason is None:
-        return Packing(len(groups), None if groups else "no layer is large enough to gain by it")
+        return PackingResult(len(groups), None if groups else "no layer is large enough to gain by it")
     for names in groups:
         layer: Any = model.get_submodule(names[0])
-        put(model, names, layer.unpacked())
+        replace_layer(model, names, layer.unpack())
     model.tie_weights()
-    return Packing(0, reason)
+    return PackingResult(0, reason)
 
 
 class PackedLinear(nn.Module):
@@ -79,14 +79,14 @@ class PackedLinear(nn.Module):
         self.transposed = isinstance(layer, Conv1D)  # holds its weight as [in, out]
         weight = layer.weight.t() if self.transposed else layer.weight
         self.out_features, self.in_features = weight.shape
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKING_ROWS)
         self.register_buffer("weight", packed, persistent=False)
         self.bias = layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
-    def unpacked(self) -> Layer:
+    def unpack(self) -> LinearLayer:
         """The original layer, to the bit."""
         weight = self.weight.to_dense()
         with torch.device("meta"):
@@ -100,11 +100,11 @@ class PackedLinear(nn.Module):
         return layer
 
 
-def objection(model: PreTrainedModel) -> str | None:
+def find_packing_objection(model: PreTrainedModel) -> str | None:
     """Why this model cannot be packed here, or None."""
     if model.device.type != "cpu":
         return f"it is on {model.device}"
-    if model.dtype not in DRIFT:
+    if model.dtype not in MAX_LOGIT_DRIFT:
         return f"oneDNN packs float32 and bfloat16, not {str(model.dtype).removeprefix('torch.')}"
     ops = torch.ops.mkldnn
     needed = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
@@ -115,39 +115,39 @@ def objection(model: PreTrainedModel) -> str | None:
     return None
 
 
-def packable(model: PreTrainedModel) -> list[list[str]]:
+def find_packable_layers(model: PreTrainedModel) -> list[list[str]]:
     """Layers to pack, each as all its names: a reference would keep its weight in memory."""
-    holders = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
-    spare = SPARE * sum(p.nbytes for p in model.parameters())
+    uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    max_head_bytes = MAX_TIED_HEAD_FRACTION * sum(p.nbytes for p in model.parameters())
     head = model.get_output_embeddings()
     names: dict[int, list[str]] = {}
     for name, layer in model.named_modules(remove_duplicate=False):
-        if fits(layer):
+        if is_packable(layer):
             weight: Any = layer.weight
-            if holders[id(weight)] == 1 or (layer is head and weight.nbytes <= spare):
+            if uses[id(weight)] == 1 or (layer is head and weight.nbytes <= max_head_bytes):
                 names.setdefault(id(layer), []).append(name)
     return list(names.values())
 
 
-def fits(layer: nn.Module) -> bool:
+def is_packable(layer: nn.Module) -> bool:
     """A stock linear layer, large enough, with ordinary weights here and nothing attached."""
     if type(layer) not in (nn.Linear, Conv1D) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight: Any = layer.weight
     bias: Any = layer.bias
     ordinary = type(weight) is nn.Parameter and weight.device.type == "cpu"
-    even = bias is None or getattr(bias, "dtype", None) == weight.dtype
-    return ordinary and even and weight.dtype in DRIFT and weight.numel() >= WORTH
+    same_dtype = bias is None or getattr(bias, "dtype", None) == weight.dtype
+    return ordinary and same_dtype and weight.dtype in MAX_LOGIT_DRIFT and weight.numel() >= MIN_PACKED_ELEMENTS
 
 
-def put(model: PreTrainedModel, names: list[str], layer: nn.Module) -> None:
+def replace_layer(model: PreTrainedModel, names: list[str], layer: nn.Module) -> None:
     for name in names:
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, layer)
 
 
 @torch.no_grad()
-def trial(model: PreTrainedModel) -> Tensor:
+def compute_trial_logits(model: PreTrainedModel) -> Tensor:
     """Logits behind one token."""
     one = torch.ones(1, 1, dtype=torch.long)
     text = {"decoder_input_ids": one} if model.config.is_encoder_decoder else {}

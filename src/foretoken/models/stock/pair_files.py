@@ -19,17 +19,17 @@ from transformers.modeling_layers import MtpLayer
 
 from foretoken.errors import RefusedError, one_line
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.stock.pairs import EagleLayer, Join, NormedHead, PairsNetwork
-from foretoken.models.stock.taps import layers_of
+from foretoken.models.stock.pairs import EagleLayer, TapProjection, NormedHead, PairsNetwork
+from foretoken.models.stock.taps import get_decoder_layers
 
 Tensors = dict[str, Tensor]
-TINY = 8  # tokens of a model that is built for its layers alone
-SCALE = "_scale"  # behind the name of a weight of eight bits
-HEAD = 2**15  # rows of a reduced output layer: a larger one takes longer than the layer before it
+TEMPLATE_VOCAB_SIZE = 8  # tokens of a model that is built for its layers alone
+SCALE_SUFFIX = "_scale"  # behind the name of a weight of eight bits
+MAX_HEAD_ROWS = 2**15  # rows of a reduced output layer: a larger one takes longer than the layer before it
 # Names in speculators' layout, by those of the original one and of its variants
-ORIGINAL = (("model.", ""), ("midlayer.", "layers.0."))
+ORIGINAL_EAGLE_PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
 # Names of transformers' MtpLayer, by those of weights for multi-token prediction
-MTP = (
+MTP_PREFIXES = (
     ("pre_fc_norm_embedding.", "enorm."),
     ("pre_fc_norm_hidden.", "hnorm."),
     ("fc.", "eh_proj."),
@@ -41,10 +41,10 @@ MTP = (
     ("norm.", "post_norm."),
     ("layers.0.", "mtp_block."),
 )
-PARTS = ("enorm.", "hnorm.", "eh_proj.", "post_norm.", "mtp_block.")
-SHARED = ("embed_tokens.", "shared_head.head.")  # with the target
-STACKED = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.")  # one of several
-EXPERT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
+MTP_LAYER_PREFIXES = ("enorm.", "hnorm.", "eh_proj.", "post_norm.", "mtp_block.")
+SHARED_PREFIXES = ("embed_tokens.", "shared_head.head.")  # with the target
+MTP_LAYER_INDEX = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.")  # one of several
+EXPERT_WEIGHT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
 
 class PairsDraft(NamedTuple):
@@ -52,12 +52,12 @@ class PairsDraft(NamedTuple):
 
     network: PairsNetwork
     taps: tuple[int, ...]  # of the target
-    others: tuple[int, ...]  # that its file may mean as well; (): it is clear
+    other_taps: tuple[int, ...]  # that its file may mean as well; (): it is clear
     ids: Tensor | None  # the target's ids that its outputs stand for
     embedding: Tensor | None  # its own embeddings; None: the target's
 
 
-def eagle(
+def build_eagle(
     name: str,
     config: dict[str, Any],
     tensors: Tensors,
@@ -68,9 +68,9 @@ def eagle(
     whose rows a draft reads that has none of its own. Raises RefusedError for a file that lacks
     something, or that is of another target."""
     fields = config.get("transformer_layer_config") or config
-    layers = _config(name, fields)
-    tensors = dequantized({_renamed(key, ORIGINAL): x for key, x in tensors.items()})
-    H, fc = layers.hidden_size, _tensor(name, tensors, "fc.weight")
+    layers = _build_layer_config(name, fields)
+    tensors = dequantize({_rename_key(key, ORIGINAL_EAGLE_PREFIXES): x for key, x in tensors.items()})
+    H, fc = layers.hidden_size, _get_tensor(name, tensors, "fc.weight")
     text = target.config.get_text_config(decoder=True)
     width = config.get("target_hidden_size") or text.hidden_size
     if fc.shape[0] != H or width != text.hidden_size or fc.shape[1] % width:
@@ -78,48 +78,48 @@ def eagle(
             f"{name} reads states of {width} ({fc.shape[1]} at all taps), the target's have "
             f"{text.hidden_size}; give a draft for this target"
         )
-    _require_tokens(name, fields, tensors, text.vocab_size)
+    _require_vocab_size(name, fields, tensors, text.vocab_size)
     count = fc.shape[1] // width
-    taps, others = _taps(name, config, count, text.num_hidden_layers)
-    embedding = _embedding(name, tensors, H, text)
-    ids = _ids(name, tensors, text.vocab_size)
+    taps, other_taps = _parse_taps(name, config, count, text.num_hidden_layers)
+    embedding = _get_embedding(name, tensors, H, text)
+    ids = _compute_output_ids(name, tensors, text.vocab_size)
     if "lm_head.weight" not in tensors and H == width:
-        rows = head()
-        tensors["lm_head.weight"] = rows if ids is None else rows[ids]
-    rows = len(_tensor(name, tensors, "lm_head.weight"))
-    filed = partial(_filed, before=bool(config.get("norm_before_fc")))
+        num_outputs = head()
+        tensors["lm_head.weight"] = num_outputs if ids is None else num_outputs[ids]
+    num_outputs = len(_get_tensor(name, tensors, "lm_head.weight"))
+    to_file_key = partial(_to_file_key, before=bool(config.get("norm_before_fc")))
     if not 0 < layers.num_hidden_layers <= len(tensors):
         raise RefusedError(
             f"{name} has num_hidden_layers {layers.num_hidden_layers:g}, its files hold "
             f"{len(tensors)} weights; give a config and weights of one draft"
         )
     with torch.device("meta"):  # which a size in a config cannot fill
-        shapes = eagle_network(layers, config, rows, width, count).state_dict()
-    _require_shapes(name, shapes, tensors, filed)
-    network = eagle_network(layers, config, rows, width, count)
-    _let_reach(network, text)
-    _load(name, network, tensors, filed)
-    return PairsDraft(network, taps, others, ids, embedding)
+        shapes = build_eagle_network(layers, config, num_outputs, width, count).state_dict()
+    _require_shapes(name, shapes, tensors, to_file_key)
+    network = build_eagle_network(layers, config, num_outputs, width, count)
+    _extend_context(network, text)
+    _load_weights(name, network, tensors, to_file_key)
+    return PairsDraft(network, taps, other_taps, ids, embedding)
 
 
-def _require_tokens(name: str, fields: dict[str, Any], tensors: Tensors, V: int) -> None:
+def _require_vocab_size(name: str, fields: dict[str, Any], tensors: Tensors, V: int) -> None:
     """RefusedError where a draft was made for a target with another number of tokens."""
-    for made in (fields.get("vocab_size", V), len(tensors.get("t2d", range(V)))):
-        if made != V:
+    for size in (fields.get("vocab_size", V), len(tensors.get("t2d", range(V)))):
+        if size != V:
             raise RefusedError(
-                f"{name} is for a target of {made!r:.40} tokens, this one has {V}; give a draft "
+                f"{name} is for a target of {size!r:.40} tokens, this one has {V}; give a draft "
                 "for this target"
             )
 
 
-def dequantized(tensors: Tensors) -> Tensors:
+def dequantize(tensors: Tensors) -> Tensors:
     """Weights of eight bits as the numbers they stand for: each row with a scale of its own."""
-    scales = {key[: -len(SCALE)]: x for key, x in tensors.items() if key.endswith(SCALE)}
-    whole = {key: x for key, x in tensors.items() if not key.endswith(SCALE)}
-    return whole | {key: whole[key].float() * x.float() for key, x in scales.items()}
+    scales = {key[: -len(SCALE_SUFFIX)]: x for key, x in tensors.items() if key.endswith(SCALE_SUFFIX)}
+    weights = {key: x for key, x in tensors.items() if not key.endswith(SCALE_SUFFIX)}
+    return weights | {key: weights[key].float() * x.float() for key, x in scales.items()}
 
 
-def _config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
+def _build_layer_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
     """The config of the draft's own layers."""
     kind = fields.get("model_type", "llama")
     try:
@@ -131,15 +131,15 @@ def _config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
         ) from None
 
 
-def _let_reach(network: PairsNetwork, text: PreTrainedConfig) -> None:
+def _extend_context(network: PairsNetwork, text: PreTrainedConfig) -> None:
     """Let a draft go on to the end of its target's context, unless its rotary factors depend on how
     long a text is. The network is built by then: its factors follow from its own context."""
     config: Any = network.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    longest = getattr(text, "max_position_embeddings", None)
-    if longest and not any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds):
-        config.max_position_embeddings = longest
+    max_positions = getattr(text, "max_position_embeddings", None)
+    if max_positions and not any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds):
+        config.max_position_embeddings = max_positions
 
 
 def require_verifier(name: str, config: dict[str, Any], target: PreTrainedModel) -> None:
@@ -155,7 +155,7 @@ def require_verifier(name: str, config: dict[str, Any], target: PreTrainedModel)
         )
 
 
-def _taps(
+def _parse_taps(
     name: str, config: dict[str, Any], count: int, layers: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The taps, and others where the file may mean these as well: its ids number layers whose
@@ -164,7 +164,7 @@ def _taps(
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     ids = ids or own.get("eagle_aux_hidden_state_layer_ids") or config.get("target_layer_ids")
     if not ids:
-        ids = list(usual_taps(layers))
+        ids = list(get_default_taps(layers))
         if count != len(ids):
             raise RefusedError(
                 f"{name} reads states at {count} layers and does not say which; give a complete "
@@ -185,33 +185,33 @@ def _taps(
     return (outputs, inputs) if ids[0] == 1 else (inputs, outputs)
 
 
-def usual_taps(layers: int) -> tuple[int, ...]:
+def get_default_taps(layers: int) -> tuple[int, ...]:
     """Return the taps of an EAGLE-3 draft whose file names none."""
     return min(2, layers), layers // 2, max(0, layers - 3)
 
 
-def eagle_network(
+def build_eagle_network(
     layers: PreTrainedConfig,
     config: dict[str, Any],
-    rows: int,
+    num_outputs: int,
     width: int,
-    taps: int,
+    num_taps: int,
 ) -> PairsNetwork:
     """EAGLE-3's network with random weights: `rows` of the output layer, states of `width` at so
     many taps."""
-    model, H = _small(layers), layers.hidden_size
+    model, H = _build_template_model(layers), layers.hidden_size
     decoder: Any = model.get_decoder()
     norm_of, eps = type(decoder.norm), layers.rms_norm_eps
-    norms = [norm_of(taps * width, eps=eps)] * bool(config.get("norm_before_fc"))
-    norms += [norm_of(width, eps=eps) for _ in range(taps if config.get("fc_norm") else 0)]
-    join = Join(nn.Linear(taps * width, H, bias=False), nn.ModuleList(norms))
+    norms = [norm_of(num_taps * width, eps=eps)] * bool(config.get("norm_before_fc"))
+    norms += [norm_of(width, eps=eps) for _ in range(num_taps if config.get("fc_norm") else 0)]
+    join = TapProjection(nn.Linear(num_taps * width, H, bias=False), nn.ModuleList(norms))
     before = bool(config.get("norm_before_residual"))
     first, *more = cast(Any, decoder.layers)
-    head, normed = nn.Linear(H, rows, bias=False), bool(config.get("norm_output"))
+    head, normed = nn.Linear(H, num_outputs, bias=False), bool(config.get("norm_output"))
     return PairsNetwork(
         model.config,
         H,
-        EagleLayer(first, H, H, before=before),
+        EagleLayer(first, H, H, norm_before_residual=before),
         more,
         decoder.rotary_emb,
         head if normed else NormedHead(decoder.norm, head),
@@ -220,18 +220,18 @@ def eagle_network(
     )
 
 
-def _small(config: PreTrainedConfig) -> PreTrainedModel:
+def _build_template_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model of a few tokens, for its layers."""
     config = copy.deepcopy(config)
-    config.vocab_size = TINY
+    config.vocab_size = TEMPLATE_VOCAB_SIZE
     config.pad_token_id = config.bos_token_id = config.eos_token_id = None
     return AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
 
 
-def _filed(key: str, *, before: bool) -> str:
+def _to_file_key(key: str, *, before: bool) -> str:
     """The name in speculators' layout of a weight of the network; before: whether the norm before
     the product of states is a single one."""
-    places = [
+    patterns = [
         (r"^first\.", "layers.0."),
         (r"^more\.(\d+)\.", lambda m: f"layers.{int(m[1]) + 1}."),
         (r"^head\.norm\.", "norm."),
@@ -239,41 +239,41 @@ def _filed(key: str, *, before: bool) -> str:
         (r"^join\.norms\.", "input_norm.!" if before else "fc_norm."),
         (r"^join\.", ""),
     ]
-    for pattern, place in places:
+    for pattern, place in patterns:
         key, found = re.subn(pattern, cast(Any, place), key)
         if found:
             break
     return key.replace("!0.", "")
 
 
-def _renamed(key: str, names: tuple[tuple[str, str], ...]) -> str:
+def _rename_key(key: str, names: tuple[tuple[str, str], ...]) -> str:
     for old, new in names:
         if key.startswith(old):
             key = new + key[len(old) :]
     return key
 
 
-def _tensor(name: str, tensors: Tensors, key: str) -> Tensor:
+def _get_tensor(name: str, tensors: Tensors, key: str) -> Tensor:
     if key not in tensors:
         raise RefusedError(f"{name} holds no weights for {key}; give a complete draft")
     return tensors[key]
 
 
-def _load(name: str, network: PairsNetwork, tensors: Tensors, filed: Callable[[str], str]) -> None:
+def _load_weights(name: str, network: PairsNetwork, tensors: Tensors, to_file_key: Callable[[str], str]) -> None:
     """Fill in the weights, whose names are `filed`; RefusedError where some are missing, of another
     shape or invalid."""
     own = network.state_dict()
-    _require_shapes(name, own, tensors, filed)
+    _require_shapes(name, own, tensors, to_file_key)
     for key, place in own.items():
-        require_numbers(name, filed(key), tensors[filed(key)])
-        place.copy_(tensors[filed(key)])
+        require_finite_floats(name, to_file_key(key), tensors[to_file_key(key)])
+        place.copy_(tensors[to_file_key(key)])
     network.requires_grad_(False)
 
 
-def _require_shapes(name: str, own: Tensors, tensors: Tensors, filed: Callable[[str], str]) -> None:
+def _require_shapes(name: str, own: Tensors, tensors: Tensors, to_file_key: Callable[[str], str]) -> None:
     for own_key, place in own.items():
-        key = filed(own_key)
-        x = _tensor(name, tensors, key)
+        key = to_file_key(own_key)
+        x = _get_tensor(name, tensors, key)
         if x.shape != place.shape:
             raise RefusedError(
                 f"{name} holds {key} as {tuple(x.shape)}, its config says {tuple(place.shape)}; "
@@ -281,7 +281,7 @@ def _require_shapes(name: str, own: Tensors, tensors: Tensors, filed: Callable[[
             )
 
 
-def require_numbers(name: str, key: str, x: Tensor) -> None:
+def require_finite_floats(name: str, key: str, x: Tensor) -> None:
     """RefusedError for a weight that is none."""
     if not x.is_floating_point() or x.itemsize == 1:  # of one byte: without its scales
         raise RefusedError(
@@ -292,7 +292,7 @@ def require_numbers(name: str, key: str, x: Tensor) -> None:
         raise RefusedError(f"{name} holds invalid numbers in {key}; fetch it again")
 
 
-def _embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> Tensor | None:
+def _get_embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> Tensor | None:
     """The draft's own embeddings, of all of the target's tokens; None where it has none."""
     key, V = "embed_tokens.weight", text.vocab_size
     own = tensors.get(key)
@@ -309,11 +309,11 @@ def _embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> T
             f"{name} has embeddings of {len(own)} tokens, the target has {V}; give a draft for "
             "this target"
         )
-    require_numbers(name, key, own)
+    require_finite_floats(name, key, own)
     return own
 
 
-def _ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
+def _compute_output_ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
     """The target's ids of the draft's outputs, from differences; None where they are the same."""
     d2t = tensors.get("d2t")
     rows = len(tensors.get("lm_head.weight", range(V) if d2t is None else d2t))
@@ -336,11 +336,11 @@ def _ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
         )
     if len(ids.unique()) < rows:
         raise RefusedError(f"{name} has two outputs for one token in d2t; give another draft")
-    require_agreement(name, ids, tensors.get("t2d"))
+    require_consistent_ids(name, ids, tensors.get("t2d"))
     return ids
 
 
-def require_agreement(name: str, ids: Tensor, t2d: Tensor | None) -> None:
+def require_consistent_ids(name: str, ids: Tensor, t2d: Tensor | None) -> None:
     """RefusedError where the target's ids of a draft's outputs are not those that its file's mask
     of the target's tokens has, if it has one."""
     named = ids if t2d is None else t2d.cpu().nonzero().flatten()
@@ -358,7 +358,7 @@ def require_agreement(name: str, ids: Tensor, t2d: Tensor | None) -> None:
         )
 
 
-def mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
+def map_mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
     """Names in transformers' MtpLayer of those weights of a target with so many layers that are of
     its layer for multi-token prediction, by their names in the target's files."""
     where = re.compile(
@@ -367,51 +367,51 @@ def mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
     names: dict[str, str] = {}
     for key in keys:
         match = where.fullmatch(key)
-        if match and not match[1].startswith(SHARED):
-            own = _renamed(match[1], MTP)
-            names[key] = own if own.startswith(PARTS) else f"mtp_block.{own}"
+        if match and not match[1].startswith(SHARED_PREFIXES):
+            own = _rename_key(match[1], MTP_PREFIXES)
+            names[key] = own if own.startswith(MTP_LAYER_PREFIXES) else f"mtp_block.{own}"
     return names
 
 
-def mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> PairsDraft:
+def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> PairsDraft:
     """The target's single layer for multi-token prediction. `target` may be on meta; head: its
     output layer's weights `[V, H]`. Raises RefusedError where there is none, or several."""
     text = target.config.get_text_config(decoder=True)
     count = getattr(text, "num_mtp_layers", None) or getattr(text, "mtp_num_hidden_layers", None)
-    names = mtp_names(tensors, text.num_hidden_layers)
+    names = map_mtp_names(tensors, text.num_hidden_layers)
     named = {own: tensors[key] for key, own in names.items()}
     if not named:
         raise RefusedError(
             f"{name} holds no layer for multi-token prediction; give another draft than 'mtp'"
         )
-    more = [int(m[1]) for key in tensors if (m := STACKED.match(key))]
+    more = [int(m[1]) for key in tensors if (m := MTP_LAYER_INDEX.match(key))]
     count = max(count or 1, 1 + max(more, default=0))
     if count > 1:
         raise RefusedError(
             f"{name} has {count} layers for multi-token prediction, one behind another, and drafts "
             "by a single one alone; give another draft than 'mtp'"
         )
-    config = _mtp_config(text)
+    config = _build_mtp_config(text)
     decoder: Any = target.get_decoder()
     try:
-        block = cast(Any, type(layers_of(target)[-1]))
-        norm = next(type(x) for n, x in layers_of(target)[-1].named_modules() if "norm" in n)
+        block = cast(Any, type(get_decoder_layers(target)[-1]))
+        norm = next(type(x) for n, x in get_decoder_layers(target)[-1].named_modules() if "norm" in n)
         layer = MtpLayer(config, block, norm, 0, "post_norm.weight" in named)
         rotary = type(decoder.rotary_emb)(config) if hasattr(decoder, "rotary_emb") else None
     except Exception as error:  # a family's own code
         raise RefusedError(
             f"the layer for multi-token prediction of {name} cannot be built: {one_line(error)}"
         ) from None
-    rows = HEAD if len(head) > 2 * HEAD else len(head)
-    output = nn.Linear(head.shape[1], rows, bias=False)
+    num_outputs = MAX_HEAD_ROWS if len(head) > 2 * MAX_HEAD_ROWS else len(head)
+    output = nn.Linear(head.shape[1], num_outputs, bias=False)
     network = PairsNetwork(config, text.hidden_size, layer.float().eval(), [], rotary, output)
-    own = {**_fused(named), "head.weight": head[:rows]}
-    _load(name, network, own, lambda key: key.removeprefix("first."))
-    ids = torch.arange(rows) if rows < len(head) else None
+    own = {**_fuse_experts(named), "head.weight": head[:num_outputs]}
+    _load_weights(name, network, own, lambda key: key.removeprefix("first."))
+    ids = torch.arange(num_outputs) if num_outputs < len(head) else None
     return PairsDraft(network, (FINAL_TAP,), (), ids, None)
 
 
-def _mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
+def _build_mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
     """The config of one layer with full attention, of the target's kind."""
     config = copy.deepcopy(text)
     config.num_hidden_layers = 1
@@ -425,18 +425,18 @@ def _mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-def _fused(tensors: Tensors) -> Tensors:
+def _fuse_experts(tensors: Tensors) -> Tensors:
     """Experts one by one as transformers keeps them: in one array for each product."""
     experts: dict[str, dict[tuple[int, str], Tensor]] = {}
-    whole: Tensors = {}
+    fused: Tensors = {}
     for key, x in tensors.items():
-        if match := EXPERT.match(key):
+        if match := EXPERT_WEIGHT.match(key):
             experts.setdefault(match[1], {})[int(match[2]), match[3]] = x
         else:
-            whole[key] = x
+            fused[key] = x
     for key, parts in experts.items():
         count = 1 + max(i for i, _ in parts)
         both = [torch.cat([parts[i, "gate"], parts[i, "up"]]) for i in range(count)]
-        whole[f"{key}.gate_up_proj"] = torch.stack(both)
-        whole[f"{key}.down_proj"] = torch.stack([parts[i, "down"] for i in range(count)])
-    return whole
+        fused[f"{key}.gate_up_proj"] = torch.stack(both)
+        fused[f"{key}.down_proj"] = torch.stack([parts[i, "down"] for i in range(count)])
+    return fused

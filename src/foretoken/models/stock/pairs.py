@@ -23,7 +23,7 @@ from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.model import CausalModel, StockModel
 
 
-class Join(nn.Module):
+class TapProjection(nn.Module):
     """States at several taps as one state: norms where there are some, and a product."""
 
     def __init__(self, fc: nn.Linear, norms: nn.ModuleList) -> None:
@@ -45,13 +45,13 @@ class EagleLayer(nn.Module):
     its norm.
     """
 
-    def __init__(self, layer: Any, width: int, hidden: int, *, before: bool) -> None:
+    def __init__(self, layer: Any, width: int, hidden: int, *, norm_before_residual: bool) -> None:
         super().__init__()
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.input_layernorm = layer.input_layernorm
         self.hidden_norm = copy.deepcopy(layer.input_layernorm)
         self.post_attention_layernorm = layer.post_attention_layernorm
-        self.before = before
+        self.norm_before_residual = norm_before_residual
         for name in ("q_proj", "k_proj", "v_proj"):
             old = getattr(self.self_attn, name)
             wide = nn.Linear(width + hidden, old.out_features, bias=old.bias is not None)
@@ -61,7 +61,7 @@ class EagleLayer(nn.Module):
         normed = self.hidden_norm(states)
         both = torch.cat([self.input_layernorm(embedded), normed], -1)
         attended, _ = self.self_attn(hidden_states=both, **given)
-        states = (normed if self.before else states) + attended
+        states = (normed if self.norm_before_residual else states) + attended
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
@@ -94,7 +94,7 @@ class PairsNetwork(PreTrainedModel):
         more: list[nn.Module],
         rotary: nn.Module | None,
         head: nn.Module,
-        join: Join | None = None,
+        join: TapProjection | None = None,
         norm: nn.Module | None = None,
     ) -> None:
         super().__init__(config)
@@ -102,16 +102,16 @@ class PairsNetwork(PreTrainedModel):
         self.norm, self.head, self.join = norm, head, join
         text: Any = config.get_text_config(decoder=True)
         full = ["full_attention"] * (1 + len(more))
-        self.kinds: list[str] = getattr(text, "layer_types", None) or full  # of attention, by layer
+        self.layer_types: list[str] = getattr(text, "layer_types", None) or full  # of attention, by layer
         rope = getattr(text, "rope_parameters", None) or {}
-        self.by_kind = bool(text.nested_rope_parameter_keys(rope))  # whether rotary parts differ
+        self.rope_by_layer_type = bool(text.nested_rope_parameter_keys(rope))  # whether rotary parts differ
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
         return True  # transformers looks for experts in the file of the class
 
     @property
-    def reads(self) -> int:
+    def input_width(self) -> int:
         """Width of its inputs."""
         return self.width + self.config.get_text_config().hidden_size
 
@@ -127,25 +127,25 @@ class PairsNetwork(PreTrainedModel):
         return_dict: bool = True,
     ) -> CausalLMOutputWithPast:
         embedded, states = inputs_embeds[..., : self.width], inputs_embeds[..., self.width :]
-        given = {
-            kind: self._given(kind, states, position_ids, past_key_values) for kind in {*self.kinds}
+        layer_kwargs = {
+            kind: self._make_layer_kwargs(kind, states, position_ids, past_key_values) for kind in {*self.layer_types}
         }
-        states = self.fed_back(embedded, states, given)
+        states = self.run_layers(embedded, states, layer_kwargs)
         return CausalLMOutputWithPast(logits=cast(Any, self.head(states)))
 
-    def fed_back(
-        self, embedded: Tensor, states: Tensor, given: dict[str, dict[str, Any]]
+    def run_layers(
+        self, embedded: Tensor, states: Tensor, layer_kwargs: dict[str, dict[str, Any]]
     ) -> Tensor:
         """Return the states behind the layers, which the output layer reads. given: what layers of
         each kind of attention are given beside their inputs."""
-        for kind, layer in zip(self.kinds, [self.first, *self.more], strict=True):
-            reads = (embedded, states) if layer is self.first else (states,)
-            states = layer(*reads, **given[kind])
+        for kind, layer in zip(self.layer_types, [self.first, *self.more], strict=True):
+            inputs = (embedded, states) if layer is self.first else (states,)
+            states = layer(*inputs, **layer_kwargs[kind])
         return states if self.norm is None else self.norm(states)
 
-    def _given(self, kind: str, states: Tensor, positions: Tensor, cache: Any) -> dict[str, Any]:
+    def _make_layer_kwargs(self, layer_type: str, states: Tensor, positions: Tensor, cache: Any) -> dict[str, Any]:
         """Return what layers of a kind of attention are given beside their inputs."""
-        mask: Any = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[kind]
+        mask: Any = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[layer_type]
         mask = mask(
             config=self.config,
             inputs_embeds=states,
@@ -153,14 +153,14 @@ class PairsNetwork(PreTrainedModel):
             past_key_values=cache,
             position_ids=positions,
         )
-        given = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        layer_kwargs = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache}
         if self.rotary is not None:
-            own = {"layer_type": kind} if self.by_kind else {}
-            given["position_embeddings"] = self.rotary(states, position_ids=positions, **own)
-        return given
+            own = {"layer_type": layer_type} if self.rope_by_layer_type else {}
+            layer_kwargs["position_embeddings"] = self.rotary(states, position_ids=positions, **own)
+        return layer_kwargs
 
 
-class StockPairs(CausalModel, HiddenStateDraftModel):
+class StockPairModel(CausalModel, HiddenStateDraftModel):
     """Pairs on torch: a Model, whose blocks are the tokens of pairs; `give` first what
     the network reads of them."""
 
@@ -185,11 +185,11 @@ class StockPairs(CausalModel, HiddenStateDraftModel):
         assert len(self._pairs) == len(count_block_tokens(blocks, need))
         return super().score(blocks, need)
 
-    def read(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:
-        width = cast(PairsNetwork, self.model).reads
+    def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:
+        width = cast(PairsNetwork, self.model).input_width
         self._pairs = [torch.zeros(len(p), width, dtype=self.model.dtype) for p in prompts]
-        return super().read(prompts)  # of no states: rows begin empty, or are measured
+        return super().prefill(prompts)  # of no states: rows begin empty, or are measured
 
-    def _inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
+    def _make_inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
         pairs = pad_sequence(self._pairs, batch_first=True)
-        return {"inputs_embeds": cache.placed(pairs), "position_ids": cache.positions}
+        return {"inputs_embeds": cache.to_slot_order(pairs), "position_ids": cache.positions}

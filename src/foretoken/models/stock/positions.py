@@ -26,18 +26,18 @@ class HeadHook(Protocol):
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None: ...
 
 
-class Running(NamedTuple):
+class ForwardContext(NamedTuple):
     """The context of a forward under way. A Ctrl-C may leave it set, to no harm: only models of
     `Forward` read it, and each of their runs sets its own."""
 
     cache: Any  # RaggedCache, or an export's; None: no ragged rows, as in an encoder
     needed: HeadHook | None
-    noted: dict[int, Tensor] | None = None  # states by tap, where somebody reads them
+    tap_states: dict[int, Tensor] | None = None  # states by tap, where somebody reads them
 
 
-COUNTED = "create_position_ids_from_input_ids"
-IDLE = Running(None, None)
-RUNNING: ContextVar[Running] = ContextVar("foretoken_running", default=IDLE)
+POSITION_IDS_METHOD = "create_position_ids_from_input_ids"
+NO_FORWARD = ForwardContext(None, None)
+FORWARD_CONTEXT: ContextVar[ForwardContext] = ContextVar("foretoken_running", default=NO_FORWARD)
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
@@ -45,41 +45,41 @@ def takes_positions(model: PreTrainedModel) -> bool:
     accepted = inspect.signature(model.forward).parameters
     if model.config.is_encoder_decoder:
         return "decoder_position_ids" in accepted
-    return "position_ids" in accepted and not counts_itself(model)
+    return "position_ids" in accepted and not counts_own_positions(model)
 
 
-def counts_itself(model: PreTrainedModel) -> bool:
+def counts_own_positions(model: PreTrainedModel) -> bool:
     """Tell whether its own code counts positions behind the padding id also in `generate`, which
     gives it none."""
     network: Any = model
-    if not any(hasattr(part, COUNTED) for part in model.modules()):
+    if not any(hasattr(part, POSITION_IDS_METHOD) for part in model.modules()):
         return False
     ids = torch.ones(1, 1, dtype=torch.long, device=model.device)
     made = network.prepare_inputs_for_generation(ids, position_ids=ids, is_first_iteration=True)
     return made.get("position_ids") is None
 
 
-def count_by_row(model: PreTrainedModel) -> None:
+def install_row_positions(model: PreTrainedModel) -> None:
     """Let the parts of a twin that count from the longest row count by each row."""
     counts = model.config.is_encoder_decoder or not takes_positions(model)
     decoder: Any = model.get_decoder() if counts else nn.Module()
     for part in list(decoder.modules()):
         table = getattr(part, "embed_positions", None)
         if isinstance(table, nn.Embedding) or counts_from_padding(table):
-            part.embed_positions = OwnPositions(table)
+            part.embed_positions = RowPositionEmbedding(table)
     for part in list(model.modules()):
         for name, buffer in part._buffers.items():
             if buffer is not None and is_causal_table(buffer):
-                vars(part)[name] = OwnTable(buffer)
+                vars(part)[name] = RowCausalTable(buffer)
         if getattr(part, "attn_temperature_tuning", False) and not getattr(part, "use_rope", True):
             scaled: Any = part
-            scaled.q_proj = OwnScale(scaled.q_proj, scaled.floor_scale, scaled.attn_scale)
+            scaled.q_proj = RowQueryScale(scaled.q_proj, scaled.floor_scale, scaled.attn_scale)
             scaled.attn_temperature_tuning = False
 
 
 def counts_from_padding(table: Any) -> bool:
     """Tell whether these are positions counted behind the padding id, as M2M100's."""
-    counted = hasattr(table, COUNTED)
+    counted = hasattr(table, POSITION_IDS_METHOD)
     return counted and isinstance(getattr(table, "weights", None), Tensor)
 
 
@@ -88,7 +88,7 @@ def is_causal_table(x: Tensor) -> bool:
     return x.dtype == torch.bool and x.ndim == 4 and x.shape[2] == x.shape[3]
 
 
-class OwnPositions(nn.Module):
+class RowPositionEmbedding(nn.Module):
     """Embeddings at each row's own positions, in place of a decoder's that counts from the longest
     row; padding past the end of the table reads its last entry.
 
@@ -104,20 +104,20 @@ class OwnPositions(nn.Module):
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        cache = RUNNING.get().cache
+        cache = FORWARD_CONTEXT.get().cache
         if cache is None:
             return self.table(*args, **kwargs)
-        places = cache.positions + self.first
+        position_ids = cache.positions + self.first
         weight = self.table.weight if self.padding is None else self.table.weights
-        places = places.clamp(max=len(weight) - 1)
+        position_ids = position_ids.clamp(max=len(weight) - 1)
         if self.padding is not None:
             ids = args[0] if args else kwargs["input_ids"]
             if ids is not None:  # else embeddings of a prompt with a picture
-                places = torch.where(ids == self.padding, self.padding, places)
-        return F.embedding(places, weight)
+                position_ids = torch.where(ids == self.padding, self.padding, position_ids)
+        return F.embedding(position_ids, weight)
 
 
-class OwnTable:
+class RowCausalTable:
     """A table `[1, 1, N, N]` of which position sees which, cut by each row's own positions where
     code cuts it by the longest row's."""
 
@@ -125,15 +125,15 @@ class OwnTable:
         self.table = table
 
     def __getitem__(self, cut: Any) -> Tensor:
-        cache = RUNNING.get().cache
+        cache = FORWARD_CONTEXT.get().cache
         if cache is None:
             return self.table[cut]
-        seen = self.table[0, 0, :, : cache.end]
-        seen = seen[cache.positions.clamp(max=len(seen) - 1)][:, None]  # [B, 1, q, slots]
-        return F.pad(seen, (0, cache.end - seen.shape[-1]))  # slots that only padding has
+        visible = self.table[0, 0, :, : cache.end]
+        visible = visible[cache.positions.clamp(max=len(visible) - 1)][:, None]  # [B, 1, q, slots]
+        return F.pad(visible, (0, cache.end - visible.shape[-1]))  # slots that only padding has
 
 
-class OwnScale(nn.Module):
+class RowQueryScale(nn.Module):
     """Queries of a layer without rotary positions, scaled by each row's own positions, as Llama 4
     scales them by the longest row's."""
 
@@ -143,6 +143,6 @@ class OwnScale(nn.Module):
         self.eval()
 
     def forward(self, states: Tensor) -> Tensor:
-        queries, positions = self.queries(states), RUNNING.get().cache.positions
+        queries, positions = self.queries(states), FORWARD_CONTEXT.get().cache.positions
         scales = torch.log1p(torch.floor((positions.float() + 1.0) / self.floor)) * self.scale + 1.0
         return (queries * scales[..., None]).to(queries.dtype)

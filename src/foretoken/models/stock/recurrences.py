@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from foretoken.errors import RefusedError
-from foretoken.models.stock.positions import RUNNING
+from foretoken.models.stock.positions import FORWARD_CONTEXT
 
 Limits = tuple[float, float]
 
@@ -36,13 +36,13 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Gated delta rule, with a decay for each head (Gated DeltaNet) or channel (Kimi's); queries
     `[B, W, heads, Dk]`, of which several heads of values may share one."""
-    q, k, v = (_wide(x).transpose(1, 2) for x in (query, key, value))
+    q, k, v = (_upcast(x).transpose(1, 2) for x in (query, key, value))
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    decay = _wide(g).transpose(1, 2)
+    decay = _upcast(g).transpose(1, 2)
     decay = decay if decay.dim() == 4 else decay[..., None]
-    b = _wide(beta).transpose(1, 2)[..., None]
-    out = _run(q * int(q.shape[-1]) ** -0.5, k, v, decay, b)
+    b = _upcast(beta).transpose(1, 2)[..., None]
+    out = _run_recurrence(q * int(q.shape[-1]) ** -0.5, k, v, decay, b)
     return out.transpose(1, 2).to(query.dtype).contiguous(), out
 
 
@@ -59,14 +59,14 @@ def mamba2(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Mamba2's selective states: `hidden_states [B, W, heads, P]`, B and C `[B, W, groups, N]`."""
-    x, dt = _wide(hidden_states), _wide(dt)
-    dt = dt if dt_bias is None else dt + _wide(dt_bias)
+    x, dt = _upcast(hidden_states), _upcast(dt)
+    dt = dt if dt_bias is None else dt + _upcast(dt_bias)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
-    k, q = (_wide(y).transpose(1, 2) for y in (B, C))
-    v, decay = (x * dt[..., None]).transpose(1, 2), (dt * _wide(A)).transpose(1, 2)[..., None]
-    out = _run(q, k, v, decay, None)
+    k, q = (_upcast(y).transpose(1, 2) for y in (B, C))
+    v, decay = (x * dt[..., None]).transpose(1, 2), (dt * _upcast(A)).transpose(1, 2)[..., None]
+    out = _run_recurrence(q, k, v, decay, None)
     y = out.transpose(1, 2)
-    y = y if D is None else y + x * _wide(D)[:, None]
+    y = y if D is None else y + x * _upcast(D)[:, None]
     return y.to(hidden_states.dtype).contiguous(), out
 
 
@@ -85,12 +85,12 @@ def mamba(
 ) -> tuple[Tensor, Tensor]:
     """Mamba's selective scan: `hidden_states`, dt and the gate z `[B, C, W]`, B and C `[B, N, W]`.
     Some families run one for each of their heads."""
-    x, dt, k, q = (_wide(y).transpose(1, 2) for y in (hidden_states, dt, B, C))
-    dt = dt if delta_bias is None else dt + _wide(delta_bias)
+    x, dt, k, q = (_upcast(y).transpose(1, 2) for y in (hidden_states, dt, B, C))
+    dt = dt if delta_bias is None else dt + _upcast(delta_bias)
     dt = F.softplus(dt) if delta_softplus else dt
-    y = RUNNING.get().cache.advance_scan(q, k, x * dt, dt, _wide(A))
-    y = y if D is None else y + x * _wide(D)
-    y = y if z is None else y * F.silu(_wide(z).transpose(1, 2))
+    y = FORWARD_CONTEXT.get().cache.advance_scan(q, k, x * dt, dt, _upcast(A))
+    y = y if D is None else y + x * _upcast(D)
+    y = y if z is None else y * F.silu(_upcast(z).transpose(1, 2))
     return y.transpose(1, 2).to(hidden_states.dtype), y
 
 
@@ -109,7 +109,7 @@ def convolution(
     return out.to(hidden_states.dtype)
 
 
-OURS: dict[str, Callable[..., Any]] = {
+RECURRENCE_REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": delta_rule,
     "chunk_kimi_delta_attention": delta_rule,
     "mamba2_chunk_scan": mamba2,
@@ -118,20 +118,20 @@ OURS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _wide(x: Tensor) -> Tensor:
+def _upcast(x: Tensor) -> Tensor:
     """In float32 at least."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
-    return RUNNING.get().cache.advance_recurrence(q, k, v, g, beta)
+def _run_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
+    return FORWARD_CONTEXT.get().cache.advance_recurrence(q, k, v, g, beta)
 
 
-def keep_by_row(model: PreTrainedModel) -> None:
+def install_row_recurrences(model: PreTrainedModel) -> None:
     """Let the mixers of a twin compute their recurrences by row. Raises RefusedError for one whose
     forward was replaced: it would begin each block at nothing."""
     for part in model.modules():
-        if (own := _by_row(type(part))) is not None:
+        if (own := _make_row_forward(type(part))) is not None:
             if "forward" in vars(part):
                 raise RefusedError(
                     f"the forward of {type(part).__name__} was replaced, which keeps its states by "
@@ -141,14 +141,14 @@ def keep_by_row(model: PreTrainedModel) -> None:
 
 
 @lru_cache
-def _by_row(kind: type[nn.Module]) -> FunctionType | None:
+def _make_row_forward(kind: type[nn.Module]) -> FunctionType | None:
     """The forward of a mixer over our functions; None for any other part."""
     forward: Any = inspect.unwrap(kind.forward)
     code = getattr(forward, "__code__", None)
-    ours: dict[str, Any] = {name: OURS[name] for name in OURS if code and name in code.co_names}
-    if not ours:
+    replacements: dict[str, Any] = {name: RECURRENCE_REPLACEMENTS[name] for name in RECURRENCE_REPLACEMENTS if code and name in code.co_names}
+    if not replacements:
         return None
-    names = {**forward.__globals__, **ours}
+    names = {**forward.__globals__, **replacements}
     own = FunctionType(
         forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
     )

@@ -25,67 +25,67 @@ from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODED, Media
 from foretoken.models.base import Blocks, Capabilities
 from foretoken.models.row_slots import check_lengths, check_room, check_sources
-from foretoken.models.stock.attention import twin
-from foretoken.models.stock.cache import INSTEAD, no_writer
+from foretoken.models.stock.attention import make_twin
+from foretoken.models.stock.cache import ALTERNATIVES_HINT, find_generation_objection
 from foretoken.models.stock.media import (
-    accepted_by,
-    continued,
-    encoded,
-    encoder_key,
-    first_pass,
-    handed_over,
-    stand_in,
-    writer,
+    get_forward_parameters,
+    extend_positions,
+    encode_media,
+    compute_encoder_key,
+    prepare_first_forward,
+    capture_generate_arguments,
+    make_placeholder_states,
+    get_language_model,
 )
 from foretoken.models.stock.model import TorchModel
-from foretoken.models.stock.selfcheck import Form, forward
+from foretoken.models.stock.selfcheck import CheckedBackend, reference_forward
 
 # Names that families have for what they keep of a text, in the output and as an argument
-CACHES = {name: name for name in ("past_key_values", "cache_params", "state", "cache")}
-CACHES |= {"past_buckets_states": "past_key_values", "mems": "past_key_values"}
-STATES = 20  # copies of a row's state: a draft goes back over as many passes as it made
-APPENDS = {"DynamicLayer", "DummyLayer"}  # layers that can be cropped to any length
-Kept = dict[str, Any]  # a cache by the name that the forward has for it; {}: nothing is kept
+CACHE_ARGUMENTS = {name: name for name in ("past_key_values", "cache_params", "state", "cache")}
+CACHE_ARGUMENTS |= {"past_buckets_states": "past_key_values", "mems": "past_key_values"}
+MAX_SNAPSHOTS = 20  # copies of a row's state: a draft goes back over as many passes as it made
+CROPPABLE_LAYERS = {"DynamicLayer", "DummyLayer"}  # layers that can be cropped to any length
+CacheKwargs = dict[str, Any]  # a cache by the name that the forward has for it; {}: nothing is kept
 
 
 @dataclass(slots=True)
-class OwnRow:
+class RowwiseSequence:
     """A row: its tokens, what the model keeps of the first `read` of them, and earlier states."""
 
-    text: list[int]
+    token_ids: list[int]
     source: dict[str, Any]  # the encoder's output, by its name as an argument of a forward
     media: Media | None = None  # that a decoder reads
-    read: int = 0
-    kept: Kept = field(default_factory=Kept)
+    num_cached: int = 0
+    caches: CacheKwargs = field(default_factory=CacheKwargs)
     # `read` and a copy of `kept` before each block since the last rollback
-    earlier: list[tuple[int, Kept]] = field(default_factory=list[tuple[int, Kept]])
-    handed: Kept = field(default_factory=Kept)  # as every pass is given its source or media
+    snapshots: list[tuple[int, CacheKwargs]] = field(default_factory=list[tuple[int, CacheKwargs]])
+    generate_kwargs: CacheKwargs = field(default_factory=CacheKwargs)  # as every pass is given its source or media
     positions: Tensor | None = None  # of its prompt with media
 
-    def fork(self) -> OwnRow:
+    def fork(self) -> RowwiseSequence:
         """Return a row of the same text, with a cache of its own."""
-        earlier = [(n, duplicate(kept)) for n, kept in self.earlier]
-        return replace(self, text=[*self.text], kept=duplicate(self.kept), earlier=earlier)
+        earlier = [(n, copy_cache(kept)) for n, kept in self.snapshots]
+        return replace(self, token_ids=[*self.token_ids], caches=copy_cache(self.caches), snapshots=earlier)
 
-    def mark(self) -> None:
+    def save_snapshot(self) -> None:
         """Keep the state from before a block, where a crop could not bring it back."""
-        if self.kept and not croppable(self.kept):
-            if not self.earlier or self.earlier[-1][0] != self.read:
-                self.earlier.append((self.read, duplicate(self.kept)))
-                del self.earlier[:-STATES]
+        if self.caches and not is_croppable(self.caches):
+            if not self.snapshots or self.snapshots[-1][0] != self.num_cached:
+                self.snapshots.append((self.num_cached, copy_cache(self.caches)))
+                del self.snapshots[:-MAX_SNAPSHOTS]
 
-    def back(self, length: int) -> None:
+    def roll_back(self, length: int) -> None:
         """Go back to `length` tokens. Where no state of so many is kept, the tokens behind the last
         one before are read again with the next block."""
-        del self.text[length:]
-        if self.read > length and croppable(self.kept):
-            crop(self.kept, self.read - length)
-            self.read = length
-        elif self.read > length:
-            before = [each for each in self.earlier if each[0] <= length]
-            self.read, kept = before[-1] if before else (0, Kept())
-            self.kept = duplicate(kept)
-        self.earlier = [each for each in self.earlier if each[0] <= self.read][-1:]
+        del self.token_ids[length:]
+        if self.num_cached > length and is_croppable(self.caches):
+            crop(self.caches, self.num_cached - length)
+            self.num_cached = length
+        elif self.num_cached > length:
+            before = [each for each in self.snapshots if each[0] <= length]
+            self.num_cached, caches = before[-1] if before else (0, CacheKwargs())
+            self.caches = copy_cache(caches)
+        self.snapshots = [each for each in self.snapshots if each[0] <= self.num_cached][-1:]
 
 
 class RowwiseModel(TorchModel):
@@ -96,14 +96,14 @@ class RowwiseModel(TorchModel):
     capabilities = Capabilities(media=True)
 
     def __init__(self, model: PreTrainedModel) -> None:
-        admit(writer(model))
+        admit(get_language_model(model))
         super().__init__(model)
-        self.network: Any = twin(self.model)
-        self.rows: list[OwnRow] = []
+        self.network: Any = make_twin(self.model)
+        self.seqs: list[RowwiseSequence] = []
 
     @property
     def lengths(self) -> list[int]:
-        return [len(row.text) for row in self.rows]
+        return [len(row.token_ids) for row in self.seqs]
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -113,19 +113,19 @@ class RowwiseModel(TorchModel):
         if self.encoder_decoder and not all(media):
             check_sources(prompts, sources, self.source_context)
         check_room([0] * len(prompts), [len(prompt) for prompt in prompts], self.context)
-        if not self.rows:
-            self.network = twin(self.model)  # which may have changed since
+        if not self.seqs:
+            self.network = make_twin(self.model)  # which may have changed since
         fresh = [
-            OwnRow(
+            RowwiseSequence(
                 [],
-                self._encoded(sources[b], media[b]) if sources else {},
+                self._encode_source(sources[b], media[b]) if sources else {},
                 None if sources else media[b],
             )
             for b in range(len(prompts))
         ]
-        for row, prompt in zip(fresh, prompts, strict=True):
-            self._extend(row, prompt, 0)
-        self.rows = self.rows + fresh
+        for seq, prompt in zip(fresh, prompts, strict=True):
+            self._extend(seq, prompt, 0)
+        self.seqs = self.seqs + fresh
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -133,176 +133,176 @@ class RowwiseModel(TorchModel):
         check_room(self.lengths, [len(b) for b in blocks], self.context)
         shape = len(blocks), max(need, default=0), self.vocab_size
         logits = torch.zeros(shape, dtype=self.model.dtype, device=self.device)
-        for b, (row, block, n) in enumerate(zip(self.rows, blocks, need, strict=True)):
-            row.mark()
-            for at, some in self._extend(row, block, n):
+        for b, (seq, block, n) in enumerate(zip(self.seqs, blocks, need, strict=True)):
+            seq.save_snapshot()
+            for at, some in self._extend(seq, block, n):
                 logits[b, at : at + len(some)] = some
         return logits
 
     @torch.inference_mode()
     def set_lengths(self, lengths: list[int]) -> None:
         check_lengths(self.lengths, lengths)
-        for row, length in zip(self.rows, lengths, strict=True):
-            row.back(length)
+        for seq, length in zip(self.seqs, lengths, strict=True):
+            seq.roll_back(length)
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
-        old, self.rows = self.rows, []
+        old, self.seqs = self.seqs, []
         for b, row in enumerate(rows):
-            self.rows.append(old[row].fork() if row in rows[:b] else old[row])
+            self.seqs.append(old[row].fork() if row in rows[:b] else old[row])
 
     @cached_property
     def encoder_key(self) -> str:
-        return encoder_key(self.model)
+        return compute_encoder_key(self.model)
 
-    def _encoded(self, source: list[int], media: Media | None) -> dict[str, Any]:
+    def _encode_source(self, source: list[int], media: Media | None) -> dict[str, Any]:
         start = perf_counter()
         if media is None and self.needs_media:
-            media = Media([], {ENCODED: stand_in(self.network, source)})
+            media = Media([], {ENCODED: make_placeholder_states(self.network, source)})
         if media is None:
             ids = {"input_ids": torch.tensor([source], device=self.device)}
-            return {ENCODED: encoded(self.network, Media([], ids))}
-        output = encoded(self.network, media, self.encoder_key, self.whole)
+            return {ENCODED: encode_media(self.network, Media([], ids))}
+        output = encode_media(self.network, media, self.encoder_key, self.full_model)
         self.encoder_seconds += perf_counter() - start
         given = media.fitted(0, self.model.dtype, self.device)
         masks = {n: given[n] for n in ("attention_mask",) if n in given}  # as `generate` passes it
         return {ENCODED: output, **masks}
 
-    def _extend(self, row: OwnRow, block: list[int], need: int) -> list[tuple[int, Tensor]]:
+    def _extend(self, seq: RowwiseSequence, block: list[int], need: int) -> list[tuple[int, Tensor]]:
         """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
         with the number of those before it."""
-        row.text += block
-        first, at = len(row.text) - need, row.read
+        seq.token_ids += block
+        first, at = len(seq.token_ids) - need, seq.num_cached
         parts: list[tuple[int, Tensor]] = []
-        for end in self._ends(row, first) if block else ():
-            if end == len(row.text):
-                row.mark()
-            wanted = end - max(first, at)
-            logits = self._forward(row, end, max(1, wanted))
-            if wanted > 0:
-                parts.append((end - wanted - first, logits))
+        for end in self._plan_forward_ends(seq, first) if block else ():
+            if end == len(seq.token_ids):
+                seq.save_snapshot()
+            num_logits = end - max(first, at)
+            logits = self._forward(seq, end, max(1, num_logits))
+            if num_logits > 0:
+                parts.append((end - num_logits - first, logits))
             at = end
         return parts
 
-    def _ends(self, row: OwnRow, first: int) -> list[int]:
+    def _plan_forward_ends(self, seq: RowwiseSequence, first: int) -> list[int]:
         """Where the passes end that read a row, whose logits are needed from `first` on.
 
         A state is to be kept right before the tokens that may be rejected, else all that is read
         with them is read again after each rejection.
         """
-        at, length = row.read, len(row.text)
+        at, length = seq.num_cached, len(seq.token_ids)
         need = length - first
-        apart = need > 1 and at < first and (at == 0 or first - at > need)
-        return [first, length] if apart else [length]
+        split = need > 1 and at < first and (at == 0 or first - at > need)
+        return [first, length] if split else [length]
 
-    def _forward(self, row: OwnRow, end: int, wanted: int) -> Tensor:
+    def _forward(self, seq: RowwiseSequence, end: int, num_logits: int) -> Tensor:
         """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
-        kept = row.kept or fresh_cache(self.model)
-        text = torch.tensor([row.text[:end]], device=self.device)
-        given = self._given(row, text)
-        if row.media is not None and not row.read:
-            inputs = first_pass(self.network, text, given) | kept
-            row.positions = inputs.get("position_ids")
+        caches = seq.caches or make_empty_cache(self.model)
+        text = torch.tensor([seq.token_ids[:end]], device=self.device)
+        given = self._make_generate_kwargs(seq, text)
+        if seq.media is not None and not seq.num_cached:
+            inputs = prepare_first_forward(self.network, text, given) | caches
+            seq.positions = inputs.get("position_ids")
         else:
-            inputs = prepared(self.network, text, row.read, {**given, **kept}, wanted)
-            if row.positions is not None:
-                inputs["position_ids"] = continued(row.positions, end)[..., row.read :]
+            inputs = prepare_forward(self.network, text, seq.num_cached, {**given, **caches}, num_logits)
+            if seq.positions is not None:
+                inputs["position_ids"] = extend_positions(seq.positions, end)[..., seq.num_cached :]
         output = self.network(**inputs, return_dict=True)
-        row.kept = next(({CACHES[n]: output[n]} for n in CACHES if output.get(n) is not None), {})
-        row.read = end if row.kept else 0
-        return output.logits[0, -wanted:]
+        seq.caches = next(({CACHE_ARGUMENTS[n]: output[n]} for n in CACHE_ARGUMENTS if output.get(n) is not None), {})
+        seq.num_cached = end if seq.caches else 0
+        return output.logits[0, -num_logits:]
 
-    def _given(self, row: OwnRow, text: Tensor) -> Kept:
+    def _make_generate_kwargs(self, seq: RowwiseSequence, text: Tensor) -> CacheKwargs:
         """Return a row's source or media as `generate` gives them to the preparation of every
         pass."""
-        if row.source and not row.read:
-            row.handed = copy.deepcopy(row.source)  # some families add to an encoder's states
-        elif row.media is not None and (self.whole is self.model or not row.read):
-            fitted = row.media.fitted(text.shape[1], self.model.dtype, self.device)
-            row.handed = handed_over(self.whole, text, fitted)
-        return row.handed
+        if seq.source and not seq.num_cached:
+            seq.generate_kwargs = copy.deepcopy(seq.source)  # some families add to an encoder's states
+        elif seq.media is not None and (self.full_model is self.model or not seq.num_cached):
+            fitted = seq.media.fitted(text.shape[1], self.model.dtype, self.device)
+            seq.generate_kwargs = capture_generate_arguments(self.full_model, text, fitted)
+        return seq.generate_kwargs
 
 
-def prepared(
-    network: Any, text: Tensor, read: int, kept: dict[str, Any], wanted: int
+def prepare_forward(
+    network: Any, token_ids: Tensor, num_cached: int, caches: dict[str, Any], num_logits: int
 ) -> dict[str, Any]:
     """Return a forward's arguments as `generate` makes them, for text `[1, n]` of which `read`
     tokens are in the cache, and logits of `wanted` tokens."""
-    accepted = accepted_by(type(network))
-    given: dict[str, Any] = {"use_cache": True, "attention_mask": None, **kept}
+    accepted = get_forward_parameters(type(network))
+    arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **caches}
     if "logits_to_keep" in accepted:
-        given["logits_to_keep"] = wanted
+        arguments["logits_to_keep"] = num_logits
     if "position_ids" in accepted and not network.config.is_encoder_decoder:
-        given["position_ids"] = network._prepare_position_ids_for_generation(text, {})
+        arguments["position_ids"] = network._prepare_position_ids_for_generation(token_ids, {})
     return network.prepare_inputs_for_generation(
-        text,
-        next_sequence_length=text.shape[1] - read if read else None,
-        is_first_iteration=read == 0,
-        **given,
+        token_ids,
+        next_sequence_length=token_ids.shape[1] - num_cached if num_cached else None,
+        is_first_iteration=num_cached == 0,
+        **arguments,
     )
 
 
-def fresh_cache(model: PreTrainedModel) -> Kept:
+def make_empty_cache(model: PreTrainedModel) -> CacheKwargs:
     """The empty cache that `generate` would begin with; {} for families that make their own."""
     network: Any = model
-    given = Kept()
+    given = CacheKwargs()
     settings, mode = GenerationConfig(), GenerationMode.GREEDY_SEARCH
     network._prepare_cache_for_generation(settings, given, mode, 1, 0)
-    return {name: cache for name, cache in given.items() if name in accepted_by(type(model))}
+    return {name: cache for name, cache in given.items() if name in get_forward_parameters(type(model))}
 
 
-def croppable(kept: Kept) -> bool:
+def is_croppable(caches: CacheKwargs) -> bool:
     """Tell whether all that is kept are keys and values, each of its token alone: layers that
     attend to a picture keep another number."""
-    parts: list[Any] = [getattr(cache, "self_attention_cache", cache) for cache in kept.values()]
+    parts: list[Any] = [getattr(cache, "self_attention_cache", cache) for cache in caches.values()]
     for part in parts:
         if type(part) is not DynamicCache:
             return False
         layers: list[Any] = part.layers
         keys = [x.keys for x in layers if getattr(x, "keys", None) is not None]
-        if not {type(x).__name__ for x in layers} <= APPENDS or len({*map(_slots, keys)}) > 1:
+        if not {type(x).__name__ for x in layers} <= CROPPABLE_LAYERS or len({*map(_count_slots, keys)}) > 1:
             return False
-    return bool(kept)
+    return bool(caches)
 
 
-def _slots(keys: Tensor) -> int:
+def _count_slots(keys: Tensor) -> int:
     return keys.shape[-2] if keys.ndim > 1 else 0
 
 
-def crop(kept: Kept, tokens: int) -> None:
+def crop(caches: CacheKwargs, tokens: int) -> None:
     """Drop the last tokens, so many; there may be more before them than a text has. The next pass
     copies what is left."""
-    for cache in kept.values():
+    for cache in caches.values():
         for layer in getattr(cache, "self_attention_cache", cache).layers:
             if getattr(layer, "is_initialized", False):
                 layer.keys = layer.keys[..., :-tokens, :]
                 layer.values = layer.values[..., :-tokens, :]
 
 
-def duplicate(kept: Kept) -> Kept:
+def copy_cache(caches: CacheKwargs) -> CacheKwargs:
     """Copy what is kept, but for keys and values, which no pass changes: it makes new ones."""
     same: dict[int, Any] = {}
-    for cache in kept.values():
-        for part in _parts(cache):
+    for cache in caches.values():
+        for part in _list_caches(cache):
             for layer in getattr(part, "layers", ()):
                 if isinstance(layer, DynamicLayer):
                     same |= {id(x): x for x in (layer.keys, layer.values) if x is not None}
-    return copy.deepcopy(kept, same)
+    return copy.deepcopy(caches, same)
 
 
 @torch.inference_mode()
-def read_whole(model: PreTrainedModel, text: Tensor, source: Tensor | None, need: int) -> Tensor:
+def prepared_forward(model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int) -> Tensor:
     """The logits that `generate` makes of a prompt `[1, n]`, for each of its last `need` tokens by
     the text up to it: a `Whole` for the self-check."""
     if source is not None:  # a decoder's text is prepared as any
-        return forward(model, text, source, need)
+        return reference_forward(model, token_ids, source, need)
     network: Any = model
-    ends = range(text.shape[1] - need + 1, text.shape[1] + 1)
-    inputs = [prepared(network, text[:, :end], 0, {}, 1) | {"use_cache": False} for end in ends]
+    ends = range(token_ids.shape[1] - need + 1, token_ids.shape[1] + 1)
+    inputs = [prepare_forward(network, token_ids[:, :end], 0, {}, 1) | {"use_cache": False} for end in ends]
     return torch.cat([network(**each, return_dict=True).logits[0, -1:] for each in inputs])
 
 
-def _parts(cache: Any) -> list[Any]:
+def _list_caches(cache: Any) -> list[Any]:
     if isinstance(cache, EncoderDecoderCache):
         return [cache.self_attention_cache, cache.cross_attention_cache]
     return [cache]
@@ -310,18 +310,18 @@ def _parts(cache: Any) -> list[Any]:
 
 def admit(model: PreTrainedModel) -> None:
     """Raise RefusedError for a model that does not write text from ids."""
-    reason = no_writer(model)
+    reason = find_generation_objection(model)
     if reason:
         name = f"{model.config.model_type} ({type(model).__name__})"
-        raise RefusedError(f"{name} cannot be run exactly: {reason}; {INSTEAD}")
+        raise RefusedError(f"{name} cannot be run exactly: {reason}; {ALTERNATIVES_HINT}")
 
 
-SINGLE_TOKENS = "at most it scores single tokens a pass, so that drafts save nothing"
-BY_ROW = Form(
+SINGLE_TOKEN_HINT = "at most it scores single tokens a pass, so that drafts save nothing"
+ROWWISE_BACKEND = CheckedBackend(
     "a cache of each row",
     RowwiseModel,
-    instead=f"{SINGLE_TOKENS}; {INSTEAD}",
+    remedy=f"{SINGLE_TOKEN_HINT}; {ALTERNATIVES_HINT}",
     admit=admit,
-    whole=read_whole,
-    costs="each sequence of a batch takes a pass of its own",
+    reference=prepared_forward,
+    cost_note="each sequence of a batch takes a pass of its own",
 )

@@ -15,13 +15,13 @@ from foretoken.models.stock.packed import PackedLinear
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+CONTEXT_LENGTH_FIELDS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 
-def positions(config: PreTrainedConfig) -> int | None:
+def get_max_positions(config: PreTrainedConfig) -> int | None:
     """Positions that a stack's configuration speaks of; None: no limit. InputError for fewer than
     one."""
-    for name in LIMITS:
+    for name in CONTEXT_LENGTH_FIELDS:
         limit = getattr(config, name, None)
         if isinstance(limit, int) and limit < 1:
             if isinstance(getattr(type(config), name, None), property):
@@ -34,14 +34,14 @@ def positions(config: PreTrainedConfig) -> int | None:
     return None
 
 
-def context_limit(config: PreTrainedConfig) -> int | None:
+def get_context_limit(config: PreTrainedConfig) -> int | None:
     """Positions that a stack has; None: no limit.
 
     Rotary frequencies that change with the longest text in a batch (dynamic, longrope) would make
     rows depend on each other and on what is cached: such a stack ends where they would change,
     unless a longer text is read again (`switch_of`).
     """
-    limit = positions(config)
+    limit = get_max_positions(config)
     if limit is None:
         return None
     rope = getattr(config, "rope_parameters", None) or {}
@@ -51,7 +51,7 @@ def context_limit(config: PreTrainedConfig) -> int | None:
     return limit
 
 
-def switch_of(model: PreTrainedModel) -> int | None:
+def get_rope_switch_length(model: PreTrainedModel) -> int | None:
     """N, for a model whose `generate` reads a longer text again; else None.
 
     Families with long rope whose `generate` keeps the short factors of what it has read are not
@@ -60,12 +60,12 @@ def switch_of(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config(decoder=True)
     length = getattr(config, "original_max_position_embeddings", None)
     limit = getattr(config, "max_position_embeddings", None)
-    if not (is_long(config) and isinstance(length, int) and isinstance(limit, int)):
+    if not (has_long_rope(config) and isinstance(length, int) and isinstance(limit, int)):
         return None
-    return length if length < limit and _reads_again(model) else None
+    return length if length < limit and _reencodes_long_sequences(model) else None
 
 
-def _reads_again(model: PreTrainedModel) -> bool:
+def _reencodes_long_sequences(model: PreTrainedModel) -> bool:
     """Tell whether `generate` reads all of a text that gets to the length at which the factors
     change.
 
@@ -79,29 +79,29 @@ def _reads_again(model: PreTrainedModel) -> bool:
     return "next_sequence_length" in code.co_consts
 
 
-def is_long(config: PreTrainedConfig) -> bool:
+def has_long_rope(config: PreTrainedConfig) -> bool:
     return (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope"
 
 
-def encoder_limit(model: PreTrainedModel) -> int | None:
+def get_encoder_limit(model: PreTrainedModel) -> int | None:
     """Tokens that the encoder can read; None: no limit."""
     for name in ("max_encoder_position_embeddings", "max_source_positions"):
         if getattr(model.config, name, None):
             return int(getattr(model.config, name))
-    return context_limit(model.config.get_text_config(encoder=True))
+    return get_context_limit(model.config.get_text_config(encoder=True))
 
 
-def reads_ids(model: PreTrainedModel) -> bool:
+def takes_ids(model: PreTrainedModel) -> bool:
     """Tell whether a model, or its encoder, reads ids with nothing beside them, such as a picture,
     or the places of words on a page; a model with an adapter for sounds merged does not."""
-    beside = model.config.model_type == "udop" or getattr(model.config, "adapter_merged", False)
-    return model.main_input_name == "input_ids" and not beside
+    needs_more = model.config.model_type == "udop" or getattr(model.config, "adapter_merged", False)
+    return model.main_input_name == "input_ids" and not needs_more
 
 
-def encoder_rows(model: PreTrainedModel) -> int:
+def get_encoder_vocab_size(model: PreTrainedModel) -> int:
     """Ids that the encoder knows: some families give it a vocabulary of its own, some read none."""
-    if not reads_ids(model):
-        return output_rows(model)
+    if not takes_ids(model):
+        return get_output_vocab_size(model)
     encoder: Any = model.get_encoder()
     try:
         return encoder.get_input_embeddings().weight.shape[0]
@@ -110,7 +110,7 @@ def encoder_rows(model: PreTrainedModel) -> int:
         return getattr(config, "src_vocab_size", None) or config.get_text_config().vocab_size
 
 
-def output_rows(model: PreTrainedModel) -> int:
+def get_output_vocab_size(model: PreTrainedModel) -> int:
     """Rows of the output layer, padding included. RefusedError where there is none."""
     rows = getattr(model.get_output_embeddings(), "out_features", None)
     rows = rows or getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
@@ -120,7 +120,7 @@ def output_rows(model: PreTrainedModel) -> int:
     return int(rows)
 
 
-def key_layers(config: PreTrainedConfig) -> dict[str, int]:
+def find_last_kv_layers(config: PreTrainedConfig) -> dict[str, int]:
     """Return the last layer of each kind of attention among those that keep keys: the last layers
     may read others'."""
     kinds: list[str] = getattr(config, "layer_types", None) or []
@@ -128,29 +128,29 @@ def key_layers(config: PreTrainedConfig) -> dict[str, int]:
     return {kind: j for j, kind in enumerate(kinds[:keeping])}
 
 
-def no_logits(model: PreTrainedModel, rows: int) -> Tensor:
+def make_empty_logits(model: PreTrainedModel, rows: int) -> Tensor:
     """`[rows, 0, V]`."""
-    return torch.zeros(rows, 0, output_rows(model), dtype=model.dtype, device=model.device)
+    return torch.zeros(rows, 0, get_output_vocab_size(model), dtype=model.dtype, device=model.device)
 
 
-PER_WEIGHT = 16  # values of every weight, evenly spaced
-ROUNDING = 2**-7  # relative: one model in float32, bfloat16 and float16 differs by less
+SAMPLES_PER_WEIGHT = 16  # values of every weight, evenly spaced
+SKETCH_TOLERANCE = 2**-7  # relative: one model in float32, bfloat16 and float16 differs by less
 
 
 @torch.no_grad()
-def sketch(model: PreTrainedModel) -> Tensor:
+def sketch_weights(model: PreTrainedModel) -> Tensor:
     """Values of all weights in the order of the modules, `[N]`, float32 on the CPU: they tell
     models apart whatever their precision."""
-    parts = (x.unpacked() if isinstance(x, PackedLinear) else x for x in model.modules())
+    parts = (x.unpack() if isinstance(x, PackedLinear) else x for x in model.modules())
     weights = (weight for part in parts for weight in part.parameters(recurse=False))
     return torch.cat([_sample(weight) for weight in weights]).cpu()
 
 
-def alike(a: Tensor, b: Tensor) -> bool:
+def is_same_model(a: Tensor, b: Tensor) -> bool:
     """Tell whether two sketches are of one model."""
-    return a.shape == b.shape and torch.allclose(a, b, rtol=ROUNDING, atol=1e-6)
+    return a.shape == b.shape and torch.allclose(a, b, rtol=SKETCH_TOLERANCE, atol=1e-6)
 
 
 def _sample(weight: Tensor) -> Tensor:
-    steps = torch.arange(PER_WEIGHT, device=weight.device)
-    return weight.flatten()[steps * (weight.numel() - 1) // (PER_WEIGHT - 1)].float()
+    steps = torch.arange(SAMPLES_PER_WEIGHT, device=weight.device)
+    return weight.flatten()[steps * (weight.numel() - 1) // (SAMPLES_PER_WEIGHT - 1)].float()

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from foretoken.errors import RefusedError
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.stock.positions import RUNNING
+from foretoken.models.stock.positions import FORWARD_CONTEXT
 
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
 
 
-def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+def get_decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder's layers. RefusedError where they do not stand in one list."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     decoder: Any = model.get_decoder() or model
@@ -31,7 +31,7 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     )
 
 
-def tap(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
+def register_taps(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
     """Let the forwards of a twin note the states at these taps, in the dict `RUNNING` has for them.
     Raises RefusedError where it has no such layers."""
     head = twin.get_output_embeddings()
@@ -41,40 +41,40 @@ def tap(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
                 f"{type(twin).__name__} has no output layer whose input could be read; give "
                 "another draft"
             )
-        head.register_forward_pre_hook(_Note(FINAL_TAP).args)
+        head.register_forward_pre_hook(_TapHook(FINAL_TAP).record_first_argument)
     between = [j for j in taps if j != FINAL_TAP]
     if not between:
         return
-    layers: Any = layers_of(twin)
+    layers: Any = get_decoder_layers(twin)
     if max(between) > len(layers):
         raise RefusedError(
             f"the draft reads behind layer {max(between)}, the target has {len(layers)}; give a "
             "draft for this target"
         )
     for j in between:
-        note = _Note(j)
+        hook = _TapHook(j)
         if j < len(layers):
-            layers[j].register_forward_pre_hook(note.given, with_kwargs=True)
+            layers[j].register_forward_pre_hook(hook.record_layer_input, with_kwargs=True)
         else:
-            layers[-1].register_forward_hook(note.made)
+            layers[-1].register_forward_hook(hook.record_layer_output)
 
 
-class _Note:
+class _TapHook:
     """Hooks that note what passes at a tap."""
 
     def __init__(self, tap: int) -> None:
         self.tap = tap
 
-    def _put(self, states: Tensor) -> None:
-        noted = RUNNING.get().noted
+    def _record(self, states: Tensor) -> None:
+        noted = FORWARD_CONTEXT.get().tap_states
         if noted is not None:
             noted[self.tap] = states
 
-    def args(self, part: nn.Module, args: tuple[Any, ...]) -> None:
-        self._put(args[0])
+    def record_first_argument(self, part: nn.Module, args: tuple[Any, ...]) -> None:
+        self._record(args[0])
 
-    def given(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._put(args[0] if args else kwargs["hidden_states"])
+    def record_layer_input(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._record(args[0] if args else kwargs["hidden_states"])
 
-    def made(self, part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._put(output[0] if isinstance(output, tuple) else output)
+    def record_layer_output(self, part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._record(output[0] if isinstance(output, tuple) else output)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import nn
 
-OURS = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
-INSTALLED = {"site-packages", "dist-packages"}
+KNOWN_PACKAGES = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
+INSTALL_FOLDERS = {"site-packages", "dist-packages"}
 
 
 def third_party_sources(model: nn.Module) -> list[str]:
@@ -38,10 +38,10 @@ def third_party_sources(model: nn.Module) -> list[str]:
 def _is_library(name: str) -> bool:
     """Tell whether a module is installed, Python's own, this package's, or not loaded."""
     package = name.split(".")[0]
-    if not name or package in OURS or package in sys.stdlib_module_names:
+    if not name or package in KNOWN_PACKAGES or package in sys.stdlib_module_names:
         return True
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None:
         return module is None
-    return bool(INSTALLED & set(Path(file).parts))
+    return bool(INSTALL_FOLDERS & set(Path(file).parts))

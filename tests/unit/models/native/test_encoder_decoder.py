@@ -17,7 +17,7 @@ import tiny
 from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder
-from foretoken.models.stock.selfcheck import TOLERANCE, deviation
+from foretoken.models.stock.selfcheck import LOGIT_TOLERANCE, measure_deviation
 from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import BART, GATED, T5
 
@@ -98,7 +98,7 @@ def test_families_are_transformers_on_every_instruction_set(
         made.append(scores(converted(model), SOURCES[2], [1, 3, 20]))
     for other in made[1:]:
         assert torch.equal(made[0], other)
-    assert deviation(model, converted(model)) < TOLERANCE
+    assert measure_deviation(model, converted(model)) < LOGIT_TOLERANCE
 
 
 def test_long_sources_are_read_in_one_pass() -> None:
@@ -108,7 +108,7 @@ def test_long_sources_are_read_in_one_pass() -> None:
     with torch.inference_mode():
         given = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([TEXT])}
         expected = network()(**given).logits[0]
-    assert (alone - expected).abs().max() < TOLERANCE * expected.std()
+    assert (alone - expected).abs().max() < LOGIT_TOLERANCE * expected.std()
     model.permute([])
     model.start([[], [], []], [SOURCES[0], source, SOURCES[2]])
     assert torch.equal(model.score([[], TEXT, []], [0, len(TEXT), 0])[1], alone)

@@ -21,8 +21,8 @@ from foretoken.kernels import library
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.network_reader import NetworkReader
-from foretoken.models.stock.selfcheck import TOLERANCE, deviation
-from foretoken.models.stock.small_copy import randomize_weights, small_copy
+from foretoken.models.stock.selfcheck import LOGIT_TOLERANCE, measure_deviation
+from foretoken.models.stock.small_copy import randomize_weights, make_small_copy
 from tiny_families import EXPERTS, LEARNED, MIXED, ROPE, WINDOWED
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
@@ -158,7 +158,7 @@ def built(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     if name in COPIED:
         whole = census.build(f"{name}ForCausalLM")
-        return stirred(small_copy(type(whole), whole.config))
+        return stirred(make_small_copy(type(whole), whole.config))
     if name in NAMED:
         return stirred(tiny_families.build(name))
     return stirred(tiny(*(FEATURES | FAMILIES)[name]))
@@ -171,7 +171,7 @@ def native(network: PreTrainedModel, dtype: str = "float32") -> NativeModel:
 def check(name: str) -> None:
     model = built(name)
     with torch.inference_mode():
-        assert deviation(model, native(model)) < TOLERANCE
+        assert measure_deviation(model, native(model)) < LOGIT_TOLERANCE
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -12,7 +12,7 @@ import assistants
 import tiny
 from assistants import WIDTH
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.stock.assistant_files import is_assistant, read_assistant
+from foretoken.models.stock.assistant_files import is_assistant, build_assistant
 
 V = 24
 TARGET = assistants.target(V).config
@@ -24,7 +24,7 @@ def files(*, ordered: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tens
 
 
 def read(config: Any, tensors: dict[str, torch.Tensor], target: Any = TARGET) -> Any:
-    return read_assistant(config, tensors, target, torch.float32)
+    return build_assistant(config, tensors, target, torch.float32)
 
 
 def test_a_configuration_may_be_a_dictionary_or_transformers_own() -> None:

@@ -18,8 +18,8 @@ import tiny
 from foretoken import load
 from foretoken.errors import RefusedError
 from foretoken.models.stock import positions
-from foretoken.models.stock.attention import twin
-from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock.attention import make_twin
+from foretoken.models.stock.selfcheck import build_torch_model
 from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.speculator import Speculator
 from interrupts import interrupted
@@ -52,7 +52,7 @@ def test_a_ctrl_c_anywhere_leaves_the_model_as_it_was(name: str, step: int) -> N
     """Also in the making of a twin, which takes most of the lines."""
     model = lively(name)
     before = state(model)
-    runner = on_torch(model)
+    runner = build_torch_model(model)
     source = [[5, 6]] if runner.encoder_decoder else None
 
     def use() -> None:
@@ -95,15 +95,15 @@ def test_threads_may_run_one_network_at_once() -> None:
 def test_what_runs_is_left_behind_by_nothing_that_matters() -> None:
     """A Ctrl-C on the way out may leave the context variable set: the next run has its own."""
     model = lively("BART")
-    runner, other = on_torch(model), on_torch(model)
+    runner, other = build_torch_model(model), build_torch_model(model)
     runner.start([[1, 2, 3]], [[5, 6]])
     expected = runner.score([[4]], [1]).clone()
-    token = positions.RUNNING.set(positions.Running(runner.cache.self_attention_cache, None))
+    token = positions.FORWARD_CONTEXT.set(positions.ForwardContext(runner.cache.self_attention_cache, None))
     try:
         other.start([[1, 2, 3]], [[5, 6]])
         assert torch.equal(other.score([[4]], [1]), expected)
     finally:
-        positions.RUNNING.reset(token)
+        positions.FORWARD_CONTEXT.reset(token)
 
 
 ROPES = {
@@ -201,7 +201,7 @@ def test_a_twin_has_the_very_weights_and_hooks_and_its_own_configuration() -> No
     model = build("T5")
     seen: list[nn.Module] = []
     model.get_encoder().register_forward_hook(lambda part, args, out: seen.append(part))
-    two = twin(model)
+    two = make_twin(model)
     assert all(a is b for a, b in zip(model.parameters(), two.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), two.buffers(), strict=True))
     assert not {id(part) for part in model.modules()} & {id(part) for part in two.modules()}
@@ -231,19 +231,19 @@ def test_forwards_that_were_wrapped_run_over_the_twin() -> None:
         return part._old_forward(*args, **kwargs)
 
     layer.forward = partial(offloaded, layer)
-    two = twin(model)
+    two = make_twin(model)
     assert two.model.layers[0]._old_forward.__self__ is two.model.layers[0]
-    runner = on_torch(model)
+    runner = build_torch_model(model)
     runner.start([[5]])
     logits = runner.score([[6, 7]], [2])[0]
     assert torch.allclose(logits, expected[1:]) and seen and layer not in seen
     layer.forward = MethodType(type(layer).forward, layer)
-    assert twin(model).model.layers[0].forward.__self__ is not layer
+    assert make_twin(model).model.layers[0].forward.__self__ is not layer
     layer.forward = lambda *args, **kwargs: None
     with pytest.raises(
         RefusedError, match="forward of LlamaDecoderLayer was replaced by <function"
     ):
-        on_torch(model)
+        build_torch_model(model)
 
 
 def test_a_forward_that_was_compiled_is_taken_as_it_was() -> None:
@@ -252,7 +252,7 @@ def test_a_forward_that_was_compiled_is_taken_as_it_was() -> None:
     expected = pairs.scores(model, [5, 6, 7])
     plain = model.forward
     model.forward = torch.compile(plain, backend="eager")
-    runner = on_torch(model)
+    runner = build_torch_model(model)
     runner.start([[5]])
     assert torch.allclose(runner.score([[6, 7]], [2])[0], expected[1:])
-    assert twin(model).forward.__self__ is not model
+    assert make_twin(model).forward.__self__ is not model

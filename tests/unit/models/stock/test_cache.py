@@ -9,7 +9,7 @@ import torch
 
 from foretoken.errors import RefusedError
 from foretoken.models.stock import cache
-from foretoken.models.stock.cache import RaggedCache, RaggedLayer, given
+from foretoken.models.stock.cache import RaggedCache, RaggedLayer, make_cache_argument
 from foretoken.models.stock.model import CausalModel
 from tiny_families import build
 
@@ -27,7 +27,7 @@ class Pair:
         width = max(tokens)
         self.cache.prepare(width)
         block = torch.randn(len(tokens), 2, width, 3)
-        seen = self.cache.placed(block)
+        seen = self.cache.to_slot_order(block)
         for layer in (0, 1):
             keys, values = self.cache.update(seen + layer, -seen, layer)
         assert keys.shape == values.shape == (len(tokens), 2, self.cache.max_context + width, 3)
@@ -77,7 +77,7 @@ class Free:
 )
 def test_a_forward_gets_its_cache_by_the_name_it_has_for_it(kind: type, name: str) -> None:
     cache = object()
-    assert given(kind(), cache) == {name: cache}  # pyright: ignore[reportArgumentType]
+    assert make_cache_argument(kind(), cache) == {name: cache}  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -177,7 +177,7 @@ def test_room_for_rows_that_have_left_goes_when_slots_grow() -> None:
     pair.append([1] * 8)
     pair.cache.select([3])
     pair.rows = [pair.rows[3]]
-    pair.append([cache.BUCKET])
+    pair.append([cache.CAPACITY_MULTIPLE])
     assert pair.cache.parts()[0].arrays[0].shape[0] == pair.cache.rows == 1
     pair.check()
 

@@ -16,15 +16,15 @@ from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.runtimes.place import place
 from foretoken.models.graphs import GraphModel, rehearse
 from foretoken.models.stock import compiled
-from foretoken.models.stock.compiled import OneLayer
-from foretoken.models.stock.selfcheck import deviation
+from foretoken.models.stock.compiled import LayerCache
+from foretoken.models.stock.selfcheck import measure_deviation
 
 PLAIN = "aot_eager"  # traced as for any other, and run by torch: without a compiler, in a second
 
 
 @pytest.fixture(autouse=True)
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "BACKEND", PLAIN)
+    monkeypatch.setattr(compiled, "COMPILE_BACKEND", PLAIN)
     torch._dynamo.reset()
 
 
@@ -34,8 +34,8 @@ def test_ragged_equals_alone(name: str) -> None:
     pairs.must_record(name)
     model = pairs.random(name, 0)
     runner = GraphModel(model, compiled=True)
-    assert deviation(model, runner) < (1e-5 if name in pairs.SINGLE else 1e-6)
-    assert runner.layers is not None and not runner.layers.refused
+    assert measure_deviation(model, runner) < (1e-5 if name in pairs.SINGLE else 1e-6)
+    assert runner.layers is not None and not runner.layers.refusal
 
 
 @pytest.mark.prove  # torch compiles for seconds
@@ -47,7 +47,7 @@ def test_all_layers_share_few_forms(monkeypatch: pytest.MonkeyPatch) -> None:
         forms.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(compiled, "BACKEND", counted)
+    monkeypatch.setattr(compiled, "COMPILE_BACKEND", counted)
     model = copy.deepcopy(pairs.target("Llama"))
     ids = torch.tensor(pairs.PROMPTS[:1])
     model(ids, output_hidden_states=True)  # which leaves hooks in it
@@ -64,7 +64,7 @@ def test_all_layers_share_few_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs.DEVICE == "cpu" and shutil.which("g++") is None, reason="there is no compiler"
 )
 def test_greedy_texts_of_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "BACKEND", "inductor")
+    monkeypatch.setattr(compiled, "COMPILE_BACKEND", "inductor")
     model = pairs.target("Llama")
     pair = pairs.speculator(model, pairs.relative(model), runtime="compiled")
     assert pair.target.runtime == pair.drafter.runtime == "compiled"
@@ -81,7 +81,7 @@ def refused(caplog: pytest.LogCaptureFixture, reason: str) -> None:
         runner = rehearse(GraphModel(model, compiled=True))
     assert runner.runtime == "graphs"
     assert f"layers run as they are, not compiled: {reason}" in caplog.text
-    assert deviation(model, runner) < 1e-6
+    assert measure_deviation(model, runner) < 1e-6
 
 
 def test_where_torch_cannot_compile(
@@ -90,7 +90,7 @@ def test_where_torch_cannot_compile(
     def fails(graph: Any, example: Any) -> Any:
         raise RuntimeError("there is no compiler")
 
-    monkeypatch.setattr(compiled, "BACKEND", fails)
+    monkeypatch.setattr(compiled, "COMPILE_BACKEND", fails)
     refused(caplog, "RuntimeError: there is no compiler")
 
 
@@ -98,11 +98,11 @@ def test_where_torch_cannot_compile(
 def test_where_it_computes_something_else(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forgets(self: OneLayer, keys: torch.Tensor, values: torch.Tensor, *args: Any) -> Any:
+    def forgets(self: LayerCache, keys: torch.Tensor, values: torch.Tensor, *args: Any) -> Any:
         k, v = (x[:, :, : self.end] for x in self.arrays)
         return torch.zeros_like(k), torch.ones_like(v)
 
-    monkeypatch.setattr(OneLayer, "update", forgets)
+    monkeypatch.setattr(LayerCache, "update", forgets)
     refused(caplog, "logits differ by")
 
 

@@ -15,8 +15,8 @@ from blocks import CONFIDENT, DSPARK, LAYERS, ZLAB, draft, pair, speculators, te
 from foretoken import SamplingParams
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.stock.dflash import StockBlocks
-from foretoken.models.stock.dflash_files import block_config, blocks
+from foretoken.models.stock.dflash import StockBlockModel
+from foretoken.models.stock.dflash_files import parse_block_config, build_blocks_draft
 from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.draw import Draw, SharedDraw
@@ -34,12 +34,12 @@ def states(n: int, seed: int = 0, taps: int = 1) -> Tensor:
     return torch.randn(n, taps * H, generator=torch.Generator().manual_seed(seed))
 
 
-def alone(model: StockBlocks, read: Tensor, anchor: int, count: int) -> Tensor:
+def alone(model: StockBlockModel, read: Tensor, anchor: int, count: int) -> Tensor:
     """Logits of the guesses of a text that is the only one."""
     model.permute([])
     model.start(1)
-    model.read([read])
-    return model.guess([anchor], [count])[1][0]
+    model.append_context([read])
+    return model.predict_block([anchor], [count])[1][0]
 
 
 @pytest.mark.parametrize("n", [1, 3, 12])
@@ -59,8 +59,8 @@ def test_states_are_those_of_transformers_own_assistant(n):
     own = MuseGlimmerAssistantModel(config).eval()
     randomize_weights(own)
     embedding, seen = TARGET.get_input_embeddings(), states(n, taps=2)
-    read = blocks(config.to_dict(), own.state_dict(), H, embedding, nn.Linear(H, V))
-    mine = StockBlocks(read)
+    read = build_blocks_draft(config.to_dict(), own.state_dict(), H, embedding, nn.Linear(H, V))
+    mine = StockBlockModel(read)
     cache = DFlashCache(config=config)
     cache.activate_past_recording()
     cache.set_previous_accepted_tokens(n)
@@ -69,19 +69,19 @@ def test_states_are_those_of_transformers_own_assistant(n):
         expected = own(block, seen[None], past_key_values=cache).last_hidden_state
     mine.start(1)
     for part in seen.split(5):
-        mine.read([part])
-    assert torch.allclose(mine.guess([7], [5])[0], expected[:, 1:], atol=CLOSE)
+        mine.append_context([part])
+    assert torch.allclose(mine.predict_block([7], [5])[0], expected[:, 1:], atol=CLOSE)
 
 
 def test_both_layouts_of_one_network_guess_the_same():
     given = tensors(ZLAB, TARGET)
     one, other = draft(ZLAB, TARGET, given), draft(speculators(), TARGET, given)
-    assert one.taps == other.taps == (1,) and one.most == other.most == 4
+    assert one.taps == other.taps == (1,) and one.max_draft_tokens == other.max_draft_tokens == 4
     results = [alone(model, states(6), 9, 4) for model in (one, other)]
     assert torch.equal(*results)
 
 
-def windowed(**more: Any) -> StockBlocks:
+def windowed(**more: Any) -> StockBlockModel:
     layers = {**LAYERS, "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
     layers |= {"use_sliding_window": True, "sliding_window": 3}
     config = speculators(transformer_layer_config=layers, **more)
@@ -122,7 +122,7 @@ def started(config: dict[str, Any], prompts: list[list[int]], network: Any = TAR
 PROMPTS = [[3, 7, 1, 9], [5], [2, 8, 8, 30, 31, 4, 6]]
 
 
-def bias(kind: str, model: StockBlocks, hidden: Tensor, text: list[int]) -> Tensor:
+def bias(kind: str, model: StockBlockModel, hidden: Tensor, text: list[int]) -> Tensor:
     """Of the guess behind `text`, the block's tokens from the last known one on; by the papers'
     formulas. hidden: of all its guesses."""
     chain: Any = model.network.markov_head
@@ -147,7 +147,7 @@ def test_distributions_follow_from_the_tokens_drawn_before(kind):
     found = drafter.propose([4, 3, 4], draw(3))
     assert found.q is not None and found.lengths.tolist() == [4, 3, 4] and found.calls == 2
     model: Any = drafter.blocks
-    hidden, logits = model.guess([prompt[-1] for prompt in PROMPTS], [4, 3, 4])
+    hidden, logits = model.predict_block([prompt[-1] for prompt in PROMPTS], [4, 3, 4])
     for b, prompt in enumerate(PROMPTS):
         text = [prompt[-1], *found.tokens[b].tolist()]
         for k in range(int(found.lengths[b])):
@@ -160,7 +160,7 @@ def test_blind_guesses_are_the_likeliest_and_certain():
     _, drafter = started(ZLAB, PROMPTS)
     found = drafter.propose([4, 9, 0], draw(3))
     assert found.q is None and found.lengths.tolist() == [4, 4, 0]
-    _, logits = drafter.blocks.guess([9, 5, 6], [4, 4, 0])
+    _, logits = drafter.blocks.predict_block([9, 5, 6], [4, 4, 0])
     assert torch.equal(found.tokens[:2], logits[:2].argmax(-1))
 
 
@@ -235,9 +235,9 @@ def test_ids_that_a_draft_lacks_are_never_guessed(params):
 def test_layers_are_numbered_as_each_publisher_numbers_them():
     ends = {**ZLAB, "num_target_layers": 3}
     ends["dflash_config"] = {**ZLAB["dflash_config"], "target_layer_ids": [0, 2]}
-    assert block_config(ends).form.taps == (1, FINAL_TAP)
-    assert block_config(DSPARK).form.taps == (0, 1)
-    assert block_config(speculators()).form.taps == (1,)
+    assert parse_block_config(ends).layout.taps == (1, FINAL_TAP)
+    assert parse_block_config(DSPARK).layout.taps == (0, 1)
+    assert parse_block_config(speculators()).layout.taps == (1,)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_layers_are_numbered_as_each_publisher_numbers_them():
     ],
 )
 def test_angles_are_read_from_configs_of_every_age(angles):
-    read = block_config({**ZLAB, **angles}).layers
+    read = parse_block_config({**ZLAB, **angles}).layers
     assert read.rope_parameters["rope_theta"] == 5e5
 
 

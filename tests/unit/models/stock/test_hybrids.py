@@ -222,7 +222,7 @@ def test_ours_is_called_whatever_a_kernel_package_puts_there(
 ) -> None:
     model, function = network(name), FUNCTIONS[name]
     rows = Rows(model, [])
-    calls, ours = [0], recurrences.OURS[function]
+    calls, ours = [0], recurrences.RECURRENCE_REPLACEMENTS[function]
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
@@ -232,12 +232,12 @@ def test_ours_is_called_whatever_a_kernel_package_puts_there(
         raise AssertionError("it begins at nothing")
 
     (whole,) = wholes(model, [TEXT[:12]])
-    monkeypatch.setitem(recurrences.OURS, function, counted)
+    monkeypatch.setitem(recurrences.RECURRENCE_REPLACEMENTS, function, counted)
     monkeypatch.setattr(sys.modules[type(model).__module__], function, kernel)
-    recurrences._by_row.cache_clear()
+    recurrences._make_row_forward.cache_clear()
     rows.model.start([TEXT[:8]])
     assert apart(rows.model.score([TEXT[8:12]], [4])[0], whole[8:12]) < NEAR
-    recurrences._by_row.cache_clear()
+    recurrences._make_row_forward.cache_clear()
     assert calls[0] and calls[0] % 2 == 0  # in each of two passes
 
 
@@ -247,8 +247,8 @@ def test_a_mixer_that_calls_a_function_unknown_here_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = network(name)
-    monkeypatch.delitem(recurrences.OURS, FUNCTIONS[name])
-    recurrences._by_row.cache_clear()
+    monkeypatch.delitem(recurrences.RECURRENCE_REPLACEMENTS, FUNCTIONS[name])
+    recurrences._make_row_forward.cache_clear()
     with pytest.raises(RefusedError, match="by a function that is not known here"):
         check(model)
-    recurrences._by_row.cache_clear()
+    recurrences._make_row_forward.cache_clear()

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 import pairs
 from foretoken import Engine, InputError, RefusedError, Speculator, attach, load
 from foretoken.models.stock import sizes
-from foretoken.models.stock.attention import BothFactors
+from foretoken.models.stock.attention import LongRopeEmbedding
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import check
-from foretoken.models.stock.sizes import switch_of
+from foretoken.models.stock.sizes import get_rope_switch_length
 from pairs import relative, stock
 
 N, LIMIT = 40, 120  # tokens read with the short factors, and of a text at most
@@ -100,7 +100,7 @@ def test_a_prompt_that_is_read_in_pieces_beside_others() -> None:
 
 def test_what_a_row_may_hold() -> None:
     target = CausalModel(model())
-    assert (target.context, target.max_context, switch_of(target.model)) == (N, LIMIT, N)
+    assert (target.context, target.max_context, get_rope_switch_length(target.model)) == (N, LIMIT, N)
     with pytest.raises(InputError, match=f"would hold {N + 1} tokens, the model {N}"):
         target.start([PROMPTS[4]])
     target.set_long_context(True)
@@ -114,20 +114,20 @@ def test_who_reads_again() -> None:
     """Llama's generate keeps what it has read with the short factors: it ends where they do."""
     config = transformers.LlamaConfig(**(SHAPE | {"rope_parameters": ROPE}))
     llama = transformers.LlamaForCausalLM(config)
-    assert switch_of(llama) is None and CausalModel(llama).context == N
-    assert switch_of(model(max_position_embeddings=N)) is None
+    assert get_rope_switch_length(llama) is None and CausalModel(llama).context == N
+    assert get_rope_switch_length(model(max_position_embeddings=N)) is None
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    assert switch_of(model(**plain)) is None and CausalModel(model(**plain)).context == LIMIT
+    assert get_rope_switch_length(model(**plain)) is None and CausalModel(model(**plain)).context == LIMIT
 
 
 def test_a_switch_that_is_passed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check gets to the long factors: they must be there."""
     assert check(model()).delta < 1e-5
 
-    def near(self: BothFactors, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+    def near(self: LongRopeEmbedding, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
         return self.embed(self.short, x, position_ids % 2**24)
 
-    monkeypatch.setattr(BothFactors, "forward", near)
+    monkeypatch.setattr(LongRopeEmbedding, "forward", near)
     with pytest.raises(RefusedError, match="not exact over a ragged cache"):
         check(model())
 
@@ -150,10 +150,10 @@ def test_a_family_whose_generate_loses_the_text_at_the_switch_ends_there(monkeyp
     """Phi-4-multimodal's drops the cache and goes on from the last token alone."""
     network = phi4()
     network.generation_config.eos_token_id = None
-    assert switch_of(network) is None
+    assert get_rope_switch_length(network) is None
     (text,) = load(network, "lookup").generate([PROMPTS[0]], max_new_tokens=60, gamma=3)
     assert text.tokens == stock(network, PROMPTS[0], N - len(PROMPTS[0]))
-    monkeypatch.setattr(sizes, "_reads_again", lambda model: True)
+    monkeypatch.setattr(sizes, "_reencodes_long_sequences", lambda model: True)
     with pytest.raises(RefusedError, match="contradicts itself"):  # taken for one of the others
         check(network)
 

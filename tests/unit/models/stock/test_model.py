@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.models.stock import attention
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.selfcheck import CheckedRows
+from foretoken.models.stock.selfcheck import CheckedSequences
 from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import FAMILIES, build
 
@@ -34,14 +34,14 @@ def full(model: transformers.PreTrainedModel, ids: list[int]) -> Tensor:
 def test_long_prompts_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.models.stock.model.CHUNK", 7)
     model = network("Mistral")
-    rows = CheckedRows(model, random.Random(1))
+    rows = CheckedSequences(model, random.Random(1))
     widths: list[int] = []
     embed = model.get_input_embeddings()
     embed.register_forward_hook(lambda _m, _i, out: widths.append(out.shape[1]))
     rows.start([40, 3, 20])
     assert max(widths) == 7
     rows.score(6)
-    assert rows.worst < 1e-6
+    assert rows.max_delta < 1e-6
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "T5", "BART", "Marian"])
@@ -65,21 +65,21 @@ def test_a_decoder_may_be_deeper_or_shallower_than_its_encoder(name: str, layers
     settings = {"num_decoder_layers": layers} if name == "T5" else {"decoder_layers": layers}
     config, kind, shape = FAMILIES[name]
     model = getattr(transformers, kind)(getattr(transformers, config)(**(shape | settings)))
-    rows = CheckedRows(model.double().eval(), random.Random(2))
+    rows = CheckedSequences(model.double().eval(), random.Random(2))
     rows.start([4, 9])
     rows.score(5)
     rows.start([3])
     rows.score(3)
-    assert rows.worst < 1e-6
+    assert rows.max_delta < 1e-6
     assert len(rows.runner.cache.self_attention_cache.parts()) == layers
 
 
 def test_a_bias_is_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It and its sum with the mask are as wide as the context."""
     made: list[Tensor] = []
-    additive = attention.additive
+    additive = attention.to_additive_mask
     monkeypatch.setattr(
-        attention, "additive", lambda *args: made.append(args[1]) or additive(*args)
+        attention, "to_additive_mask", lambda *args: made.append(args[1]) or additive(*args)
     )
     runner = Seq2SeqModel(network("T5"))
     runner.start([[1, 2, 3], [4, 5]], [[3], [4, 5]])
@@ -120,11 +120,11 @@ def test_blocks_are_padded_to_the_longest() -> None:
 @pytest.mark.parametrize("name", ["Llama", "Gemma 2", "T5"])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     model = network(name).to(dtype)
-    rows = CheckedRows(model, random.Random(2))
+    rows = CheckedSequences(model, random.Random(2))
     rows.start([9, 3])
     rows.score(4)
     rows.score(4)
-    assert rows.worst < 60 * torch.finfo(dtype).eps * rows.spread
+    assert rows.max_delta < 60 * torch.finfo(dtype).eps * rows.spread
     assert rows.runner.score([[1], [2]], [1, 1]).dtype == dtype
 
 

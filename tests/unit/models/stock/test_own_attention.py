@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from census import build as small
 from foretoken.errors import RefusedError
 from foretoken.models.stock import attention, positions
-from foretoken.models.stock.positions import OwnPositions, OwnScale, OwnTable
+from foretoken.models.stock.positions import RowPositionEmbedding, RowQueryScale, RowCausalTable
 from foretoken.models.stock.rowwise import RowwiseModel
-from foretoken.models.stock.selfcheck import CheckedRows, check, on_torch
+from foretoken.models.stock.selfcheck import CheckedSequences, check, build_torch_model
 from foretoken.models.stock.small_copy import randomize_weights
 
 ENDS = {"eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0}
@@ -83,28 +83,28 @@ def test_rows_are_exact(name: str) -> None:
 def test_padding_may_pass_the_end_of_the_context(name: str) -> None:
     length = "max_seq_len" if name == "MPT" else "max_position_embeddings"
     model = build(name, **{length: 24})
-    rows = CheckedRows(model, random.Random(0), on_torch(model))
+    rows = CheckedSequences(model, random.Random(0), build_torch_model(model))
     rows.start([22, 3])
     blocks = [rows.draw(2), rows.draw(5)]
     logits = rows.runner.score(blocks, [2, 5])
-    rows.texts = [text + block for text, block in zip(rows.texts, blocks, strict=True)]
+    rows.seqs = [text + block for text, block in zip(rows.seqs, blocks, strict=True)]
     for b, n in enumerate((2, 5)):
-        rows.compare(logits[b, :n], rows.alone(b, n))
-    assert rows.worst < 1e-4
+        rows.compare(logits[b, :n], rows.compute_reference(b, n))
+    assert rows.max_delta < 1e-4
 
 
 PLANTED: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "masks of another form": ("Falcon", attention, "has_own_attention", lambda part: False),
     "positions of the longest row": (
-        "BART's decoder", OwnPositions, "forward", lambda self, *args, **kw: self.table(*args, **kw)
+        "BART's decoder", RowPositionEmbedding, "forward", lambda self, *args, **kw: self.table(*args, **kw)
     ),
     "positions from the first token": (
         "M2M-100", positions, "counts_from_padding", lambda table: False
     ),
     "a window of the longest row": (
-        "GPT-Neo", OwnTable, "__getitem__", lambda self, cut: self.table[cut]
+        "GPT-Neo", RowCausalTable, "__getitem__", lambda self, cut: self.table[cut]
     ),
-    "no scale": ("Llama 4", OwnScale, "forward", lambda self, states: self.queries(states)),
+    "no scale": ("Llama 4", RowQueryScale, "forward", lambda self, states: self.queries(states)),
 }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_padding_id_within_a_text_is_read_as_generate_reads_it() -> None:
     """M2M100 counts behind it, and gives it no position."""
     model, text = build("M2M-100"), [2, 5, 1, 7, 1, 1, 9]
-    rows = on_torch(model)
+    rows = build_torch_model(model)
     rows.start([[], []], [[3, 4, 5], [6]])
     logits = rows.score([text, [2, 8]], [len(text), 2])
     alone = RowwiseModel(model)
@@ -149,7 +149,7 @@ def test_an_id_of_a_picture_in_a_text_is_read_as_in_its_own_forward() -> None:
     """Gemma 4 has the padding's embedding there."""
     model: Any = small("Gemma4ForConditionalGeneration")
     model.config.image_token_id = 9
-    rows, text = on_torch(model), [3, 9, 5, 9, 9, 7]
+    rows, text = build_torch_model(model), [3, 9, 5, 9, 9, 7]
     rows.start([text[:2], [4]])
     logits = rows.score([text[2:], [5]], [4, 1])
     with torch.inference_mode():

@@ -17,23 +17,23 @@ from transformers.pytorch_utils import Conv1D
 import pairs
 import tiny
 from foretoken.models.stock import packed
-from foretoken.models.stock.attention import twin
-from foretoken.models.stock.packed import PackedLinear, Packing, pack, trial
-from foretoken.models.stock.sizes import sketch
+from foretoken.models.stock.attention import make_twin
+from foretoken.models.stock.packed import PackedLinear, PackingResult, pack, compute_trial_logits
+from foretoken.models.stock.sizes import sketch_weights
 from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import FAMILIES, build
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 HERE = build("Llama")  # what this machine can do
-needs_onednn = pytest.mark.skipif(packed.objection(HERE) is not None, reason="no oneDNN here")
+needs_onednn = pytest.mark.skipif(packed.find_packing_objection(HERE) is not None, reason="no oneDNN here")
 needs_bfloat16 = pytest.mark.skipif(
-    packed.objection(HERE.bfloat16()) is not None, reason="no bfloat16 in oneDNN here"
+    packed.find_packing_objection(HERE.bfloat16()) is not None, reason="no bfloat16 in oneDNN here"
 )
 
 
 @pytest.fixture
 def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "WORTH", 1)
+    monkeypatch.setattr(packed, "MIN_PACKED_ELEMENTS", 1)
 
 
 def layers(model: nn.Module, kind: type[nn.Module]) -> int:
@@ -60,7 +60,7 @@ def test_products_are_those_of_the_layer(rows: int, layer: Any) -> None:
         assert relative(packed_layer(x[:, ::3]), layer(x[:, ::3].contiguous())) < 1e-6  # strided
         assert packed_layer(x[:, :0]).shape == (2, 0, 130)
         assert packed_layer.weight.dtype == layer.weight.dtype
-        assert torch.equal(packed_layer.unpacked().weight, layer.weight)
+        assert torch.equal(packed_layer.unpack().weight, layer.weight)
 
 
 @needs_bfloat16
@@ -78,12 +78,12 @@ def test_bfloat16() -> None:
 def test_every_family_says_the_same_when_packed(name: str, all_sizes: None) -> None:
     stock = pairs.target(name)
     model = pairs.relative(stock, noise=0).float()
-    before = trial(model)
+    before = compute_trial_logits(model)
     expected = [pairs.stock(model, prompt, 12) for prompt in pairs.PROMPTS]
     count = layers(model, nn.Linear) + layers(model, Conv1D)
-    assert pack(model) == Packing(count, None)
+    assert pack(model) == PackingResult(count, None)
     assert layers(model, PackedLinear) == count
-    assert relative(trial(model), before) < 1e-5
+    assert relative(compute_trial_logits(model), before) < 1e-5
     pairs._stock.cache_clear()
     assert [pairs.stock(model, prompt, 12) for prompt in pairs.PROMPTS] == expected
     pair = pairs.speculator(model, pairs.relative(stock).float())
@@ -102,13 +102,13 @@ def tied() -> PreTrainedModel:
 def test_a_tied_head_is_copied_only_where_it_is_small(
     spare: float, kind: type, all_sizes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "SPARE", spare)
+    monkeypatch.setattr(packed, "MAX_TIED_HEAD_FRACTION", spare)
     model = tied()
-    embeddings, expected = model.model.embed_tokens.weight, trial(model)
+    embeddings, expected = model.model.embed_tokens.weight, compute_trial_logits(model)
     assert pack(model).reason is None
     assert type(model.lm_head) is kind
     assert model.model.embed_tokens.weight is embeddings
-    assert relative(trial(model), expected) < 1e-5
+    assert relative(compute_trial_logits(model), expected) < 1e-5
 
 
 @needs_onednn
@@ -125,7 +125,7 @@ def test_a_twin_runs_the_very_packed_weights(all_sizes: None) -> None:
     model = build("Llama").eval()
     assert pack(model).layers
     weights = [part.weight for part in model.modules() if isinstance(part, PackedLinear)]
-    twins = [part.weight for part in twin(model).modules() if isinstance(part, PackedLinear)]
+    twins = [part.weight for part in make_twin(model).modules() if isinstance(part, PackedLinear)]
     assert all(a is b for a, b in zip(weights, twins, strict=True))
 
 
@@ -140,7 +140,7 @@ def test_what_is_not_a_stock_layer_stays(all_sizes: None) -> None:
     mlp.up_proj.to(torch.bfloat16)
     mlp.up_proj.register_forward_pre_hook(lambda _, args: (args[0].bfloat16(),))
     mlp.up_proj.register_forward_hook(lambda _m, _i, out: out.float())
-    assert pack(model) == Packing(2 * 7 + 1 - 3, None)
+    assert pack(model) == PackingResult(2 * 7 + 1 - 3, None)
     assert type(attention.q_proj) is Own
     assert type(attention.k_proj) is type(mlp.up_proj) is nn.Linear
 
@@ -165,19 +165,19 @@ def doubled(layer: PackedLinear, x: Tensor) -> Tensor:
 def test_layers_are_put_back_where_a_trial_fails(
     fault: str, reason: str, all_sizes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed, "SPARE", 1.0)
+    monkeypatch.setattr(packed, "MAX_TIED_HEAD_FRACTION", 1.0)
     model = tied()
     if fault == "reads":
         model.model.layers[1].mlp.down_proj = Reader(model.model.layers[1].mlp.down_proj)
     else:
         monkeypatch.setattr(PackedLinear, "forward", doubled)
-    expected = trial(model)
+    expected = compute_trial_logits(model)
     packing = pack(model)
     assert packing.layers == 0
     assert reason in (packing.reason or "")
     assert not layers(model, PackedLinear)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert torch.equal(trial(model), expected)
+    assert torch.equal(compute_trial_logits(model), expected)
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def test_a_model_that_cannot_be_packed_stays(make: Any, reason: str) -> None:
     model = make()
     packing = pack(model)
     assert packing.layers == 0
-    assert reason in (packing.reason or "") or packed.objection(HERE.float())
+    assert reason in (packing.reason or "") or packed.find_packing_objection(HERE.float())
     assert not layers(model, PackedLinear)
 
 
 def test_without_onednn_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert pack(tiny.llama()) == Packing(0, "this build of torch has no oneDNN")
+    assert pack(tiny.llama()) == PackingResult(0, "this build of torch has no oneDNN")
 
 
 def test_stirred_t5_keeps_its_mixed_precision(all_sizes: None) -> None:
@@ -209,7 +209,7 @@ def test_stirred_t5_keeps_its_mixed_precision(all_sizes: None) -> None:
         block.layer[-1].DenseReluDense.wo.float()
     packing = pack(model)
     assert packing.layers or packing.reason
-    assert trial(model).isfinite().all()
+    assert compute_trial_logits(model).isfinite().all()
 
 
 MEMORY = """
@@ -249,6 +249,6 @@ def test_packing_holds_no_second_copy() -> None:
 
 def test_the_same_target_with_packed_layers():
     network = tiny.llama(20_000)
-    before = sketch(network)
+    before = sketch_weights(network)
     assert pack(network).layers and isinstance(network.lm_head, PackedLinear)
-    assert torch.equal(before, sketch(network))
+    assert torch.equal(before, sketch_weights(network))

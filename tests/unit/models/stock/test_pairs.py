@@ -26,7 +26,7 @@ from foretoken.drafters import pairs as drafting
 from foretoken.errors import RefusedError
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock import pair_files
-from foretoken.models.stock.sizes import context_limit
+from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
@@ -142,7 +142,7 @@ def test_both_layouts_are_one_draft(name: str) -> None:
 def test_ids_of_layers_have_two_senses(ids: Any, original: bool, taps: Any, others: Any) -> None:
     file = EAGLES["some tokens"].with_config(eagle_aux_hidden_state_layer_ids=ids)
     draft = (file.original() if original else file).read(TARGET)
-    assert (draft.taps, draft.others) == (taps, others)
+    assert (draft.taps, draft.other_taps) == (taps, others)
 
 
 def replaced(drafter: Any, monkeypatch: pytest.MonkeyPatch, chunk: int) -> list[int]:
@@ -350,7 +350,7 @@ def test_qwen_s_layer_draws_from_its_law(name: str) -> None:
 
 
 def test_a_large_output_layer_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_files, "HEAD", 20)
+    monkeypatch.setattr(pair_files, "MAX_HEAD_ROWS", 20)
     network = qwen("Qwen3_5ForCausalLM")
     tensors = filed(mtp_layer(network), "mtp")
     draft = mtp_draft(network, tensors)
@@ -473,4 +473,4 @@ def test_a_draft_turns_by_its_own_context(rope, reaches, scaling):
         rotary(torch.ones(1), places), expected(torch.ones(1), places), strict=True
     ):
         assert torch.equal(found, meant)
-    assert context_limit(read.network.config) == reaches
+    assert get_context_limit(read.network.config) == reaches

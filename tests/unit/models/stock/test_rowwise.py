@@ -12,9 +12,9 @@ import foretoken
 from census import build
 from foretoken.errors import RefusedError
 from foretoken.models.stock import packed, rowwise
-from foretoken.models.stock.rowwise import BY_ROW, RowwiseModel
+from foretoken.models.stock.rowwise import ROWWISE_BACKEND, RowwiseModel
 from foretoken.models.stock.selfcheck import check
-from foretoken.models.stock.selfcheck import deviation as deviation_of
+from foretoken.models.stock.selfcheck import measure_deviation as deviation_of
 
 BLOCKS = ["OpenAIGPTLMHeadModel", "RwkvForCausalLM", "LEDForConditionalGeneration"]
 PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5, 9, 8]]
@@ -24,7 +24,7 @@ PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5,
     "name", [*BLOCKS, "T5GemmaForConditionalGeneration", "Qwen3NextForCausalLM"]
 )
 def test_rows_are_exact_over_their_own_caches(name: str) -> None:
-    assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.read_whole) < 1e-5
+    assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.prepared_forward) < 1e-5
 
 
 def test_going_back_before_every_copy_reads_the_text_again() -> None:
@@ -35,15 +35,15 @@ def test_going_back_before_every_copy_reads_the_text_again() -> None:
         rows.score([[token]], [1])
     rows.set_lengths([2])
     again = rows.score([[12, 13]], [2])[0]
-    whole = rowwise.read_whole(model, torch.tensor([[3, 7, 12, 13]]), None, 2)
+    whole = rowwise.prepared_forward(model, torch.tensor([[3, 7, 12, 13]]), None, 2)
     assert torch.allclose(again, whole, atol=1e-5)
 
 
 def test_a_state_that_is_not_copied_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the same state for a row and what it goes back to."""
-    monkeypatch.setattr(rowwise, "duplicate", lambda kept: kept)
+    monkeypatch.setattr(rowwise, "copy_cache", lambda kept: kept)
     with pytest.raises(RefusedError, match="is not exact over a cache of each row"):
-        check(build("Qwen3NextForCausalLM"), BY_ROW)
+        check(build("Qwen3NextForCausalLM"), ROWWISE_BACKEND)
 
 
 def test_a_crop_to_the_wrong_length_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_a_crop_to_the_wrong_length_is_found(monkeypatch: pytest.MonkeyPatch) ->
     crop = rowwise.crop
     monkeypatch.setattr(rowwise, "crop", lambda kept, tokens: crop(kept, tokens + 1))
     with pytest.raises(RefusedError):
-        check(build("BloomForCausalLM"), BY_ROW)
+        check(build("BloomForCausalLM"), ROWWISE_BACKEND)
 
 
 @pytest.mark.parametrize("draft", ["lookup", "none"])
@@ -84,7 +84,7 @@ def test_a_family_that_draws_its_logits_is_found() -> None:
             return output
 
     with pytest.raises(RefusedError, match="differ by .* from a full forward; at most"):
-        check(Loose(model.config).eval(), BY_ROW)
+        check(Loose(model.config).eval(), ROWWISE_BACKEND)
 
 
 def test_work_grows_with_the_text_alone(monkeypatch) -> None:
@@ -93,7 +93,7 @@ def test_work_grows_with_the_text_alone(monkeypatch) -> None:
     forward = RowwiseModel._forward
 
     def counted(self: RowwiseModel, row: Any, end: int, wanted: int) -> torch.Tensor:
-        read.append(end - row.read)
+        read.append(end - row.num_cached)
         return forward(self, row, end, wanted)
 
     monkeypatch.setattr(RowwiseModel, "_forward", counted)
@@ -106,9 +106,9 @@ def test_work_grows_with_the_text_alone(monkeypatch) -> None:
 def test_states_that_are_kept_are_few() -> None:
     rows = RowwiseModel(build("Qwen3NextForCausalLM"))
     rows.start([PROMPTS[0]])
-    for _ in range(2 * rowwise.STATES):
+    for _ in range(2 * rowwise.MAX_SNAPSHOTS):
         rows.score([[3]], [0])
-    assert len(rows.rows[0].earlier) == rowwise.STATES
+    assert len(rows.seqs[0].snapshots) == rowwise.MAX_SNAPSHOTS
 
 
 def test_a_context_by_another_name() -> None:
@@ -121,7 +121,7 @@ def test_a_context_by_another_name() -> None:
 
 def test_what_runs_is_packed(tmp_path, monkeypatch) -> None:
     """Layers are packed before a twin of the network is made."""
-    monkeypatch.setattr(packed, "WORTH", 1)
+    monkeypatch.setattr(packed, "MIN_PACKED_ELEMENTS", 1)
     build("RwkvForCausalLM").save_pretrained(tmp_path)
     target: Any = foretoken.load(tmp_path, "none", runtime="transformers").target
     kinds = {type(part).__name__ for part in target.network.modules()}

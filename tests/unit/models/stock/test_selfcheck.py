@@ -25,9 +25,9 @@ from foretoken.loading.sources import source
 from foretoken.models.base import Model
 from foretoken.models.stock import attention, check_results, positions, selfcheck, small_copy
 from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
-from foretoken.models.stock.check_results import self_check, structure
+from foretoken.models.stock.check_results import self_check, compute_structure_key
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.stock.selfcheck import check, on_torch
+from foretoken.models.stock.selfcheck import check, build_torch_model
 from tiny_families import build
 
 
@@ -70,21 +70,21 @@ PLANTED = {
     "rows that join without content": ("Llama", RaggedLayer, "put", stays_empty),
     "an attention that fails": ("Llama", RaggedCache, "get_mask_sizes", no_window),
     "shared keys in the wrong order": (
-        "Llama", attention, "shared",
+        "Llama", attention, "stacked_attention",
         lambda cache, q, k, v, mask, scale: torch.nn.functional.scaled_dot_product_attention(
             q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1), mask, scale=scale
         ).transpose(1, 2),
     ),
     "a relative bias of the longest row": (
-        "T5", attention, "shifted", lambda cache, bias: bias,
+        "T5", attention, "shift_bias", lambda cache, bias: bias,
     ),
     "positions of the longest row": (
-        "BART", positions.OwnPositions, "forward",
+        "BART", positions.RowPositionEmbedding, "forward",
         lambda self, *args, **kwargs: self.table(*args, **kwargs),
     ),
-    "sources without a mask": ("Marian", CrossCache, "mask", lambda self: None),
+    "sources without a mask": ("Marian", CrossCache, "make_source_mask", lambda self: None),
     "additive masks that hide nothing": (
-        "Gemma 2", attention, "additive", lambda mask, bias: bias.expand(mask.shape),
+        "Gemma 2", attention, "to_additive_mask", lambda mask, bias: bias.expand(mask.shape),
     ),
 }  # fmt: skip
 
@@ -93,14 +93,14 @@ PLANTED = {
 def test_planted_bugs_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, place, name, planted = PLANTED[bug]
     model = build(family)
-    assert check(model).delta < selfcheck.TOLERANCE
+    assert check(model).delta < selfcheck.LOGIT_TOLERANCE
     monkeypatch.setattr(place, name, planted)
     with pytest.raises(RefusedError, match=model.config.model_type):
         check(model)
 
 
 def small_of(model: PreTrainedModel) -> PreTrainedModel:
-    return small_copy.small_copy(type(model), model.config)
+    return small_copy.make_small_copy(type(model), model.config)
 
 
 def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,8 @@ def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     config.sliding_window, config.max_position_embeddings = 4096, 8192
     model = type(build("Mistral"))(config)
     small = small_of(model)
-    assert small.config.sliding_window == small_copy.WINDOW
-    assert check(model).delta < selfcheck.TOLERANCE
+    assert small.config.sliding_window == small_copy.COPY_WINDOW
+    assert check(model).delta < selfcheck.LOGIT_TOLERANCE
     plain = attention.ragged_mask
 
     def causal_only(*args, **kwargs):
@@ -127,10 +127,10 @@ def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_passed_is_remembered(folder: Path) -> None:
     model = build("Llama")
     first, second = self_check(model), self_check(model)
-    assert not first.remembered and second.remembered and second.delta == first.delta
-    assert self_check(model).remembered  # from the file
+    assert not first.from_cache and second.from_cache and second.delta == first.delta
+    assert self_check(model).from_cache  # from the file
     (folder / "foretoken" / "selfcheck.json").write_text("{broken")
-    assert not self_check(model).remembered
+    assert not self_check(model).from_cache
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ def test_a_passing_failure_is_no_refusal_for_ever(
     def failing(model: PreTrainedModel) -> Model:
         raise failure
 
-    model, form = build("Llama"), selfcheck.Form("a ragged cache", failing)
+    model, form = build("Llama"), selfcheck.CheckedBackend("a ragged cache", failing)
     with pytest.raises(RefusedError, match="does not run over a ragged cache"):
         self_check(model, form)
     assert not (folder / "foretoken" / "selfcheck.json").exists()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="no small copy can be"):
         patch.setattr(small_copy, "_require_small", lambda kind, config: failing(model))
         selfcheck.check(build("Llama").bfloat16())  # in float32 it would be checked itself
-    assert not self_check(model).remembered
+    assert not self_check(model).from_cache
 
 
 def test_a_known_refusal_and_a_measured_deviation_are_remembered(
@@ -159,10 +159,10 @@ def test_a_known_refusal_and_a_measured_deviation_are_remembered(
         raise RefusedError("it has softcap")
 
     def deviating(model: PreTrainedModel) -> Model:
-        return on_torch(type(model)(model.config))
+        return build_torch_model(type(model)(model.config))
 
-    model, refusing_form = build("Llama"), selfcheck.Form("a form", refusing)
-    wrong = selfcheck.Form("another", deviating)
+    model, refusing_form = build("Llama"), selfcheck.CheckedBackend("a form", refusing)
+    wrong = selfcheck.CheckedBackend("another", deviating)
     for form, says in ((refusing_form, "it has softcap"), (wrong, "is not exact over another")):
         with pytest.raises(RefusedError, match=says):
             self_check(model, form)
@@ -198,7 +198,7 @@ def test_a_class_of_the_same_name_is_checked_itself(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="is not exact"):
         self_check(module(tmp_path / "mine_a.py", BREAKS).LlamaForCausalLM(stock.config))
     good = module(tmp_path / "mine_b.py", "pass").LlamaForCausalLM(stock.config)
-    assert not self_check(good).remembered and self_check(good).remembered
+    assert not self_check(good).from_cache and self_check(good).from_cache
     with pytest.raises(RefusedError, match="is not exact"):
         self_check(module(tmp_path / "mine_b.py", BREAKS).LlamaForCausalLM(stock.config))
 
@@ -225,7 +225,7 @@ def test_what_a_class_is_made_of_is_looked_at_too(tmp_path: Path, monkeypatch) -
         self_check(model)
     (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {good}\n")
     sys.modules["mine_helper"].turned = lambda x: x
-    assert not self_check(model).remembered and self_check(model).remembered
+    assert not self_check(model).from_cache and self_check(model).from_cache
     (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {bad}\n")
     sys.modules["mine_helper"].turned = lambda x: x * (1 + x.shape[1])
     with pytest.raises(RefusedError, match="is not exact"):
@@ -237,8 +237,8 @@ def test_a_class_whose_source_cannot_be_read_is_checked_every_time(tmp_path: Pat
     self_check(stock)
     gone = module(tmp_path / "mine_c.py", "pass").LlamaForCausalLM(stock.config)
     (tmp_path / "mine_c.py").unlink()
-    assert structure(gone) is None
-    assert not any(self_check(gone).remembered for _ in range(2))
+    assert compute_structure_key(gone) is None
+    assert not any(self_check(gone).from_cache for _ in range(2))
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(
@@ -246,7 +246,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert not self_check(build("Llama")).remembered
+    assert not self_check(build("Llama")).from_cache
 
 
 def test_structure_is_what_matters() -> None:
@@ -254,9 +254,9 @@ def test_structure_is_what_matters() -> None:
     config = build("Llama").config
     config.hidden_size, config.num_hidden_layers, config.vocab_size = 64, 5, 100
     wider = type(plain)(config)
-    assert structure(wider) == structure(plain)
-    assert len({structure(build(name)) for name in ("Llama", "Mistral", "Qwen2", "T5")}) == 4
-    assert structure(build("T5")) != structure(build("T5 v1.1"))
+    assert compute_structure_key(wider) == compute_structure_key(plain)
+    assert len({compute_structure_key(build(name)) for name in ("Llama", "Mistral", "Qwen2", "T5")}) == 4
+    assert compute_structure_key(build("T5")) != compute_structure_key(build("T5 v1.1"))
 
 
 def test_a_large_model_is_checked_small() -> None:
@@ -292,12 +292,12 @@ def test_heads_with_parts_of_their_own_are_narrowed(name: str, config: Any) -> N
     small = small_of(model)
     text = small.config.get_text_config(decoder=True)
     assert text.hidden_size <= 512 and text.num_hidden_layers <= 8
-    assert check(model).delta < selfcheck.TOLERANCE
+    assert check(model).delta < selfcheck.LOGIT_TOLERANCE
 
 
 def test_a_copy_that_is_not_small_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a large model would take all memory, and the process with it."""
-    monkeypatch.setattr(small_copy, "LARGEST", 1000)
+    monkeypatch.setattr(small_copy, "MAX_COPY_PARAMETERS", 1000)
     built: list[int] = []
     monkeypatch.setattr(small_copy, "randomize_weights", built.append)
     with torch.device("meta"):
@@ -309,10 +309,10 @@ def test_a_copy_that_is_not_small_is_not_built(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_a_copy_the_model_is_checked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_copy, "LARGEST", 1000)
+    monkeypatch.setattr(small_copy, "MAX_COPY_PARAMETERS", 1000)
     model = build("Llama").train()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    assert check(model).itself and model.training
+    assert check(model).on_full_model and model.training
     assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
     family, place, name, planted = next(iter(PLANTED.values()))
     small_copy.randomize_weights(sick := build(family))
@@ -324,7 +324,7 @@ def test_without_a_copy_the_model_is_checked_itself(monkeypatch: pytest.MonkeyPa
 def test_a_folder_whose_copy_cannot_be_built_is_loaded_and_checked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(small_copy, "LARGEST", 1000)
+    monkeypatch.setattr(small_copy, "MAX_COPY_PARAMETERS", 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     build("Llama").save_pretrained(tmp_path / "m")
     model, placement = source(tmp_path / "m", None, False), Placement(runtime="transformers")
@@ -342,7 +342,7 @@ def test_an_error_of_the_family_s_own_code_is_logged_and_not_told(
 
     caplog.set_level("DEBUG", logger="foretoken")
     with pytest.raises(RefusedError) as refusal:
-        check(build("Llama"), selfcheck.Form("a form", failing, instead="do without it"))
+        check(build("Llama"), selfcheck.CheckedBackend("a form", failing, remedy="do without it"))
     says = "llama (LlamaForCausalLM) does not run over a form: its code raised AttributeError"
     assert str(refusal.value) == f"{says}; do without it"
     assert isinstance(refusal.value.__cause__, AttributeError)
@@ -353,14 +353,14 @@ def test_an_error_of_the_family_s_own_code_is_logged_and_not_told(
 def test_a_short_context_is_no_obstacle(name: str) -> None:
     config = build(name).config
     config.max_position_embeddings = 16
-    assert check(type(build(name))(config)).delta < selfcheck.TOLERANCE
+    assert check(type(build(name))(config)).delta < selfcheck.LOGIT_TOLERANCE
 
 
 def test_every_kind_of_layer_is_kept() -> None:
     config = build("Gemma 3").config
     config.layer_types = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"]
     config.num_hidden_layers = 7
-    small = small_copy.shrunk(config, small_copy.HEAD)
+    small = small_copy.shrink_config(config, small_copy.COPY_HEAD_DIM)
     assert set(small.layer_types) == {"sliding_attention", "full_attention"}
     assert small.num_hidden_layers == len(small.layer_types) == 3
 
@@ -375,7 +375,7 @@ def test_the_callers_randomness_is_left_alone() -> None:
 def test_the_small_copy_is_far_from_flat() -> None:
     for name in ("Llama", "GPT-2", "T5", "Gemma 2"):
         small = small_of(build(name))
-        rows = selfcheck.CheckedRows(small, random.Random(0))
+        rows = selfcheck.CheckedSequences(small, random.Random(0))
         rows.start([5])
         rows.score(3)
         assert rows.spread > 0.3

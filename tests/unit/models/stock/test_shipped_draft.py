@@ -28,6 +28,6 @@ def test_it_is_read() -> None:
     assert file.stat().st_size < 8e6
     config = json.loads((FOLDER / "config.json").read_text())
     rows = torch.zeros(49152, 576)
-    draft = pair_files.eagle("it", config, load_file(file), target, lambda: rows)
+    draft = pair_files.build_eagle("it", config, load_file(file), target, lambda: rows)
     assert draft.ids is not None and len(draft.ids) == 8192
-    assert draft.taps == (2, 15, 27) and draft.others == ()
+    assert draft.taps == (2, 15, 27) and draft.other_taps == ()

@@ -11,15 +11,15 @@ from transformers import LlamaConfig, PreTrainedConfig
 import tiny
 from foretoken.errors import InputError
 from foretoken.models.stock.sizes import (
-    LIMITS,
-    PER_WEIGHT,
-    alike,
-    context_limit,
-    encoder_limit,
-    encoder_rows,
-    no_logits,
-    output_rows,
-    sketch,
+    CONTEXT_LENGTH_FIELDS,
+    SAMPLES_PER_WEIGHT,
+    is_same_model,
+    get_context_limit,
+    get_encoder_limit,
+    get_encoder_vocab_size,
+    make_empty_logits,
+    get_output_vocab_size,
+    sketch_weights,
 )
 from tiny_families import build
 
@@ -29,53 +29,53 @@ pytestmark = pytest.mark.daily
 @pytest.mark.parametrize(("positions", "limit"), [(77, 77), (None, None)])
 def test_the_limit_is_that_of_the_positions(positions: Any, limit: int | None) -> None:
     config = PreTrainedConfig()
-    assert context_limit(config) is None
+    assert get_context_limit(config) is None
     config.max_position_embeddings = positions
-    assert context_limit(config) == limit
+    assert get_context_limit(config) == limit
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", CONTEXT_LENGTH_FIELDS)
 @pytest.mark.parametrize("limit", [0, -5])
 def test_a_context_of_no_tokens_is_refused(name: str, limit: int) -> None:
     config = PreTrainedConfig()
     setattr(config, name, limit)
     with pytest.raises(InputError, match=f"{name} is {limit} in the model's config; give a whole"):
-        context_limit(config)
+        get_context_limit(config)
 
 
 def test_relative_positions_have_no_limit() -> None:
     model = build("T5")
-    assert context_limit(model.config) is None and encoder_limit(model) is None
+    assert get_context_limit(model.config) is None and get_encoder_limit(model) is None
 
 
 def test_dynamic_frequencies_within_the_trained_length() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    assert context_limit(LlamaConfig(max_position_embeddings=64, rope_parameters=rope)) == 64
+    assert get_context_limit(LlamaConfig(max_position_embeddings=64, rope_parameters=rope)) == 64
     by_layer = {"full_attention": rope | {"original_max_position_embeddings": 16}}
     config = PreTrainedConfig()
     config.max_position_embeddings, config.rope_parameters = 64, by_layer
-    assert context_limit(config) == 16
+    assert get_context_limit(config) == 16
 
 
 def test_encoders_and_output_layers() -> None:
     bart = build("BART")
-    assert (encoder_limit(bart), encoder_rows(bart), output_rows(bart)) == (128, 64, 64)
+    assert (get_encoder_limit(bart), get_encoder_vocab_size(bart), get_output_vocab_size(bart)) == (128, 64, 64)
     bart.config.max_source_positions = 40
-    assert encoder_limit(bart) == 40
-    logits = no_logits(bart.bfloat16(), 3)
+    assert get_encoder_limit(bart) == 40
+    logits = make_empty_logits(bart.bfloat16(), 3)
     assert logits.shape == (3, 0, 64) and logits.dtype == torch.bfloat16
 
 
 def test_a_few_values_of_every_weight():
     network = tiny.llama()
-    values, weights = sketch(network), list(network.parameters())
-    assert values.shape == (PER_WEIGHT * len(weights),) and values.dtype == torch.float32
+    values, weights = sketch_weights(network), list(network.parameters())
+    assert values.shape == (SAMPLES_PER_WEIGHT * len(weights),) and values.dtype == torch.float32
     first = weights[0].detach().flatten()
-    assert values[[0, PER_WEIGHT - 1]].tolist() == first[[0, -1]].tolist()
+    assert values[[0, SAMPLES_PER_WEIGHT - 1]].tolist() == first[[0, -1]].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_the_same_target_in_another_precision(dtype):
     network = tiny.llama()
-    assert alike(sketch(network), sketch(tiny.llama().to(dtype)))
-    assert not alike(sketch(network), sketch(tiny.llama(seed=1).to(dtype)))
+    assert is_same_model(sketch_weights(network), sketch_weights(tiny.llama().to(dtype)))
+    assert not is_same_model(sketch_weights(network), sketch_weights(tiny.llama(seed=1).to(dtype)))

@@ -17,7 +17,7 @@ from foretoken.models import rewindable_states
 from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS, RecurrentStateLayer
 from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.stock.selfcheck import on_torch
+from foretoken.models.stock.selfcheck import build_torch_model
 from pairs import DEVICE
 
 CPU = torch.device("cpu")
@@ -255,7 +255,7 @@ def test_planted_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_memory_is_stated() -> None:
-    model: Any = on_torch(build("BambaForCausalLM"))
+    model: Any = build_torch_model(build("BambaForCausalLM"))
     model.start([[5] * 90, [6] * 3])
     arrays = [x for part in model.cache.list_filled_parts() for x in _arrays(part)]
     taken = sum(x.nbytes for x in arrays)

@@ -10,8 +10,8 @@ import pairs
 from foretoken.costing import stored
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.vocabularies.translated import ByText, Following, TranslatedModel
-from foretoken.models.vocabularies.words import Dictionary, Words
+from foretoken.models.vocabularies.translated import TextDrafting, SlidingContext, TranslatedModel
+from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
 from oracle import random_model
 from table import TableModel
 
@@ -35,14 +35,14 @@ class Counting(TableModel):
         return super().score(blocks, need)
 
 
-def following(texts, **options) -> tuple[Following, Counting]:
+def following(texts, **options) -> tuple[SlidingContext, Counting]:
     model = Counting(Q, V, **options)
-    follower = Following(model)
+    follower = SlidingContext(model)
     follower.start(texts)
     return follower, model
 
 
-def distributions(rows: Following, texts) -> list[list[float]]:
+def distributions(rows: SlidingContext, texts) -> list[list[float]]:
     return rows.score(texts, [int(text is not None) for text in texts])[:, 0].exp().tolist()
 
 
@@ -83,15 +83,15 @@ def test_of_a_long_text_the_end_is_read_and_moves_seldom(context):
     assert whole._cached == rows._cached
 
 
-OURS = Words({0: b"b", 1: b"a", 2: b" ab", 3: b" "}, end=4)
-THEIRS = Words({0: b"a", 1: b"ab", 2: b" ", 3: b"b", 5: b"c"}, end=4)
+OURS = Vocabulary({0: b"b", 1: b"a", 2: b" ab", 3: b" "}, eos_id=4)
+THEIRS = Vocabulary({0: b"a", 1: b"ab", 2: b" ", 3: b"b", 5: b"c"}, eos_id=4)
 SHARED = {0: 3, 1: 0, 3: 2, 4: 4}
-DICTIONARY = Dictionary(OURS, THEIRS)
+DICTIONARY = VocabularyMap(OURS, THEIRS)
 V2, DRAFT_V = 5, 7  # one id of the draft is padding
 P, Q_WORDS = random_model(1, V2), random_model(2, DRAFT_V)
 
 
-def translated(by_text: ByText | None = None, distribution=Q_WORDS) -> TranslatedModel:
+def translated(by_text: TextDrafting | None = None, distribution=Q_WORDS) -> TranslatedModel:
     return TranslatedModel(TableModel(distribution, DRAFT_V), DICTIONARY, V2, by_text)
 
 
@@ -153,12 +153,12 @@ def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
 
 def test_which_way_it_guesses():
     assert translated().drafts_from_text(greedy=True) and not translated().drafts_from_text(greedy=False)
-    assert not translated(ByText(greedy=False)).drafts_from_text(greedy=True)
+    assert not translated(TextDrafting(greedy=False)).drafts_from_text(greedy=True)
 
 
 def test_the_share_of_its_mass_on_words_of_both():
     model = translated()
-    shares = model.covered([[1], [1, 0]])
+    shares = model.measure_coverage([[1], [1, 0]])
     assert shares == pytest.approx(
         [sum(Q_WORDS(t)[i] for i in SHARED.values()) for t in ((0,), (1,))]
     )
@@ -181,7 +181,7 @@ def test_its_speed_is_known_where_that_of_its_model_is():
 
 def test_a_text_that_parts_before_what_states_go_back_to_is_read_anew() -> None:
     network = hybrids.random("Lfm2ForCausalLM", 0)
-    follower, text = Following(CausalModel(network)), [3 + 5 * i % 50 for i in range(120)]
+    follower, text = SlidingContext(CausalModel(network)), [3 + 5 * i % 50 for i in range(120)]
     follower.start([text])
     other = [*text[:20], *range(5, 50)]
     logits = follower.score([other], [1])

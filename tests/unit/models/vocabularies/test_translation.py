@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.models.vocabularies.translation import LONGEST, Translation, ways_on
-from foretoken.models.vocabularies.words import Dictionary, Words
+from foretoken.models.vocabularies.translation import MAX_WORD_TOKENS, Translation, find_continuations
+from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
 from unit.models.vocabularies.test_words import TOKENIZERS, words
 
 TEXT = 'ab a bab, naïve;\n  "ab" — 日本語 \U0001f600 aaab\n\nthe day'
@@ -14,7 +14,7 @@ KINDS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b]
 
 
 def translation(ours: str, theirs: str, text: str = "") -> Translation:
-    result = Translation(Dictionary(words(ours), words(theirs)))
+    result = Translation(VocabularyMap(words(ours), words(theirs)))
     result.extend(TOKENIZERS[ours]()(text).input_ids if text else [])
     return result
 
@@ -22,7 +22,7 @@ def translation(ours: str, theirs: str, text: str = "") -> Translation:
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)
 def test_it_is_what_the_other_tokenizer_makes_of_the_text(ours, theirs):
     text = "the day ab a, the old man"
-    assert translation(ours, theirs, text).told == TOKENIZERS[theirs]()(text).input_ids
+    assert translation(ours, theirs, text).draft_ids == TOKENIZERS[theirs]()(text).input_ids
 
 
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)
@@ -31,53 +31,53 @@ def test_it_is_a_function_of_the_text_however_that_came(ours, theirs):
     told = []
     for token in whole.ids:
         grown.extend([token])
-        told.append(grown.told)
-    assert grown.told == whole.told
+        told.append(grown.draft_ids)
+    assert grown.draft_ids == whole.draft_ids
     for n in range(len(whole.ids), 0, -1):
         grown.cut(n)
-        assert grown.told == told[n - 1]
+        assert grown.draft_ids == told[n - 1]
     grown.extend(whole.ids[1:])
-    assert grown.told == whole.told
+    assert grown.draft_ids == whole.draft_ids
 
 
 def test_a_new_token_changes_the_last_word_alone():
     grown = translation("bytes", "legacy", "the day was over before the house was warm, and")
-    before = grown.told
+    before = grown.draft_ids
     grown.extend(TOKENIZERS["bytes"]()(" the").input_ids)
     grown.extend(TOKENIZERS["bytes"]()("re").input_ids)
-    assert grown.told[: len(before)] == before
+    assert grown.draft_ids[: len(before)] == before
 
 
 def test_a_copy_goes_its_own_way():
     one = translation("bytes", "legacy", "the day")
-    other, told = one.copy(), one.told
+    other, told = one.copy(), one.draft_ids
     other.extend(one.ids)
-    assert one.told == told != other.told
+    assert one.draft_ids == told != other.draft_ids
 
 
 def test_a_long_word_is_told_in_parts():
-    grown = Translation(Dictionary(Words({0: b"a"}), Words({0: b"aa", 1: b"a"})))
-    grown.extend([0] * (LONGEST + 3))
-    assert grown.told == [0] * (LONGEST // 2) + [0, 1]
+    grown = Translation(VocabularyMap(Vocabulary({0: b"a"}), Vocabulary({0: b"aa", 1: b"a"})))
+    grown.extend([0] * (MAX_WORD_TOKENS + 3))
+    assert grown.draft_ids == [0] * (MAX_WORD_TOKENS // 2) + [0, 1]
 
 
 def test_there_is_always_something_to_read():
-    assert Translation(Dictionary(Words({0: b"a"}), Words({0: b"b"}))).told == [0]
-    grown = Translation(Dictionary(Words({0: b"a"}), Words({0: b"b"}, end=7)))
+    assert Translation(VocabularyMap(Vocabulary({0: b"a"}), Vocabulary({0: b"b"}))).draft_ids == [0]
+    grown = Translation(VocabularyMap(Vocabulary({0: b"a"}), Vocabulary({0: b"b"}, eos_id=7)))
     grown.extend([0])
-    assert grown.told == [7]
+    assert grown.draft_ids == [7]
 
 
 def test_special_tokens_are_told_once_and_those_that_the_draft_lacks_not_at_all():
-    ours = Words({5: b"a"}, specials={"<s>": 0, "<end>": 1, "<tool>": 2}, end=1)
-    theirs = Words({7: b"a"}, specials={"<s>": 3, "</s>": 4}, end=4, head=[3])
-    grown = Translation(Dictionary(ours, theirs))
+    ours = Vocabulary({5: b"a"}, special_ids={"<s>": 0, "<end>": 1, "<tool>": 2}, eos_id=1)
+    theirs = Vocabulary({7: b"a"}, special_ids={"<s>": 3, "</s>": 4}, eos_id=4, prefix_ids=[3])
+    grown = Translation(VocabularyMap(ours, theirs))
     grown.extend([0, 5, 2, 5, 1, 9])
-    assert grown.told == [3, 7, 7, 4]
+    assert grown.draft_ids == [3, 7, 7, 4]
 
 
-OURS = Words({0: b"a", 1: b"b", 2: b"ab", 3: b" ", 4: b" ab"}, end=9)
-THEIRS = Words({0: b"b", 1: b" a", 2: b"a", 3: b" "}, end=5)
+OURS = Vocabulary({0: b"a", 1: b"b", 2: b"ab", 3: b" ", 4: b" ab"}, eos_id=9)
+THEIRS = Vocabulary({0: b"b", 1: b" a", 2: b"a", 3: b" "}, eos_id=5)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ THEIRS = Words({0: b"b", 1: b" a", 2: b"a", 3: b" "}, end=5)
     ],
 )
 def test_draft_tokens_are_what_was_written_in_the_targets_tokens(text, written, draft_tokens):
-    grown = Translation(Dictionary(OURS, THEIRS))
+    grown = Translation(VocabularyMap(OURS, THEIRS))
     grown.extend(text)
-    assert grown.guesses(written) == draft_tokens
+    assert grown.to_target_tokens(written) == draft_tokens
 
 
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)
@@ -107,16 +107,16 @@ def test_the_rest_of_a_text_is_guessed_whole(ours, theirs):
     whole = TOKENIZERS[ours]()(text + rest).input_ids
     grown = translation(ours, theirs, text)
     if whole[: len(grown.ids)] == grown.ids:
-        written = words(theirs).tokens(rest.encode())
-        assert grown.guesses(written) == whole[len(grown.ids) :]
+        written = words(theirs).tokenize(rest.encode())
+        assert grown.to_target_tokens(written) == whole[len(grown.ids) :]
 
 
-OURS_SEAM = Words({0: b" day", 1: b",", 2: b"s", 3: b" days", 4: b" ", 5: b"!!"}, end=6)
-THEIRS_SEAM = Words({0: b" day", 1: b" day,", 2: b" days", 3: b" day!!", 4: b" ", 5: b" day!?"})
+OURS_SEAM = Vocabulary({0: b" day", 1: b",", 2: b"s", 3: b" days", 4: b" ", 5: b"!!"}, eos_id=6)
+THEIRS_SEAM = Vocabulary({0: b" day", 1: b" day,", 2: b" days", 3: b" day!!", 4: b" ", 5: b" day!?"})
 
 
 def text(*tokens: int) -> Translation:
-    translation = Translation(Dictionary(OURS_SEAM, THEIRS_SEAM))
+    translation = Translation(VocabularyMap(OURS_SEAM, THEIRS_SEAM))
     translation.extend(tokens)
     return translation
 
@@ -127,20 +127,20 @@ def logits(*probabilities: float) -> torch.Tensor:
 
 def test_they_go_on_from_the_text_without_another_cut_of_it():
     """ " days" is one token of the target's, which the text does not begin."""
-    ways = ways_on(text(0), logits(0.3, 0.1, 0.5, 0.2))
-    assert [(way.token, way.more, way.guess) for way in ways] == [(3, b"!!", 5), (1, b",", 1)]
+    ways = find_continuations(text(0), logits(0.3, 0.1, 0.5, 0.2))
+    assert [(way.token, way.suffix, way.target_token) for way in ways] == [(3, b"!!", 5), (1, b",", 1)]
     assert [way.share for way in ways] == pytest.approx([0.2 / 0.6, 0.1 / 0.6])
 
 
 def test_unlikely_ones_are_not_weighed():
-    assert not ways_on(text(0), logits(0.5, 0.004, 0.4))
+    assert not find_continuations(text(0), logits(0.5, 0.004, 0.4))
 
 
 def test_behind_what_has_none_longer_there_are_none():
-    assert text(0).last_told == 0 and text(0, 1).last_told is None
-    assert not ways_on(text(0, 1), logits(0.5, 0.5))
-    assert text(6).last_told is None and text().last_told is None
+    assert text(0).last_draft_id == 0 and text(0, 1).last_draft_id is None
+    assert not find_continuations(text(0, 1), logits(0.5, 0.5))
+    assert text(6).last_draft_id is None and text().last_draft_id is None
 
 
 def test_invalid_numbers_are_no_ways_on():
-    assert not ways_on(text(0), torch.full((6,), torch.nan))
+    assert not find_continuations(text(0), torch.full((6,), torch.nan))
