@@ -34,8 +34,8 @@ from foretoken.costing import contention
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import InputError, RefusedError
 from foretoken.kernels.library import choose_instruction_set
-from foretoken.loading import hub, named
-from foretoken.loading.options import ROUNDED
+from foretoken.loading import hub, named_models
+from foretoken.loading.options import ROUNDED_DTYPES
 from foretoken.measurement.races import (
     AUTOMATIC_GAMMA,
     OWN_LIBRARY,
@@ -493,9 +493,9 @@ def start_peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """Start the peers, each with the same pair in its process, or with the target alone where it
     cannot read the draft; and return why others cannot load it."""
-    own = named.without_front(spec.draft_name)
-    theirs = str(named.draft(own) or own) if readable(spec) else None
-    pair = hub.path(spec.target_name), theirs
+    own = named_models.strip_lookup(spec.draft_name)
+    theirs = str(named_models.find_draft_folder(own) or own) if readable(spec) else None
+    pair = hub.resolve_path(spec.target_name), theirs
     dtypes = loading.dtype, loading.draft_dtype
     peers: list[Peer] = []
     unable: dict[str, str] = {}
@@ -521,13 +521,13 @@ def readable(spec: Speculator) -> bool:
 def precision(spec: Speculator, loading: option.PairLoadOptions) -> dict[str, Any]:
     """Return in which precisions this package computes."""
     computed = spec.target.compute_dtype
-    cache = "float32" if computed in ROUNDED else computed  # rounded in products alone
+    cache = "float32" if computed in ROUNDED_DTYPES else computed  # rounded in products alone
     if isinstance(spec.target, NativeModel):
         cache = str(spec.target.pool.dtype)
     return {
         "weights": loading.dtype,
         "cache": cache,
-        "activations": "int8" if computed in ROUNDED else computed,
+        "activations": "int8" if computed in ROUNDED_DTYPES else computed,
         "draft": None if spec.drafter.model is None else spec.drafter.model.compute_dtype,
     }
 

@@ -32,7 +32,7 @@ import foretoken
 import machine
 from foretoken.errors import InputError, RefusedError
 from foretoken.lease import leased
-from foretoken.loading.named import asset
+from foretoken.loading.named_models import get_asset
 from foretoken.measurement.estimate import Estimate, estimate_ratio
 from foretoken.models.base import Model
 from foretoken.sampling.distributions import check, likeliest
@@ -187,7 +187,7 @@ def main() -> None:
     for dtype in arguments.dtypes:
         rounded = foretoken.load(arguments.target, dtype=dtype, **how)
         compare(dtype, exact.target, rounded.target)
-    folder = asset("target") if arguments.target == "novels" else Path(arguments.target)
+    folder = get_asset("target") if arguments.target == "novels" else Path(arguments.target)
     for kind in arguments.gguf:
         with tempfile.TemporaryDirectory() as place:
             file = Path(place) / f"{kind}.gguf"

@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import foretoken
-from foretoken.loading.sources import source, tokenizer
+from foretoken.loading.sources import find_source, load_tokenizer
 
 COUNTS = {"gsm8k": 7473, "mbpp": 828, "translation": 4000, "novels": 3500, "wikipedia": 3500}
 BEFORE = "<|im_start|>user\n"
@@ -114,7 +114,7 @@ def write_prompts(args: argparse.Namespace) -> None:
     dice = random.Random(0)
     kinds = gsm8k, mbpp, translation, novels, wikipedia
     prompts = [p for make in kinds for p in make(args.data, dice)]
-    words: Any = tokenizer(args.target, None, False)
+    words: Any = load_tokenizer(args.target, None, False)
 
     def templated(text: str) -> str:
         turns = [{"role": "user", "content": text}]
@@ -159,9 +159,9 @@ def pack(args: argparse.Namespace) -> None:
 
 def write_folder(args: argparse.Namespace) -> None:
     """Write the weights of the GGUF file as other libraries read them, with the tokenizer."""
-    network = source(args.target, None, False).network(torch.float32, torch.device("cpu"))
+    network = find_source(args.target, None, False).load_network(torch.float32, torch.device("cpu"))
     network.save_pretrained(args.out)
-    words: Any = tokenizer(args.target, None, False)
+    words: Any = load_tokenizer(args.target, None, False)
     words.save_pretrained(args.out)
 
 

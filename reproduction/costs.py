@@ -82,7 +82,7 @@ class FleetCosts:
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all; OSError where it cannot be written."""
-        files.write(path, (json.dumps(asdict(self), allow_nan=False) + "\n").encode())
+        files.write_atomically(path, (json.dumps(asdict(self), allow_nan=False) + "\n").encode())
 
 
 def load(path: Path) -> FleetCosts:

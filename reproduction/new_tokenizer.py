@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from foretoken.errors import InputError, one_line
 from foretoken.storage import files
-from foretoken.train.corpus import encode, split
+from foretoken.train.corpus import encode, split_texts
 
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|padding|>"
 
@@ -65,7 +65,7 @@ def tokenizer_of_run(
     folder = tokenizer_folder or out / "tokenizer"
     if tokenizer_folder is None and not folder.exists():
         fresh = make()
-        with files.folder(folder) as part:
+        with files.replace_folder(folder) as part:
             fresh.save_pretrained(part)
     return read_tokenizer(folder)
 
@@ -92,7 +92,7 @@ class Corpus:
 
 def build(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> Corpus:
     """Encode a list of texts with the split above."""
-    train, held_out = split(texts)
+    train, held_out = split_texts(texts)
     return Corpus(
         encode(train, tokenizer),
         encode(held_out, tokenizer),

@@ -119,12 +119,12 @@ def write(report: PaperReport, out: Path) -> list[Path]:
     (out / "plots").mkdir(parents=True, exist_ok=True)
     for chapter in report.chapters:
         for plot in (plot for section in chapter.sections for plot in section.plots):
-            files.write(out / "plots" / f"{chapter.name}-{plot.name}.png", png(plot))
+            files.write_atomically(out / "plots" / f"{chapter.name}-{plot.name}.png", png(plot))
         text = _rendered("chapter.md", chapter=chapter)
-        files.write(out / f"report-{chapter.name}.md", text.encode())
+        files.write_atomically(out / f"report-{chapter.name}.md", text.encode())
     style = Markup(view.STYLE)
-    files.write(out / PAGE, _rendered("page.html", report=report, view=view, style=style).encode())
-    files.write(out / TEXT, _rendered("page.md", report=report).encode())
+    files.write_atomically(out / PAGE, _rendered("page.html", report=report, view=view, style=style).encode())
+    files.write_atomically(out / TEXT, _rendered("page.md", report=report).encode())
     content = json.dumps(document(report), allow_nan=False) + "\n"
-    files.write(out / DOCUMENT, content.encode())
+    files.write_atomically(out / DOCUMENT, content.encode())
     return [out / PAGE, out / TEXT, out / DOCUMENT]

@@ -17,7 +17,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.inputs import Prompt
 from foretoken.loading.load import load
-from foretoken.loading.named import NOVELS
+from foretoken.loading.named_models import NOVELS
 from foretoken.request import Request, uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import MAX_ROWS, Speculator

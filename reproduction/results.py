@@ -93,7 +93,7 @@ class ResultFile:
         self._lines: dict[tuple[str, str, str], ResultLine] = {}
         self._origins: dict[str, list[ResultOrigin]] = {}
         self._last: dict[str, str] = {}
-        with files.naming(path):
+        with files.name_path_in_errors(path):
             content = path.read_bytes() if path.exists() else b""
         for number, text in enumerate(content.split(b"\n"), 1):
             if text.strip() and not self._read(text):
@@ -103,7 +103,7 @@ class ResultFile:
     def add(self, line: ResultLine | ResultOrigin) -> None:
         """Append one; what a full disk took of it is removed again."""
         text = self._gap + (json.dumps(line.model_dump(), allow_nan=False) + "\n").encode()
-        with files.naming(self.path), open(self.path, "ab", buffering=0) as file:
+        with files.name_path_in_errors(self.path), open(self.path, "ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             try:
                 rest = memoryview(text)

@@ -10,7 +10,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.request import uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import MAX_ROWS, Speculator
-from foretoken.train.corpus import PROMPT
+from foretoken.train.corpus import PROMPT_TOKENS
 
 LENGTH = 240  # tokens of a sample, behind its prompt
 
@@ -27,13 +27,13 @@ def samples(
         raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
     if tokens < 1:
         raise InputError(f"tokens is {tokens}; give 1 or more")
-    if prompts is not None and len(prompts) <= PROMPT:
-        raise InputError(f"the text gives {len(prompts)} tokens; give more than {PROMPT}")
+    if prompts is not None and len(prompts) <= PROMPT_TOKENS:
+        raise InputError(f"the text gives {len(prompts)} tokens; give more than {PROMPT_TOKENS}")
     SamplingParams(temperature)  # raises for one that is invalid, before the work
-    context = spec.target.context or PROMPT + LENGTH
-    if context <= PROMPT:
+    context = spec.target.context or PROMPT_TOKENS + LENGTH
+    if context <= PROMPT_TOKENS:
         raise RefusedError(f"the target's context of {context} leaves no room to sample in")
-    return _sampled(spec, tokens, min(LENGTH, context - PROMPT), prompts, temperature, seed)
+    return _sampled(spec, tokens, min(LENGTH, context - PROMPT_TOKENS), prompts, temperature, seed)
 
 
 def _sampled(
@@ -49,8 +49,8 @@ def _sampled(
     written = 0
     while written < tokens:
         rows = min(MAX_ROWS, -(-(tokens - written) // length))
-        starts = random.integers(0, max(1, len(text) - PROMPT), size=rows).tolist()
-        batch = [[int(token) for token in text[at : at + PROMPT]] for at in starts]
+        starts = random.integers(0, max(1, len(text) - PROMPT_TOKENS), size=rows).tolist()
+        batch = [[int(token) for token in text[at : at + PROMPT_TOKENS]] for at in starts]
         keys = [(seed, written + b) for b in range(rows)]
         options = {"temperature": temperature, "gamma": 0, "seed": keys}
         texts = spec.generate(list(batch), max_new_tokens=length, **options)

@@ -306,7 +306,7 @@ def write(path: Path, pairs: Iterable[Pair]) -> None:
     line."""
     rows = [json.dumps({"source": s, "target": t}, ensure_ascii=False) for s, t in pairs]
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, "\n".join(rows).encode())
+    files.write_atomically(path, "\n".join(rows).encode())
     print(f"{path}: {len(rows)} pairs", flush=True)
 
 
@@ -318,12 +318,12 @@ def prepare_news(texts: list[Path], out: Path) -> None:
     size = -(-len(every) // corpus.HELD_OUT_EVERY**2)
     parts = ["\n".join(every[start : start + size]) for start in range(0, len(every), size)]
     for number, part in enumerate(parts):
-        files.write(out / "text" / f"{number:03}.txt", part.encode())
-    _, held_out = corpus.split(parts)
+        files.write_atomically(out / "text" / f"{number:03}.txt", part.encode())
+    _, held_out = corpus.split_texts(parts)
     split = [line.split() for part in held_out for line in part.split("\n")]
     prompts = [" ".join(line[:BEGINNING]) for line in split if len(line) > BEGINNING]
     sample = prompts[:: max(1, len(prompts) // PROMPTS)][:PROMPTS]
-    files.write(out / "prompts.txt", "\n".join(sample).encode())
+    files.write_atomically(out / "prompts.txt", "\n".join(sample).encode())
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from foretoken.loading import sources
 from foretoken.models.row_slots import pad_blocks
 from foretoken.train import corpus
 from foretoken.train.corpus import Example, ExampleLine
-from foretoken.train.loop import Loop, folder_of_run
+from foretoken.train.loop import TrainingLoop, make_run_folder
 from foretoken.train.recipe import TrainingRecipe, require_positive
 from reproduction import new_tokenizer
 
@@ -70,11 +70,11 @@ def train_lm(
     is resumed.
     """
     texts, context = corpus.read_texts(data), config.max_position_embeddings
-    folder_of_run(out)
+    make_run_folder(out)
     tokenizer = new_tokenizer.tokenizer_of_run(
         out,
         tokenizer_folder or init,
-        lambda: new_tokenizer.train_tokenizer(corpus.split(texts)[0], config.vocab_size, context),
+        lambda: new_tokenizer.train_tokenizer(corpus.split_texts(texts)[0], config.vocab_size, context),
     )
     books = new_tokenizer.build(texts, tokenizer)
     if len(books.train) <= context or len(books.held_out) <= context:
@@ -90,7 +90,7 @@ def train_lm(
     else:
         model = cast(LlamaForCausalLM, _loaded(init, "llama", tokenizer, {}))
         model.config.max_position_embeddings = context
-    loop = Loop(out, model, recipe)
+    loop = TrainingLoop(out, model, recipe)
 
     def loss_at(step: int) -> Tensor:
         model.train()
@@ -116,7 +116,7 @@ def train_lm(
 
 
 def _trained(
-    loop: Loop,
+    loop: TrainingLoop,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast | None,
     loss_at: Callable[[int], Tensor],
@@ -143,10 +143,10 @@ def _loaded(
 ) -> PreTrainedModel:
     """The weights of a folder. InputError where they are of another kind, or too few rows for the
     tokenizer."""
-    start = sources.source(folder, None, False)
+    start = sources.find_source(folder, None, False)
     if start.config.model_type != kind:
         raise InputError(f"{folder} is a {start.config.model_type} model; give one of kind {kind}")
-    model = replace(start, options=start.options | options).network(*IN_FULL)
+    model = replace(start, options=start.options | options).load_network(*IN_FULL)
     rows, ids = model.config.vocab_size, max(tokenizer.get_vocab().values()) + 1
     if rows < ids:
         raise InputError(f"{folder} has {rows} rows for {ids} tokens; leave --tokenizer out")
@@ -198,9 +198,9 @@ def train_seq2seq(
     """
     require_positive("length", length)
     lines = _pairs(data)
-    folder_of_run(out)
+    make_run_folder(out)
     tokenizer = _pair_tokenizer(out, tokenizer_folder or init, lines, config.vocab_size)
-    lessons = corpus.read(data, tokenizer, length, encoder_decoder=True)
+    lessons = corpus.read_examples(data, tokenizer, length, encoder_decoder=True)
     torch.manual_seed(recipe.seed)
     dropout = config.dropout_rate
     if init is None:
@@ -212,7 +212,7 @@ def train_seq2seq(
         options = {"dropout_rate": dropout}
         model = cast(T5ForConditionalGeneration, _loaded(init, "t5", tokenizer, options))
     settings = {"length": length, "dropout": dropout, "data": lessons.digest}
-    loop = Loop(out, model, recipe, settings)
+    loop = TrainingLoop(out, model, recipe, settings)
     batches = Batches(lessons.train, recipe.batch, recipe.seed)
     few = lessons.held_out[:: max(1, len(lessons.held_out) // EXAM)][:EXAM]
 
@@ -336,12 +336,12 @@ def train_images(
     """Train as `train_lm` does, on `images [N, 1 + pixels]`, tokens: what each begins with, and its
     pixels. One in sixteen is held out. `unnamed`: what one in ten begins with instead, so that
     images can be guided."""
-    folder_of_run(out)
+    make_run_folder(out)
     parts = corpus.hold_out(list(images.astype(np.int64)))
     train, held_out = (torch.from_numpy(np.stack(part)) for part in parts)
     torch.manual_seed(recipe.seed)
     model = ImageGPTForCausalImageModeling(config)
-    loop = Loop(out, model, recipe)
+    loop = TrainingLoop(out, model, recipe)
 
     def loss_at(step: int) -> Tensor:
         model.train()
@@ -373,7 +373,7 @@ def pixel_loss(model: ImageGPTForCausalImageModeling, images: Tensor) -> Tensor:
 
 
 def _pairs(data: Path) -> list[ExampleLine]:
-    lines = corpus.lines(data)
+    lines = corpus.read_lines(data)
     for number, line in lines.items():
         if not line.target:
             raise InputError(f"{data}, line {number}: there is no target; give source and target")

@@ -23,8 +23,8 @@ from foretoken.loading.load import load
 from foretoken.models.row_slots import pad_blocks
 from foretoken.train import corpus
 from foretoken.train.corpus import Example, Examples
-from foretoken.train.loop import Loop, folder_of_run
-from foretoken.train.pair import Authors, LessonText, Pair, scores
+from foretoken.train.loop import TrainingLoop, make_run_folder
+from foretoken.train.pair import BatchSource, TrainingSequence, Pair, compute_logits
 from foretoken.train.recipe import TrainingRecipe, require_positive, require_share
 from reproduction.blockwise import Heads, ends_of
 
@@ -41,7 +41,7 @@ class Teacher:
 
     network: PreTrainedModel
     texts: Examples
-    authors: Authors
+    authors: BatchSource
 
     @classmethod
     def of(
@@ -64,9 +64,9 @@ class Teacher:
         # its texts follow its own distribution, at temperature 1
         spec = replace(spec, suggested={})
         encoder_decoder = spec.target.encoder_decoder
-        texts = corpus.read(data, tokenizer, length, encoder_decoder=encoder_decoder)
+        texts = corpus.read_examples(data, tokenizer, length, encoder_decoder=encoder_decoder)
         pair = Pair(network, network, spec, spec)  # without a draft that could write
-        return cls(network, texts, Authors(pair, 1.0, length, target_generated=target_generated))
+        return cls(network, texts, BatchSource(pair, 1.0, length, target_generated=target_generated))
 
 
 def train_heads(
@@ -82,14 +82,14 @@ def train_heads(
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another --out, for a file")
     _require_texts(teacher, count)
-    folder = folder_of_run(out.with_name(f"{out.name}.run"))
+    folder = make_run_folder(out.with_name(f"{out.name}.run"))
     target, authors, texts = teacher.network, teacher.authors, teacher.texts
     heads = Heads.fresh(target, count, recipe.seed).to(target.device, target.dtype)
-    exam = authors.exam(texts.held_out, HELD_OUT, recipe.seed)
-    loop = Loop(folder, heads, recipe, _settings(heads, teacher))
+    exam = authors.generate_held_out(texts.held_out, HELD_OUT, recipe.seed)
+    loop = TrainingLoop(folder, heads, recipe, _settings(heads, teacher))
 
     def loss_at(step: int) -> Tensor:
-        return distance(heads, target, authors.batch(texts.train, recipe.batch, recipe.seed, step))
+        return distance(heads, target, authors.make_batch(texts.train, recipe.batch, recipe.seed, step))
 
     measured = None
     for loss in loop.losses(loss_at):
@@ -118,12 +118,12 @@ def _require_texts(teacher: Teacher, count: int) -> None:
         )
 
 
-def _longest(authors: Authors, examples: Sequence[Example]) -> int:
+def _longest(authors: BatchSource, examples: Sequence[Example]) -> int:
     """The most tokens that a text may have, the decoder's prompt included."""
     sampled = authors.target_generated > 0  # such texts may reach the limit
     return max(
         len(r.prompt) + (r.limit if sampled else min(r.limit, len(e.reference) or r.limit))
-        for e, r in zip(examples, authors.requests(examples), strict=True)
+        for e, r in zip(examples, authors.make_requests(examples), strict=True)
     )
 
 
@@ -138,7 +138,7 @@ def _settings(heads: Heads, teacher: Teacher) -> dict[str, Any]:
     }
 
 
-def distance(heads: Heads, target: PreTrainedModel, texts: list[LessonText]) -> Tensor:
+def distance(heads: Heads, target: PreTrainedModel, texts: list[TrainingSequence]) -> Tensor:
     """Mean cross-entropy of the heads' distributions against the target's, in nats per draft
     token."""
     losses = [
@@ -151,7 +151,7 @@ def distance(heads: Heads, target: PreTrainedModel, texts: list[LessonText]) -> 
 
 @torch.no_grad()
 def measure(
-    heads: Heads, target: PreTrainedModel, texts: list[LessonText], batch: int
+    heads: Heads, target: PreTrainedModel, texts: list[TrainingSequence], batch: int
 ) -> list[float]:
     """Return alpha of each head, the mean of sum min(p, q) (Corollary 3.6), on `texts`, `batch` of
     them at a time."""
@@ -165,14 +165,14 @@ def measure(
 
 
 def distributions(
-    heads: Heads, target: PreTrainedModel, texts: list[LessonText]
+    heads: Heads, target: PreTrainedModel, texts: list[TrainingSequence]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """For each head the target's logits and its own for the same tokens, `[N, V]` each.
 
     At place i the target has read token i, and token i + 1 was chosen: head k (from 1) learns the
     target's distribution at place i + k.
     """
-    rows = [[*text.request.prompt, *text.new] for text in texts]
+    rows = [[*text.request.prompt, *text.new_tokens] for text in texts]
     ids = pad_blocks(rows, target.device)
     hidden, logits = along(target, ids, texts)
     output, embeddings = ends_of(target)
@@ -186,13 +186,13 @@ def distributions(
 
 
 @torch.no_grad()
-def along(target: PreTrainedModel, ids: Tensor, texts: list[LessonText]) -> tuple[Tensor, Tensor]:
+def along(target: PreTrainedModel, ids: Tensor, texts: list[TrainingSequence]) -> tuple[Tensor, Tensor]:
     """The output layer's input `[B, T, H]` and the logits `[B, T, V]` along the texts."""
     read: list[Tensor] = []
     output, _ = ends_of(target)
     hook = output.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     try:
-        logits = scores(target, texts, ids)
+        logits = compute_logits(target, texts, ids)
     finally:
         hook.remove()
     return read[-1], logits

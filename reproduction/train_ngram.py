@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken.errors import InputError
 from foretoken.train import corpus
-from foretoken.train.corpus import PAIRS
+from foretoken.train.corpus import PAIR_SUFFIXES
 from reproduction.ngram import Level, NGram, fingerprint
 
 Ids = np.ndarray | Iterable[Sequence[int] | np.ndarray]
@@ -58,7 +58,7 @@ def fit_from_text(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) ->
     file of pairs."""
     vocabulary = tokenizer.get_vocab()
     V, mark = max(vocabulary.values()) + 1, fingerprint(vocabulary)  # ids may have gaps
-    if path.suffix in PAIRS:
+    if path.suffix in PAIR_SUFFIXES:
         return fit(_targets(path, tokenizer, order), V, order, fingerprint=mark)
     ids = corpus.encode(corpus.read_texts(path), tokenizer)
     # encode begins with the end-of-text token
@@ -71,10 +71,10 @@ def held_out_bits_of_text(
     """Return the bits a token of text or targets that are held out, under a table of the others;
     None where there is too little to hold out."""
     V = max(tokenizer.get_vocab().values()) + 1
-    if path.suffix in PAIRS:
+    if path.suffix in PAIR_SUFFIXES:
         start = len(_start(tokenizer, order))
         return held_out_bits(_targets(path, tokenizer, order), V, order, start)
-    train, unseen = corpus.split(corpus.read_texts(path))
+    train, unseen = corpus.split_texts(corpus.read_texts(path))
     if not any(unseen):
         return None
     ids = corpus.encode(train, tokenizer)
@@ -124,7 +124,7 @@ def _numbers(level: Level, context: np.ndarray, token: np.ndarray, V: int) -> np
 
 def _targets(path: Path, tokenizer: PreTrainedTokenizerBase, order: int) -> list[list[int]]:
     """The targets of pairs, from a decoder's start to the end that the tokenizer puts there."""
-    targets = [line.target for line in corpus.lines(path).values() if line.target]
+    targets = [line.target for line in corpus.read_lines(path).values() if line.target]
     if not targets:
         raise InputError(f"{path} has no targets; give pairs, or text in a .txt file")
     ids = tokenizer(text_target=targets, verbose=False).input_ids

@@ -18,7 +18,7 @@ import psutil
 
 from census import MAPS, census, classes
 from foretoken.cli.render import track_progress
-from foretoken.storage.cache import versions
+from foretoken.storage.cache import get_versions
 
 ROOT = Path(__file__).parents[1]
 RESULT, PAGE = ROOT / "benchmarks/results/families.json", ROOT / "docs/families.md"
@@ -89,15 +89,15 @@ def judge_all() -> dict[str, Any]:
         why = ", ".join(filter(None, [verdict.form, verdict.reason]))
         print(f"{verdict.name}: {verdict.outcome}{f' ({why})' if why else ''}", flush=True)
         done.append(asdict(verdict))
-        _write(UNFINISHED, {"versions": versions(), "families": done})
-    return {"versions": versions(), "families": done}
+        _write(UNFINISHED, {"versions": get_versions(), "families": done})
+    return {"versions": get_versions(), "families": done}
 
 
 def _unfinished() -> list[dict[str, Any]]:
     """Return what an earlier run judged with the same versions, without failures: a busy machine
     may be why."""
     known = json.loads(UNFINISHED.read_text()) if UNFINISHED.exists() else {}
-    same = known.get("versions") == versions()
+    same = known.get("versions") == get_versions()
     return [each for each in known["families"] if each["outcome"] != "failed"] if same else []
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 import foretoken
 import tiny
 from foretoken.train.corpus import Example, Examples
-from foretoken.train.own_texts import own_texts
+from foretoken.train.generated_data import generate_references
 
 V = 64
 ROOM = 10**8  # bytes for states
@@ -26,4 +26,4 @@ def examples(target: PreTrainedModel, folder: Path, count: int = 24) -> Examples
     asked = Examples(prompts[4:], prompts[:4], "prompts")
     spec = foretoken.load(target, "none")
     options: dict[str, Any] = {"length": 20, "temperatures": (1.0, 0.0), "seed": 0}
-    return own_texts(spec, asked, folder, **options, report=lambda n: None)
+    return generate_references(spec, asked, folder, **options, report=lambda n: None)

@@ -29,14 +29,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import gpu
-from foretoken.loading.sources import source, tokenizer
+from foretoken.loading.sources import find_source, load_tokenizer
 from foretoken.models.stock.pair_files import dequantize
 from foretoken.train import student as student_module
 from foretoken.train.dspark import DSparkLesson
 from foretoken.train.eagle import EagleLesson, EagleStudent
-from foretoken.train.kept_states import TextStates
-from foretoken.train.loop import optimizers
-from foretoken.train.student import Lesson, Student, taps_of
+from foretoken.train.hidden_state_dataset import SequenceHiddenStates
+from foretoken.train.loop import make_optimizers
+from foretoken.train.student import Lesson, Student, choose_taps
 from smollm2_draft import BEFORE, lines, pack
 
 ROOM = 3_000_000  # tokens of texts that are written at once: 70 GB of keys and values
@@ -47,7 +47,7 @@ BEHIND = 48  # tokens that are kept behind the end of an answer
 LONGEST = 1400  # tokens of a prompt
 HELD_OUT = 192  # texts
 WARMUP, DECAY, RATE = 200, 0.3, 3e-3  # steps, share of the time, Muon's and AdamW's learning rate
-student_module.ROWS = 1 << 14  # places whose distributions are made at a time
+student_module.POSITIONS_PER_CHUNK = 1 << 14  # places whose distributions are made at a time
 
 
 class Text(NamedTuple):
@@ -183,9 +183,9 @@ def written(args: argparse.Namespace, network: Any, words: Any, dice: random.Ran
 
 
 @torch.no_grad()
-def with_states(network: Any, texts: list[Text]) -> list[TextStates]:
+def with_states(network: Any, texts: list[Text]) -> list[SequenceHiddenStates]:
     """The same with the target's states, by float32 networks in TF32."""
-    taps, result = taps_of(network), dict[int, TextStates]()
+    taps, result = choose_taps(network), dict[int, SequenceHiddenStates]()
     for some in batches(list(range(len(texts))), texts, 32_000):
         ids = pad_sequence([torch.tensor(texts[i].ids) for i in some], batch_first=True)
         out = network.model(ids, output_hidden_states=True, use_cache=False)
@@ -195,7 +195,7 @@ def with_states(network: Any, texts: list[Text]) -> list[TextStates]:
             mass = network.lm_head(hidden[row, :n]).logsumexp(-1)
             both = torch.cat([x[row, :n] for x in states], -1), hidden[row, :n]
             own = (x.bfloat16() for x in both)
-            result[i] = TextStates(ids[row, :n].clone(), texts[i].prompt, *own, mass)
+            result[i] = SequenceHiddenStates(ids[row, :n].clone(), texts[i].prompt, *own, mass)
     return [result[i] for i in range(len(texts))]
 
 
@@ -217,7 +217,7 @@ def begun(network: Any, folder: Path, lesson: EagleLesson) -> EagleStudent:
     ids = held["d2t"] + torch.arange(len(held["d2t"]), device="cpu")
     student = EagleStudent(network, ids.to(gpu.DEVICE), lesson, 0)
     for name, weight in student.network.state_dict().items():
-        stored = student.stored(name)
+        stored = student.get_stored_name(name)
         if stored in held:  # all but the output layer, which is the target's
             weight.copy_(held[stored])
     return student
@@ -226,7 +226,7 @@ def begun(network: Any, folder: Path, lesson: EagleLesson) -> EagleStudent:
 def train(
     name: str,
     student: Student,
-    texts: list[TextStates],
+    texts: list[SequenceHiddenStates],
     lesson: Lesson,
     args: argparse.Namespace,
     seconds: float,
@@ -234,7 +234,7 @@ def train(
     """Train for so many seconds, write the draft, and return how it went."""
     held = {i: texts[i].ids.tolist() for i in range(HELD_OUT)}
     learnt, dice = list(range(HELD_OUT, len(texts))), random.Random(0)
-    steps = optimizers(student.network, RATE)
+    steps = make_optimizers(student.network, RATE)
     start, step, total, shown, log = time.time(), 0, 0, 0.0, list[dict[str, Any]]()
     queue: list[list[int]] = []
     while (past := time.time() - start) < seconds:
@@ -269,11 +269,11 @@ def train(
 
 
 def measured(
-    student: Student, texts: list[TextStates], held: dict[int, list[int]]
+    student: Student, texts: list[SequenceHiddenStates], held: dict[int, list[int]]
 ) -> dict[str, Any]:
     in_memory: Any = SimpleNamespace(read=texts.__getitem__)
     with torch.autocast(gpu.DEVICE, torch.bfloat16):
-        alpha = student.alpha(in_memory, held, 16)
+        alpha = student.measure_alpha(in_memory, held, 16)
     return {"alpha": [round(x, 4) for x in alpha]}
 
 
@@ -297,8 +297,8 @@ def main() -> None:
     def said(*what: object) -> None:
         print(f"{time.time() - start:.0f} s:", *what, flush=True)
 
-    words = tokenizer(args.target, None, False)
-    network: Any = source(args.target, None, False).network(torch.float32, torch.device("cpu"))
+    words = load_tokenizer(args.target, None, False)
+    network: Any = find_source(args.target, None, False).load_network(torch.float32, torch.device("cpu"))
     network = network.to(gpu.DEVICE).eval().requires_grad_(False)
     torch.set_default_device(gpu.DEVICE)
     torch.manual_seed(0)
@@ -320,7 +320,7 @@ def main() -> None:
             student = (
                 begun(network, args.begin, lesson)
                 if args.begin and isinstance(lesson, EagleLesson)
-                else lesson.student(network, counted, 0)
+                else lesson.make_student(network, counted, 0)
             )
             student.network.to(gpu.DEVICE)
             student.rows = student.rows.bfloat16()

@@ -114,7 +114,7 @@ def _recipes(paths: list[Path], out: Path, *, measuring: bool) -> list[Recipe]:
         read_prompts(recipe.prompts)
         LoadOptions(dtype=recipe.dtype)
         if recipe.target is not None:
-            hub.require(recipe.target, None)
+            hub.require_model(recipe.target, None)
     return recipes
 
 
@@ -134,11 +134,11 @@ def _tell_changed(recipes: list[Recipe], cases: list[Job]) -> None:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """A results file that no other process adds to meanwhile."""
-    with files.naming(path):
+    with files.name_path_in_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab")
     with file:
-        files.lock(file, path)
+        files.lock_file(file, path)
         yield
 
 

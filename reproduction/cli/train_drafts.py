@@ -62,7 +62,7 @@ def heads(
     held-out prompts, continued by the target at temperature 1. The same command resumes a run that
     was killed.
     """
-    from foretoken.train.pair import read_target
+    from foretoken.train.pair import load_target
     from reproduction.train_heads import Teacher, train_heads
 
     target = option.resolve_target(target)
@@ -71,7 +71,7 @@ def heads(
     option.require_folder(out)
     options = reading.arguments
     generation_config = options.pop("generation_config")
-    target_model = read_target(target, **options)
+    target_model = load_target(target, **options)
     texts = training.length, training.target_generated
     teacher = Teacher.of(*target_model, data, *texts, generation_config)
     with exit_on_interrupt("interrupted; the same command goes on"):
@@ -115,7 +115,7 @@ def samples(
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its samples have no text")
     texts = _sampled(spec, data, tokens, temperature, seed)
-    files.write(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
+    files.write_atomically(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
     print(f"{out}: {sum(map(len, texts))} tokens")
     print(f"use it: python -m reproduction train lm --data {out} --tokenizer {target} --out FOLDER")
 
@@ -218,7 +218,7 @@ def _fitted_to_text(data: Path, loading: option.TargetLoadOptions, order: int) -
     from reproduction.train_ngram import fit_from_text, held_out_bits_of_text
 
     origin = loading.revision, loading.trust_remote_code
-    tokenizer = sources.tokenizer(loading.tokenizer, *origin, required=True)
+    tokenizer = sources.load_tokenizer(loading.tokenizer, *origin, required=True)
     assert tokenizer is not None  # required
     return fit_from_text(data, tokenizer, order), held_out_bits_of_text(data, tokenizer, order)
 

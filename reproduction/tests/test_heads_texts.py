@@ -18,7 +18,7 @@ from foretoken.measurement.agreement import POSITIONS_PER_FORWARD, compute_overl
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
 from foretoken.sampling.keys import RowKey
-from foretoken.train.pair import LessonText
+from foretoken.train.pair import TrainingSequence
 from pairs import PROMPTS, V, assert_greedy, speculator, stock, target
 from reproduction.blockwise import Heads, ends_of
 from reproduction.heads import HeadsDrafter
@@ -34,7 +34,7 @@ def rehearsed(model: PreTrainedModel, prompt: list[int], count: int) -> Heads:
     encoder_decoder = model.config.is_encoder_decoder
     start = [model.generation_config.decoder_start_token_id] if encoder_decoder else prompt
     request = Request(start, LIMIT, RowKey(0, 0), source=prompt if encoder_decoder else None)
-    texts = [LessonText(request, stock(model, prompt, LIMIT))]
+    texts = [TrainingSequence(request, stock(model, prompt, LIMIT))]
     steps = torch.optim.Adam(heads.parameters(), lr=0.02)
     for _ in range(40):
         distance(heads, model, texts).backward()

@@ -7,7 +7,7 @@ import pytest
 
 from foretoken import load
 from foretoken.errors import InputError, RefusedError
-from foretoken.train.corpus import PROMPT
+from foretoken.train.corpus import PROMPT_TOKENS
 from reproduction.samples import samples
 from tiny import llama, t5
 
@@ -38,7 +38,7 @@ def test_prompts_are_cut_from_the_ids(spec, monkeypatch):
     original = type(spec).generate
     monkeypatch.setattr(type(spec), "generate", generate)
     list(samples(spec, 1, **OPTIONS))
-    assert seen and all(p == list(range(p[0], p[0] + PROMPT)) for p in seen)
+    assert seen and all(p == list(range(p[0], p[0] + PROMPT_TOKENS)) for p in seen)
 
 
 def test_what_cannot_be_sampled(spec):
@@ -46,10 +46,10 @@ def test_what_cannot_be_sampled(spec):
         samples(spec, 0, **OPTIONS)
     with pytest.raises(InputError, match="temperature is -1"):
         samples(spec, 1, **{**OPTIONS, "temperature": -1})
-    with pytest.raises(InputError, match=f"the text gives {PROMPT} tokens; give more than"):
-        samples(spec, 1, **{**OPTIONS, "prompts": np.zeros(PROMPT, dtype=np.uint16)})
+    with pytest.raises(InputError, match=f"the text gives {PROMPT_TOKENS} tokens; give more than"):
+        samples(spec, 1, **{**OPTIONS, "prompts": np.zeros(PROMPT_TOKENS, dtype=np.uint16)})
     with pytest.raises(RefusedError, match="leaves no room to sample in"):
-        samples(load(llama(V=64, context=PROMPT), "none"), 1, **OPTIONS)
+        samples(load(llama(V=64, context=PROMPT_TOKENS), "none"), 1, **OPTIONS)
     with pytest.raises(RefusedError, match="an encoder-decoder has no text of its own"):
         samples(load(t5(), "none"), 1, **OPTIONS)
 

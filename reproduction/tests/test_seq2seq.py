@@ -183,7 +183,7 @@ def _tokenizer(pairs: Path, tmp_path: Path) -> Path:
 
 def test_targets_are_cut_and_end_with_the_end_of_text(pairs, tmp_path):
     tokenizer = read_tokenizer(_tokenizer(pairs, tmp_path))
-    parsed = corpus.read(pairs, tokenizer, 12, encoder_decoder=True)
+    parsed = corpus.read_examples(pairs, tokenizer, 12, encoder_decoder=True)
     everyone = [*parsed.train, *parsed.held_out]
     assert all(pair.prompt[-1] == tokenizer.eos_token_id for pair in everyone)
     ends = {pair.reference[-1] == tokenizer.eos_token_id for pair in everyone}

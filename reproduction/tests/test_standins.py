@@ -68,7 +68,7 @@ def test_translation_leaves_out_unlike_pairs_and_test_sources(tmp_path, ran):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     names = [str(tmp_path / f"{name}.jsonl") for name in ("train", "test")]
     standins.translation(names[:1], tmp_path / "out", names[1:], distill_steps=7)
-    (kept,) = corpus.lines(tmp_path / "out" / "pairs.jsonl").values()
+    (kept,) = corpus.read_lines(tmp_path / "out" / "pairs.jsonl").values()
     assert (kept.source, kept.target) == rows[0]
     trained = [line for line in ran if line[:3] == ["reproduction", "train", "seq2seq"]]
     taught = [line for line in ran if line[:3] == ["foretoken", "train", "distill"]]
@@ -83,7 +83,7 @@ def test_news_in_parts_of_which_some_are_held_out(tmp_path, ran):
     assert len(parts) == 250
     lines = "\n".join(p.read_text() for p in parts).split("\n")
     assert [line.split()[0] for line in lines] == [str(i) for i in range(1000)]
-    learnt, held_out = corpus.split(corpus.read_texts(tmp_path / "text"))
+    learnt, held_out = corpus.split_texts(corpus.read_texts(tmp_path / "text"))
     prompts = (tmp_path / "prompts.txt").read_text().split("\n")
     assert len(prompts) == 60 and all(p.endswith(" b c d e f g h") for p in prompts)
     assert all(any(p in text for text in held_out) for p in prompts)

@@ -113,8 +113,8 @@ def test_an_out_in_the_way_of_another_is_refused_first(text, tmp_path):
 def test_each_head_is_taught_the_distribution_of_its_own_place(text):
     """Untrained heads repeat the target's distribution of the place that they read."""
     source = teacher(text)
-    texts = source.authors.batch(source.texts.train, 2, 0, 0)
-    row = [*texts[0].request.prompt, *texts[0].new]
+    texts = source.authors.make_batch(source.texts.train, 2, 0, 0)
+    row = [*texts[0].request.prompt, *texts[0].new_tokens]
     with torch.no_grad():
         stock = source.network(torch.tensor([row])).logits[0]
     for k, (taught, own) in enumerate(
@@ -136,7 +136,7 @@ def test_heads_learn_what_the_target_says(text, tmp_path):
     target = tiny.llama()
     train_heads(teacher(text, target), tmp_path / "heads", 2, recipe, report)
     source = teacher(text, target)
-    texts = source.authors.batch(source.texts.train, 8, 0, 0)
+    texts = source.authors.make_batch(source.texts.train, 8, 0, 0)
     fresh = measure(Heads.fresh(target, 2), target, texts, 8)
     taught = measure(Heads.load(tmp_path / "heads"), target, texts, 8)
     assert min(taught) > max(fresh) + 0.1, (taught, fresh)
@@ -146,7 +146,7 @@ def test_heads_learn_what_the_target_says(text, tmp_path):
 def test_an_encoder_decoder_learns_from_its_own_answers(text, tmp_path):
     target = tiny.t5()
     source = teacher(text, target)
-    assert source.authors.batch(source.texts.train, 2, 0, 1) == source.authors.batch(
+    assert source.authors.make_batch(source.texts.train, 2, 0, 1) == source.authors.batch(
         source.texts.train, 2, 0, 1
     )
     summary = train_heads(source, tmp_path / "heads", 2, RECIPE, lambda *said: None)

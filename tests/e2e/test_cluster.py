@@ -53,13 +53,13 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @contextmanager
 def replicas(names: tuple[str, str], loading: dict[str, Any]) -> Iterator[str]:
     """The address of a server before two replicas, once both are ready."""
-    from foretoken.cluster.front import application, served
+    from foretoken.cluster.serve import make_application, serve_application
 
     setup = EngineSetup(*names, loading, {"max_rows": 16})
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-    app = application(setup, ServerOptions("tiny", drain=5.0), 2, 1)
-    with served(app, "127.0.0.1", port):
+    app = make_application(setup, ServerOptions("tiny", drain=5.0), 2, 1)
+    with serve_application(app, "127.0.0.1", port):
         url = f"http://127.0.0.1:{port}"
         until(lambda: health(url)["engines"].get("ready") == 2, 600)
         yield url
@@ -170,11 +170,11 @@ async def scaled(url: str, numbers: range, front: Any, count: int) -> list[tuple
 def test_a_node_with_other_versions_is_refused(
     nodes: str, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foretoken.cluster import front
+    from foretoken.cluster import serve
 
-    own = front.versions()
-    monkeypatch.setattr(front, "versions", lambda: own | {"torch": "1.0"})
-    child = front.placed(EngineSetup(*names, LOADING, {}), 1)
+    own = serve.versions()
+    monkeypatch.setattr(serve, "versions", lambda: own | {"torch": "1.0"})
+    child = serve.place_replica(EngineSetup(*names, LOADING, {}), 1)
     message = child.pipe.recv()
     assert f"torch {own['torch']} (here 1.0); install the same versions" in str(message)
     child.process.join(60)

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 import tiny
 from foretoken import Speculator, load
 from foretoken.drafters.pairs import PairsDrafter
-from foretoken.loading import state_drafts
+from foretoken.loading import hidden_state_drafts
 from foretoken.models.hidden_states import FINAL_TAP
 from pairdrafts import (
     EagleFile,
@@ -145,8 +145,8 @@ def test_the_layers_are_measured_where_the_file_does_not_say(
         def alpha(target: Any, way: Any, at: slice = better) -> float:
             return 0.9 if way.columns == at else 0.1
 
-        monkeypatch.setattr(state_drafts, "_agreement", alpha)
-        monkeypatch.setattr(state_drafts, "remembered", lambda name: {})
+        monkeypatch.setattr(hidden_state_drafts, "_measure_alpha", alpha)
+        monkeypatch.setattr(hidden_state_drafts, "remembered", lambda name: {})
         spec = way()
         chosen: Any = spec.drafter
         assert chosen.columns == better

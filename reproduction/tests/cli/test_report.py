@@ -61,7 +61,7 @@ def test_from_models_to_page_and_resumed(console: Run, recipe, tmp_path, monkeyp
     lines = (out / "results.jsonl").read_text().splitlines()
     assert len(lines) == 6  # what they were made with, and the measurements
     with open(out / "results.jsonl", "ab") as other:
-        files.lock(other, out)
+        files.lock_file(other, out)
         mistake(console("report", recipe, "--out", out), "another process writes to")
     console("report", recipe, "--out", out)
     text = (out / "report-tiny.md").read_text()

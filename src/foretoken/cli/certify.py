@@ -22,7 +22,7 @@ from foretoken.sampling.speculation import SpeculationOptions
 if TYPE_CHECKING:
     from foretoken.certificate.certify import Certificate
     from foretoken.inputs import Prompt
-    from foretoken.loading.target import KnownTarget
+    from foretoken.loading.target import TargetInfo
 
 BUILT_IN_PROMPTS = [
     "It was the first day of the year, and",
@@ -102,7 +102,7 @@ def certify(
         raise typer.Exit(1 if certificate.verdict == "not lossless" else VOID_EXIT_CODE)
 
 
-def _make_prompts(target: KnownTarget, lines: list[prompt_files.PromptLine]) -> list[Prompt]:
+def _make_prompts(target: TargetInfo, lines: list[prompt_files.PromptLine]) -> list[Prompt]:
     if lines:
         return [prompt_files.to_model_prompt(line, target) for line in lines]
     if target.tokenizer is None:

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 INFO_MODULES = (
     "cli.command",
     "costing.probe",
-    "loading.chosen",
+    "loading.draft_choice",
     "loading.load",
-    "loading.vocabularies",
+    "loading.translated_drafts",
     "models.store",
 )
 

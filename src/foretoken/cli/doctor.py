@@ -13,7 +13,7 @@ from foretoken.cli import option
 from foretoken.cli.command import command, set_up_logging
 from foretoken.costing import contention
 from foretoken.errors import InputError
-from foretoken.loading.options import OPTIONS as LOADING
+from foretoken.loading.options import LOAD_OPTIONS as LOADING
 from foretoken.loading.options import LoadOptions
 from foretoken.slow_log import show_waiting
 

@@ -16,9 +16,9 @@ from foretoken.cli.command import command
 from foretoken.cli.render import open_console, print_paragraph
 from foretoken.cli.speculative_config import read_plan
 from foretoken.errors import InputError, RefusedError
-from foretoken.loading import hub, named
-from foretoken.loading.options import ROUNDED
-from foretoken.loading.published import known_kind
+from foretoken.loading import hub, named_models
+from foretoken.loading.options import ROUNDED_DTYPES
+from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.sampling.params import SamplingParams
 
 FORETOKEN_ONLY_DRAFTS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
@@ -95,7 +95,7 @@ def _settings_from_file(file: Path) -> ExportSetting:
             "merge it into a folder of its own, and measure that"
         )
     options = {n: each for n, each in plan.load.items() if n not in EXPORTED_OPTIONS}
-    if options.get("dtype") not in ROUNDED:
+    if options.get("dtype") not in ROUNDED_DTYPES:
         options.pop("dtype", None)
     if options:
         left_out = shlex.join(option.format_flags(options))
@@ -103,7 +103,7 @@ def _settings_from_file(file: Path) -> ExportSetting:
     if _is_encoder_decoder(Path(target)):
         raise _make_encoder_decoder_error(target)
     revisions = plan.load.get("revision"), plan.load.get("draft_revision")
-    if pair := named.pair(target):  # vLLM does not know it by name
+    if pair := named_models.find_pair(target):  # vLLM does not know it by name
         target = str(pair.target)
     draft = _strip_lookup(plan.draft)
     return ExportSetting(target, draft, plan.gamma, plan.generate.temperature, *revisions)
@@ -117,7 +117,7 @@ def _settings_from_options(
         if value == "":
             raise InputError(f"{name} is empty; give a folder or a hub id, or leave it out")
     target = option.resolve_target(target)
-    if pair := named.pair(target):
+    if pair := named_models.find_pair(target):
         target, draft = str(pair.target), draft or (str(pair.draft) if pair.draft else None)
     draft = _strip_lookup(draft) if draft else None
     if draft is None:
@@ -139,10 +139,10 @@ def _settings_from_options(
 
 def _strip_lookup(draft: str) -> str:
     """Return a draft's place without a look-up in front of it, which vLLM lacks."""
-    main_draft = named.without_front(draft)
+    main_draft = named_models.strip_lookup(draft)
     if main_draft != draft:
         print("vLLM has no look-up in front of a draft: it is left out", file=sys.stderr)
-    return str(named.draft(main_draft) or main_draft)
+    return str(named_models.find_draft_folder(main_draft) or main_draft)
 
 
 def _is_encoder_decoder(folder: Path) -> bool:
@@ -162,7 +162,7 @@ def _make_encoder_decoder_error(target: str) -> RefusedError:
 
 def _find_gguf_or_name(model: str) -> str:
     """Return the GGUF file that a model is in, which may be another machine's, or its name."""
-    found = hub.gguf(model) if hub.is_folder(model) or hub.IN_HUB.fullmatch(model) else None
+    found = hub.find_gguf(model) if hub.is_folder(model) or hub.HUB_GGUF.fullmatch(model) else None
     return str(found or model)
 
 
@@ -175,7 +175,7 @@ def make_speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
     draft, count = setting.draft, {"num_speculative_tokens": setting.gamma}
     if draft == "none" or not setting.gamma:
         return None
-    by_colon = ":" in draft and not (hub.is_folder(draft) or hub.IN_HUB.fullmatch(draft))
+    by_colon = ":" in draft and not (hub.is_folder(draft) or hub.HUB_GGUF.fullmatch(draft))
     if draft in FORETOKEN_ONLY_DRAFTS or by_colon:  # self:KIND, or a module's
         raise RefusedError(
             f"draft {draft} exists in foretoken only; give the folder of a model, lookup or none"
@@ -186,7 +186,7 @@ def make_speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
     if draft == "mtp":  # the target's own layer
         config = {"method": "mtp", **count}
     else:
-        method = known_kind(draft, setting.draft_revision) or "draft_model"
+        method = get_cached_kind(draft, setting.draft_revision) or "draft_model"
         if method not in VLLM_METHODS:
             raise RefusedError(
                 f"draft {draft} is of kind {method}, which vLLM does not have; give the folder of "

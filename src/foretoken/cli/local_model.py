@@ -16,7 +16,7 @@ from foretoken.cli.reply import ChatReply, ChatPrompt, ReplyPart, ReplyToken, Re
 from foretoken.controls.own import require
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, base_name
-from foretoken.loading.target import KnownTarget
+from foretoken.loading.target import TargetInfo
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
@@ -86,7 +86,7 @@ class LocalModel:
                 self.engine.abort(id)
 
 
-def require_template(template: ChatTemplate, target: KnownTarget) -> None:
+def require_template(template: ChatTemplate, target: TargetInfo) -> None:
     """Raise InputError for a target and a template that make no prompts of messages."""
     problem = f"{base_name(target.name)} has no"
     if target.tokenizer is None:

@@ -19,8 +19,8 @@ from typer import Argument, Option
 
 from foretoken.cli.command import format_flag
 from foretoken.errors import InputError, RefusedError, shown
-from foretoken.loading import adapters, hub, named
-from foretoken.loading.options import OPTIONS as LOADING
+from foretoken.loading import adapters, hub, named_models
+from foretoken.loading.options import LOAD_OPTIONS as LOADING
 from foretoken.loading.options import LoadOptions
 from foretoken.sampling.checks import (
     FROM_ONE,
@@ -40,11 +40,11 @@ from foretoken.sampling.checks import (
 from foretoken.sampling.options import DeclaredOption, Panel
 from foretoken.sampling.params import OPTIONS, SamplingParams
 from foretoken.sampling.speculation import OPTIONS as SPECULATION
-from foretoken.storage.files import naming, parse_json, read_text
+from foretoken.storage.files import name_path_in_errors, parse_json, read_text
 
 # Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
 if TYPE_CHECKING:
-    from foretoken.loading.target import KnownTarget
+    from foretoken.loading.target import TargetInfo
     from foretoken.speculator import Speculator
 
 NumberType = TypeVar("NumberType", int, float)
@@ -261,7 +261,7 @@ class TargetLoadOptions(_make_loading_group("target"), TargetFileOptions, Placem
         self,
         target: str | None,
         draft: str | None,
-        check: Callable[[KnownTarget], object] = lambda target: None,
+        check: Callable[[TargetInfo], object] = lambda target: None,
     ) -> Speculator:
         """Call `foretoken.load` with these options. check: what the target's
         files alone must decide, before anything is converted."""
@@ -279,9 +279,9 @@ class PairLoadOptions(_make_loading_group("pair"), TargetLoadOptions):
         nor the hub: before torch is imported, which takes seconds."""
         LoadOptions(**self.arguments)
         if (adapter := self.arguments["adapter"]) is not None:
-            adapters.folder(adapter)
+            adapters.find_adapter(adapter)
         if target is not None:
-            hub.require(target, self.revision)
+            hub.require_model(target, self.revision)
 
 
 # Single options
@@ -311,7 +311,7 @@ def resolve_target(target: str | None) -> str:
     """Return the target, or the default one, which is printed if it is not the pair that ships."""
     if target is not None:
         return target
-    if (default := named.default()) != named.NOVELS:
+    if (default := named_models.get_default_target()) != named_models.NOVELS:
         print(f"no target is given: {default} (foretoken cache list has others)", file=sys.stderr)
     return default
 
@@ -374,7 +374,7 @@ def require_file(out: Path, flag: str = "--out") -> None:
         raise InputError(f"{out} is a folder; give another {flag}, for a file")
     if not out.exists() or out.is_file():
         beside = out.with_name(f".{token_hex(8)}.part")  # as `files.write` does
-        with naming(out):
+        with name_path_in_errors(out):
             beside.touch(exist_ok=False)
             beside.unlink()
 

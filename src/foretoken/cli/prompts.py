@@ -23,7 +23,7 @@ from foretoken.storage.files import read_text
 from foretoken.text.messages import Message, require
 
 if TYPE_CHECKING:
-    from foretoken.loading.target import KnownTarget
+    from foretoken.loading.target import TargetInfo
     from foretoken.speculator import Speculator
 
 # What a line of a file may hold, by what a command follows
@@ -102,8 +102,8 @@ def _read_rows(file: Path) -> list[str]:
 def import_parquet():  # not annotated: the type is the module's
     """Import what reads and writes Parquet files, which comes with an extra."""
     with require_extra("ray"):
-        from foretoken.cluster import table
-    return table
+        from foretoken.cluster import parquet_files
+    return parquet_files
 
 
 def _parse_line(location: str, row: str, keys: tuple[str, ...]) -> PromptLine:
@@ -138,7 +138,7 @@ def require_key(key: str, keys: tuple[str, ...]) -> None:
         raise InputError(f"{key[:40]} is unknown here; {remedy}")
 
 
-def to_model_prompt(line: PromptLine, target: Speculator | KnownTarget) -> str | list[int]:
+def to_model_prompt(line: PromptLine, target: Speculator | TargetInfo) -> str | list[int]:
     """Return the prompt; without a tokenizer, its text is read as ids with commas between."""
     if isinstance(line.prompt, list) or target.tokenizer is not None:
         return line.prompt
@@ -157,7 +157,7 @@ class ChatTemplate(NamedTuple):
     text: str | None = None
     variables: dict[str, Any] | None = None
 
-    def make_prompt(self, line: PromptLine, target: Speculator | KnownTarget) -> str | list[int]:
+    def make_prompt(self, line: PromptLine, target: Speculator | TargetInfo) -> str | list[int]:
         """Return a line's prompt for the model; messages become ids."""
         if not line.messages:
             return to_model_prompt(line, target)
@@ -166,7 +166,7 @@ class ChatTemplate(NamedTuple):
         return chat.ids(line.messages, target.tokenizer, self.text, self.variables)
 
     def make_prompts(
-        self, lines: Iterable[PromptLine], target: Speculator | KnownTarget
+        self, lines: Iterable[PromptLine], target: Speculator | TargetInfo
     ) -> list[str | list[int]]:
         """Return the prompts of lines. Raises InputError for the first that cannot be made."""
         made: list[str | list[int]] = []

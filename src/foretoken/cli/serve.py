@@ -19,7 +19,7 @@ from foretoken.engine.options import OPTIONS as ENGINE
 from foretoken.engine.options import EngineOptions
 from foretoken.errors import InputError, shown
 from foretoken.loading import adapters, hub
-from foretoken.loading.options import OPTIONS as LOADING
+from foretoken.loading.options import LOAD_OPTIONS as LOADING
 from foretoken.sampling.options import DeclaredOption
 from foretoken.sampling.speculation import SpeculationOptions
 from foretoken.server.options import OPTIONS as SERVER
@@ -74,7 +74,7 @@ class ServeLoadOptions(option.PairLoadOptions):
     def require(self, target: str | None) -> None:
         super().require(target)
         for place in self.adapters.values():
-            adapters.folder(place)
+            adapters.find_adapter(place)
 
     def with_measured_options(self, plan: Plan) -> ServeLoadOptions:
         """Return the options that a benchmark was made with, where none are given, and print these.
@@ -134,11 +134,11 @@ def parse_adapter(given: str) -> tuple[str, str]:
     """Return the name, "" without one, and the place of an adapter that is given as NAME=FOLDER, a
     folder or a hub id. InputError where one of the two is empty."""
     name, equals, place = given.partition("=")
-    if not equals or hub.is_folder(adapters.expanded(given)):
+    if not equals or hub.is_folder(adapters.expand_home(given)):
         name, place = "", given
     elif not name or not place:
         raise InputError(f"--adapter is {given!r}; give NAME=FOLDER, or a folder")
-    return name, adapters.expanded(place)
+    return name, adapters.expand_home(place)
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,11 @@ def serve(
     if not cluster.used:
         run(setups, options)
         return
-    session.prepare(cluster.address)  # before ray is imported
+    session.prepare_environment(cluster.address)  # before ray is imported
     with option.require_extra("serve,ray"):
-        from foretoken.cluster import front
+        from foretoken.cluster import serve
     count, threads = cluster.replicas or 1, cluster.threads
-    front.run(setup, options, replicas=count, threads=threads, address=cluster.address)
+    serve.run(setup, options, replicas=count, threads=threads, address=cluster.address)
 
 
 def _collect_options(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:

@@ -31,7 +31,7 @@ from foretoken.cli.render import print_labelled, open_console
 from foretoken.cli.reply import ChatReply, ReplyPart, ReplyError
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
-from foretoken.storage.files import parse_json, read_text, write
+from foretoken.storage.files import parse_json, read_text, write_atomically
 from foretoken.text.decoding import REPLACEMENT
 from foretoken.text.messages import require
 
@@ -264,7 +264,7 @@ class Session:
 
     def _save(self, file: str) -> str:
         messages, path = self.messages or [], Path(file).expanduser()
-        write(path, json.dumps(messages, ensure_ascii=False, indent=1).encode() + b"\n")
+        write_atomically(path, json.dumps(messages, ensure_ascii=False, indent=1).encode() + b"\n")
         return f"{len(messages)} messages are in {path}"
 
     def _load(self, file: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from foretoken.cli.option import parse_json_option
 from foretoken.errors import InputError, shown, whole
-from foretoken.loading.published import known_kind
+from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.sampling.params import meant
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettin
     if not isinstance(draft, str) or (METHOD_DRAFTS[method] and model not in (None, method)):
         raise _make_error("model", model, "name the draft model, and none for ngram and mtp")
     if method in HIDDEN_STATE_METHODS:
-        kind = known_kind(draft, None)
+        kind = get_cached_kind(draft, None)
         if kind not in (None, method):
             raise _make_error("method", method, f"{draft} is a draft of kind {kind}")
     if gamma is not None and (not whole(gamma) or gamma < 1):

@@ -111,12 +111,12 @@ def distill(
     shares = on_policy, training.target_generated
     lesson = distill.Distillation(loss, temperature, *shares, training.length, held_out)
     origin = {**reading.arguments, "draft_revision": draft_revision}
-    models = pair.pair(target, draft, parse_shape(shape), training.seed, **origin)
-    spec = models.together
+    models = pair.load_pair(target, draft, parse_shape(shape), training.seed, **origin)
+    spec = models.target_spec
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
     encoder_decoder = spec.target.encoder_decoder
-    examples = corpus.read(data, spec.tokenizer, training.length, encoder_decoder=encoder_decoder)
+    examples = corpus.read_examples(data, spec.tokenizer, training.length, encoder_decoder=encoder_decoder)
     with exit_on_interrupt(f"interrupted; the same command goes on from {out}"):
         with show_progress_bar("distilling", training.steps) as bar:
             report = partial(_report_lesson, bar)
@@ -243,7 +243,7 @@ def _train_on_hidden_states(
     target, recipe = option.resolve_target(target), training.recipe
     set_up_logging()
     # late: after mistakes are told
-    from foretoken.train import corpus, dspark, eagle, loop, own_texts, pair, student
+    from foretoken.train import corpus, dspark, eagle, loop, generated_data, pair, student
 
     kind = eagle.EagleLesson if isinstance(training, EagleTraining) else dspark.DSparkLesson
     lesson = make_from_options(kind, training)
@@ -258,13 +258,13 @@ def _train_on_hidden_states(
     spec = replace(loading.load(target, "none"), suggested={})  # no sampling params of its config
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give it with one")
-    prompts = corpus.read(data, spec.tokenizer, training.length, encoder_decoder=False)
-    folder = loop.folder_of_run(run)
+    prompts = corpus.read_examples(data, spec.tokenizer, training.length, encoder_decoder=False)
+    folder = loop.make_run_folder(run)
     origin = loading.revision, loading.trust_remote_code, loading.tokenizer, loading.adapter
     with exit_on_interrupt("interrupted; the same command goes on"):
         count = len(prompts.train) + len(prompts.held_out)
         with show_progress_bar("writing texts", count) as bar:
-            examples = own_texts.own_texts(
+            examples = generated_data.generate_references(
                 spec,
                 prompts,
                 folder / "texts",
@@ -273,7 +273,7 @@ def _train_on_hidden_states(
                 seed=training.seed,
                 report=lambda n: bar(n, "writing texts", None),
             )
-        network, _ = pair.read_target(target, *origin)
+        network, _ = pair.load_target(target, *origin)
         network.requires_grad_(False)
         with show_progress_bar("training", training.steps) as bar:
             summary = student.teach(
@@ -283,8 +283,8 @@ def _train_on_hidden_states(
                 lesson,
                 recipe,
                 partial(_report_depths, bar),
-                most=int(training.states * 1e9),
-                computed=lambda n: bar(0, f"reading states, text {n}", None),
+                max_bytes=int(training.states * 1e9),
+                report_states=lambda n: bar(0, f"reading states, text {n}", None),
             )
     depths = " ".join(f"{alpha:.3f}" for alpha in summary["alpha"])
     lines = [describe_result(out, summary), f"alpha by depth {depths} on held-out texts"]

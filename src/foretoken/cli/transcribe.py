@@ -91,7 +91,7 @@ def transcribe(
                 print(f"==> {file} <==")
             sys.stdout.write(text)
             continue
-        files.write(outputs[i], text.encode())
+        files.write_atomically(outputs[i], text.encode())
         print(f"{file}: {transcript.seconds:.0f} s, {outputs[i]}", file=sys.stderr)
     if failed:
         raise Exit(1)
@@ -101,9 +101,9 @@ def _choose_audio_runtime(loading: option.PairLoadOptions, target: str) -> optio
     """Put a model that hears with its prompt on torch: natively encoders alone hear."""
     if loading.runtime != "auto":
         return loading
-    from foretoken.loading.sources import source
+    from foretoken.loading.sources import find_source
 
-    if source(target, loading.revision, loading.trust_remote_code).config.is_encoder_decoder:
+    if find_source(target, loading.revision, loading.trust_remote_code).config.is_encoder_decoder:
         return loading
     if loading.dtype in ("int8", "int4"):
         problem = f"{target} hears on torch alone, and --dtype is {loading.dtype}"

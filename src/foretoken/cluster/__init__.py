@@ -4,7 +4,7 @@ The only folder that imports ray (the extra `ray`). Ray places processes, tells 
 takes HTTP in; events go from replica to server by a connection of their own, one message a step.
 
 Tests under another name:
-`front`: `tests/e2e/test_cluster.py`; `lines`: `tests/e2e/test_killed.py`.
+`serve`: `tests/e2e/test_cluster.py`; `batch`: `tests/e2e/test_killed.py`.
 """
 
 import os

@@ -29,7 +29,7 @@ from foretoken.drafters.base import Drafter
 from foretoken.kernels.library import INSTRUCTIONS_VARIABLE
 from foretoken.models.base import Component
 from foretoken.records import StepRecord
-from foretoken.storage.cache import remember, remembered, versions
+from foretoken.storage.cache import save_cached_value, load_cached_values, get_versions
 
 FILE, FORMAT = "costs.json", 11
 WAIT, LONGER, LONGEST = 600.0, 4, 7 * 86400.0  # seconds to the next attempt: first, times, at most
@@ -132,16 +132,16 @@ def known(name: str | None, alone: str | None, *, again: bool) -> Costs | None:
 
 def recall(name: str) -> Kept | None:
     """Return the costs stored under `name`; None where there are none, or they are broken."""
-    return _parsed(remembered(FILE).get(name))
+    return _parsed(load_cached_values(FILE).get(name))
 
 
 def keep(name: str, kept: Kept) -> None:
-    remember(FILE, name, asdict(kept))
+    save_cached_value(FILE, name, asdict(kept))
 
 
 def entries() -> list[Kept]:
     """All that is kept, the newest first."""
-    every = (_parsed(entry) for entry in remembered(FILE).values())
+    every = (_parsed(entry) for entry in load_cached_values(FILE).values())
     return sorted((kept for kept in every if kept), key=lambda kept: -kept.when)
 
 
@@ -163,7 +163,7 @@ def key(target: Component, drafter: Component, *more: object) -> str | None:
     parts = [identity(target), identity(drafter)]
     if None in parts:
         return None
-    content = json.dumps([FORMAT, *parts, *more, machine(), versions()])
+    content = json.dumps([FORMAT, *parts, *more, machine(), get_versions()])
     return hashlib.sha256(content.encode()).hexdigest()
 
 

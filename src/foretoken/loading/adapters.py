@@ -12,37 +12,37 @@ from foretoken.errors import InputError, RefusedError, one_line, shown
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
-CONFIG = "adapter_config.json"
-SAFE, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
-SENTENCE = re.compile(r"(?<=[^.])\. ")  # where the first one of a message ends
-LONGEST = 400  # characters of a message of peft's, which names modules
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+SAFETENSORS_FILE, PICKLE_FILE = "adapter_model.safetensors", "adapter_model.bin"
+SENTENCE_END = re.compile(r"(?<=[^.])\. ")  # where the first one of a message ends
+MAX_MESSAGE_CHARS = 400  # characters of a message of peft's, which names modules
 
 
-def folder(name: object) -> Path:
+def find_adapter(name: object) -> Path:
     """Return the folder of an adapter, fetched from the hub where it is no folder. Raises
     InputError where it holds none, RefusedError for one that cannot be merged."""
     if not isinstance(name, str | Path):
         raise InputError(f"adapter is {shown(name)}; give a folder or a hub id")
-    path = expanded(name)
-    place = Path(path) if hub.is_folder(path) else _fetched(path)
+    path = expand_home(name)
+    folder = Path(path) if hub.is_folder(path) else _fetch(path)
     try:
-        config = parse_json((place / CONFIG).read_text())
+        config = parse_json((folder / ADAPTER_CONFIG_FILE).read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{name} holds no adapter: {CONFIG}: {one_line(error)}") from None
+        raise InputError(f"{name} holds no adapter: {ADAPTER_CONFIG_FILE}: {one_line(error)}") from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise RefusedError(
             f"the adapter {name} is of kind {kind}, and only LORA is merged here; merge it into "
             "its base model with peft"
         )
-    if not any((place / file).is_file() for file in (SAFE, PICKLED)):
-        raise InputError(f"{name} holds no weights of an adapter; {SAFE} must be there")
+    if not any((folder / file).is_file() for file in (SAFETENSORS_FILE, PICKLE_FILE)):
+        raise InputError(f"{name} holds no weights of an adapter; {SAFETENSORS_FILE} must be there")
     if find_spec("peft") is None:
         raise InputError("an adapter needs peft, which is missing; pip install 'foretoken[peft]'")
-    return place
+    return folder
 
 
-def expanded(name: str | Path) -> str:
+def expand_home(name: str | Path) -> str:
     """Return the name of a folder or of the hub with the home folder in place of a ~."""
     try:
         return str(Path(name).expanduser()) if str(name).startswith("~") else str(name)
@@ -50,24 +50,24 @@ def expanded(name: str | Path) -> str:
         return str(name)
 
 
-def _fetched(name: str) -> Path:
+def _fetch(name: str) -> Path:
     try:
-        return Path(hub.library().snapshot_download(hub.path(name), allow_patterns=["adapter_*"]))
+        return Path(hub.import_hub().snapshot_download(hub.resolve_path(name), allow_patterns=["adapter_*"]))
     except InputError:
         raise InputError(f"adapter is {name!r:.100}; give a folder or a hub id") from None
     except Exception as error:  # of many kinds
         raise InputError(
-            f"there is no folder {name!r}, and the hub's cannot be had: {first_sentence(error)}; "
+            f"there is no folder {name!r}, and the hub's cannot be had: {take_first_sentence(error)}; "
             "give a folder or a hub id"
         ) from None
 
 
-def first_sentence(error: Exception) -> str:
+def take_first_sentence(error: Exception) -> str:
     """Return the first sentence of a library's message, in a line."""
-    first, *_ = SENTENCE.split(" ".join(str(error).split()))
-    return first[:LONGEST].rstrip(".") or type(error).__name__
+    first, *_ = SENTENCE_END.split(" ".join(str(error).split()))
+    return first[:MAX_MESSAGE_CHARS].rstrip(".") or type(error).__name__
 
 
-def files(adapter: Path) -> list[Path]:
+def list_files(adapter: Path) -> list[Path]:
     """All that a merged model is made from beside its base."""
     return sorted(file for file in adapter.glob("adapter_*") if file.is_file())

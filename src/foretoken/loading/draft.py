@@ -25,45 +25,45 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError, SameModelError, shown
-from foretoken.loading import named, published
+from foretoken.loading import named_models, published_drafts
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.hub import is_folder
-from foretoken.loading.options import ROUNDED, LoadOptions, smaller
-from foretoken.loading.runtimes.native import companion
+from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions, list_smaller_dtypes
+from foretoken.loading.runtimes.native import make_companion
 from foretoken.loading.runtimes.place import place
-from foretoken.loading.sources import in_memory, read_of
-from foretoken.loading.sources import tokenizer as tokenizer_of
-from foretoken.loading.target import KnownTarget, LoadedTarget, PendingDraft
-from foretoken.loading.vocabularies import dictionary_of, translated
+from foretoken.loading.sources import is_network, resolve_model
+from foretoken.loading.sources import load_tokenizer
+from foretoken.loading.target import TargetInfo, LoadedTarget, PendingDraft
+from foretoken.loading.translated_drafts import make_dictionary, make_translated_drafter
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-WORDS_MISSING = (
+TOKENIZER_REMEDY = (
     "give tokenizer=, and the draft's folder, or same_tokenizer=True where equal ids are equal "
     "tokens in both"
 )
-SIMILAR = 0.75  # of 1: from here on a draft is taken for a mistyped name
-SMALL = 2_000_000  # parameters of a draft from which on its weights are worth rounding
-SMALLEST = "int4"  # rounding
-MAKER = "drafter"  # the function of a module of the user's that makes its drafter
+MIN_NAME_SIMILARITY = 0.75  # of 1: from here on a draft is taken for a mistyped name
+MIN_ROUNDED_PARAMETERS = 2_000_000  # parameters of a draft from which on its weights are worth rounding
+DEFAULT_COPY_DTYPE = "int4"  # rounding
+MAKER_FUNCTION = "drafter"  # the function of a module of the user's that makes its drafter
 
 
-def own_copy(
+def make_target_copy(
     name: str, dtype: str | None, target: LoadedTarget, layers: tuple[int, ...] = ()
 ) -> LMDrafter:
     """Return the target with its weights in `dtype`, and with these layers alone where there are
     some, as a drafter over the target's rows. None is the target's dtype where there are some, else
     the smallest. Raises SameModelError where that would be the target itself, RefusedError where
     the target shares no rows."""
-    _require_shared(target.model.runtime)
+    _require_shared_cache(target.model.runtime)
     computed = target.model.compute_dtype
-    dtype = dtype or (computed if layers else SMALLEST)
+    dtype = dtype or (computed if layers else DEFAULT_COPY_DTYPE)
     copy = None
     if layers or dtype != computed:
-        copy = companion(target.known.facts, target.model, dtype, layers)
+        copy = make_companion(target.info.facts, target.model, dtype, layers)
     # blocks of four bits stay so in eight
     if copy is None or (not layers and copy.compute_dtype == computed):
         raise SameModelError(
@@ -73,22 +73,22 @@ def own_copy(
     return LMDrafter(copy)
 
 
-def _own(kind: str | None, target: KnownTarget, options: LoadOptions) -> Callable[..., Drafter]:
+def _plan_target_copy(kind: str | None, target: TargetInfo, options: LoadOptions) -> Callable[..., Drafter]:
     """Return what makes the copy that "self:KIND" names: a rounding, or layers of the target.
     Raises InputError for another kind and for options that contradict it, RefusedError for a
     runtime that was asked for and shares no rows."""
     name, dtype = "self" if kind is None else f"self:{kind}", options.draft_dtype
-    rounding = kind in ROUNDED
-    layers = () if rounding or kind is None else _layers(kind, target.facts.layers)
+    rounding = kind in ROUNDED_DTYPES
+    layers = () if rounding or kind is None else _parse_layers(kind, target.facts.layers)
     if rounding and dtype not in (None, kind):
         raise InputError(f"draft is {name!r}, draft_dtype {dtype!r}; leave one of them out")
     options.refuse("same_tokenizer", "draft_revision", because="the draft is the target's copy")
     if options.runtime != "auto":
-        _require_shared(options.runtime)
-    return partial(own_copy, name, kind if rounding else dtype, layers=layers)
+        _require_shared_cache(options.runtime)
+    return partial(make_target_copy, name, kind if rounding else dtype, layers=layers)
 
 
-def _require_shared(runtime: str) -> None:
+def _require_shared_cache(runtime: str) -> None:
     """RefusedError for a runtime whose models cannot share their rows with a copy."""
     if runtime != "native":
         raise RefusedError(
@@ -97,15 +97,15 @@ def _require_shared(runtime: str) -> None:
         )
 
 
-def kinds(dtype: str, layers: int) -> list[str]:
+def list_target_copies(dtype: str, num_layers: int) -> list[str]:
     """Name the copies that may pay for a target in `dtype` with so many layers: all roundings that
     are smaller, and every other layer."""
-    some = sorted({*range(0, layers, 2), layers - 1})
-    thinned = [",".join(map(str, some))] if layers > len(some) else []
-    return [f"self:{kind}" for kind in (*smaller(dtype), *thinned)]
+    every_other = sorted({*range(0, num_layers, 2), num_layers - 1})
+    layer_subsets = [",".join(map(str, every_other))] if num_layers > len(every_other) else []
+    return [f"self:{kind}" for kind in (*list_smaller_dtypes(dtype), *layer_subsets)]
 
 
-def _layers(kind: str, count: int) -> tuple[int, ...]:
+def _parse_layers(kind: str, num_layers: int) -> tuple[int, ...]:
     """Read numbers and ranges of layers, such as "0-3,8"."""
     layers: list[int] = []
     for part in kind.split(","):
@@ -115,11 +115,11 @@ def _layers(kind: str, count: int) -> tuple[int, ...]:
                 f"draft is {f'self:{kind}'!r:.60}; give self, self:int4, self:int8, or self: with "
                 "numbers of layers, such as self:0-3,8"
             )
-        layers += range(int(first), min(int(last if dash else first), count) + 1)
-    if not layers or layers[-1] >= count or sorted(set(layers)) != layers or len(layers) == count:
+        layers += range(int(first), min(int(last if dash else first), num_layers) + 1)
+    if not layers or layers[-1] >= num_layers or sorted(set(layers)) != layers or len(layers) == num_layers:
         raise InputError(
-            f"draft is {f'self:{kind}'!r:.60}; give some of the target's {count} layers, 0 to "
-            f"{count - 1}, in order"
+            f"draft is {f'self:{kind}'!r:.60}; give some of the target's {num_layers} layers, 0 to "
+            f"{num_layers - 1}, in order"
         )
     return tuple(layers)
 
@@ -135,19 +135,19 @@ def import_drafter(draft: str) -> Callable[[LoadedTarget], Drafter] | None:
     drafter of a target; None where there is no such module. Raises InputError for a module without
     the function `drafter`, and whatever the module itself raises."""
     name, _, argument = draft.partition(":")
-    module = _imported(name)
+    module = _import_module(name)
     if module is None:
         return None
-    make = getattr(module, MAKER, None)
+    make = getattr(module, MAKER_FUNCTION, None)
     if not callable(make):
         raise InputError(
-            f"draft is {draft!r:.100}, but the module {name} has no function {MAKER}; give it "
-            f"{MAKER}(argument, target), which returns a Drafter"
+            f"draft is {draft!r:.100}, but the module {name} has no function {MAKER_FUNCTION}; give it "
+            f"{MAKER_FUNCTION}(argument, target), which returns a Drafter"
         )
-    return partial(_made, draft, make, argument)
+    return partial(_make_drafter, draft, make, argument)
 
 
-def _imported(name: str) -> ModuleType | None:
+def _import_module(name: str) -> ModuleType | None:
     """The module; None where it, or the package that it is in, cannot be found."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
@@ -159,26 +159,26 @@ def _imported(name: str) -> ModuleType | None:
         raise  # a package that the module needs
 
 
-def _made(
+def _make_drafter(
     draft: str, make: Callable[[str, LoadedTarget], object], argument: str, target: LoadedTarget
 ) -> Drafter:
     """The drafter that the module's function returns. Raises InputError for what is none, and for
     one of another vocabulary."""
-    made = make(argument, target)
-    if isinstance(made, type) or not hasattr(made, "propose"):
+    result = make(argument, target)
+    if isinstance(result, type) or not hasattr(result, "propose"):
         raise InputError(
-            f"draft is {draft!r:.100}, but its function {MAKER} returned {shown(made)}; return a "
+            f"draft is {draft!r:.100}, but its function {MAKER_FUNCTION} returned {shown(result)}; return a "
             "Drafter"
         )
-    drafter = require_drafter(made)
+    drafter = require_drafter(result)
     require_vocabulary(drafter, target.vocab_size, "the target")
     return drafter
 
 
 # Drafts by name; the name that ends in ":" is followed by a kind of copy
-NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter]]] = {
-    "self": lambda kind, target, options: _own(None, target, options),
-    "self:": _own,
+DRAFTS_BY_NAME: dict[str, Callable[[str, TargetInfo, LoadOptions], Callable[..., Drafter]]] = {
+    "self": lambda kind, target, options: _plan_target_copy(None, target, options),
+    "self:": _plan_target_copy,
     "none": lambda kind, target, options: lambda loaded: NoDrafter(),
     "lookup": lambda kind, target, options: lambda loaded: LookupDrafter(),
     "copy": lambda kind, target, options: lambda loaded: CopyDrafter(),
@@ -186,38 +186,38 @@ NAMES: dict[str, Callable[[str, KnownTarget, LoadOptions], Callable[..., Drafter
 }
 
 
-def by_name(draft: object) -> bool:
+def is_draft_name(draft: object) -> bool:
     """Tell whether this is the name of a draft that asks nothing of how its target runs."""
     if not isinstance(draft, str):
         return False
-    return "".join(draft.partition(":")[:2]) in NAMES or is_import_path(draft)
+    return "".join(draft.partition(":")[:2]) in DRAFTS_BY_NAME or is_import_path(draft)
 
 
-def draft_of(
+def resolve_draft(
     draft: str | Path | PreTrainedModel | Drafter | Speculator,
-    target: KnownTarget,
+    target: TargetInfo,
     options: LoadOptions,
     placement: Placement,
 ) -> PendingDraft:
     """Return the draft that fits the target; it is loaded where it is a model. Raises InputError
     for an unknown one, RefusedError for one that does not fit."""
     if draft == "mtp":
-        return _over_states(None, target, options)
-    if isinstance(draft, str) and (named := _named(draft, target, options)) is not None:
+        return _resolve_hidden_state_draft(None, target, options)
+    if isinstance(draft, str) and (make_drafter := _resolve_named_draft(draft, target, options)) is not None:
         options.refuse("draft_taps", because=f"{draft} reads no states of the target")
-        return PendingDraft(named)
+        return PendingDraft(make_drafter)
     if isinstance(draft, str | Path):
-        folder = published.find(draft, options.draft_revision)
-        if folder is not None:
-            return _over_states(folder, target, options)
-    options.refuse("draft_taps", because=f"{name_of(draft)} reads no states of the target")
-    if isinstance(draft, str | Path) or in_memory(draft):
-        return _model_draft(draft, target, options, placement)
-    name = name_of(draft)
+        published_draft = published_drafts.find_published(draft, options.draft_revision)
+        if published_draft is not None:
+            return _resolve_hidden_state_draft(published_draft, target, options)
+    options.refuse("draft_taps", because=f"{get_name(draft)} reads no states of the target")
+    if isinstance(draft, str | Path) or is_network(draft):
+        return _load_model_draft(draft, target, options, placement)
+    name = get_name(draft)
     if isinstance(draft, Speculator):
         _require_kind(draft.target_name, draft.target.encoder_decoder, target)
-        own = draft.target_name, draft.target.vocab_size, draft.tokenizer
-        require_same_words(*own, target.facts.V, target.tokenizer)
+        draft_vocabulary = draft.target_name, draft.target.vocab_size, draft.tokenizer
+        require_same_words(*draft_vocabulary, target.facts.V, target.tokenizer)
         draft = CascadeDrafter(draft.target, draft.drafter)
     drafter = require_drafter(draft)
     require_vocabulary(drafter, target.facts.V, "the target")
@@ -225,16 +225,16 @@ def draft_of(
     return PendingDraft(lambda loaded: drafter)
 
 
-def _over_states(
-    draft: published.Published | None, target: KnownTarget, options: LoadOptions
+def _resolve_hidden_state_draft(
+    draft: published_drafts.PublishedDraft | None, target: TargetInfo, options: LoadOptions
 ) -> PendingDraft:
     """Return a draft that reads the target's states; None: the target's own, for multi-token
     prediction."""
     # late: it imports transformers' networks, which takes seconds and which other drafts do without
-    from foretoken.loading.state_drafts import mtp, pending_of
+    from foretoken.loading.hidden_state_drafts import prepare_mtp, prepare_draft
 
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
-    return mtp(target, options) if draft is None else pending_of(draft, target, options)
+    return prepare_mtp(target, options) if draft is None else prepare_draft(draft, target, options)
 
 
 def _refuse_model_options(name: str, options: LoadOptions) -> None:
@@ -242,24 +242,24 @@ def _refuse_model_options(name: str, options: LoadOptions) -> None:
     options.refuse("same_tokenizer", "draft_dtype", because=because)
 
 
-def _named(
-    draft: str, target: KnownTarget, options: LoadOptions
+def _resolve_named_draft(
+    draft: str, target: TargetInfo, options: LoadOptions
 ) -> Callable[[LoadedTarget], Drafter] | None:
     """Return what makes the draft of that name; None for the name of a model. Raises InputError for
     one that was mistyped, with all names, and as `import_drafter`."""
     name, colon, rest = draft.partition(":")
-    if name + colon in NAMES:
+    if name + colon in DRAFTS_BY_NAME:
         if name != "self":
             _refuse_model_options(draft, options)
-        return NAMES[name + colon](rest, target, options)
+        return DRAFTS_BY_NAME[name + colon](rest, target, options)
     if is_folder(draft) or (not colon and "/" in draft):
         return None
     if is_import_path(draft) and (make := import_drafter(draft)) is not None:
         _refuse_model_options(draft, options)
         return make
-    names = {n: f"{n}KIND" if n.endswith(":") else n for n in (*NAMES, "mtp")}
+    names = {n: f"{n}KIND" if n.endswith(":") else n for n in (*DRAFTS_BY_NAME, "mtp")}
     candidates = [n for n in names if n.endswith(colon)]
-    nearest = get_close_matches(name.lower() + colon, candidates, n=1, cutoff=SIMILAR)
+    nearest = get_close_matches(name.lower() + colon, candidates, n=1, cutoff=MIN_NAME_SIMILARITY)
     if nearest:
         raise InputError(
             f"draft is {draft!r:.100}; did you mean {names[nearest[0]]!r}? A model is a folder or "
@@ -274,42 +274,42 @@ def _named(
     return None
 
 
-def _model_draft(
+def _load_model_draft(
     draft: str | Path | PreTrainedModel,
-    target: KnownTarget,
+    target: TargetInfo,
     options: LoadOptions,
     placement: Placement,
 ) -> PendingDraft:
     origin = options.draft_revision, options.trust_remote_code
-    facts = ModelFacts(read_of(draft, *origin), placement)
-    name, tokenizer = name_of(draft), tokenizer_of(draft, *origin)
-    same, loaded, V = options.same_tokenizer, not in_memory(draft), target.facts.V
-    if not loaded:
+    facts = ModelFacts(resolve_model(draft, *origin), placement)
+    name, tokenizer = get_name(draft), load_tokenizer(draft, *origin)
+    same_tokenizer, is_loaded_here, V = options.same_tokenizer, not is_network(draft), target.facts.V
+    if not is_loaded_here:
         options.refuse("draft_dtype", because=f"{name} is no model that is loaded")
-    if not facts.encoder_decoder and not same:
-        dictionary = dictionary_of((name, tokenizer, facts.V), (target.name, target.tokenizer, V))
+    if not facts.encoder_decoder and not same_tokenizer:
+        dictionary = make_dictionary((name, tokenizer, facts.V), (target.name, target.tokenizer, V))
         if dictionary is not None:
             return PendingDraft(
-                partial(translated, name, place(facts, placement).model, dictionary)
+                partial(make_translated_drafter, name, place(facts, placement).model, dictionary)
             )
     _require_kind(name, facts.encoder_decoder, target)
-    if same and None in (tokenizer, target.tokenizer):
+    if same_tokenizer and None in (tokenizer, target.tokenizer):
         _require_ids(tokenizer or target.tokenizer, (name, facts.V), (target.name, V))
     else:
-        remedy = None if loaded else WORDS_MISSING
+        remedy = None if is_loaded_here else TOKENIZER_REMEDY
         require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
     drafter = LMDrafter(place(facts, placement).model, V)
-    free = loaded and options.draft_dtype is None
-    if not free or drafter.runtime != "native" or facts.parameters < SMALL:
+    may_round = is_loaded_here and options.draft_dtype is None
+    if not may_round or drafter.runtime != "native" or facts.parameters < MIN_ROUNDED_PARAMETERS:
         return PendingDraft(lambda target: drafter)
 
-    def rounded(dtype: str) -> LMDrafter:
+    def load_rounded(dtype: str) -> LMDrafter:
         return LMDrafter(place(facts, replace(placement, dtype=dtype)).model, V)
 
-    return PendingDraft(lambda target: drafter, rounded)
+    return PendingDraft(lambda target: drafter, load_rounded)
 
 
-def _require_kind(name: str, encoder_decoder: bool, target: KnownTarget) -> None:
+def _require_kind(name: str, encoder_decoder: bool, target: TargetInfo) -> None:
     if encoder_decoder and not target.facts.encoder_decoder:
         raise RefusedError(f"{name} is an encoder-decoder: it cannot draft for a causal target")
 
@@ -325,10 +325,10 @@ def _require_ids(tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, 
             )
 
 
-def name_of(source: object) -> str:
+def get_name(source: object) -> str:
     if isinstance(source, str | Path):
-        return named.name_of_place(source)
-    if in_memory(source):
+        return named_models.get_shipped_name(source)
+    if is_network(source):
         return source.name_or_path or type(source).__name__
     if isinstance(source, Speculator):
         return f"{source.target_name} drafted for by {source.draft_name}"

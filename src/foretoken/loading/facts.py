@@ -15,7 +15,7 @@ import torch
 from foretoken.generation_config import Settings, read_settings
 from foretoken.loading.hub import is_folder
 from foretoken.loading.runtimes import native
-from foretoken.loading.sources import Source
+from foretoken.loading.sources import ModelSource
 from foretoken.models.stock.sizes import get_output_vocab_size
 from foretoken.models.stock.taps import get_decoder_layers
 
@@ -44,16 +44,16 @@ class ModelFacts:
             None if it has not, or has not been checked.
     """
 
-    def __init__(self, model: Source | PreTrainedModel, placement: Placement | None = None) -> None:
-        self.files = model if isinstance(model, Source) else None
+    def __init__(self, model: ModelSource | PreTrainedModel, placement: Placement | None = None) -> None:
+        self.source = model if isinstance(model, ModelSource) else None
         self.form_on_torch: tuple[CheckedBackend, list[str]] | None = None
         self._model = model
-        self._facts = native.cached_facts(self, placement) if placement else None
+        self._facts = native.read_cached_facts(self, placement) if placement else None
 
     @property
-    def folder(self) -> Source | None:
+    def folder(self) -> ModelSource | None:
         """The files, if they are in a folder or a GGUF file rather than on the hub."""
-        return self.files if self.files and is_folder(self.files.path) else None
+        return self.source if self.source and is_folder(self.source.path) else None
 
     @property
     def cached(self) -> bool:
@@ -62,25 +62,25 @@ class ModelFacts:
 
     @property
     def name(self) -> str:
-        return self.files.name if self.files else type(self._model).__name__
+        return self.source.name if self.source else type(self._model).__name__
 
     @property
     def structure(self) -> PreTrainedModel:
         """The network, whose weights are missing (on the device "meta") if it is in files."""
-        return self._model.empty if isinstance(self._model, Source) else self._model
+        return self._model.structure if isinstance(self._model, ModelSource) else self._model
 
-    def network(self, dtype: str, device: torch.device) -> PreTrainedModel:
+    def load_network(self, dtype: str, device: torch.device) -> PreTrainedModel:
         """Return the network with its weights; one in memory as it is. Raises as
         `Source.network`."""
-        if isinstance(self._model, Source):
-            return self._model.network(getattr(torch, dtype), device)
+        if isinstance(self._model, ModelSource):
+            return self._model.load_network(getattr(torch, dtype), device)
         return self._model
 
-    def dtype(self, asked: str) -> str:
+    def resolve_dtype(self, requested: str) -> str:
         """Return a precision by name; "auto" is that of the model's own config."""
-        if asked != "auto" or self.files is None:
-            return asked
-        dtype = self.files.config.dtype
+        if requested != "auto" or self.source is None:
+            return requested
+        dtype = self.source.config.dtype
         return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else "float32"
 
     @property

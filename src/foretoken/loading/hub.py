@@ -12,36 +12,36 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, one_line, shown
-from foretoken.loading import named
+from foretoken.loading import named_models
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
-MAGIC = b"GGUF"
-PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # one of one is whole
-WAIT = 5.0  # seconds for the hub to answer
-IN_HUB = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
-REMEDY = "give a model's folder, a GGUF file or a hub id"
-OFFLINE = "give a folder or GGUF file, or a model in the hub's cache (foretoken cache list)"
-EXPECTED = "a model's folder holds config.json, a tokenizer and weights (*.safetensors)"
+GGUF_MAGIC = b"GGUF"
+GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # one of one is whole
+HUB_TIMEOUT_SECONDS = 5.0  # seconds for the hub to answer
+HUB_GGUF = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
+NAME_REMEDY = "give a model's folder, a GGUF file or a hub id"
+OFFLINE_REMEDY = "give a folder or GGUF file, or a model in the hub's cache (foretoken cache list)"
+FOLDER_CONTENTS = "a model's folder holds config.json, a tokenizer and weights (*.safetensors)"
 
 
-def library():  # not annotated: the type is the module's
+def import_hub():  # not annotated: the type is the module's
     """Import the hub's library, late as `--help` does without it."""
     import huggingface_hub
 
     return huggingface_hub
 
 
-def path(name: str | Path) -> str:
+def resolve_path(name: str | Path) -> str:
     """Return the folder or hub id as a string. Raises InputError for a name that can be neither."""
     if not isinstance(name, str | Path):
         raise InputError(f"target is {shown(name)}; give a folder, a hub id or a model")
-    if pair := named.pair(name):
+    if pair := named_models.find_pair(name):
         return str(pair.target)
     if is_folder(name) or str(name).endswith(".gguf"):
         return str(name)
     _refuse_file(Path(name))
     if isinstance(name, Path) or not HUB_ID.fullmatch(name):
-        raise InputError(f"{str(name)!r:.100} is no folder; {REMEDY}")
+        raise InputError(f"{str(name)!r:.100} is no folder; {NAME_REMEDY}")
     return name
 
 
@@ -51,7 +51,7 @@ def _refuse_file(file: Path) -> None:
         if not file.is_file():
             return
         with file.open("rb") as content:
-            is_gguf = content.read(len(MAGIC)) == MAGIC
+            is_gguf = content.read(len(GGUF_MAGIC)) == GGUF_MAGIC
     except OSError:  # a name that is too long, or a file that cannot be read
         return
     if is_gguf:
@@ -60,17 +60,17 @@ def _refuse_file(file: Path) -> None:
         raise InputError(
             f"{file} is a part of a model; give the folder that holds it: {file.resolve().parent}"
         )
-    raise InputError(f"{file} is a file that holds no model; {REMEDY}")
+    raise InputError(f"{file} is a file that holds no model; {NAME_REMEDY}")
 
 
 def require_config(folder: str | Path) -> None:
     """Raise InputError for a folder without a model's config, unless it holds an adapter, which
     is refused with a remedy of its own."""
-    place = Path(folder)
-    if (place / "config.json").exists() or (place / "adapter_config.json").exists():
+    path = Path(folder)
+    if (path / "config.json").exists() or (path / "adapter_config.json").exists():
         return
-    holds = "holds no config.json" if any(place.iterdir()) else "is an empty folder"
-    raise InputError(f"{folder} {holds}; {EXPECTED}, or a GGUF file")
+    holds = "holds no config.json" if any(path.iterdir()) else "is an empty folder"
+    raise InputError(f"{folder} {holds}; {FOLDER_CONTENTS}, or a GGUF file")
 
 
 def is_folder(name: str | Path) -> bool:
@@ -88,33 +88,33 @@ def is_model(name: str) -> bool:
     return path.suffix == ".gguf" and path.is_file()
 
 
-def stamps(name: str | Path) -> list[tuple[str, int, int]]:
+def list_file_stamps(name: str | Path) -> list[tuple[str, int, int]]:
     """Return name, size and time of each file of a folder or GGUF file; [] for other names."""
-    place = Path(pair.target if (pair := named.pair(name)) else name)
-    if not is_folder(place) and not is_model(str(place)):
+    path = Path(pair.target if (pair := named_models.find_pair(name)) else name)
+    if not is_folder(path) and not is_model(str(path)):
         return []
-    held = sorted(place.iterdir()) if place.is_dir() else [place]
-    found = [(each.name, each.stat()) for each in held if each.is_file()]
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    found = [(each.name, each.stat()) for each in files if each.is_file()]
     return [(name, status.st_size, status.st_mtime_ns) for name, status in found]
 
 
-def gguf(name: str | Path, revision: str | None = None) -> Path | None:
+def find_gguf(name: str | Path, revision: str | None = None) -> Path | None:
     """Return the GGUF file that a name stands for: "smollm2", a file, the one of a folder without a
     config, or ID:FILE on the hub, fetched where its cache lacks it; None for other names. Raises
     InputError where there is no such file, or it is another kind of file."""
-    if pair := named.pair(name):
+    if pair := named_models.find_pair(name):
         name = pair.target
     if is_folder(name):
         folder = Path(name)
-        held = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
-        if len(held) > 1:
-            names = ", ".join(each.name for each in held)
+        files = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
+        if len(files) > 1:
+            names = ", ".join(each.name for each in files)
             raise InputError(f"{name} holds several GGUF files ({names}); name one of them")
-        file = held[0] if held else None
+        file = files[0] if files else None
     elif not str(name).endswith(".gguf"):
         return None
-    elif on_hub := IN_HUB.fullmatch(str(name)):
-        file = _fetched(on_hub["id"], on_hub["file"], revision)
+    elif match := HUB_GGUF.fullmatch(str(name)):
+        file = _fetch(match["id"], match["file"], revision)
     else:
         file = Path(name)
         _refuse_revision(str(name), "file", revision)
@@ -126,56 +126,56 @@ def gguf(name: str | Path, revision: str | None = None) -> Path | None:
 def _require_gguf(file: Path) -> None:
     try:
         with file.open("rb") as content:
-            magic = content.read(len(MAGIC))
+            magic = content.read(len(GGUF_MAGIC))
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}; {REMEDY}") from None
-    if magic != MAGIC:
-        raise InputError(f"{file} is no GGUF file, though it is named so; {REMEDY}")
-    if PART.search(file.name):
+        raise InputError(f"{file} cannot be read: {error.strerror}; {NAME_REMEDY}") from None
+    if magic != GGUF_MAGIC:
+        raise InputError(f"{file} is no GGUF file, though it is named so; {NAME_REMEDY}")
+    if GGUF_PART.search(file.name):
         raise InputError(
             f"{file} is one of several parts; merge them first: llama-gguf-split --merge"
         )
 
 
-def _fetched(id: str, name: str, revision: str | None) -> Path:
+def _fetch(id: str, name: str, revision: str | None) -> Path:
     try:
-        return Path(library().hf_hub_download(id, name, revision=revision))
+        return Path(import_hub().hf_hub_download(id, name, revision=revision))
     except Exception as error:  # of many kinds
         raise InputError(f"{id}:{name} cannot be had from the hub: {one_line(error)}") from None
 
 
-def _refuse_revision(place: str, kind: str, revision: str | None) -> None:
+def _refuse_revision(name: str, kind: str, revision: str | None) -> None:
     if revision is not None:
         raise InputError(
-            f"revision is {shown(revision)}, but {place} is a {kind}, which has none; leave it out"
+            f"revision is {shown(revision)}, but {name} is a {kind}, which has none; leave it out"
         )
 
 
-def require(name: str | Path, revision: str | None) -> None:
+def require_model(name: str | Path, revision: str | None) -> None:
     """Raise InputError for a name that leads to no model, wherever it is."""
-    place = path(name)
-    if gguf(place, revision) is None:
-        way(place, revision)
-        if is_folder(place):
-            require_config(place)
+    path = resolve_path(name)
+    if find_gguf(path, revision) is None:
+        resolve_options(path, revision)
+        if is_folder(path):
+            require_config(path)
 
 
-def way(place: str, revision: str | None) -> dict[str, Any]:
+def resolve_options(path: str, revision: str | None) -> dict[str, Any]:
     """Return options with which the libraries read a folder or hub id: `local_files_only` where the
     hub cannot be reached but its cache has the model. Raises InputError where neither has it, and
     for a revision of a folder."""
-    if not is_folder(place):
-        return dict(_hub_options(place, revision))
-    _refuse_revision(place, "folder", revision)
+    if not is_folder(path):
+        return dict(_resolve_hub_options(path, revision))
+    _refuse_revision(path, "folder", revision)
     return {}
 
 
 @cache  # asked once for a model and its tokenizer
-def _hub_options(name: str, revision: str | None) -> dict[str, Any]:
-    hub = library()
+def _resolve_hub_options(name: str, revision: str | None) -> dict[str, Any]:
+    hub = import_hub()
     try:
         url = hub.hf_hub_url(name, "config.json", revision=revision)
-        hub.get_hf_file_metadata(url, timeout=WAIT)
+        hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_SECONDS)
         return {}
     except (hub.errors.GatedRepoError, hub.errors.EntryNotFoundError):
         return {}  # the hub has it; transformers says what is wrong with it
@@ -184,16 +184,16 @@ def _hub_options(name: str, revision: str | None) -> dict[str, Any]:
             f"the hub has {name}, but no revision {revision!r}; give another"
         ) from None
     except hub.errors.HFValidationError:
-        raise InputError(f"{name!r} is no folder; {REMEDY}") from None
+        raise InputError(f"{name!r} is no folder; {NAME_REMEDY}") from None
     except hub.errors.RepositoryNotFoundError:
-        why, remedy = "the hub has no such model", REMEDY
+        why, remedy = "the hub has no such model", NAME_REMEDY
     except hub.errors.OfflineModeIsEnabled:
-        why, remedy = "HF_HUB_OFFLINE keeps the hub from being asked", OFFLINE
+        why, remedy = "HF_HUB_OFFLINE keeps the hub from being asked", OFFLINE_REMEDY
     except Exception as error:  # network errors are of many types
         if getattr(getattr(error, "response", None), "status_code", None) == 404:
-            why, remedy = "the hub has no such model", REMEDY
+            why, remedy = "the hub has no such model", NAME_REMEDY
         else:
-            why, remedy = f"the hub cannot be reached ({one_line(error)})", OFFLINE
+            why, remedy = f"the hub cannot be reached ({one_line(error)})", OFFLINE_REMEDY
     if isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
         return {"local_files_only": True}
     raise InputError(f"there is no folder {name!r}, and {why}; {remedy}")

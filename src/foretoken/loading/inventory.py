@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, one_line
-from foretoken.loading import hub, named, published
+from foretoken.loading import hub, named_models, published_drafts
 from foretoken.storage.files import parse_json
 
-WEIGHTS = ("*.safetensors", "*.bin")
-DEPTH = 3  # of folders below one that is searched
-TEXT = ("text_config", "decoder", "transformer_layer_config")  # where a text model's config may be
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
+MAX_FOLDER_DEPTH = 3  # of folders below one that is searched
+TEXT_CONFIG_KEYS = ("text_config", "decoder", "transformer_layer_config")  # where a text model's config may be
 
 
 @dataclass(frozen=True, slots=True)
-class ModelHere:
+class LocalModel:
     """A model or a draft on this machine.
 
     Attributes:
@@ -47,7 +47,7 @@ class ModelHere:
     encoder: bool
     path: Path
 
-    def fits(self, target: ModelHere) -> bool:
+    def can_draft_for(self, target: LocalModel) -> bool:
         """Tell whether this may draft for a target: over its states, or as a model of at most half
         its bytes with a vocabulary of the same size."""
         if target.draft or self.vocabulary is None or self.vocabulary != target.vocabulary:
@@ -57,7 +57,7 @@ class ModelHere:
         return self.encoder == target.encoder and 2 * self.size <= target.size
 
 
-def models(folders: Iterable[Path] = ()) -> list[ModelHere]:
+def list_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     """Return the models on this machine, each once, those with names first.
 
     Args:
@@ -70,35 +70,35 @@ def models(folders: Iterable[Path] = ()) -> list[ModelHere]:
         >>> [model.name for model in models()][:2]
         ['novels', 'novels (draft)']
     """
-    found: dict[Path, ModelHere] = {}
-    for name, path in _places(folders):
+    found: dict[Path, LocalModel] = {}
+    for name, path in _find_places(folders):
         path = path.resolve()
-        if path not in found and (model := _model(name, path)) is not None:
+        if path not in found and (model := _read_model(name, path)) is not None:
             found[path] = model
     return [*found.values()]
 
 
-def _places(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+def _find_places(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     """Yield the names of models and where they lie."""
-    yield named.NOVELS, named.asset("target")
-    yield f"{named.NOVELS} (draft)", named.asset("draft")
-    if file := named.smollm2():
-        yield named.SMOLLM2, file
-    yield f"{named.SMOLLM2} (draft)", named.asset("smollm2-draft")
+    yield named_models.NOVELS, named_models.get_asset("target")
+    yield f"{named_models.NOVELS} (draft)", named_models.get_asset("draft")
+    if file := named_models.find_smollm2():
+        yield named_models.SMOLLM2, file
+    yield f"{named_models.SMOLLM2} (draft)", named_models.get_asset("smollm2-draft")
     for root in dict.fromkeys(sys.path):
         for file in sorted(Path(root or ".").glob("*/*.gguf")) if root else ():
             yield str(file), file
-    yield from _cached()
+    yield from _find_cached()
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder} is no folder; give one that holds models")
-        for place in _below(folder):
-            yield str(place), place
+        for path in _walk_folder(folder):
+            yield str(path), path
 
 
-def _cached() -> Iterator[tuple[str, Path]]:
+def _find_cached() -> Iterator[tuple[str, Path]]:
     """Yield the models in the hub's cache, of each the last version."""
-    library = hub.library()
+    library = hub.import_hub()
     try:
         repos = library.scan_cache_dir().repos
     except library.errors.CacheNotFound:
@@ -112,63 +112,63 @@ def _cached() -> Iterator[tuple[str, Path]]:
             yield f"{repo.repo_id}:{file.relative_to(folder)}", file
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _walk_folder(folder: Path) -> Iterator[Path]:
     """Yield folders with a config, and GGUF files, in a folder and below it."""
-    for place, names, files in os.walk(folder):
-        at = Path(place)
-        deep = len(at.relative_to(folder).parts) >= DEPTH
-        names[:] = [] if deep else sorted(each for each in names if not each.startswith("."))
+    for root, names, files in os.walk(folder):
+        path = Path(root)
+        is_deepest = len(path.relative_to(folder).parts) >= MAX_FOLDER_DEPTH
+        names[:] = [] if is_deepest else sorted(each for each in names if not each.startswith("."))
         if "config.json" in files:
-            yield at
-        yield from (at / each for each in sorted(files) if each.endswith(".gguf"))
+            yield path
+        yield from (path / each for each in sorted(files) if each.endswith(".gguf"))
 
 
-def _model(name: str, path: Path) -> ModelHere | None:
+def _read_model(name: str, path: Path) -> LocalModel | None:
     """The model in a folder or a file; None where there is none."""
     if path.is_file():
-        return _of_gguf(name, path)
+        return _read_gguf_model(name, path)
     try:
         config: Any = parse_json((path / "config.json").read_text())
     except (OSError, ValueError):
         return None
-    size = sum(file.stat().st_size for kind in WEIGHTS for file in path.glob(kind))
+    size = sum(file.stat().st_size for kind in WEIGHT_PATTERNS for file in path.glob(kind))
     if not isinstance(config, dict) or not size:
         return None
-    kind = published.kind_of(config)
-    inner = next((config[each] for each in TEXT if isinstance(config.get(each), dict)), {})
-    said: Any = {**inner, **config}
+    kind = published_drafts.get_draft_kind(config)
+    text_config = next((config[each] for each in TEXT_CONFIG_KEYS if isinstance(config.get(each), dict)), {})
+    merged_config: Any = {**text_config, **config}
     quantized = config.get("quantization_config") or {}
-    return ModelHere(
+    return LocalModel(
         name,
         kind or str(config.get("model_type", "unknown")),
         kind is not None,
-        str(quantized.get("quant_method") or said.get("dtype") or said.get("torch_dtype") or "?"),
+        str(quantized.get("quant_method") or merged_config.get("dtype") or merged_config.get("torch_dtype") or "?"),
         size,
-        said.get("vocab_size"),
-        said.get("hidden_size"),
+        merged_config.get("vocab_size"),
+        merged_config.get("hidden_size"),
         bool(config.get("is_encoder_decoder")),
         path,
     )
 
 
-def _of_gguf(name: str, file: Path) -> ModelHere | None:
+def _read_gguf_model(name: str, file: Path) -> LocalModel | None:
     """The model in a GGUF file; a file that cannot be read is told as such."""
     size = file.stat().st_size
     facts: dict[str, Any] = {"family": "GGUF", "precision": "?", "vocabulary": None, "width": None}
     try:
-        facts = _header(file)
+        facts = _read_gguf_facts(file)
     except ImportError:
         facts["precision"] = "? (pip install 'foretoken[gguf]')"
     except Exception as error:  # files hold anything
         facts["precision"] = f"unreadable: {one_line(error)}"
-    return ModelHere(name, draft=False, size=size, encoder=False, path=file, **facts)
+    return LocalModel(name, draft=False, size=size, encoder=False, path=file, **facts)
 
 
-def _header(file: Path) -> dict[str, Any]:
+def _read_gguf_facts(file: Path) -> dict[str, Any]:
     """Read a GGUF file's own account; its precision: the kind that most of its bytes have."""
     from foretoken.loading import gguf  # late: `--help` does without NumPy
 
-    reader = gguf.header(file)
+    reader = gguf.read_header(file)
     family = reader.fields["general.architecture"].contents()
     tokens = reader.fields.get("tokenizer.ggml.tokens")
     width = reader.fields.get(f"{family}.embedding_length")

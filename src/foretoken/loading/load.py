@@ -16,18 +16,18 @@ from foretoken.drafters.base import Drafter
 from foretoken.drafters.lookup import Repeats
 from foretoken.errors import FRONT, RefusedError, base_name
 from foretoken.generation_config import require_ids
-from foretoken.loading import adapters, gguf, merging, named
-from foretoken.loading.chosen import chosen, rounded
-from foretoken.loading.draft import by_name, draft_of, name_of
+from foretoken.loading import adapters, gguf, merging, named_models
+from foretoken.loading.draft_choice import choose_draft, choose_draft_dtype
+from foretoken.loading.draft import is_draft_name, resolve_draft, get_name
 from foretoken.loading.facts import ModelFacts, Placement
-from foretoken.loading.memory import usable
-from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions, require_known
-from foretoken.loading.runtimes.native import read_ahead
+from foretoken.loading.memory import require_device
+from foretoken.loading.options import LOAD_OPTIONS, LoadKeywords, LoadOptions, require_known
+from foretoken.loading.runtimes.native import start_loading
 from foretoken.loading.runtimes.place import place
-from foretoken.loading.sources import processor as processor_of
-from foretoken.loading.sources import read_of, source, unwrapped
-from foretoken.loading.sources import tokenizer as tokenizer_of
-from foretoken.loading.target import KnownTarget, LoadedTarget, ends_of_chats
+from foretoken.loading.sources import get_processor_loader
+from foretoken.loading.sources import resolve_model, find_source, unwrap_model
+from foretoken.loading.sources import load_tokenizer
+from foretoken.loading.target import TargetInfo, LoadedTarget, add_turn_ends
 from foretoken.sampling.options import with_args
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
@@ -88,7 +88,7 @@ def load(
 
 
 def load_checked(
-    check: Callable[[KnownTarget], object],
+    check: Callable[[TargetInfo], object],
     target: str | Path | PreTrainedModel | None,
     draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
     **options: Unpack[LoadKeywords],
@@ -96,68 +96,68 @@ def load_checked(
     """Do as `load`, and call `check` before any weights are loaded or converted, so that it can
     refuse what the target's files alone decide, such as messages without a chat template."""
     require_known(options, "load")
-    asked = LoadOptions(**options)
-    target, draft = cast(Any, unwrapped(target, "target")), cast(Any, unwrapped(draft, "draft"))
-    target = named.default() if target is None else target
-    with without_bars(), log_if_slow(log, "loading %s", base_name(name_of(target))):
-        return _loaded(check, target, draft, asked)
+    load_options = LoadOptions(**options)
+    target, draft = cast(Any, unwrap_model(target, "target")), cast(Any, unwrap_model(draft, "draft"))
+    target = named_models.get_default_target() if target is None else target
+    with hide_progress_bars(), log_if_slow(log, "loading %s", base_name(get_name(target))):
+        return _load(check, target, draft, load_options)
 
 
 @contextmanager
-def without_bars() -> Generator[None]:
+def hide_progress_bars() -> Generator[None]:
     """Hide transformers' progress bars meanwhile, which would break into lines of ours."""
-    shown = transformers_logging.is_progress_bar_enabled()
+    was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             transformers_logging.enable_progress_bar()
 
 
-def _loaded(
-    check: Callable[[KnownTarget], object],
+def _load(
+    check: Callable[[TargetInfo], object],
     target: str | Path | PreTrainedModel,
     draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
-    asked: LoadOptions,
+    options: LoadOptions,
 ) -> Speculator:
-    device = usable(asked.device)
-    ships = named.own_draft(target) if target == named.NOVELS or device.type == "cpu" else None
-    asked_draft: Any = ships if draft is None else draft
-    alone = named.without_front(asked_draft) if isinstance(asked_draft, str) else asked_draft
-    given = "lookup" if alone is None else named.draft(alone) or alone
-    placement = Placement(asked.dtype, device, asked.runtime)
-    read = read_of(target, asked.revision, asked.trust_remote_code, asked.adapter)
-    facts = ModelFacts(read, placement)
+    device = require_device(options.device)
+    shipped_draft = named_models.get_shipped_draft(target) if target == named_models.NOVELS or device.type == "cpu" else None
+    full_draft: Any = shipped_draft if draft is None else draft
+    draft_without_lookup = named_models.strip_lookup(full_draft) if isinstance(full_draft, str) else full_draft
+    draft_to_load = "lookup" if draft_without_lookup is None else named_models.find_draft_folder(draft_without_lookup) or draft_without_lookup
+    placement = Placement(options.dtype, device, options.runtime)
+    model_source = resolve_model(target, options.revision, options.trust_remote_code, options.adapter)
+    facts = ModelFacts(model_source, placement)
     # a draft by name does not say how the target is to run
-    ahead = read_ahead(facts, placement) if facts.cached and by_name(given) else None
-    known = _known(target, facts, asked)
-    check(known)
-    if facts.files is not None:
-        facts.files.require_weights()
+    early_model = start_loading(facts, placement) if facts.cached and is_draft_name(draft_to_load) else None
+    info = _read_target(target, facts, options)
+    check(info)
+    if facts.source is not None:
+        facts.source.require_weights()
     # The draft first: what does not fit is refused before the target is loaded or converted
-    with log_if_slow(log, "loading the draft %s", base_name(name_of(given))):
-        drafts_in = replace(placement, dtype=asked.draft_dtype or asked.dtype)
-        pending = draft_of(given, known, asked, drafts_in)
-    model = ahead.result() if ahead is not None else None
+    with log_if_slow(log, "loading the draft %s", base_name(get_name(draft_to_load))):
+        draft_placement = replace(placement, dtype=options.draft_dtype or options.dtype)
+        pending = resolve_draft(draft_to_load, info, options, draft_placement)
+    model = early_model.result() if early_model is not None else None
     if model is None:
         runtime = pending.runtime or placement.runtime
         model = place(facts, replace(placement, taps=pending.taps, runtime=runtime)).model
-    loaded = LoadedTarget(known, model)
-    spec = loaded.speculator(pending.attach(loaded), name_of(given))
-    if alone is not asked_draft:
+    loaded = LoadedTarget(info, model)
+    spec = loaded.make_speculator(pending.attach(loaded), get_name(draft_to_load))
+    if draft_without_lookup is not full_draft:
         name = f"{FRONT}{spec.draft_name}"
         spec = replace(spec, draft_name=name, predicted_output=Repeats)
     gguf.forget_file()  # which a draft may have had parsed again
-    if alone is None:
-        return chosen(spec, loaded)
-    if pending.rounded is None or ships == named.NOVELS:
+    if draft_without_lookup is None:
+        return choose_draft(spec, loaded)
+    if pending.load_rounded is None or shipped_draft == named_models.NOVELS:
         return spec
-    return rounded(spec, asked.dtype, pending.rounded)
+    return choose_draft_dtype(spec, options.dtype, pending.load_rounded)
 
 
-def _warn_without_tokenizer(target: KnownTarget) -> None:
-    if target.tokenizer is None and target.facts.files is not None:
+def _warn_without_tokenizer(target: TargetInfo) -> None:
+    if target.tokenizer is None and target.facts.source is not None:
         log.warning(
             "%s holds no tokenizer, so prompts must be token ids; give tokenizer=, a folder or hub "
             "id with one, for text",
@@ -171,36 +171,36 @@ def require_adapters(
     """Raise as `load` does for adapters that cannot be merged into the target, before the weights
     of any are read."""
     if names:
-        asked = LoadOptions(**options)
-        base = source(target or named.default(), asked.revision, asked.trust_remote_code)
+        load_options = LoadOptions(**options)
+        base = find_source(target or named_models.get_default_target(), load_options.revision, load_options.trust_remote_code)
         for name in names:
-            merging.require_fit(base.empty, adapters.folder(name))
+            merging.require_fit(base.structure, adapters.find_adapter(name))
 
 
-def _known(
-    target: str | Path | PreTrainedModel, facts: ModelFacts, asked: LoadOptions
-) -> KnownTarget:
+def _read_target(
+    target: str | Path | PreTrainedModel, facts: ModelFacts, options: LoadOptions
+) -> TargetInfo:
     """Read all of a target that a draft must fit."""
     settings = facts.settings
-    if asked.generation_config == "ignore":
+    if options.generation_config == "ignore":
         settings = replace(settings, controls={}, suggested={})
     elif settings.objection:
         raise RefusedError(settings.objection)
     require_ids(settings.ends, facts.V)
-    if asked.tokenizer is None:
-        tokenizer = tokenizer_of(target, asked.revision, asked.trust_remote_code)
+    if options.tokenizer is None:
+        tokenizer = load_tokenizer(target, options.revision, options.trust_remote_code)
     else:
-        tokenizer = tokenizer_of(asked.tokenizer, None, asked.trust_remote_code, required=True)
-    ends, remark = ends_of_chats(settings.ends, tokenizer)
+        tokenizer = load_tokenizer(options.tokenizer, None, options.trust_remote_code, required=True)
+    ends, remark = add_turn_ends(settings.ends, tokenizer)
     if remark:
         log.log(logging.INFO if ends != settings.ends else logging.WARNING, remark)
     settings = replace(settings, ends=ends)
-    name = name_of(target) if asked.adapter is None else f"{name_of(target)} with {asked.adapter}"
-    reads = None if facts.files is None else processor_of(facts.files)
-    return KnownTarget(name, facts, settings, tokenizer, reads)
+    name = get_name(target) if options.adapter is None else f"{get_name(target)} with {options.adapter}"
+    load_processor = None if facts.source is None else get_processor_loader(facts.source)
+    return TargetInfo(name, facts, settings, tokenizer, load_processor)
 
 
-def _signature() -> Signature:
+def _make_signature() -> Signature:
     """Return the signature of `load` with every option by its name, for `help` and notebooks."""
     own = signature(load)
     named = [
@@ -211,5 +211,5 @@ def _signature() -> Signature:
     return own.replace(parameters=[*first, *named])
 
 
-load.__doc__ = with_args(load.__doc__ or "", OPTIONS)
-cast(Any, load).__signature__ = _signature()
+load.__doc__ = with_args(load.__doc__ or "", LOAD_OPTIONS)
+cast(Any, load).__signature__ = _make_signature()

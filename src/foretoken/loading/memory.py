@@ -11,15 +11,15 @@ from torch import nn
 
 from foretoken.errors import InputError, RefusedError, one_line
 
-HEADROOM = 1.1  # weights plus what a short generation needs beside them
-ROOT = Path("/sys/fs/cgroup")
-CGROUPS = (  # limit, use, and the entry for cached files, which can be reclaimed
+MEMORY_FACTOR = 1.1  # weights plus what a short generation needs beside them
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUP_FILES = (  # limit, use, and the entry for cached files, which can be reclaimed
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
-def usable(name: str) -> torch.device:
+def require_device(name: str) -> torch.device:
     """Return a device that tensors can be made on; InputError for any other."""
     if name is None:
         raise InputError("device is None; give 'cpu' or 'cuda'")
@@ -33,45 +33,45 @@ def usable(name: str) -> torch.device:
     return device
 
 
-def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+def count_weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     """Return the bytes of the weights in `dtype`; the model may live on the meta device."""
     size = torch.empty(0, dtype=dtype).element_size()
     return sum(p.numel() for p in model.parameters()) * size
 
 
-def free_bytes(device: torch.device) -> int | None:
+def get_free_bytes(device: torch.device) -> int | None:
     """Return the memory that can still be allocated, within the control group's limit; None if
     unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
         return None
-    available, group = psutil.virtual_memory().available, _cgroup()
+    available, group = psutil.virtual_memory().available, _get_cgroup_free_bytes()
     return available if group is None else min(available, group)
 
 
-def require(name: str, needed: int, device: torch.device) -> None:
+def require_memory(name: str, num_bytes: int, device: torch.device) -> None:
     """Raise RefusedError, with the numbers, where `needed` bytes of weights will not fit."""
-    free = free_bytes(device)
-    if free is not None and needed * HEADROOM > free:
+    free = get_free_bytes(device)
+    if free is not None and num_bytes * MEMORY_FACTOR > free:
         raise RefusedError(
-            f"{name} needs {needed * HEADROOM / 1e9:.1f} GB ({needed / 1e9:.1f} GB of weights) and "
+            f"{name} needs {num_bytes * MEMORY_FACTOR / 1e9:.1f} GB ({num_bytes / 1e9:.1f} GB of weights) and "
             f"{free / 1e9:.1f} GB are free on {device}; give a smaller model or dtype='bfloat16'"
         )
 
 
-def _cgroup() -> int | None:
+def _get_cgroup_free_bytes() -> int | None:
     """Return the bytes that this process's control group, version 2 or 1, may still allocate."""
-    for limit, used, idle in CGROUPS:
-        values = [*_lines(ROOT / limit), *_lines(ROOT / used)]
+    for limit, used, idle in CGROUP_FILES:
+        values = [*_read_lines(CGROUP_ROOT / limit), *_read_lines(CGROUP_ROOT / used)]
         if len(values) == 2 and all(value.isdigit() for value in values):
-            stats = dict(line.split() for line in _lines((ROOT / used).parent / "memory.stat"))
+            stats = dict(line.split() for line in _read_lines((CGROUP_ROOT / used).parent / "memory.stat"))
             taken = int(values[1]) - int(stats.get(idle, 0))
             return max(0, int(values[0]) - taken)
     return None
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except OSError:

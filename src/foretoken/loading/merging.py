@@ -21,39 +21,39 @@ from foretoken.loading import adapters
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-REFUSED = (".*missing adapter keys", ".*tie_word_embeddings")  # warnings of peft's: errors here
+REFUSED_WARNINGS = (".*missing adapter keys", ".*tie_word_embeddings")  # warnings of peft's: errors here
 
 
-def _peft() -> Any:
+def _import_peft() -> Any:
     """Import peft, late as it is an extra."""
     import peft
 
     return peft
 
 
-def require_fit(empty: PreTrainedModel, adapter: Path) -> None:
+def require_fit(structure: PreTrainedModel, adapter: Path) -> None:
     """Raise InputError for an adapter of another model and RefusedError for one that cannot be
     merged, by names and shapes alone: before weights are loaded. empty: the base's structure."""
-    peft = _peft()
-    with _told(empty, adapter):
-        network: Any = deepcopy(empty)  # which peft changes
+    peft = _import_peft()
+    with _refuse_peft_errors(structure, adapter):
+        network: Any = deepcopy(structure)  # which peft changes
         config: Any = peft.PeftConfig.from_pretrained(str(adapter))
         config.init_lora_weights = False  # some kinds are computed from the base's weights
         with torch.device("meta"):
             wrapped = peft.PeftModel(network, config)
         _require_every_key(wrapped, adapter)
-        _require_own_tables(wrapped, adapter)
+        _require_untied_embeddings(wrapped, adapter)
 
 
-def merged(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+def merge_adapter(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
     """Return the network with the changes of an adapter that fits in its weights. Raises InputError
     for weights that are invalid."""
-    with _told(network, adapter):
-        wrapped: Any = _peft().PeftModel.from_pretrained(network, adapter)
+    with _refuse_peft_errors(network, adapter):
+        wrapped: Any = _import_peft().PeftModel.from_pretrained(network, adapter)
         return wrapped.merge_and_unload(safe_merge=True)
 
 
-def merged_inside(network: PreTrainedModel) -> PreTrainedModel:
+def merge_own_adapter(network: PreTrainedModel) -> PreTrainedModel:
     """Return a network that transformers has loaded with an adapter of its own, with that merged:
     its `generate` turns it off for text, so what is left reads text beside sounds alone."""
     changed: Any = network
@@ -62,26 +62,26 @@ def merged_inside(network: PreTrainedModel) -> PreTrainedModel:
             f"{type(network).__name__} needs its adapter, and there is none, or no peft to read "
             "it; pip install 'foretoken[peft]'"
         )
-    layer = _peft().tuners.tuners_utils.BaseTunerLayer
-    with _told(network, Path(str(network.name_or_path))):
+    layer_class = _import_peft().tuners.tuners_utils.BaseTunerLayer
+    with _refuse_peft_errors(network, Path(str(network.name_or_path))):
         parts: list[tuple[str, Any]] = [*network.named_modules()]
         for name, part in parts:
-            if isinstance(part, layer):
+            if isinstance(part, layer_class):
                 part.merge(safe_merge=True)
-                above, _, own = name.rpartition(".")
-                setattr(network.get_submodule(above), own, part.get_base_layer())
+                parent, _, name_in_parent = name.rpartition(".")
+                setattr(network.get_submodule(parent), name_in_parent, part.get_base_layer())
     changed._hf_peft_config_loaded = False
     changed.config.adapter_merged = True
     return network
 
 
 @contextmanager
-def _told(network: PreTrainedModel, adapter: Path) -> Iterator[None]:
+def _refuse_peft_errors(network: PreTrainedModel, adapter: Path) -> Iterator[None]:
     """InputError, in a line, for whatever peft raises of an adapter and a network."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks for a name that is going
-            for refused in REFUSED:
+            for refused in REFUSED_WARNINGS:
                 warnings.filterwarnings("ignore", refused)
             yield
     except (InputError, RefusedError):
@@ -89,41 +89,41 @@ def _told(network: PreTrainedModel, adapter: Path) -> Iterator[None]:
     except Exception as error:  # peft raises many kinds
         problem = f"the adapter {adapter} does not fit {type(network).__name__}"
         raise InputError(
-            f"{problem}: {adapters.first_sentence(error)}; give an adapter of this base"
+            f"{problem}: {adapters.take_first_sentence(error)}; give an adapter of this base"
         ) from None
 
 
-def _shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
+def _read_shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an adapter's weights by name, without reading them."""
-    if not (adapter / adapters.SAFE).is_file():
-        weights = torch.load(adapter / adapters.PICKLED, "meta", weights_only=True, mmap=True)
+    if not (adapter / adapters.SAFETENSORS_FILE).is_file():
+        weights = torch.load(adapter / adapters.PICKLE_FILE, "meta", weights_only=True, mmap=True)
         return {name: tuple(weight.shape) for name, weight in weights.items()}
-    with safe_open(adapter / adapters.SAFE, "pt") as file:
+    with safe_open(adapter / adapters.SAFETENSORS_FILE, "pt") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
 
 
 def _require_every_key(wrapped: Any, adapter: Path) -> None:
     """InputError where the file lacks a weight, of which peft would leave the random one, holds one
     that the network has no place for, or one of another shape."""
-    held = _shapes(adapter)
-    state = _peft().get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    shapes = _read_shapes(adapter)
+    state = _import_peft().get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(weight.shape) for name, weight in state.items()}
-    surplus = {name for name in held.keys() - needed if "lora" in name}
-    other = {
-        f"{name} as {held[name]}, not {needed[name]}"
-        for name in held.keys() & needed
-        if held[name] != needed[name]
+    surplus = {name for name in shapes.keys() - needed if "lora" in name}
+    misshapen = {
+        f"{name} as {shapes[name]}, not {needed[name]}"
+        for name in shapes.keys() & needed
+        if shapes[name] != needed[name]
     }
-    kinds = (needed.keys() - held, "lacks"), (surplus, "has no place in it for"), (other, "holds")
-    for names, says in kinds:
+    kinds = (needed.keys() - shapes, "lacks"), (surplus, "has no place in it for"), (misshapen, "holds")
+    for names, verb in kinds:
         if names:
             raise InputError(
                 f"the adapter {adapter} does not fit {type(wrapped.get_base_model()).__name__}: "
-                f"it {says} {min(names)} ({len(names)} such); give the base that it was made for"
+                f"it {verb} {min(names)} ({len(names)} such); give the base that it was made for"
             )
 
 
-def _require_own_tables(wrapped: Any, adapter: Path) -> None:
+def _require_untied_embeddings(wrapped: Any, adapter: Path) -> None:
     """RefusedError for a change of embeddings that are the output layer too: merged, it would
     change both."""
     network = wrapped.get_base_model()

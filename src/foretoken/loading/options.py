@@ -19,15 +19,15 @@ from foretoken.sampling.options import check, declared, option
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROUNDED = ("int8", "int4")  # weights that make another model, on a CPU
-DTYPES = ("float32", "float64", "bfloat16", "float16", *ROUNDED, "auto")
-RUNTIMES = ("auto", "transformers", "native", "graphs", "compiled")
-TAPS = ("inputs", "outputs")
+ROUNDED_DTYPES = ("int8", "int4")  # weights that make another model, on a CPU
+DTYPE_NAMES = ("float32", "float64", "bfloat16", "float16", *ROUNDED_DTYPES, "auto")
+RUNTIME_NAMES = ("auto", "transformers", "native", "graphs", "compiled")
+TAP_KINDS = ("inputs", "outputs")
 
 
-def smaller(dtype: str) -> tuple[str, ...]:
+def list_smaller_dtypes(dtype: str) -> tuple[str, ...]:
     """Return the roundings that take fewer bytes than weights in `dtype`."""
-    return ROUNDED[ROUNDED.index(dtype) + 1 if dtype in ROUNDED else 0 :]
+    return ROUNDED_DTYPES[ROUNDED_DTYPES.index(dtype) + 1 if dtype in ROUNDED_DTYPES else 0 :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class LoadOptions:
 
     dtype: str = option(
         "float32",
-        Choice(DTYPES),
+        Choice(DTYPE_NAMES),
         "Precision: float32, bfloat16, float16, float64 or auto; int8 and int4 round the weights, "
         "which makes another model.",
         "Loading",
@@ -50,7 +50,7 @@ class LoadOptions:
     device: str = option("cpu", as_given, "Device: cpu, cuda, ...", "Loading", group="placing")
     runtime: str = option(
         "auto",
-        Choice(RUNTIMES),
+        Choice(RUNTIME_NAMES),
         "Backend: auto (the first that is exact: on a CPU native, then transformers; on a GPU "
         "graphs, transformers), one of these, or compiled (graphs whose layers torch compiles "
         "first: faster on a GPU after seconds).",
@@ -91,14 +91,14 @@ class LoadOptions:
     )
     draft_dtype: str | None = option(
         None,
-        Choice(DTYPES),
+        Choice(DTYPE_NAMES),
         "Precision of the draft. Default: the target's, or int8 or int4 where that is faster.",
         "Loading",
         group="pair",
     )
     draft_taps: str | None = option(
         None,
-        Choice(TAPS),
+        Choice(TAP_KINDS),
         "An EAGLE-3 draft's layer ids mean the layers' inputs, or outputs. Default: as its file "
         "says, or else the better ones, measured.",
         "Loading",
@@ -141,13 +141,13 @@ class LoadKeywords(TypedDict, total=False):
     same_tokenizer: bool
 
 
-OPTIONS = declared(LoadOptions)
+LOAD_OPTIONS = declared(LoadOptions)
 
 
 def require_known(names: Iterable[str], caller: str) -> None:
     """InputError for a keyword of `caller` that is no option of `load`."""
     for name in names:
-        if name not in OPTIONS:
-            near = get_close_matches(name, OPTIONS, 1, 0.5)
+        if name not in LOAD_OPTIONS:
+            near = get_close_matches(name, LOAD_OPTIONS, 1, 0.5)
             remedy = f"did you mean {near[0]}?" if near else "give it to generate, or leave it out"
             raise InputError(f"{name} is no option of {caller}; {remedy}")

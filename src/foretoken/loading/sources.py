@@ -23,27 +23,27 @@ import transformers
 
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.generation_config import check_file, ids_of
-from foretoken.loading import adapters, gguf, hub, memory, merging, named, weights
-from foretoken.loading.published import known_kind
+from foretoken.loading import adapters, gguf, hub, memory, merging, named_models, weights
+from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.models.stock.sizes import get_max_positions
 from foretoken.models.stock.third_party import third_party_sources
-from foretoken.storage.cache import remember, remembered, versions
+from foretoken.storage.cache import save_cached_value, load_cached_values, get_versions
 from foretoken.storage.files import parse_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-MADE_FROM = ("*.safetensors", "*.bin", "*.json", "*.py")
-CLASSES = "tokenizers.json"  # cached classes of tokenizers
-CHOOSING = ("config.json", "tokenizer_config.json")  # what the class follows from
+MODEL_FILE_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.py")
+TOKENIZER_CLASSES_FILE = "tokenizers.json"  # cached classes of tokenizers
+TOKENIZER_CLASS_INPUTS = ("config.json", "tokenizer_config.json")  # what the class follows from
 # Wrappers that change neither weights nor what is computed, and where they keep the network
-WRAPPERS = {
+WRAPPED_ATTRIBUTES = {
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
 }
-LIBRARIES = ("torchaudio", "mistral-common", "librosa")  # that some processors need beside
-PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+PROCESSOR_LIBRARIES = ("torchaudio", "mistral-common", "librosa")  # that some processors need beside
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = (
     "tokenizer_config.json",  # a tokenizer of bytes has no other file
     "tokenizer.json",
@@ -56,7 +56,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that can be loaded; its parts are read when they are first needed."""
 
     name: str
@@ -79,11 +79,11 @@ class Source:
         return self.options["trust_remote_code"]
 
     @property
-    def own_adapter(self) -> bool:
+    def has_own_adapter(self) -> bool:
         """True for a model that brings an adapter for its sounds, which its `generate` turns off
         for text."""
         folder = hub.is_folder(self.path)
-        if self.gguf or (folder and not _holds(self.path, (adapters.CONFIG,))):
+        if self.gguf or (folder and not _has_any(self.path, (adapters.ADAPTER_CONFIG_FILE,))):
             return False
         return getattr(self.config, "has_lora_adapter", False) is True
 
@@ -91,31 +91,31 @@ class Source:
     def config(self) -> PreTrainedConfig:
         """The model's config. Raises InputError where it cannot be read."""
         try:
-            with gguf.parsed_once(self.gguf):
+            with gguf.parse_once(self.gguf):
                 config = transformers.AutoConfig.from_pretrained(self.path, **self.options)
         except Exception as error:  # the library raises many kinds
             revision = self.options.get("revision")
-            if not self.gguf and (kind := known_kind(self.path, revision)):
+            if not self.gguf and (kind := get_cached_kind(self.path, revision)):
                 raise InputError(
                     f"{self.name} is a draft ({kind}), no model; give it as --draft or draft="
                 ) from None
             raise InputError(
                 f"{self.name} cannot be read as a model: {one_line(error)}{self._hint}"
             ) from None
-        weights.require_count(self.name, config, self._header)
+        weights.require_layer_count(self.name, config, self._dtypes)
         return config
 
     @cached_property
-    def _header(self) -> dict[str, str]:
-        return weights.read_header(self.path, self.gguf)
+    def _dtypes(self) -> dict[str, str]:
+        return weights.read_dtypes(self.path, self.gguf)
 
     @cached_property
-    def empty(self) -> PreTrainedModel:
+    def structure(self) -> PreTrainedModel:
         """The structure, on the meta device, with the generation config. Raises InputError and
         RefusedError."""
         if hub.is_folder(self.path) and not self.gguf:
             check_file(Path(self.path))
-        auto = _auto(self.config, self.name, self.trust)
+        auto = _choose_auto_class(self.config, self.name, self.trust)
         try:
             with torch.device("meta"):
                 network = auto.from_config(self.config, trust_remote_code=self.trust)
@@ -123,10 +123,10 @@ class Source:
             problem = f"{self.name} cannot be built from its config"
             raise InputError(f"{problem}: {one_line(error)}") from None
         get_max_positions(network.config.get_text_config(decoder=True))
-        weights.require_own(self.name, network, self._header, in_gguf=self.gguf is not None)
+        weights.require_matching_layers(self.name, network, self._dtypes, in_gguf=self.gguf is not None)
         if self.gguf:  # the model's config holds what else the file says
             settings: Any = network.generation_config
-            settings.eos_token_id = gguf.ends(self.gguf, ids_of(settings, "eos_token_id"))
+            settings.eos_token_id = gguf.find_end_ids(self.gguf, ids_of(settings, "eos_token_id"))
             return network.eval()
         options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
         options["revision"] = options["revision"] or "main"
@@ -135,25 +135,25 @@ class Source:
             network.generation_config = own
         return network.eval()
 
-    def code(self) -> list[str]:
+    def list_custom_code(self) -> list[str]:
         """Return the source code of the model's classes that are not transformers' own."""
         if self.gguf:
             return ["all ends of the file"]  # earlier conversions of one know a single end
         if not self.trust:
             return []
-        return third_party_sources(self.empty)
+        return third_party_sources(self.structure)
 
-    def network(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    def load_network(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
         """Return the model with its weights. Raises InputError where some are missing, RefusedError
         where there is no room for them."""
-        memory.require(self.name, memory.weight_bytes(self.empty, dtype), device)
+        memory.require_memory(self.name, memory.count_weight_bytes(self.structure, dtype), device)
         if self.adapter is not None:
-            merging.require_fit(self.empty, self.adapter)
+            merging.require_fit(self.structure, self.adapter)
         options = self.options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        options |= gguf.whole() if self.gguf else weights.plain_options(self.config, self.name)
+        options |= gguf.get_dequantize_options() if self.gguf else weights.get_dequantize_options(self.config, self.name)
         try:
-            auto = _auto(self.config, self.name, self.trust)
-            with gguf.parsed_once(self.gguf):
+            auto = _choose_auto_class(self.config, self.name, self.trust)
+            with gguf.parse_once(self.gguf):
                 network, report = auto.from_pretrained(self.path, dtype=dtype, **options)
         except Exception as error:
             raise InputError(
@@ -164,48 +164,48 @@ class Source:
             weights.require_layers(self.name, network.state_dict(), report["unexpected_keys"])
         gguf.forget_file()
         if "quantization_config" in options:
-            weights.require_plain(network, dtype, self.name)
-        if self.own_adapter:
-            network = merging.merged_inside(network)
+            weights.finish_dequantizing(network, dtype, self.name)
+        if self.has_own_adapter:
+            network = merging.merge_own_adapter(network)
         if self.adapter is not None:
-            network = merging.merged(network, self.adapter)
+            network = merging.merge_adapter(network, self.adapter)
         ready: Any = network
         return ready.to(device).eval()
 
-    def files(self) -> list[Path] | None:
+    def list_files(self) -> list[Path] | None:
         """Return all that it is made from, also where an index points outside the folder; None for
         a model of the hub, which a commit identifies."""
         folder = Path(self.path)
         if not hub.is_folder(self.path):
             return None
         if self.gguf:
-            return [self.gguf, *self.changes]
-        files = {file for pattern in MADE_FROM for file in folder.glob(pattern)} | {*self.changes}
-        named = _json(folder / "config.json").get("transformers_weights")
+            return [self.gguf, *self.adapter_files]
+        files = {file for pattern in MODEL_FILE_PATTERNS for file in folder.glob(pattern)} | {*self.adapter_files}
+        named = _read_json(folder / "config.json").get("transformers_weights")
         files |= {folder / named} if isinstance(named, str) else set()
         for index in [file for file in files if file.name.endswith(".index.json")]:
-            shards = _json(index).get("weight_map")
+            shards = _read_json(index).get("weight_map")
             for name in set(shards.values()) if isinstance(shards, dict) else ():
                 files |= {folder / str(name), index.parent / str(name)}
         return [file for file in files if file.is_file()]
 
     def require_weights(self) -> None:
         """Raise InputError for a folder without a file of weights."""
-        files = self.files()
+        files = self.list_files()
         if files is not None and all(file.suffix in (".json", ".py") for file in files):
-            raise InputError(f"{self.name} holds no weights; {hub.EXPECTED}")
+            raise InputError(f"{self.name} holds no weights; {hub.FOLDER_CONTENTS}")
 
     @property
-    def changes(self) -> list[Path]:
+    def adapter_files(self) -> list[Path]:
         """The files of its adapter."""
-        return [] if self.adapter is None else adapters.files(self.adapter)
+        return [] if self.adapter is None else adapters.list_files(self.adapter)
 
     @property
     def commit(self) -> str | None:
         return getattr(self.config, "_commit_hash", None)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     """Read the object in a file; {} where it cannot be read, which loading the model will
     report."""
     try:
@@ -215,49 +215,49 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def source(
+def find_source(
     name: str | Path, revision: str | None, trust: bool, adapter: str | Path | None = None
-) -> Source:
+) -> ModelSource:
     """Return the model in a folder or on the hub, with an adapter where one is given. Raises
     InputError where there is no such model, RefusedError for an adapter in its place."""
-    path, options = hub.path(name), {"revision": revision, "trust_remote_code": trust}
-    if hub.is_folder(path) and (Path(path) / adapters.CONFIG).exists():
-        if _json(Path(path) / "config.json").get("has_lora_adapter") is not True:
+    path, options = hub.resolve_path(name), {"revision": revision, "trust_remote_code": trust}
+    if hub.is_folder(path) and (Path(path) / adapters.ADAPTER_CONFIG_FILE).exists():
+        if _read_json(Path(path) / "config.json").get("has_lora_adapter") is not True:
             problem = f"{name} holds an adapter; give its base model, and adapter={path!r}"
             raise RefusedError(problem)
-        adapters.folder(path)  # says what it needs
+        adapters.find_adapter(path)  # says what it needs
         if adapter is not None:
             raise RefusedError(f"{name} brings an adapter, and takes no other; leave adapter out")
-    change = None if adapter is None else adapters.folder(adapter)
-    called = named.name_of_place(name)
-    called = called if adapter is None else f"{called} with {adapter}"
-    if file := hub.gguf(path, revision):
-        gguf.require()
+    adapter_folder = None if adapter is None else adapters.find_adapter(adapter)
+    shown_name = named_models.get_shipped_name(name)
+    shown_name = shown_name if adapter is None else f"{shown_name} with {adapter}"
+    if file := hub.find_gguf(path, revision):
+        gguf.require_packages()
         folder = {"revision": None, "gguf_file": file.name}
-        return Source(called, str(file.parent), options | folder, change)
-    options |= hub.way(path, revision)
+        return ModelSource(shown_name, str(file.parent), options | folder, adapter_folder)
+    options |= hub.resolve_options(path, revision)
     if hub.is_folder(path):
         hub.require_config(path)
-    return Source(called, path, options, change)
+    return ModelSource(shown_name, path, options, adapter_folder)
 
 
-def in_memory(model: object) -> TypeGuard[PreTrainedModel]:
+def is_network(model: object) -> TypeGuard[PreTrainedModel]:
     """Tell whether it is a network. Before their module, slow to import, is imported, none
     exists."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
 
-def read_of(
+def resolve_model(
     model: str | Path | PreTrainedModel,
     revision: str | None,
     trust: bool,
     adapter: str | Path | None = None,
-) -> Source | PreTrainedModel:
+) -> ModelSource | PreTrainedModel:
     """Return the model in a folder or on the hub, as `source` does, or the one in memory. Raises
     InputError for one in memory with an adapter, or with a context of no tokens."""
-    if not in_memory(model):
-        return source(cast(str | Path, model), revision, trust, adapter)
+    if not is_network(model):
+        return find_source(cast(str | Path, model), revision, trust, adapter)
     if adapter is not None:
         raise InputError(
             f"adapter is {adapter!r:.60}, but the target is in memory; merge it there: "
@@ -267,19 +267,19 @@ def read_of(
     return model
 
 
-def unwrapped(model: object, name: str) -> object:
+def unwrap_model(model: object, name: str) -> object:
     """Return the network that torch.compile, DataParallel or DistributedDataParallel wrapped, as
     training leaves them; anything else as it is. `name`: of the argument, for an error.
 
     Raises InputError, with the remedy, for an adapter's wrapper, whose weights are not the
     network's, and for a pipeline.
     """
-    while inside := WRAPPERS.get(f"{type(model).__module__}.{type(model).__qualname__}"):
-        model = getattr(model, inside)
-    if in_memory(model) or isinstance(model, type) or hasattr(model, "propose"):
+    while attribute := WRAPPED_ATTRIBUTES.get(f"{type(model).__module__}.{type(model).__qualname__}"):
+        model = getattr(model, attribute)
+    if is_network(model) or isinstance(model, type) or hasattr(model, "propose"):
         config = getattr(model, "config", None)
-        switched = getattr(config, "has_lora_adapter", False)
-        if switched and getattr(model, "_hf_peft_config_loaded", False):
+        has_lora = getattr(config, "has_lora_adapter", False)
+        if has_lora and getattr(model, "_hf_peft_config_loaded", False):
             raise InputError(
                 f"{name} is a {type(model).__name__} whose generate turns its adapter on and off; "
                 "give its folder, of which the adapter is merged"
@@ -291,7 +291,7 @@ def unwrapped(model: object, name: str) -> object:
             f"{name} is a {kind}, a model with an adapter beside it; merge it first: "
             f"give {name}.merge_and_unload()"
         )
-    if in_memory(getattr(model, "model", None)):
+    if is_network(getattr(model, "model", None)):
         raise InputError(f"{name} is a {kind} around a model; give {name}.model")
     return model
 
@@ -312,37 +312,37 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
         )
 
 
-def _auto(config: PreTrainedConfig, name: str, trust: bool) -> Any:
+def _choose_auto_class(config: PreTrainedConfig, name: str, trust: bool) -> Any:
     """Return the auto class that loads such a model."""
     library: Any = transformers
-    text = (library.AutoModelForSeq2SeqLM, library.AutoModelForCausalLM)
+    text_classes = (library.AutoModelForSeq2SeqLM, library.AutoModelForCausalLM)
     # Models that read pictures or sounds, too; older versions lack some
     names = ("ImageTextToText", "SpeechSeq2Seq", "MultimodalLM")
-    others = [getattr(library, f"AutoModelFor{name}", None) for name in names]
-    others.append(_of_images())
+    media_classes = [getattr(library, f"AutoModelFor{name}", None) for name in names]
+    media_classes.append(_make_image_auto_class())
     remote = getattr(config, "auto_map", None) or {}
     # not `in auto._model_mapping.keys()`: it imports the configs of all families
-    able = [
+    candidates = [
         auto
-        for auto in (*text, *filter(None, others))
+        for auto in (*text_classes, *filter(None, media_classes))
         if type(config) in auto._model_mapping or (trust and auto.__name__ in remote)
-        if auto not in text or config.is_encoder_decoder == (auto is text[0])
+        if auto not in text_classes or config.is_encoder_decoder == (auto is text_classes[0])
     ]
     # Some configs are those of a class that reads text, and of one that reads pictures, too
     named = {*(config.architectures or ())}
-    for auto in able:
-        known = auto._model_mapping._model_mapping.get(config.model_type, ())
-        if named.intersection((known,) if isinstance(known, str) else known):
+    for auto in candidates:
+        class_names = auto._model_mapping._model_mapping.get(config.model_type, ())
+        if named.intersection((class_names,) if isinstance(class_names, str) else class_names):
             return auto
-    if able:
-        return able[0]
+    if candidates:
+        return candidates[0]
     raise RefusedError(
         f"{name} is a {config.model_type} model, neither causal nor encoder-decoder; "
         "give a model that generates text"
     )
 
 
-def _of_images() -> Any:
+def _make_image_auto_class() -> Any:
     """Return the auto class of models that write images token by token (ImageGPT), of which
     transformers has the mapping alone."""
     auto: Any = transformers.models.auto  # its parts are imported when they are named
@@ -351,7 +351,7 @@ def _of_images() -> Any:
     return type("AutoModelForCausalImageModeling", (base,), mapping)
 
 
-def tokenizer(
+def load_tokenizer(
     model: str | Path | PreTrainedModel | PreTrainedTokenizerBase,
     revision: str | None,
     trust: bool,
@@ -362,25 +362,25 @@ def tokenizer(
     `required`."""
     if isinstance(model, transformers.PreTrainedTokenizerBase):
         return model
-    if in_memory(model):
+    if is_network(model):
         return None
     if not isinstance(model, str | Path):
         raise InputError(f"tokenizer is {model!r:.60}; give a folder, a hub id or a tokenizer")
-    if pair := named.pair(model):
+    if pair := named_models.find_pair(model):
         model = pair.target
-    if file := hub.gguf(model, revision):
-        gguf.require()
-        return gguf.tokenizer(file, _tokenizer)
+    if file := hub.find_gguf(model, revision):
+        gguf.require_packages()
+        return gguf.load_tokenizer(file, _load_tokenizer)
     local = hub.is_folder(model)
-    if local and not _holds(model, TOKENIZER_FILES):
+    if local and not _has_any(model, TOKENIZER_FILES):
         if required:
             raise InputError(f"{model} holds no tokenizer; give a folder or hub id with one")
         return None
     try:
         options = {"revision": revision, "trust_remote_code": trust}
-        loaded = _tokenizer(model, options | hub.way(str(model), revision))
+        loaded = _load_tokenizer(model, options | hub.resolve_options(str(model), revision))
         needed = set(loaded.vocab_files_names.values())
-        if local and needed and not _holds(model, {*TOKENIZER_FILES[1:], *needed}):
+        if local and needed and not _has_any(model, {*TOKENIZER_FILES[1:], *needed}):
             raise OSError(f"there is none of {', '.join(sorted(needed))}")  # an empty one was made
         return loaded
     except Exception as error:
@@ -391,10 +391,10 @@ def tokenizer(
         ) from None
 
 
-def processor(model: Source) -> Callable[[], Any] | None:
+def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
     """Return what loads a model's processor of pictures and sounds, once; None where its folder
     holds none."""
-    if model.gguf or (hub.is_folder(model.path) and not _holds(model.path, PROCESSORS)):
+    if model.gguf or (hub.is_folder(model.path) and not _has_any(model.path, PROCESSOR_FILES)):
         return None
 
     @cache
@@ -403,33 +403,33 @@ def processor(model: Source) -> Callable[[], Any] | None:
             return transformers.AutoProcessor.from_pretrained(model.path, **model.options)
         except Exception as error:  # the library raises many kinds, and its extras are missing
             problem = f"the processor of {model.name} cannot be read: {one_line(error)}"
-            named = next((each for each in LIBRARIES if each in str(error)), "'foretoken[media]'")
+            named = next((each for each in PROCESSOR_LIBRARIES if each in str(error)), "'foretoken[media]'")
             raise InputError(f"{problem}; pip install {named}") from None
 
     return load
 
 
-def _tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
+def _load_tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Return the tokenizer that AutoTokenizer makes. The class that it chooses for a folder is
     cached: to choose, it imports the configs of all families, which takes a second."""
     local = hub.is_folder(name) and not options["trust_remote_code"]
-    key = _class_key(Path(name)) if local else ""
-    module, _, kind = str(remembered(CLASSES).get(key)).partition(":")
+    key = _compute_class_key(Path(name)) if local else ""
+    module, _, kind = str(load_cached_values(TOKENIZER_CLASSES_FILE).get(key)).partition(":")
     if module.startswith("transformers."):  # never another class, whatever the cache says
         return getattr(import_module(module), kind).from_pretrained(name, **options)
     loaded = transformers.AutoTokenizer.from_pretrained(name, **options)
     if key:
-        remember(CLASSES, key, f"{type(loaded).__module__}:{type(loaded).__qualname__}")
+        save_cached_value(TOKENIZER_CLASSES_FILE, key, f"{type(loaded).__module__}:{type(loaded).__qualname__}")
     return loaded
 
 
-def _class_key(folder: Path) -> str:
+def _compute_class_key(folder: Path) -> str:
     """Return a digest of all that the choice of a tokenizer's class depends on."""
     files = sorted(file.name for file in folder.iterdir())
-    parts = [*files, *((folder / name).read_text() for name in CHOOSING if name in files)]
-    parts += versions().values()
+    parts = [*files, *((folder / name).read_text() for name in TOKENIZER_CLASS_INPUTS if name in files)]
+    parts += get_versions().values()
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _holds(folder: str | Path, names: Iterable[str]) -> bool:
+def _has_any(folder: str | Path, names: Iterable[str]) -> bool:
     return any((Path(folder) / name).exists() for name in names)

@@ -20,7 +20,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.generation_config import Ends, Settings
 from foretoken.loading import gguf
 from foretoken.loading.facts import ModelFacts
-from foretoken.loading.weights import Weights
+from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
 from foretoken.speculator import Speculator
 from foretoken.text.templates import known_ends, special_ids, turn_ends
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"  # in GGUF files
+GGUF_EMBEDDING, GGUF_OUTPUT = "token_embd.weight", "output.weight"  # in GGUF files
 
 
-def ends_of_chats(ends: Ends, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Ends, str | None]:
+def add_turn_ends(ends: Ends, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Ends, str | None]:
     """Return a model's ends, with the token that ends the chat template's turns where it is known
     to do so, and a remark where the model's files name none of the template's."""
     names = [] if tokenizer is None else turn_ends(tokenizer)
@@ -49,7 +49,7 @@ def ends_of_chats(ends: Ends, tokenizer: PreTrainedTokenizerBase | None) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTarget:
+class TargetInfo:
     """A target that does not run yet: all that a draft must fit."""
 
     name: str
@@ -75,7 +75,7 @@ class LoadedTarget:
         ...     return foretoken.UniformDrafter(target.vocab_size)
     """
 
-    known: KnownTarget
+    info: TargetInfo
     model: Model
 
     @property
@@ -86,32 +86,32 @@ class LoadedTarget:
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer; None where only ids are used."""
-        return self.known.tokenizer
+        return self.info.tokenizer
 
     @property
     def structure(self) -> PreTrainedModel:
         """Its network, whose weights may be missing (on the device "meta"), with its config."""
-        return self.known.facts.structure
+        return self.info.facts.structure
 
     @property
     def network(self) -> PreTrainedModel:
         """Its network with weights: the one that runs where torch runs it, else loaded again in
         float32, so that only the layers you keep should outlive your function."""
-        return TargetEnds(self.known.facts, self.model).network
+        return TargetEmbeddings(self.info.facts, self.model).network
 
-    def speculator(self, drafter: Drafter, draft_name: str) -> Speculator:
-        settings = self.known.settings
+    def make_speculator(self, drafter: Drafter, draft_name: str) -> Speculator:
+        settings = self.info.settings
         return Speculator(
             target=self.model,
             drafter=drafter,
-            tokenizer=self.known.tokenizer,
+            tokenizer=self.info.tokenizer,
             ends=settings.ends,
             controls=settings.controls,
-            target_name=self.known.name,
+            target_name=self.info.name,
             draft_name=draft_name,
             suggested=settings.suggested,
-            processor=self.known.processor,
-            structure=lambda: self.known.facts.structure,
+            processor=self.info.processor,
+            structure=lambda: self.info.facts.structure,
         )
 
 
@@ -121,12 +121,12 @@ class PendingDraft:
 
     attach: Callable[[LoadedTarget], Drafter]  # makes the drafter, once the target runs
     # loads it in another precision, where none was asked for and another may be faster
-    rounded: Callable[[str], LMDrafter] | None = None
+    load_rounded: Callable[[str], LMDrafter] | None = None
     taps: tuple[int, ...] = ()  # where the target is to show its states
     runtime: str | None = None  # that the target must have; None: any
 
 
-class TargetEnds:
+class TargetEmbeddings:
     """A target's embeddings and output layer, read from its files without the rest if possible: a
     draft that shares them must not load the target twice.
 
@@ -136,7 +136,7 @@ class TargetEnds:
     def __init__(self, facts: ModelFacts, model: Model | None) -> None:
         self.facts = facts
         self._network: Any = None if model is None else model.model  # of torch
-        if self._network is None and facts.files is None:
+        if self._network is None and facts.source is None:
             self._network = facts.structure
 
     @property
@@ -145,7 +145,7 @@ class TargetEnds:
         if self._network is None:
             structure: Any = self.facts.structure
             part = structure.get_input_embeddings()
-            weight = self._stored(part.weight)
+            weight = self._read_weight(part.weight)
             # a scale would be a buffer, whose value the structure on meta has not
             if weight is not None and not list(part.buffers()):
                 part = copy.copy(part)
@@ -158,9 +158,9 @@ class TargetEnds:
         """The output layer's weights, `[V, H]`."""
         if self._network is None:
             structure: Any = self.facts.structure
-            weight = self._stored(structure.get_output_embeddings().weight)
+            weight = self._read_weight(structure.get_output_embeddings().weight)
             if weight is None and structure.config.get_text_config().tie_word_embeddings:
-                weight = self._stored(structure.get_input_embeddings().weight)
+                weight = self._read_weight(structure.get_input_embeddings().weight)
             if weight is not None:
                 return weight
         head = self.network.get_output_embeddings()
@@ -170,19 +170,19 @@ class TargetEnds:
     def network(self) -> Any:
         """The network with its weights, which is loaded where torch does not run it."""
         if self._network is None:
-            self._network = self.facts.network("float32", torch.device("cpu"))
+            self._network = self.facts.load_network("float32", torch.device("cpu"))
         return self._network
 
-    def _stored(self, weight: Any) -> Tensor | None:
+    def _read_weight(self, weight: Any) -> Tensor | None:
         """Map the weight from the files of the target; None where it is not there by itself."""
         folder, structure = self.facts.folder, self.facts.structure
         if folder is None or folder.adapter:
             return None
         if folder.gguf:
             embeds = weight is structure.get_input_embeddings().weight
-            own = gguf.weight(folder.gguf, EMBEDDING if embeds else OUTPUT)
+            own = gguf.read_weight(folder.gguf, GGUF_EMBEDDING if embeds else GGUF_OUTPUT)
             return own if own is not None and own.shape == weight.shape else None
-        weights = Weights(Path(folder.path))
+        weights = FolderWeights(Path(folder.path))
         named = structure.named_parameters(remove_duplicate=False)
         names = [name for name, own in named if own is weight]
         found = next((name for name in names if name in weights.keys), None)

@@ -28,56 +28,56 @@ from foretoken.loading.hub import is_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-FILES = ("model.safetensors", "pytorch_model.bin")  # and their indices
-COUNTS = ("num_hidden_layers", "num_layers", "num_encoder_layers", "num_decoder_layers")
-COUNTS += ("encoder_layers", "decoder_layers", "depth")
-MOST = 10_000  # layers of a model whose files are not here yet
-PLAIN = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
-INTEGER = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)  # a dtype
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # and their indices
+LAYER_COUNT_FIELDS = ("num_hidden_layers", "num_layers", "num_encoder_layers", "num_decoder_layers")
+LAYER_COUNT_FIELDS += ("encoder_layers", "decoder_layers", "depth")
+MAX_LAYERS = 10_000  # layers of a model whose files are not here yet
+PLAIN_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+INTEGER_DTYPE = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)  # a dtype
 
 
-class Weights:
+class FolderWeights:
     """The weights of a folder. Raises InputError where it holds none, or they cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @cached_property
-    def _places(self) -> dict[str, Path]:
+    def _file_of_key(self) -> dict[str, Path]:
         """The file of each weight."""
         try:
-            for name in FILES:
+            for name in WEIGHT_FILES:
                 if (index := self.folder / f"{name}.index.json").exists():
                     named = json.loads(index.read_text())["weight_map"]
                     return {key: self.folder / file for key, file in named.items()}
                 if (file := self.folder / name).exists():
-                    return dict.fromkeys(_dtypes(file), file)
+                    return dict.fromkeys(_read_dtypes(file), file)
         except Exception as error:  # of the libraries, of many kinds
             raise self._refusal(error) from None
-        raise InputError(f"{self.folder} holds no weights; {' or '.join(FILES)} must be there")
+        raise InputError(f"{self.folder} holds no weights; {' or '.join(WEIGHT_FILES)} must be there")
 
     @property
     def keys(self) -> Iterable[str]:
         """Names of all weights."""
-        return self._places.keys()
+        return self._file_of_key.keys()
 
     @property
     def dtypes(self) -> dict[str, str]:
         """The dtypes of all weights by their names, as the files' headers have them."""
         try:
-            files = {*self._places.values()}
-            held = {key: kind for file in files for key, kind in _dtypes(file).items()}
+            files = {*self._file_of_key.values()}
+            dtypes = {key: kind for file in files for key, kind in _read_dtypes(file).items()}
         except Exception as error:  # as above
             raise self._refusal(error) from None
-        return held
+        return dtypes
 
     def read(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """Return the weights of these names."""
         by_file: dict[Path, list[str]] = {}
         for key in keys:
-            by_file.setdefault(self._places[key], []).append(key)
+            by_file.setdefault(self._file_of_key[key], []).append(key)
         try:
-            return {k: x for file, some in by_file.items() for k, x in _tensors(file, some).items()}
+            return {k: x for file, some in by_file.items() for k, x in _read_tensors(file, some).items()}
         except Exception as error:  # as above
             raise self._refusal(error) from None
 
@@ -87,46 +87,46 @@ class Weights:
         )
 
 
-def _dtypes(file: Path) -> dict[str, str]:
+def _read_dtypes(file: Path) -> dict[str, str]:
     if file.suffix == ".bin":
-        held = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return {key: str(tensor.dtype) for key, tensor in held.items()}
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return {key: str(tensor.dtype) for key, tensor in tensors.items()}
     with safe_open(file, framework="pt") as opened:
         return {key: opened.get_slice(key).get_dtype() for key in opened.keys()}
 
 
-def _tensors(file: Path, keys: list[str]) -> dict[str, Tensor]:
+def _read_tensors(file: Path, keys: list[str]) -> dict[str, Tensor]:
     if file.suffix == ".bin":
-        held = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return {key: held[key] for key in keys}
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return {key: tensors[key] for key in keys}
     with safe_open(file, framework="pt") as opened:
         return {key: opened.get_tensor(key) for key in keys}
 
 
-def read_header(path: str, file: Path | None) -> dict[str, str]:
+def read_dtypes(path: str, file: Path | None) -> dict[str, str]:
     """Return the dtypes of a model's weights by their names, from the folder or its GGUF file; {}
     if they are not here or are damaged, which loading reports."""
     if file is not None:
         try:
-            return {each.name: each.tensor_type.name for each in gguf.header(file).tensors}
+            return {each.name: each.tensor_type.name for each in gguf.read_header(file).tensors}
         except Exception:  # of the library, of many kinds
             return {}
     try:
-        return Weights(Path(path)).dtypes if is_folder(path) else {}
+        return FolderWeights(Path(path)).dtypes if is_folder(path) else {}
     except InputError:
         return {}
 
 
-def require_count(name: str, config: PreTrainedConfig, header: dict[str, str]) -> None:
+def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, str]) -> None:
     """InputError for a config of more layers than there are weights, or of none."""
     parts = [getattr(config, part, None) for part in config.sub_configs]
     for part in filter(None, [config, *parts]):
-        for entry in COUNTS:
-            count, most = getattr(part, entry, None), len(header) or MOST
+        for entry in LAYER_COUNT_FIELDS:
+            count, limit = getattr(part, entry, None), len(dtypes) or MAX_LAYERS
             if not isinstance(count, int):
                 continue
-            if count > most:
-                held = f"its files hold {len(header)} weights" if header else f"{MOST} is the limit"
+            if count > limit:
+                held = f"its files hold {len(dtypes)} weights" if dtypes else f"{MAX_LAYERS} is the limit"
                 raise InputError(
                     f"{name} has {entry} {shown(count)} in its config, {held}; give a config and "
                     "weights of one model"
@@ -136,29 +136,29 @@ def require_count(name: str, config: PreTrainedConfig, header: dict[str, str]) -
                 raise InputError(f"{problem}; give a whole number from 1 on")
 
 
-def require_own(
-    name: str, network: PreTrainedModel, header: dict[str, str], *, in_gguf: bool
+def require_matching_layers(
+    name: str, network: PreTrainedModel, dtypes: dict[str, str], *, in_gguf: bool
 ) -> None:
     """InputError if the files hold more layers than a network has, or weights in integers that
     nothing explains."""
     if in_gguf:  # names of its own, by the same numbers
-        count = max(getattr(network.config, entry, None) or 0 for entry in COUNTS)
-        blocks = {key: re.search(r"\bblk\.(\d+)\.", key) for key in header}
-        own = [key for key, block in blocks.items() if block and int(block[1]) < count]
-        require_layers(name, own, header)
+        count = max(getattr(network.config, entry, None) or 0 for entry in LAYER_COUNT_FIELDS)
+        blocks = {key: re.search(r"\bblk\.(\d+)\.", key) for key in dtypes}
+        model_keys = [key for key, block in blocks.items() if block and int(block[1]) < count]
+        require_layers(name, model_keys, dtypes)
         return
     ignored = [re.compile(each) for each in network._keys_to_ignore_on_load_unexpected or ()]
-    held = [key for key in header if not any(each.search(key) for each in ignored)]
-    own, prefix = {*network.state_dict()}, f"{network.base_model_prefix}."
-    own |= {key.removeprefix(prefix) for key in own}  # as files of a model without a head have them
-    require_layers(name, own, held)
+    stored_keys = [key for key in dtypes if not any(each.search(key) for each in ignored)]
+    model_keys, prefix = {*network.state_dict()}, f"{network.base_model_prefix}."
+    model_keys |= {key.removeprefix(prefix) for key in model_keys}  # as files of a model without a head have them
+    require_layers(name, model_keys, stored_keys)
     parts: list[Any] = [network.config, network.config.get_text_config(decoder=True)]
     if any(getattr(part, "quantization_config", None) for part in parts):
         return
-    for key in held:
-        if INTEGER.fullmatch(header[key]) and (key.endswith(".weight") or _is_weight(network, key)):
+    for key in stored_keys:
+        if INTEGER_DTYPE.fullmatch(dtypes[key]) and (key.endswith(".weight") or _is_weight(network, key)):
             raise InputError(
-                f"{name} holds {key} in {header[key]}, and its config has no quantization_config "
+                f"{name} holds {key} in {dtypes[key]}, and its config has no quantization_config "
                 "for it; give weights in float32, float16 or "
                 "bfloat16"
             )
@@ -169,13 +169,13 @@ def _is_weight(network: PreTrainedModel, key: str) -> bool:
     return key in names or f"{network.base_model_prefix}.{key}" in names
 
 
-def require_layers(name: str, own: Iterable[str], held: Iterable[str]) -> None:
+def require_layers(name: str, model_keys: Iterable[str], stored_keys: Iterable[str]) -> None:
     """InputError for weights of further layers of a stack that a model has. A layer with
     weights that no layer of the stack has is another one, as for multi-token prediction."""
-    known, more = _stacks(own), _stacks(held)
-    for stack, layers in known.items():
+    model_stacks, stored_stacks = _group_by_layer(model_keys), _group_by_layer(stored_keys)
+    for stack, layers in model_stacks.items():
         parts, last = set[str]().union(*layers.values()), max(layers)
-        extra = [i for i, names in more[stack].items() if i > last and names <= parts]
+        extra = [i for i, names in stored_stacks[stack].items() if i > last and names <= parts]
         if extra:
             raise InputError(
                 f"{name} holds weights of layer {max(extra)} of {stack}, its config has "
@@ -183,7 +183,7 @@ def require_layers(name: str, own: Iterable[str], held: Iterable[str]) -> None:
             )
 
 
-def _stacks(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
+def _group_by_layer(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
     """The names of the weights in each layer, by its number, of each list of layers."""
     stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
@@ -192,7 +192,7 @@ def _stacks(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
     return stacks
 
 
-def plain_options(config: PreTrainedConfig, name: str) -> dict[str, Any]:
+def get_dequantize_options(config: PreTrainedConfig, name: str) -> dict[str, Any]:
     """Return options of `from_pretrained` that make plain weights; {} where they are so. Raises
     RefusedError for a method that transformers only runs by kernels of its own."""
     stored = getattr(config, "quantization_config", None)
@@ -213,12 +213,12 @@ def plain_options(config: PreTrainedConfig, name: str) -> dict[str, Any]:
         raise InputError(f"{name} is quantized by {method}: {one_line(error)}") from None
 
 
-def require_plain(network: PreTrainedModel, dtype: torch.dtype, name: str) -> None:
+def finish_dequantizing(network: PreTrainedModel, dtype: torch.dtype, name: str) -> None:
     """Let a network with plain weights be used as such, in this dtype: transformers takes it for
     quantized, and leaves what it made plain in another one. Raises InputError where weights are
     not plain, as where their scales are missing."""
     for key, weight in network.named_parameters():
-        if weight.dtype not in PLAIN:
+        if weight.dtype not in PLAIN_DTYPES:
             kind = str(weight.dtype).removeprefix("torch.")
             raise InputError(
                 f"{name} holds {key} in {kind} without what its values follow from; "

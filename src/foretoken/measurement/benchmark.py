@@ -17,9 +17,9 @@ import torch
 from foretoken.costing import contention
 from foretoken.errors import InputError
 from foretoken.inputs import Prompt
-from foretoken.loading import hub, named
+from foretoken.loading import hub, named_models
 from foretoken.loading.options import LoadOptions
-from foretoken.loading.target import KnownTarget
+from foretoken.loading.target import TargetInfo
 from foretoken.measurement.races import (
     ContestantKey,
     Race,
@@ -37,7 +37,7 @@ from foretoken.measurement.plan import BENCH_FILE_FORMAT, PlanOptions, choose_pl
 from foretoken.speculator import MAX_ROWS, Speculator
 from foretoken.storage import files
 
-LoadPair = Callable[[str, str | None, Callable[[KnownTarget], object]], Speculator]
+LoadPair = Callable[[str, str | None, Callable[[TargetInfo], object]], Speculator]
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Benchmark:
 
     options: BenchOptions
     load: LoadPair
-    prompts: Callable[[KnownTarget], list[Prompt]]
+    prompts: Callable[[TargetInfo], list[Prompt]]
     out: Path | None
     progress: Callable[[str, int], AbstractContextManager[Callable[[str], None]]]
     document: dict[str, Any] = field(init=False)
@@ -89,10 +89,10 @@ class Benchmark:
 
     def _hash_files(self) -> str:
         """Return a digest of the sizes and times of the files of all models that are here."""
-        drafts = [named.without_front(draft) for draft in self.options.drafts if draft]
-        places = [named.draft(draft) or draft for draft in drafts]
+        drafts = [named_models.strip_lookup(draft) for draft in self.options.drafts if draft]
+        places = [named_models.find_draft_folder(draft) or draft for draft in drafts]
         names = [self.options.target, *places, self.options.loading.get("adapter")]
-        stamps = [hub.stamps(name) for name in names if name]
+        stamps = [hub.list_file_stamps(name) for name in names if name]
         return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
 
     def _is_complete(self, row: dict[str, Any]) -> bool:
@@ -175,7 +175,7 @@ class Benchmark:
         if self.out is not None:
             text = json.dumps(self.document, indent=2, allow_nan=False) + "\n"
             try:
-                files.write(self.out, text.encode())
+                files.write_atomically(self.out, text.encode())
                 self.save_error = None
             except OSError as error:
                 self.save_error = error

@@ -10,16 +10,16 @@ import torch
 
 from foretoken.costing import contention
 from foretoken.errors import InputError
-from foretoken.loading import published
+from foretoken.loading import published_drafts
 from foretoken.loading.facts import ModelFacts, Placement
-from foretoken.loading.memory import free_bytes, usable
+from foretoken.loading.memory import get_free_bytes, require_device
 from foretoken.loading.options import LoadOptions
-from foretoken.loading.runtimes.native import abilities
+from foretoken.loading.runtimes.native import describe_abilities
 from foretoken.loading.runtimes.place import place
-from foretoken.loading.sources import Source, processor, source, tokenizer
-from foretoken.loading.target import ends_of_chats
+from foretoken.loading.sources import ModelSource, get_processor_loader, find_source, load_tokenizer
+from foretoken.loading.target import add_turn_ends
 from foretoken.measurement import machine
-from foretoken.storage.cache import versions
+from foretoken.storage.cache import get_versions
 
 REPORTED_PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".split()
 
@@ -31,12 +31,12 @@ def describe_machine() -> dict[str, Any]:
     seconds, size = machine.measure_bandwidth(torch.device("cpu"))
     rate = {"bytes_per_second": size / seconds.median, "read_bytes": size}
     return {
-        "versions": {"python": platform.python_version()} | versions(*REPORTED_PACKAGES),
+        "versions": {"python": platform.python_version()} | get_versions(*REPORTED_PACKAGES),
         "machine": platform.platform(),
         "processor": {**asdict(here), "lacks": here.lacks, **rate},
         "threads": torch.get_num_threads(),
-        "devices": [{"name": n, "free_bytes": free_bytes(torch.device(n))} for n in names],
-        "native": abilities(),
+        "devices": [{"name": n, "free_bytes": get_free_bytes(torch.device(n))} for n in names],
+        "native": describe_abilities(),
         "others": contention.share([contention.taken(reading)]),
     }
 
@@ -47,17 +47,17 @@ def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
     Raises:
         InputError, RefusedError: The model cannot be loaded.
     """
-    if draft := published.find(model, options.revision):
-        return {"model": draft.name, "runtime": None, "why": draft.described}
-    placement = Placement(options.dtype, usable(options.device), options.runtime)
-    model_source = source(model, options.revision, options.trust_remote_code, options.adapter)
+    if draft := published_drafts.find_published(model, options.revision):
+        return {"model": draft.name, "runtime": None, "why": draft.description}
+    placement = Placement(options.dtype, require_device(options.device), options.runtime)
+    model_source = find_source(model, options.revision, options.trust_remote_code, options.adapter)
     facts = ModelFacts(model_source, placement)
     placed = place(facts, placement)
     batch_invariant = placed.model.capabilities.batch_invariant
     return {
         "model": model_source.name,
         "runtime": placed.model.runtime,
-        "why": placed.why,
+        "why": placed.reason,
         "exact": "bitwise" if batch_invariant else "rounding",
         "lacks": _find_processor_problem(model_source),
         "ends": _describe_ends(model_source, facts),
@@ -66,17 +66,17 @@ def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
     }
 
 
-def _describe_ends(model_source: Source, facts: ModelFacts) -> str | None:
+def _describe_ends(model_source: ModelSource, facts: ModelFacts) -> str | None:
     """Say where the chat template ends turns with another token than the model's files name."""
     file = model_source.path if model_source.gguf is None else model_source.gguf
-    known = tokenizer(file, model_source.options.get("revision"), model_source.trust)
-    return ends_of_chats(facts.settings.ends, known)[1]
+    known = load_tokenizer(file, model_source.options.get("revision"), model_source.trust)
+    return add_turn_ends(facts.settings.ends, known)[1]
 
 
-def _find_processor_problem(model_source: Source) -> str | None:
+def _find_processor_problem(model_source: ModelSource) -> str | None:
     """Say why the processor of a model's images and audio cannot be loaded; None where it can, or
     there is none."""
-    load = processor(model_source)
+    load = get_processor_loader(model_source)
     try:
         if load is not None:
             load()

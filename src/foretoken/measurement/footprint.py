@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.drafters.base import Drafter
 from foretoken.errors import ForetokenError
-from foretoken.loading import named
-from foretoken.loading.sources import source
+from foretoken.loading import named_models
+from foretoken.loading.sources import find_source
 from foretoken.models.base import Model
 from foretoken.models.native.model import NativeModel
 
@@ -77,7 +77,7 @@ def compute_drafter_footprint(
 ) -> Footprint:
     """Return the sizes of a drafter; of one that is no model they are not known."""
     if drafter.model is not None:
-        place = str(named.draft(name) or name)
+        place = str(named_models.find_draft_folder(name) or name)
         model = compute_model_footprint(drafter.model, place, dtype, revision, trust=trust)
         return replace(model, name=name)
     none = 0 if drafter.runtime == PYTHON_RUNTIME else None  # else it has products that are not counted
@@ -92,7 +92,7 @@ def _get_network(model: Model, name: str, revision: str | None, trust: bool) -> 
     if model.runtime == "table":
         return None
     try:
-        return source(name, revision, trust).empty
+        return find_source(name, revision, trust).empty
     except ForetokenError:  # the figures are then unknown
         return None
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from foretoken.loading.memory import free_bytes
-from foretoken.storage.cache import versions
+from foretoken.loading.memory import get_free_bytes
+from foretoken.storage.cache import get_versions
 from foretoken.timing import Spread, summarize, time_in_turns
 
 try:
@@ -52,7 +52,7 @@ def get_machine(device: torch.device) -> Machine:
     """The machine that this process runs on."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     cpu = _read_cpuinfo().get("model name") or platform.processor() or platform.machine()
-    return Machine(cpu, count_cores(), torch.get_num_threads(), gpu, versions())
+    return Machine(cpu, count_cores(), torch.get_num_threads(), gpu, get_versions())
 
 
 def count_cores() -> int:
@@ -64,7 +64,7 @@ def count_cores() -> int:
 
 def measure_bandwidth(device: torch.device) -> tuple[Spread, int]:
     """Seconds of one read of a large tensor by all cores, and its bytes."""
-    free = free_bytes(device)
+    free = get_free_bytes(device)
     size = BANDWIDTH_READ_BYTES if free is None else min(BANDWIDTH_READ_BYTES, free // 4)
     numbers = torch.ones(max(1, size // 4), device=device)
     threads = torch.get_num_threads()

@@ -12,12 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from foretoken.costing import contention
 from foretoken.errors import InputError, mismatch
-from foretoken.loading.options import ROUNDED, LoadOptions, require_known
+from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions, require_known
 from foretoken.measurement.options import MIN_QUARTILE_ROUNDS
 from foretoken.storage import files
 
 BENCH_FILE_FORMAT = "foretoken.bench"
-ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED]
+ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED_DTYPES]
 
 
 @dataclass(frozen=True, slots=True)

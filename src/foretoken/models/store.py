@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from foretoken import slow_log
 from foretoken.errors import RefusedError, base_name
 from foretoken.slow_log import log_if_slow, tell
-from foretoken.storage.cache import cache_folder, owned, remember, remembered, versions
+from foretoken.storage.cache import get_cache_folder, is_owned, save_cached_value, load_cached_values, get_versions
 from foretoken.storage.files import parse_json
 
 FACTS_FILE = "facts.json"
@@ -48,7 +48,7 @@ class ConversionEntry:
 
 def get_folder() -> Path | None:
     """Where conversions are kept; None where it cannot be done safely."""
-    cache = cache_folder()
+    cache = get_cache_folder()
     return cache and cache / "converted"
 
 
@@ -59,10 +59,10 @@ def compute_digest(files: list[Path]) -> str:
         stat = file.stat()
         stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         key = ".".join(map(str, stamp))
-        content = remembered("digests.json").get(key)
+        content = load_cached_values("digests.json").get(key)
         if not isinstance(content, str):
             content = _hash_content(file)
-            remember("digests.json", key, content)
+            save_cached_value("digests.json", key, content)
         total.update(f"{file.name} {content}\n".encode())
     return total.hexdigest()
 
@@ -117,7 +117,7 @@ def _list_data_files(path: Path) -> list[Path]:
 def _read_facts(path: Path) -> dict[str, Any]:
     """The facts in a folder; ValueError if they were changed since, or if any file in it belongs to
     another user."""
-    if not owned(path.parent, path, *path.iterdir()):
+    if not is_owned(path.parent, path, *path.iterdir()):
         raise ValueError("another user has written it")
     document = parse_json((path / FACTS_FILE).read_text())
     if document["seal"] != _compute_seal(document["facts"]):
@@ -169,15 +169,15 @@ class ConversionSource(Protocol):
     @property
     def gguf(self) -> Path | None: ...
 
-    def files(self) -> list[Path] | None: ...
+    def list_files(self) -> list[Path] | None: ...
 
     @property
-    def changes(self) -> list[Path]: ...
+    def adapter_files(self) -> list[Path]: ...
 
     @property
     def commit(self) -> str | None: ...
 
-    def code(self) -> list[str]: ...
+    def list_custom_code(self) -> list[str]: ...
 
 
 def find_or_convert(
@@ -202,23 +202,23 @@ def find_or_convert(
 def compute_key(source: ConversionSource, *choices: str | int) -> str:
     """The key under which a conversion is kept: a digest of the model, of these choices, among them
     the form and its format, and of versions."""
-    files = source.files()
+    files = source.list_files()
     if files is None and source.commit is None:
         raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
     if files is None:
-        changes = [compute_digest(source.changes)] if source.changes else []
+        changes = [compute_digest(source.adapter_files)] if source.adapter_files else []
         content = " ".join([source.name, str(source.commit), *changes])
     else:
         content = compute_digest(files)
-    parts = json.dumps([content, [*choices, *source.code()], versions()])
+    parts = json.dumps([content, [*choices, *source.list_custom_code()], get_versions()])
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
 def get_title(source: ConversionSource) -> str:
     """The name of a conversion in lists: another of the same name and choices replaces it."""
     local = source.gguf or Path(source.path)
-    name = source.name if source.files() is None else str(local.resolve())
-    return name + (f" with {source.changes[0].parent.resolve()}" if source.changes else "")
+    name = source.name if source.list_files() is None else str(local.resolve())
+    return name + (f" with {source.adapter_files[0].parent.resolve()}" if source.adapter_files else "")
 
 
 def _remove_stale(home: Path) -> None:

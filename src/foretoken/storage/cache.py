@@ -23,14 +23,14 @@ from platformdirs import user_cache_dir
 
 from foretoken.storage import files
 
-LIBRARIES = ("foretoken", "torch", "transformers")
+VERSIONED_LIBRARIES = ("foretoken", "torch", "transformers")
 
 
 @cache
-def versions(*packages: str) -> dict[str, str]:
+def get_versions(*packages: str) -> dict[str, str]:
     """Versions of the installed ones among `packages`; without any, of LIBRARIES."""
     installed: dict[str, str] = {}
-    for name in packages or LIBRARIES:
+    for name in packages or VERSIONED_LIBRARIES:
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
     return installed
@@ -39,7 +39,7 @@ def versions(*packages: str) -> dict[str, str]:
 log = logging.getLogger(__name__)
 
 
-def cache_folder() -> Path | None:
+def get_cache_folder() -> Path | None:
     """The system's folder for caches, `$XDG_CACHE_HOME/foretoken` or `~/.cache/foretoken` on Linux;
     without a home, a folder of the user's own among the temporary files. It is made with access for
     its owner alone.
@@ -47,53 +47,53 @@ def cache_folder() -> Path | None:
     None where it cannot be made, or where other users could have written to it: converted models
     and measured costs are then not kept.
     """
-    folder = _folder()
-    if problem := _problem(folder):
+    folder = _locate_folder()
+    if problem := _prepare_folder(folder):
         _warn_once(problem)
     return None if problem else folder
 
 
-def cache_problem() -> str | None:
+def find_cache_problem() -> str | None:
     """Return why there is no cache folder, and the remedy; None where there is one."""
-    return _problem(_folder())
+    return _prepare_folder(_locate_folder())
 
 
-def _folder() -> Path:
+def _locate_folder() -> Path:
     try:
         return Path(user_cache_dir("foretoken", appauthor=False))
     except RuntimeError:  # there is no home
-        return Path(tempfile.gettempdir()) / f"foretoken-{_user()}"
+        return Path(tempfile.gettempdir()) / f"foretoken-{_get_user_id()}"
 
 
-def _problem(folder: Path) -> str | None:
+def _prepare_folder(folder: Path) -> str | None:
     """Make the folder, and return why it cannot be used."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = _distrust(folder)
+        foreign_access = _find_foreign_access(folder)
     except OSError as error:
         reason = error.strerror or "no reason given"
         return f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another"
-    return others and (
-        f"{folder} is not used as a cache, for {others}; remove it, and it is made anew for "
+    return foreign_access and (
+        f"{folder} is not used as a cache, for {foreign_access}; remove it, and it is made anew for "
         "yourself alone, or set XDG_CACHE_HOME to another folder"
     )
 
 
-def _distrust(folder: Path) -> str | None:
+def _find_foreign_access(folder: Path) -> str | None:
     """Why files in a folder may be another user's; None where they cannot be."""
     for status in (folder.lstat(), folder.stat()):  # of a link, too
-        if status.st_uid != _user():
+        if status.st_uid != _get_user_id():
             return f"it belongs to user {status.st_uid}"
     return "others may write to it" if folder.stat().st_mode & (S_IWGRP | S_IWOTH) else None
 
 
-def owned(*paths: Path) -> bool:
+def is_owned(*paths: Path) -> bool:
     """Tell whether all of these are the user's own: others may have been planted while the folder
     was open to all."""
-    return all(path.lstat().st_uid == path.stat().st_uid == _user() for path in paths)
+    return all(path.lstat().st_uid == path.stat().st_uid == _get_user_id() for path in paths)
 
 
-def _user() -> int:
+def _get_user_id() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else 0  # on Windows every file is user 0's
 
 
@@ -102,11 +102,11 @@ def _warn_once(problem: str) -> None:
     log.warning(problem)
 
 
-def remembered(file: str) -> dict[str, Any]:
+def load_cached_values(file: str) -> dict[str, Any]:
     """All values in a file, by key."""
-    folder = cache_folder()
+    folder = get_cache_folder()
     try:
-        if folder is None or not owned(folder / file):
+        if folder is None or not is_owned(folder / file):
             return {}
         values = files.parse_json((folder / file).read_text())
     except (OSError, ValueError):
@@ -114,20 +114,20 @@ def remembered(file: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def remember(file: str, key: str, value: Any) -> None:
+def save_cached_value(file: str, key: str, value: Any) -> None:
     """Add to a file, atomically: another process sees it before or after, never half of it."""
-    folder = cache_folder()
+    folder = get_cache_folder()
     try:
         if folder:
-            content = json.dumps(remembered(file) | {key: value}).encode()
-            files.write(folder / file, content, mode=0o600)
+            content = json.dumps(load_cached_values(file) | {key: value}).encode()
+            files.write_atomically(folder / file, content, mode=0o600)
     except OSError:
         pass
 
 
-def forget() -> None:
+def clear_cached_values() -> None:
     """Remove every file of cached values, and tokenizers that GGUF files held."""
-    folder = cache_folder()
+    folder = get_cache_folder()
     for file in folder.glob("*.json") if folder else ():
         file.unlink(missing_ok=True)
     if folder:

@@ -22,7 +22,7 @@ except ImportError:  # Windows has none
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_path_in_errors(path: Path) -> Iterator[None]:
     """Any error within becomes an OSError that names `path` and the remedy."""
     try:
         yield
@@ -37,7 +37,7 @@ def naming(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write(
+def write_atomically(
     path: Path, content: bytes | memoryview, mode: int = 0o666, part: Path | None = None
 ) -> None:
     """Write a file under another name beside `path`, then move it there: a link to a file is
@@ -47,12 +47,12 @@ def write(
     left there when it was killed is removed. None: a new one, as many may write at once.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        with naming(path), open(path, "wb") as device:
+        with name_path_in_errors(path), open(path, "wb") as device:
             device.write(content)
         return
     stale, part = part, part or path.with_name(f".{token_hex(8)}.part")
     try:
-        with naming(path):
+        with name_path_in_errors(path):
             if stale:
                 stale.unlink(missing_ok=True)
             # x: never into a file or link that somebody else has put there
@@ -63,17 +63,17 @@ def write(
         part.unlink(missing_ok=True)
 
 
-def read_text(file: Path, holds: str) -> str:
+def read_text(file: Path, expected: str) -> str:
     """Read a file in UTF-8; InputError where it cannot be read. holds: what it should contain."""
     if not file.exists():
-        raise InputError(f"{file} cannot be read: there is no such file; give one with {holds}")
+        raise InputError(f"{file} cannot be read: there is no such file; give one with {expected}")
     try:
         return file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read as text in UTF-8: {error}") from None
 
 
-def lock(file: IO[bytes], path: Path) -> None:
+def lock_file(file: IO[bytes], path: Path) -> None:
     """Let no other process lock a file that is open here, until it is closed; InputError where one
     has it."""
     if fcntl is None:
@@ -87,30 +87,30 @@ def lock(file: IO[bytes], path: Path) -> None:
 
 
 @contextmanager
-def folder(path: Path) -> Iterator[Path]:
+def replace_folder(path: Path) -> Iterator[Path]:
     """A folder to write into; its files move to `path` once all are written, and until then
     `path` is as it was. Raises OSError where something cannot be written."""
     part = path.with_name(f"{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
     try:
-        with naming(path):
+        with name_path_in_errors(path):
             part.mkdir()
             yield part
-            _move(part, path)
+            _move_files(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _move(part: Path, path: Path) -> None:
+def _move_files(part: Path, path: Path) -> None:
     if not path.exists():
         os.replace(part, path)
         return
     for file in sorted(part.rglob("*")):  # one by one: a kill leaves every file, old or new
-        place = path / file.relative_to(part)
-        place.mkdir(exist_ok=True) if file.is_dir() else os.replace(file, place)
+        destination = path / file.relative_to(part)
+        destination.mkdir(exist_ok=True) if file.is_dir() else os.replace(file, destination)
 
 
-def written(file: Path) -> Any:
+def read_own_json(file: Path) -> Any:
     """The value in a file of JSON that was written here. Raises InputError for a damaged one."""
     try:
         return parse_json(file.read_text())

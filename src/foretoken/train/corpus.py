@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from foretoken.errors import InputError, mismatch
 
 T = TypeVar("T")
-PROMPT = 16  # tokens of a prompt
+PROMPT_TOKENS = 16  # tokens of a prompt
 HELD_OUT_EVERY = 16  # one text in sixteen, whole, never trained on
 
 
@@ -37,10 +37,10 @@ def read_texts(folder: Path) -> list[str]:
         raise InputError(
             f"no .txt or .txt.gz file in {folder}; give a text file named so, or a folder of them"
         )
-    return [_uniform(_text(path)) for path in paths]
+    return [_normalize_lines(_read_text(path)) for path in paths]
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -53,12 +53,12 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _uniform(text: str) -> str:
+def _normalize_lines(text: str) -> str:
     lines = [line.strip() for line in text.replace("\r\n", "\n").split("\n")]
     return "\n".join(line for i, line in enumerate(lines) if line or (i and lines[i - 1])).strip()
 
 
-def split(texts: list[str]) -> tuple[list[str], list[str]]:
+def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
     """Training and held-out texts; a single text is cut, its last sixteenth held out."""
     if len(texts) < 2:
         cut = len(texts[0]) - len(texts[0]) // HELD_OUT_EVERY
@@ -89,16 +89,16 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     return np.asarray(ids, dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
 
 
-Ids = Sequence[int] | np.ndarray  # an array is smaller, for a large corpus
-PAIRS = (".jsonl", ".tsv")
+TokenIds = Sequence[int] | np.ndarray  # an array is smaller, for a large corpus
+PAIR_SUFFIXES = (".jsonl", ".tsv")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """Token ids; `reference` is empty where the data do not say what follows."""
 
-    prompt: Ids  # what a decoder continues, or an encoder reads
-    reference: Ids
+    prompt: TokenIds  # what a decoder continues, or an encoder reads
+    reference: TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class ExampleLine(BaseModel):
     target: str | None = None
 
 
-def read(
+def read_examples(
     path: Path, tokenizer: PreTrainedTokenizerBase, length: int, *, encoder_decoder: bool
 ) -> Examples:
     """Examples with up to `length` tokens behind the prompt, one in sixteen held out.
@@ -128,14 +128,14 @@ def read(
     decoder windows of text (.txt and .txt.gz, a file or a folder of them). Raises InputError for
     unreadable data and too little.
     """
-    if path.suffix not in PAIRS and not encoder_decoder:
-        _require(path)
+    if path.suffix not in PAIR_SUFFIXES and not encoder_decoder:
+        _require_exists(path)
         texts = read_texts(path)
-        train, held_out = (_windows(encode(part, tokenizer), length) for part in split(texts))
+        train, held_out = (_cut_windows(encode(part, tokenizer), length) for part in split_texts(texts))
         digest = hashlib.sha256("\n".join(texts).encode())
     else:
-        numbered = lines(path)
-        examples = _examples(path, numbered, tokenizer, length, encoder_decoder)
+        numbered_lines = read_lines(path)
+        examples = _make_examples(path, numbered_lines, tokenizer, length, encoder_decoder)
         train, held_out = hold_out(examples)
         digest = hashlib.sha256(path.read_bytes())
     if not train or not held_out:
@@ -146,34 +146,34 @@ def read(
     return Examples(train, held_out, digest.hexdigest()[:16])
 
 
-def lines(path: Path) -> dict[int, ExampleLine]:
+def read_lines(path: Path) -> dict[int, ExampleLine]:
     """The lines of a file of sources or pairs by their numbers, without empty ones. Raises
     InputError for one that cannot be read, with its number."""
-    _require(path)
+    _require_exists(path)
     try:
         texts = path.read_bytes().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
-    parsed = {n: _parsed(path, n, text) for n, text in enumerate(texts, 1) if text.strip()}
+    parsed = {n: _parse_line(path, n, text) for n, text in enumerate(texts, 1) if text.strip()}
     for number, line in parsed.items():
         if not line.source:
             raise InputError(f"{path}, line {number}: the source is empty; give text")
     return parsed
 
 
-def _require(path: Path) -> None:
+def _require_exists(path: Path) -> None:
     if not path.exists():
         raise InputError(f"there is no {path}; give text, or lines of sources")
 
 
-def _windows(ids: np.ndarray, length: int) -> list[Example]:
+def _cut_windows(ids: np.ndarray, length: int) -> list[Example]:
     """Consecutive pieces: a prompt of PROMPT tokens and `length` behind it."""
-    size = PROMPT + length
+    size = PROMPT_TOKENS + length
     starts = range(0, len(ids) - size + 1, size)
-    return [Example(ids[s : s + PROMPT], ids[s + PROMPT : s + size]) for s in starts]
+    return [Example(ids[s : s + PROMPT_TOKENS], ids[s + PROMPT_TOKENS : s + size]) for s in starts]
 
 
-def _parsed(path: Path, number: int, text: str) -> ExampleLine:
+def _parse_line(path: Path, number: int, text: str) -> ExampleLine:
     if path.suffix == ".tsv":
         columns = text.split("\t")
         if len(columns) != 2:
@@ -193,28 +193,28 @@ def _parsed(path: Path, number: int, text: str) -> ExampleLine:
         ) from None
 
 
-def _examples(
+def _make_examples(
     path: Path,
-    parsed: dict[int, ExampleLine],
+    numbered_lines: dict[int, ExampleLine],
     tokenizer: PreTrainedTokenizerBase,
     length: int,
     encoder_decoder: bool,
 ) -> list[Example]:
-    if not parsed:
+    if not numbered_lines:
         return []
-    prompts = tokenizer([line.source for line in parsed.values()], verbose=False).input_ids
-    for number, prompt in zip(parsed, prompts, strict=True):
+    prompts = tokenizer([line.source for line in numbered_lines.values()], verbose=False).input_ids
+    for number, prompt in zip(numbered_lines, prompts, strict=True):
         if not prompt:
             raise InputError(f"{path}, line {number}: the source is empty; give text")
-    targets = [line.target for line in parsed.values() if line.target is not None]
-    references = iter(_references(targets, tokenizer, encoder_decoder))
+    targets = [line.target for line in numbered_lines.values() if line.target is not None]
+    references = iter(_encode_references(targets, tokenizer, encoder_decoder))
     return [
         Example(prompt, [] if line.target is None else next(references)[:length])
-        for line, prompt in zip(parsed.values(), prompts, strict=True)
+        for line, prompt in zip(numbered_lines.values(), prompts, strict=True)
     ]
 
 
-def _references(
+def _encode_references(
     targets: list[str], tokenizer: PreTrainedTokenizerBase, encoder_decoder: bool
 ) -> list[list[int]]:
     """Ids of the targets, with the end that the tokenizer puts there or, for a decoder, its own."""

@@ -25,20 +25,20 @@ from foretoken.measurement.agreement import compute_overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.corpus import Examples
-from foretoken.train.loop import Loop, folder_of_run
-from foretoken.train.pair import Authors, LessonText, Pair, fingerprint, logits
+from foretoken.train.loop import TrainingLoop, make_run_folder
+from foretoken.train.pair import BatchSource, TrainingSequence, Pair, compute_fingerprint, compute_new_token_logits
 from foretoken.train.recipe import TrainingRecipe, require_positive, require_share
 
-LEAST = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
+MIN_LOG_PROB = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
 
 
-def log_distribution(logits: Tensor, temperature: float) -> Tensor:
+def compute_log_probs(logits: Tensor, temperature: float) -> Tensor:
     """log softmax(logits / temperature), as tokens are drawn at that temperature, at least LEAST.
 
     A logit of -inf, an impossible token, gets no gradient. The temperature must be above 0.
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
-    return (scores / temperature).log_softmax(-1).clamp(min=LEAST)
+    return (scores / temperature).log_softmax(-1).clamp(min=MIN_LOG_PROB)
 
 
 def forward_kl(p: Tensor, q: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 # step, training loss, alpha where measured, the best so far
-Report = Callable[[int, float, float | None, float], None]
+DistillationProgress = Callable[[int, float, float | None, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Distillation:
             )
 
     @property
-    def softness(self) -> float:
+    def loss_temperature(self) -> float:
         """The temperature of the distributions in the loss."""
         return 1.0 if SamplingParams(self.temperature).greedy else self.temperature
 
@@ -135,7 +135,7 @@ def distill(
     out: Path,
     lesson: Distillation,
     recipe: TrainingRecipe,
-    report: Report,
+    report: DistillationProgress,
 ) -> dict[str, Any]:
     """Train until `recipe.steps`, then write the draft with the best held-out alpha, the untaught
     one included, to `out/model`; returns the summary.
@@ -144,27 +144,27 @@ def distill(
     examples do not fit the models, the run diverges, or the checkpoint is of another run.
     """
     shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
-    authors = Authors(pair, lesson.temperature, lesson.length, **shares)
-    _require_room(pair, authors.requests([*examples.train, *examples.held_out]))
-    models = {name: fingerprint(getattr(pair, name)) for name in ("target", "draft")}
+    authors = BatchSource(pair, lesson.temperature, lesson.length, **shares)
+    _require_context_length(pair, authors.make_requests([*examples.train, *examples.held_out]))
+    models = {name: compute_fingerprint(getattr(pair, name)) for name in ("target", "draft")}
     settings = asdict(lesson) | models | {"data": examples.digest}
-    loop = Loop(folder_of_run(out), pair.draft, recipe, settings)
-    exam = authors.exam(examples.held_out, lesson.held_out, recipe.seed)
-    if not loop.kept:
-        before = alpha(pair, exam, lesson.temperature)
-        loop.kept["before"] = before
-        loop.rank(before)
+    loop = TrainingLoop(make_run_folder(out), pair.draft, recipe, settings)
+    held_out = authors.generate_held_out(examples.held_out, lesson.held_out, recipe.seed)
+    if not loop.saved_values:
+        before = measure_alpha(pair, held_out, lesson.temperature)
+        loop.saved_values["before"] = before
+        loop.record_score(before)
         report(0, 0.0, before, before)
 
     def loss_at(step: int) -> Tensor:
-        texts = authors.batch(examples.train, recipe.batch, recipe.seed, step)
-        return _loss(pair, texts, lesson)
+        texts = authors.make_batch(examples.train, recipe.batch, recipe.seed, step)
+        return _compute_loss(pair, texts, lesson)
 
     try:
-        for loss in loop.losses(loss_at):
-            measured = alpha(pair, exam, lesson.temperature) if loop.due else None
+        for loss in loop.run_steps(loss_at):
+            measured = measure_alpha(pair, held_out, lesson.temperature) if loop.is_due else None
             if measured is not None:
-                loop.rank(measured)
+                loop.record_score(measured)
                 loop.save(loss=loss, alpha=measured)
             report(loop.step, loss, measured, loop.best["score"])
     except NumericsError:  # from the draft: the target has written the exam
@@ -173,30 +173,30 @@ def distill(
     return _export(loop, pair, lesson)
 
 
-def alpha(pair: Pair, texts: list[LessonText], temperature: float) -> float:
+def measure_alpha(pair: Pair, sequences: list[TrainingSequence], temperature: float) -> float:
     """Mean of sum min(p, q) over the texts (Corollary 3.6, C57); at temperature 0 how often the
     argmax agrees. Positions without a draft token count as 0."""
-    target, drafter = pair.together.target, pair.together.drafter
+    target, drafter = pair.target_spec.target, pair.target_spec.drafter
     params = SamplingParams(temperature)
-    betas = [compute_overlaps(target, drafter, t.request, t.new, params) for t in texts]
-    return fmean(beta or 0.0 for text in betas for beta in text)
+    overlaps_by_sequence = [compute_overlaps(target, drafter, t.request, t.new_tokens, params) for t in sequences]
+    return fmean(beta or 0.0 for text in overlaps_by_sequence for beta in text)
 
 
-def _loss(pair: Pair, texts: list[LessonText], lesson: Distillation) -> Tensor:
+def _compute_loss(pair: Pair, sequences: list[TrainingSequence], lesson: Distillation) -> Tensor:
     with torch.no_grad():
-        p = log_distribution(logits(pair.target, texts), lesson.softness)
-    scores = logits(pair.draft, texts)
+        p = compute_log_probs(compute_new_token_logits(pair.target, sequences), lesson.loss_temperature)
+    scores = compute_new_token_logits(pair.draft, sequences)
     padding = p.shape[-1] - scores.shape[-1]  # output rows of no token, which the draft lacks
-    q = log_distribution(functional.pad(scores, (0, padding), value=-torch.inf), lesson.softness)
+    q = compute_log_probs(functional.pad(scores, (0, padding), value=-torch.inf), lesson.loss_temperature)
     return LOSSES[lesson.loss](p, q).mean()
 
 
-def _require_room(pair: Pair, requests: list[Request]) -> None:
+def _require_context_length(pair: Pair, requests: list[Request]) -> None:
     """InputError, before the work, for a prompt that the draft cannot hold."""
-    draft = pair.alone.target
-    tokens = max(len(r.prompt) + r.limit for r in requests)
-    source = max(len(r.source or ()) for r in requests)
-    for count, limit in ((tokens, draft.context), (source, draft.source_context)):
+    draft = pair.draft_spec.target
+    max_tokens = max(len(r.prompt) + r.limit for r in requests)
+    max_source_tokens = max(len(r.source or ()) for r in requests)
+    for count, limit in ((max_tokens, draft.context), (max_source_tokens, draft.source_context)):
         if limit is not None and count > limit:
             raise InputError(
                 f"a text has {count} tokens, the draft holds {limit}; "
@@ -204,15 +204,15 @@ def _require_room(pair: Pair, requests: list[Request]) -> None:
             )
 
 
-def _export(loop: Loop, pair: Pair, lesson: Distillation) -> dict[str, Any]:
+def _export(loop: TrainingLoop, pair: Pair, lesson: Distillation) -> dict[str, Any]:
     """The best draft in float32, as it was measured, with the target's tokenizer."""
     pair.draft.load_state_dict(loop.best["weights"])
-    loop.export(pair.draft, pair.together.tokenizer)
+    loop.export(pair.draft, pair.target_spec.tokenizer)
     return loop.summarize(
         loss=lesson.loss,
         temperature=lesson.temperature,
-        loss_temperature=lesson.softness,
-        alpha_before=loop.kept["before"],
+        loss_temperature=lesson.loss_temperature,
+        alpha_before=loop.saved_values["before"],
         alpha=loop.best["score"],
         best_step=loop.best["step"],
     )

@@ -20,16 +20,16 @@ from transformers import DynamicCache, PreTrainedModel, Qwen3Config
 
 from foretoken.models.stock.dflash import apply_markov_head
 from foretoken.models.stock.dflash_files import parse_block_config, build_network
-from foretoken.train.distill import LEAST
-from foretoken.train.kept_states import TextStates
+from foretoken.train.distill import MIN_LOG_PROB
+from foretoken.train.hidden_state_dataset import SequenceHiddenStates
 from foretoken.train.student import (
-    Compared,
+    ComparedDistributions,
     Lesson,
     Student,
-    Texts,
-    described,
-    frequent,
-    taps_of,
+    NumberedSequences,
+    make_config,
+    find_frequent_tokens,
+    choose_taps,
 )
 
 
@@ -42,15 +42,15 @@ class DSparkLesson(Lesson):
     rank: int = 64  # of the bias by the token before
     anchors: int = 32  # of a text in a step
 
-    def student(self, target: PreTrainedModel, texts: Texts, seed: int) -> BlockStudent:
+    def make_student(self, target: PreTrainedModel, sequences: NumberedSequences, seed: int) -> BlockStudent:
         """Return a random draft of such texts."""
-        ids, mask = frequent(texts, self.draft_vocab), rarest(target, texts)
+        ids, mask = find_frequent_tokens(sequences, self.draft_vocab), find_rarest_token(target, sequences)
         return BlockStudent(target, ids, mask, self, seed)
 
 
-def rarest(target: PreTrainedModel, texts: Texts) -> int:
+def find_rarest_token(target: PreTrainedModel, sequences: NumberedSequences) -> int:
     """A token that texts hardly have, to stand for those not known: the last of the rarest."""
-    counts = Counter(token for ids in texts.values() for token in ids)
+    counts = Counter(token for ids in sequences.values() for token in ids)
     V = target.config.get_text_config(decoder=True).vocab_size
     return min(range(V), key=lambda token: (counts[token], -token))
 
@@ -64,10 +64,10 @@ class BlockStudent(Student):
     def __init__(
         self, target: PreTrainedModel, ids: Tensor, mask: int, lesson: DSparkLesson, seed: int
     ) -> None:
-        layers = Qwen3Config(**lesson.settings(target), num_hidden_layers=lesson.layers)
-        config = described("dspark", target, layers, ids, lesson.block) | {
+        layers = Qwen3Config(**lesson.get_layer_settings(target), num_hidden_layers=lesson.layers)
+        config = make_config("dspark", target, layers, ids, lesson.block) | {
             "architectures": ["DSparkSpeculator"],
-            "aux_hidden_state_layer_ids": list(taps_of(target)),
+            "aux_hidden_state_layer_ids": list(choose_taps(target)),
             "block_size": lesson.block,
             "mask_token_id": mask,
             "sample_from_anchor": True,
@@ -87,75 +87,75 @@ class BlockStudent(Student):
         super().__init__(network, head, config, ids, target, lesson.block)
         self.mask, self.anchors = mask, lesson.anchors
 
-    def places(
-        self, texts: list[TextStates], dice: random.Random | None
+    def gather_positions(
+        self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
         """Return what is to be compared behind anchors of texts, depth by depth.
 
         By chance are the anchors, and how long half of the blocks are, as not all are whole in use.
         """
-        n, anchors = self.depths, torch.tensor([self._anchors(text, dice) for text in texts])
+        n, anchors = self.depths, torch.tensor([self._choose_anchors(text, rng) for text in sequences])
         sizes = torch.full_like(anchors, n)
-        if dice is not None:
-            some = [dice.randint(1, 2 * n) for _ in range(sizes.numel())]
-            sizes = torch.tensor(some).view(sizes.shape).clamp(max=n)
-        return self.behind(texts, anchors, sizes)
+        if rng is not None:
+            lengths = [rng.randint(1, 2 * n) for _ in range(sizes.numel())]
+            sizes = torch.tensor(lengths).view(sizes.shape).clamp(max=n)
+        return self.gather_after_anchors(sequences, anchors, sizes)
 
-    def behind(
-        self, texts: list[TextStates], anchors: Tensor, sizes: Tensor
+    def gather_after_anchors(
+        self, sequences: list[SequenceHiddenStates], anchors: Tensor, sizes: Tensor
     ) -> Iterator[tuple[Tensor, ...]]:
         """Return the same for so many guesses behind each of the anchors `[B, A]`."""
-        ids = pad_sequence([t.ids for t in texts], batch_first=True)
-        states = self._states(texts, ids, anchors, sizes)
-        hidden = pad_sequence([t.hidden for t in texts], batch_first=True)
-        masses = pad_sequence([t.mass for t in texts], batch_first=True)
-        lengths = torch.tensor([len(t.ids) for t in texts])[:, None]
+        ids = pad_sequence([t.ids for t in sequences], batch_first=True)
+        states = self._compute_states(sequences, ids, anchors, sizes)
+        hidden = pad_sequence([t.hidden for t in sequences], batch_first=True)
+        log_sum_exps = pad_sequence([t.log_sum_exp for t in sequences], batch_first=True)
+        lengths = torch.tensor([len(t.ids) for t in sequences])[:, None]
         for k in range(self.depths):
             row, block = ((k < sizes) & (anchors + k < lengths)).nonzero(as_tuple=True)
-            at = row, anchors[row, block] + k
-            yield hidden[at], masses[at], states[row, block, k], ids[at]
+            index = row, anchors[row, block] + k
+            yield hidden[index], log_sum_exps[index], states[row, block, k], ids[index]
 
-    def compared(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> Compared:
+    def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
         """Compare both at some of these places."""
-        made, before = own
+        hidden_states, previous_tokens = own
         parts = self.blocks.markov_head, self.blocks.confidence_head
-        logits, sure, _ = apply_markov_head(*parts, made, self.outputs(made), before, None)
-        q = logits.float().log_softmax(-1).clamp(min=LEAST)
-        return Compared(self.teacher(hidden, mass), q, sure)
+        logits, confidence, _ = apply_markov_head(*parts, hidden_states, self.compute_logits(hidden_states), previous_tokens, None)
+        q = logits.float().log_softmax(-1).clamp(min=MIN_LOG_PROB)
+        return ComparedDistributions(self.compute_target_log_probs(hidden, mass), q, confidence)
 
-    def _anchors(self, text: TextStates, dice: random.Random | None) -> list[int]:
+    def _choose_anchors(self, sequence: SequenceHiddenStates, rng: random.Random | None) -> list[int]:
         """Places from the prompt's last token on; as far apart as can be where there is no
         chance."""
-        places, count = range(max(1, text.prompt) - 1, len(text.ids)), self.anchors
-        if dice is not None:
-            return dice.choices(places, k=count)
-        return [places[i * len(places) // count] for i in range(count)]
+        candidates, count = range(max(1, sequence.prompt) - 1, len(sequence.ids)), self.anchors
+        if rng is not None:
+            return rng.choices(candidates, k=count)
+        return [candidates[i * len(candidates) // count] for i in range(count)]
 
-    def _states(
-        self, texts: list[TextStates], ids: Tensor, anchors: Tensor, sizes: Tensor
+    def _compute_states(
+        self, sequences: list[SequenceHiddenStates], ids: Tensor, anchors: Tensor, sizes: Tensor
     ) -> Tensor:
         """States `[B, A, n, H]` of blocks behind the anchors `[B, A]`, by how many places of each
         are there."""
         (B, T), n, cache = ids.shape, self.depths, DynamicCache()
-        taps = pad_sequence([t.taps for t in texts], batch_first=True).float()
-        made = self.blocks.context(taps.flatten(0, 1), torch.arange(T).repeat(B))
-        for i, pair in enumerate(made):
+        taps = pad_sequence([t.taps for t in sequences], batch_first=True).float()
+        keys_and_values = self.blocks.context(taps.flatten(0, 1), torch.arange(T).repeat(B))
+        for i, pair in enumerate(keys_and_values):
             k, v = (x.unflatten(0, (B, T)).transpose(1, 2) for x in pair)
             cache.update(k, v, i)
-        places = torch.arange(n)
-        read = torch.full((*anchors.shape, n), self.mask)
-        read[..., 0] = ids.gather(1, anchors)
-        there = (places < sizes[..., None]).flatten(1)
+        offsets = torch.arange(n)
+        input_ids = torch.full((*anchors.shape, n), self.mask)
+        input_ids[..., 0] = ids.gather(1, anchors)
+        is_used = (offsets < sizes[..., None]).flatten(1)
         block = torch.arange(anchors.shape[1]).repeat_interleave(n)
-        before = torch.arange(T) < anchors[:, block, None]
-        within = (block[:, None] == block) & there[:, None]
-        seen = torch.cat([before, within], -1)
-        embedded = self.embedding(read.flatten(1)).detach().float()
-        positions = (anchors[..., None] + places).flatten(1)
-        mask = seen[:, None]
+        before_anchor = torch.arange(T) < anchors[:, block, None]
+        within_block = (block[:, None] == block) & is_used[:, None]
+        visible = torch.cat([before_anchor, within_block], -1)
+        embedded = self.embedding(input_ids.flatten(1)).detach().float()
+        positions = (anchors[..., None] + offsets).flatten(1)
+        mask = visible[:, None]
         states = self.blocks(embedded, positions, cache, (mask, mask))
         return states.unflatten(1, (-1, n))
 
-    def stored(self, name: str) -> str:
+    def get_stored_name(self, name: str) -> str:
         """Return the name in speculators' layout of a weight of the network."""
         return f"lm_{name}" if name.startswith("head.") else name.removeprefix("blocks.")

@@ -18,20 +18,20 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 
 from foretoken.models.stock.pair_files import build_eagle_network
-from foretoken.train.distill import LEAST
-from foretoken.train.kept_states import TextStates
+from foretoken.train.distill import MIN_LOG_PROB
+from foretoken.train.hidden_state_dataset import SequenceHiddenStates
 from foretoken.train.student import (
-    Compared,
+    ComparedDistributions,
     Lesson,
     Student,
-    Texts,
-    described,
-    frequent,
-    taps_of,
+    NumberedSequences,
+    make_config,
+    find_frequent_tokens,
+    choose_taps,
 )
 
-STORED = {"first.": "layers.0.", "head.norm.": "norm.", "head.linear.": "lm_head."}
-STORED |= {"join.fc.": "fc."}
+STORED_PREFIXES = {"first.": "layers.0.", "head.norm.": "norm.", "head.linear.": "lm_head."}
+STORED_PREFIXES |= {"join.fc.": "fc."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class EagleLesson(Lesson):
 
     depths: int = 4
 
-    def student(self, target: PreTrainedModel, texts: Texts, seed: int) -> EagleStudent:
+    def make_student(self, target: PreTrainedModel, sequences: NumberedSequences, seed: int) -> EagleStudent:
         """Return a random draft of such texts."""
-        return EagleStudent(target, frequent(texts, self.draft_vocab), self, seed)
+        return EagleStudent(target, find_frequent_tokens(sequences, self.draft_vocab), self, seed)
 
 
 class EagleStudent(Student):
@@ -51,9 +51,9 @@ class EagleStudent(Student):
     def __init__(
         self, target: PreTrainedModel, ids: Tensor, lesson: EagleLesson, seed: int
     ) -> None:
-        layers = LlamaConfig(**lesson.settings(target), num_hidden_layers=1)
-        taps = list(taps_of(target))
-        config = described("eagle3", target, layers, ids, 3) | {
+        layers = LlamaConfig(**lesson.get_layer_settings(target), num_hidden_layers=1)
+        taps = list(choose_taps(target))
+        config = make_config("eagle3", target, layers, ids, 3) | {
             "architectures": ["Eagle3Speculator"],
             "norm_before_residual": True,
             "eagle_aux_hidden_state_layer_ids": taps,
@@ -65,8 +65,8 @@ class EagleStudent(Student):
         head: Any = network.head
         super().__init__(network, head.linear, config, ids, target, lesson.depths)
 
-    def places(
-        self, texts: list[TextStates], dice: random.Random | None
+    def gather_positions(
+        self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
         """Return what is to be compared at the new tokens of texts, depth by depth.
 
@@ -74,42 +74,42 @@ class EagleStudent(Student):
         1; it learns the target's distribution behind these. Nothing is left to chance.
         """
         network: Any = self.network
-        ids = pad_sequence([t.ids for t in texts], batch_first=True)
-        lengths = torch.tensor([len(t.ids) for t in texts])[:, None]
-        prompts = torch.tensor([t.prompt for t in texts])[:, None]
-        states = network.join(pad_sequence([t.taps for t in texts], batch_first=True).float())[
+        ids = pad_sequence([t.ids for t in sequences], batch_first=True)
+        lengths = torch.tensor([len(t.ids) for t in sequences])[:, None]
+        prompts = torch.tensor([t.prompt for t in sequences])[:, None]
+        states = network.join(pad_sequence([t.taps for t in sequences], batch_first=True).float())[
             :, :-1
         ]
         embedded = self.embedding(ids).detach()
-        hidden = pad_sequence([t.hidden for t in texts], batch_first=True)
-        masses = pad_sequence([t.mass for t in texts], batch_first=True)
+        hidden = pad_sequence([t.hidden for t in sequences], batch_first=True)
+        log_sum_exps = pad_sequence([t.log_sum_exp for t in sequences], batch_first=True)
         M = ids.shape[1] - 1
-        cache, places = DynamicCache(), torch.arange(M)
-        causal, own = places[:, None] >= places, torch.eye(M, dtype=torch.bool)
+        cache, positions_from_0 = DynamicCache(), torch.arange(M)
+        causal, own = positions_from_0[:, None] >= positions_from_0, torch.eye(M, dtype=torch.bool)
         for k in range(self.depths):
-            read = nn.functional.pad(embedded[:, k + 1 :], (0, 0, 0, min(k, M)))
+            inputs = nn.functional.pad(embedded[:, k + 1 :], (0, 0, 0, min(k, M)))
             mask = torch.cat([causal, *[own] * k], 1)[None, None]
-            positions = (places + k)[None]
-            given: dict[str, Any] = {
+            positions = (positions_from_0 + k)[None]
+            arguments: dict[str, Any] = {
                 "attention_mask": mask,
                 "position_ids": positions,
                 "past_key_values": cache,
                 "position_embeddings": network.rotary(states, position_ids=positions),
             }
-            states = network.run_layers(read, states, {"full_attention": given})
-            behind = places + k + 1  # the token whose next one is learnt
-            taught = (behind < lengths) & (behind + 1 >= prompts)
-            row, place = taught.nonzero(as_tuple=True)
-            at = row, place + k + 1
-            yield hidden[at], masses[at], network.head.norm(states[taught])
+            states = network.run_layers(inputs, states, {"full_attention": arguments})
+            token_positions = positions_from_0 + k + 1  # the token whose next one is learnt
+            is_taught = (token_positions < lengths) & (token_positions + 1 >= prompts)
+            row, column = is_taught.nonzero(as_tuple=True)
+            index = row, column + k + 1
+            yield hidden[index], log_sum_exps[index], network.head.norm(states[is_taught])
 
-    def compared(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> Compared:
+    def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
         """Compare both at some of these places."""
-        q = self.outputs(*own).float().log_softmax(-1)
-        return Compared(self.teacher(hidden, mass), q.clamp(min=LEAST))
+        q = self.compute_logits(*own).float().log_softmax(-1)
+        return ComparedDistributions(self.compute_target_log_probs(hidden, mass), q.clamp(min=MIN_LOG_PROB))
 
-    def stored(self, name: str) -> str:
+    def get_stored_name(self, name: str) -> str:
         """Return the name in speculators' layout of a weight of the network."""
         return next(
-            new + name.removeprefix(old) for old, new in STORED.items() if name.startswith(old)
+            new + name.removeprefix(old) for old, new in STORED_PREFIXES.items() if name.startswith(old)
         )

@@ -25,10 +25,10 @@ from foretoken.storage import files
 from foretoken.train.recipe import TrainingRecipe
 
 # fields that a resumed run may not change
-FIXED = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
+FIXED_FIELDS = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
 
 
-def folder_of_run(path: Path) -> Path:
+def make_run_folder(path: Path) -> Path:
     """The folder, made where it is missing. InputError where a file is in its place."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give another --out: the run needs a folder there")
@@ -36,7 +36,7 @@ def folder_of_run(path: Path) -> Path:
     return path
 
 
-class Loop:
+class TrainingLoop:
     """A model in training. `kept` (tensors and plain values) is saved with it."""
 
     def __init__(
@@ -53,10 +53,10 @@ class Loop:
         `patience` may change.
         """
         self.folder, self.model, self.recipe = folder, model, recipe
-        self.settings = {name: getattr(recipe, name) for name in FIXED} | (settings or {})
+        self.settings = {name: getattr(recipe, name) for name in FIXED_FIELDS} | (settings or {})
         self.step, self.seconds = 0, 0.0
-        self.kept: dict[str, Any] = {}
-        self.optimizers = optimizers(model, recipe.learning_rate)
+        self.saved_values: dict[str, Any] = {}
+        self.optimizers = make_optimizers(model, recipe.learning_rate)
         if self.checkpoint.exists():
             self._load()
 
@@ -65,30 +65,30 @@ class Loop:
         return self.folder / "checkpoint.pt"
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """True where this step is followed by a measurement and a save."""
         return self.step % self.recipe.save_every == 0 or self.step == self.recipe.steps
 
     @property
     def best(self) -> dict[str, Any]:
         """The best weights so far, with their `score` and `step`; empty before the first."""
-        return self.kept.get("best", {})
+        return self.saved_values.get("best", {})
 
-    def rank(self, score: float) -> None:
+    def record_score(self, score: float) -> None:
         """Keep the weights as they are now if their score, the higher the better, is the best."""
         if not self.best or score > self.best["score"]:
             weights = {name: w.detach().clone() for name, w in self.model.state_dict().items()}
-            self.kept["best"] = {"score": score, "step": self.step, "weights": weights}
+            self.saved_values["best"] = {"score": score, "step": self.step, "weights": weights}
 
     @property
-    def stalled(self) -> bool:
+    def is_stalled(self) -> bool:
         """True where as many measurements as `patience` says have brought nothing better."""
         patience = self.recipe.patience * self.recipe.save_every
         return bool(patience and self.best and self.step - self.best["step"] >= patience)
 
-    def losses(self, loss_at: Callable[[int], Tensor]) -> Iterator[float]:
+    def run_steps(self, loss_at: Callable[[int], Tensor]) -> Iterator[float]:
         """Every step that is left to make, by its loss."""
-        while self.step < self.recipe.steps and not self.stalled:
+        while self.step < self.recipe.steps and not self.is_stalled:
             yield self.advance(loss_at)
 
     def advance(self, loss_at: Callable[[int], Tensor]) -> float:
@@ -97,12 +97,12 @@ class Loop:
         Raises InputError for a loss or slope of NaN or infinity; the weights are then unchanged.
         """
         start = time.perf_counter()
-        rate = learning_rate(self.step, self.recipe)
+        rate = compute_learning_rate(self.step, self.recipe)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.bfloat16):
             loss = loss_at(self.step)
         loss.backward()
-        slope = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.require_finite(loss=loss.item(), slope=float(slope))
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.require_finite(loss=loss.item(), slope=float(grad_norm))
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -130,7 +130,7 @@ class Loop:
         rounded = {name: round(value, 4) for name, value in figures.items()}
         line = {"step": self.step, **rounded, "seconds": round(self.seconds)}
         log = self.folder / "log.csv"
-        with files.naming(log), log.open("a", newline="") as lines:
+        with files.name_path_in_errors(log), log.open("a", newline="") as lines:
             writer = csv.DictWriter(lines, line, lineterminator="\n")
             if not lines.tell():
                 writer.writeheader()
@@ -144,16 +144,16 @@ class Loop:
             "seconds": self.seconds,
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
-            "kept": self.kept,
+            "kept": self.saved_values,
         }
         content = io.BytesIO()
         torch.save(state, content)
         part = self.folder / "checkpoint.part"
-        files.write(self.checkpoint, content.getbuffer(), part=part)
+        files.write_atomically(self.checkpoint, content.getbuffer(), part=part)
 
     def export(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
         """Write `model`, in transformers' layout."""
-        with files.folder(self.folder / "model") as part:
+        with files.replace_folder(self.folder / "model") as part:
             network.save_pretrained(part)
             if tokenizer is not None:
                 tokenizer.save_pretrained(part)
@@ -163,7 +163,7 @@ class Loop:
         parameters = sum(p.numel() for p in self.model.parameters())
         summary = {"parameters": parameters, "steps": self.step, **figures}
         summary["seconds"] = self.seconds
-        files.write(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        files.write_atomically(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         return summary
 
     def _load(self) -> None:
@@ -175,7 +175,7 @@ class Loop:
                 for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                     optimizer.load_state_dict(saved)
                 self.step, self.seconds = state["step"], state["seconds"]
-                self.kept = state["kept"]
+                self.saved_values = state["kept"]
         except Exception as error:  # of many kinds for a broken file; RuntimeError: another shape
             raise InputError(
                 f"{self.checkpoint} is no checkpoint of this model ({type(error).__name__}); "
@@ -195,22 +195,22 @@ class Loop:
             )
 
 
-def learning_rate(step: int, recipe: TrainingRecipe) -> float:
+def compute_learning_rate(step: int, recipe: TrainingRecipe) -> float:
     """Linear warm-up, plateau, linear decay to zero over the last `decay` of the steps."""
-    up = (step + 1) / max(1, recipe.warmup)
-    down = (recipe.steps - step) / max(1.0, recipe.decay * recipe.steps)
-    return recipe.learning_rate * min(1.0, up, down)
+    warmup_factor = (step + 1) / max(1, recipe.warmup)
+    decay_factor = (recipe.steps - step) / max(1.0, recipe.decay * recipe.steps)
+    return recipe.learning_rate * min(1.0, warmup_factor, decay_factor)
 
 
-def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embeddings and head, AdamW for the rest."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     outer = {id(p) for m in (*tables, head) if m is not None for p in m.parameters()}
     inner = {id(p) for p in model.parameters() if p.ndim == 2 and id(p) not in outer}
     matrices = [p for p in model.parameters() if id(p) in inner]
-    rest = [p for p in model.parameters() if id(p) not in inner]
-    adam = torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    others = [p for p in model.parameters() if id(p) not in inner]
+    adam = torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     if not matrices:
         return [adam]
     return [torch.optim.Muon(matrices, lr=rate, adjust_lr_fn="match_rms_adamw"), adam]

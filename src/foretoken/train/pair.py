@@ -28,7 +28,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import InputError, RefusedError, one_line
 from foretoken.inputs import Seed
-from foretoken.loading import named, sources
+from foretoken.loading import named_models, sources
 from foretoken.loading.load import load
 from foretoken.models.row_slots import pad_blocks
 from foretoken.models.stock.check_results import self_check
@@ -41,8 +41,8 @@ from foretoken.text.decoding import require_same_words
 from foretoken.train.corpus import Example
 
 CPU = torch.device("cpu")
-Shape = dict[str, Any]  # sizes in a config
-NO_SIZE = re.compile(r"^_|_id$|vocab|num_labels|pretraining_tp|_pattern$")
+ConfigSizes = dict[str, Any]  # sizes in a config
+NOT_A_SIZE = re.compile(r"^_|_id$|vocab|num_labels|pretraining_tp|_pattern$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Pair:
 
     target: PreTrainedModel
     draft: PreTrainedModel
-    together: Speculator  # in the target's distribution
-    alone: Speculator  # the draft, in its own
+    target_spec: Speculator  # in the target's distribution
+    draft_spec: Speculator  # the draft, in its own
 
 
-def pair(
+def load_pair(
     target: str | None,
     draft: str | None,
-    shape: Shape,
+    shape: ConfigSizes,
     seed: int,
     *,
     revision: str | None = None,
@@ -75,22 +75,22 @@ def pair(
     """
     if draft is not None and shape:
         raise InputError("give a draft to go on from or the shape of a fresh one, not both")
-    target = target or named.default()
-    own = named.pair(target)
+    target = target or named_models.get_default_target()
+    own = named_models.find_pair(target)
     draft = str(own.draft) if own and own.draft and draft is None and not shape else draft
     if draft is None and not shape:
         raise InputError("no draft; give a folder to go on from, or the shape of a fresh one")
-    teacher, target_tokenizer = read_target(target, revision, trust_remote_code, tokenizer)
-    teacher.requires_grad_(False)
+    target_network, target_tokenizer = load_target(target, revision, trust_remote_code, tokenizer)
+    target_network.requires_grad_(False)
     if shape:
-        student = fresh(teacher, shape, seed)
+        draft_network = make_random_draft(target_network, shape, seed)
     else:
-        name = str(named.draft(draft) or draft)
-        student = _read_draft(name, draft_revision, trust_remote_code, teacher, target_tokenizer)
-    return joined(teacher, student, target_tokenizer, generation_config)
+        name = str(named_models.find_draft_folder(draft) or draft)
+        draft_network = _load_draft(name, draft_revision, trust_remote_code, target_network, target_tokenizer)
+    return make_pair(target_network, draft_network, target_tokenizer, generation_config)
 
 
-def read_target(
+def load_target(
     target: str | None,
     revision: str | None,
     trust_remote_code: bool,
@@ -99,16 +99,16 @@ def read_target(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A target by name (None: the one that ships) in float32 on the CPU, with an adapter merged
     where one is given, and the tokenizer of that name (None: its own)."""
-    target = target or named.default()
-    name = str(pair.target) if (pair := named.pair(target)) else target
-    source = sources.source(name, revision, trust_remote_code, adapter)
-    network = source.network(torch.float32, CPU)
+    target = target or named_models.get_default_target()
+    name = str(pair.target) if (pair := named_models.find_pair(target)) else target
+    source = sources.find_source(name, revision, trust_remote_code, adapter)
+    network = source.load_network(torch.float32, CPU)
     if tokenizer is None:
-        return network, sources.tokenizer(name, revision, trust_remote_code)
-    return network, sources.tokenizer(tokenizer, None, trust_remote_code, required=True)
+        return network, sources.load_tokenizer(name, revision, trust_remote_code)
+    return network, sources.load_tokenizer(tokenizer, None, trust_remote_code, required=True)
 
 
-def joined(
+def make_pair(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -123,14 +123,14 @@ def joined(
     return Pair(target, draft, together, alone)
 
 
-def fresh(target: PreTrainedModel, shape: Shape, seed: int) -> PreTrainedModel:
+def make_random_draft(target: PreTrainedModel, shape: ConfigSizes, seed: int) -> PreTrainedModel:
     """A random float32 model of the target's architecture and device, with the sizes in `shape`.
 
     Raises InputError for names that are no sizes, values that are no counts, and sizes that do
     not fit each other.
     """
     config = target.config
-    allowed = sizes(config)
+    allowed = get_sizes(config)
     for name, value in shape.items():
         if config.attribute_map.get(name, name) not in allowed:
             raise InputError(
@@ -140,31 +140,31 @@ def fresh(target: PreTrainedModel, shape: Shape, seed: int) -> PreTrainedModel:
         if type(value) is not int or value < 1:
             raise InputError(f"{name} is {value}; give a whole number, 1 or more")
     try:
-        model = _random(target, {config.attribute_map.get(n, n): v for n, v in shape.items()}, seed)
+        model = _make_random(target, {config.attribute_map.get(n, n): v for n, v in shape.items()}, seed)
     except Exception as error:  # architectures raise many kinds
         raise InputError(f"no model has the shape {shape}: {one_line(error)}") from None
     model.generation_config = copy.deepcopy(target.generation_config)
-    placed: Any = model
-    return placed.to(target.device)
+    model_any: Any = model
+    return model_any.to(target.device)
 
 
-def sizes(config: PreTrainedConfig) -> dict[str, int]:
+def get_sizes(config: PreTrainedConfig) -> dict[str, int]:
     """The counts in a config that define its architecture, without the vocabulary's."""
     return {
         name: value
         for name, value in config.to_dict().items()
-        if type(value) is int and value > 0 and not NO_SIZE.search(name)
+        if type(value) is int and value > 0 and not NOT_A_SIZE.search(name)
     }
 
 
-def fingerprint(model: PreTrainedModel) -> str:
+def compute_fingerprint(model: PreTrainedModel) -> str:
     """A digest of its sizes and a few of its weights."""
-    digest = hashlib.sha256(json.dumps(sizes(model.config), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(get_sizes(model.config), sort_keys=True).encode())
     digest.update(sketch_weights(model).numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
-def _random(target: PreTrainedModel, changes: Shape, seed: int) -> PreTrainedModel:
+def _make_random(target: PreTrainedModel, changes: ConfigSizes, seed: int) -> PreTrainedModel:
     values = target.config.to_dict() | changes
     if values.get("layer_types"):
         values["layer_types"] = values["layer_types"][: values["num_hidden_layers"]]
@@ -176,44 +176,44 @@ def _random(target: PreTrainedModel, changes: Shape, seed: int) -> PreTrainedMod
     return model
 
 
-def _read_draft(
+def _load_draft(
     draft: str,
     revision: str | None,
     trust: bool,
     target: PreTrainedModel,
     target_tokenizer: PreTrainedTokenizerBase | None,
 ) -> PreTrainedModel:
-    source = sources.source(draft, revision, trust)
+    source = sources.find_source(draft, revision, trust)
     kinds = {True: "an encoder-decoder", False: "decoder-only"}
-    own, other = source.empty.config.is_encoder_decoder, target.config.is_encoder_decoder
-    if own != other:
+    draft_kind, target_kind = source.structure.config.is_encoder_decoder, target.config.is_encoder_decoder
+    if draft_kind != target_kind:
         raise RefusedError(
-            f"{draft} is {kinds[own]}, the target {kinds[other]}; give a draft of its kind"
+            f"{draft} is {kinds[draft_kind]}, the target {kinds[target_kind]}; give a draft of its kind"
         )
-    rows, V = get_output_vocab_size(source.empty), get_output_vocab_size(target)
-    tokenizer = sources.tokenizer(draft, revision, trust)
+    rows, V = get_output_vocab_size(source.structure), get_output_vocab_size(target)
+    tokenizer = sources.load_tokenizer(draft, revision, trust)
     require_same_words(draft, rows, tokenizer, V, target_tokenizer)
     if rows > V:
         raise RefusedError(
             f"{draft} has {rows} output rows, the target {V}; give a draft that has no more"
         )
-    return source.network(torch.float32, CPU)
+    return source.load_network(torch.float32, CPU)
 
 
-GAMMA = 4  # fixed: one chosen by the clock would give a resumed run other texts
-Author = Literal["draft", "target", "data"]
+OFF_POLICY_GAMMA = 4  # fixed: one chosen by the clock would give a resumed run other texts
+SequenceOrigin = Literal["draft", "target", "data"]
 
 
 @dataclass(frozen=True, slots=True)
-class LessonText:
+class TrainingSequence:
     """A request, and the new tokens behind it."""
 
     request: Request
-    new: list[int]
+    new_tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Authors:
+class BatchSource:
     """Makes batches. Texts in neither share are the data's where they hold a reference, else the
     target's."""
 
@@ -223,78 +223,78 @@ class Authors:
     on_policy: float = 0.0  # the share of texts that the draft writes
     target_generated: float = 0.0  # the share that the target writes
 
-    def batch(
+    def make_batch(
         self, examples: Sequence[Example], size: int, seed: int, step: int
-    ) -> list[LessonText]:
+    ) -> list[TrainingSequence]:
         """`size` texts, drawn with replacement."""
         random = np.random.default_rng((seed, step))
         picked = [examples[i] for i in random.integers(len(examples), size=size).tolist()]
         shares = random.random(size).tolist()
         keys = [(seed, step * size + i) for i in range(size)]
-        requests = self.requests(picked, keys)
-        new = [
+        requests = self.make_requests(picked, keys)
+        new_tokens = [
             [int(token) for token in example.reference][: request.limit]
             for example, request in zip(picked, requests, strict=True)
         ]
-        authors = [self._author(share, text) for share, text in zip(shares, new, strict=True)]
-        for author in ("draft", "target"):
-            rows = [i for i in range(size) if authors[i] == author]
-            written = self._written(author, [picked[i] for i in rows], [keys[i] for i in rows])
-            for i, text in zip(rows, written, strict=True):
-                new[i] = text
-        return [LessonText(r, text) for r, text in zip(requests, new, strict=True)]
+        origins = [self._choose_origin(share, text) for share, text in zip(shares, new_tokens, strict=True)]
+        for origin in ("draft", "target"):
+            indices = [i for i in range(size) if origins[i] == origin]
+            generated = self._generate(origin, [picked[i] for i in indices], [keys[i] for i in indices])
+            for i, tokens in zip(indices, generated, strict=True):
+                new_tokens[i] = tokens
+        return [TrainingSequence(r, text) for r, text in zip(requests, new_tokens, strict=True)]
 
-    def _author(self, share: float, reference: list[int]) -> Author:
+    def _choose_origin(self, share: float, reference: list[int]) -> SequenceOrigin:
         """Whose text it is, by a number in [0, 1)."""
         if share < self.on_policy:
             return "draft"
         off_policy = share < self.on_policy + self.target_generated
         return "target" if off_policy or not reference else "data"
 
-    def exam(self, examples: Sequence[Example], count: int, seed: int) -> list[LessonText]:
+    def generate_held_out(self, examples: Sequence[Example], count: int, seed: int) -> list[TrainingSequence]:
         """The target's own continuation of up to `count` examples, evenly spread, without a draft:
         the prefixes on which alpha is measured (C57: paper, section 4)."""
         picked = examples[:: max(1, len(examples) // count)][:count]
         keys = [(seed, 2**62 + i) for i in range(len(picked))]
-        written = self._written("target", picked, keys, gamma=0)
-        requests = self.requests(picked, keys)
-        return [LessonText(r, text) for r, text in zip(requests, written, strict=True)]
+        generated = self._generate("target", picked, keys, gamma=0)
+        requests = self.make_requests(picked, keys)
+        return [TrainingSequence(r, text) for r, text in zip(requests, generated, strict=True)]
 
-    def requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
+    def make_requests(self, examples: Sequence[Example], keys: Seed = 0) -> list[Request]:
         """Return the requests of the examples; raises InputError for a prompt that the target
         cannot hold."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        return self.pair.together.inputs.requests(list(prompts), self._sampling, keys)
+        return self.pair.target_spec.inputs.requests(list(prompts), self._sampling, keys)
 
-    def _written(
+    def _generate(
         self,
-        author: Author,
+        origin: SequenceOrigin,
         examples: Sequence[Example],
         keys: list[tuple[int, int]],
-        gamma: int = GAMMA,
+        gamma: int = OFF_POLICY_GAMMA,
     ) -> list[list[int]]:
         if not examples:
             return []
-        spec = self.pair.alone if author == "draft" else self.pair.together
+        spec = self.pair.draft_spec if origin == "draft" else self.pair.target_spec
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        texts = spec.generate(list(prompts), self._sampling, gamma=gamma, seed=keys)
-        return [text.tokens for text in uninterrupted(texts)]
+        completions = spec.generate(list(prompts), self._sampling, gamma=gamma, seed=keys)
+        return [text.tokens for text in uninterrupted(completions)]
 
     @property
     def _sampling(self) -> SamplingParams:
         return SamplingParams(self.temperature, max_new_tokens=self.length)
 
 
-def logits(network: PreTrainedModel, texts: list[LessonText]) -> Tensor:
+def compute_new_token_logits(network: PreTrainedModel, sequences: list[TrainingSequence]) -> Tensor:
     """At the new tokens of all texts, in order, without forced ones, `[N, V]`."""
-    ids = pad_blocks([[*t.request.prompt, *t.new[:-1]] for t in texts], network.device)
-    return scores(network, texts, ids)[_judged(texts, ids.shape[1]).to(network.device)]
+    ids = pad_blocks([[*t.request.prompt, *t.new_tokens[:-1]] for t in sequences], network.device)
+    return compute_logits(network, sequences, ids)[_mask_scored_positions(sequences, ids.shape[1]).to(network.device)]
 
 
-def scores(network: PreTrainedModel, texts: list[LessonText], ids: Tensor) -> Tensor:
+def compute_logits(network: PreTrainedModel, sequences: list[TrainingSequence], ids: Tensor) -> Tensor:
     """Logits behind each of the texts' `ids [B, T]`, `[B, T, V]`."""
     device = network.device
-    sources = [t.request.source for t in texts if t.request.source is not None]
+    sources = [t.request.source for t in sequences if t.request.source is not None]
     if not sources:
         return network(input_ids=ids, use_cache=False).logits
     source_ids = pad_blocks(sources, device)
@@ -305,13 +305,13 @@ def scores(network: PreTrainedModel, texts: list[LessonText], ids: Tensor) -> Te
     ).logits
 
 
-def _judged(texts: list[LessonText], width: int) -> Tensor:
+def _mask_scored_positions(sequences: list[TrainingSequence], width: int) -> Tensor:
     """Where a new token is predicted that is not forced, `[B, width]`."""
-    mask = torch.zeros(len(texts), width, dtype=torch.bool)
-    for b, text in enumerate(texts):
-        first = len(text.request.prompt) - 1
-        mask[b, first : first + len(text.new)] = True
-        for place in text.request.forced:
-            if 0 <= place < len(text.new):
-                mask[b, first + place] = False
+    mask = torch.zeros(len(sequences), width, dtype=torch.bool)
+    for b, sequence in enumerate(sequences):
+        first = len(sequence.request.prompt) - 1
+        mask[b, first : first + len(sequence.new_tokens)] = True
+        for offset in sequence.request.forced:
+            if 0 <= offset < len(sequence.new_tokens):
+                mask[b, first + offset] = False
     return mask

@@ -26,19 +26,19 @@ from foretoken.errors import InputError
 from foretoken.models.stock.pair_files import get_default_taps
 from foretoken.storage import files
 from foretoken.train.corpus import Examples
-from foretoken.train.distill import LEAST, LOSSES
-from foretoken.train.kept_states import KeptTexts, TextStates
-from foretoken.train.loop import Loop, folder_of_run
-from foretoken.train.pair import fingerprint
+from foretoken.train.distill import MIN_LOG_PROB, LOSSES
+from foretoken.train.hidden_state_dataset import HiddenStateDataset, SequenceHiddenStates
+from foretoken.train.loop import TrainingLoop, make_run_folder
+from foretoken.train.pair import compute_fingerprint
 from foretoken.train.recipe import TrainingRecipe, require_positive
 
-ROWS = 128  # places whose distributions are made at a time
-LITTLE = 1e-12
-NEAR = 16  # batches whose texts are sorted by length, so that little is padded
+POSITIONS_PER_CHUNK = 128  # places whose distributions are made at a time
+MIN_PROB = 1e-12
+BATCHES_PER_SORTED_GROUP = 16  # batches whose texts are sorted by length, so that little is padded
 
-Texts = dict[int, list[int]]  # ids by the texts' numbers
+NumberedSequences = dict[int, list[int]]  # ids by the texts' numbers
 # step, loss, and alpha at each depth where it is measured
-Report = Callable[[int, float, list[float] | None], None]
+TeachingProgress = Callable[[int, float, list[float] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ class Lesson(ABC):
             raise InputError(f"loss is {self.loss!r}; give one of {', '.join(LOSSES)}")
 
     @abstractmethod
-    def student(self, target: PreTrainedModel, texts: Texts, seed: int) -> Student:
+    def make_student(self, target: PreTrainedModel, sequences: NumberedSequences, seed: int) -> Student:
         """Return a random draft of such texts."""
 
-    def settings(self, target: PreTrainedModel) -> dict[str, Any]:
+    def get_layer_settings(self, target: PreTrainedModel) -> dict[str, Any]:
         """Return what layers of the target's widths are made of, by transformers' names."""
         text: Any = target.config.get_text_config(decoder=True)
         same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -78,7 +78,7 @@ class Lesson(ABC):
         }
 
 
-class Compared(NamedTuple):
+class ComparedDistributions(NamedTuple):
     """Logarithms of the target's distributions and the draft's, over the draft's tokens: `[N, Vd]`,
     the former as they are among all tokens.
 
@@ -87,7 +87,7 @@ class Compared(NamedTuple):
 
     p: Tensor
     q: Tensor
-    sure: Tensor | None = None
+    confidence: Tensor | None = None
 
     @property
     def alpha(self) -> Tensor:
@@ -119,90 +119,90 @@ class Student(ABC):
         self.network, self.head = network.requires_grad_(True), head
         self.config, self.ids, self.depths = config, ids, depths
         output: Any = target.get_output_embeddings()
-        self.rows = output.weight.detach()[ids].float()
-        head.weight = nn.Parameter(self.rows, requires_grad=False)
+        self.output_weight = output.weight.detach()[ids].float()
+        head.weight = nn.Parameter(self.output_weight, requires_grad=False)
         self.embedding: Any = target.get_input_embeddings()
 
     @abstractmethod
-    def places(
-        self, texts: list[TextStates], dice: random.Random | None
+    def gather_positions(
+        self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
         """Return what is to be compared at N places of texts, depth by depth: what the target's
         output layer reads there, `[N, H]`, the log mass of its logits `[N]`, and what the draft
         makes its own of. dice: what is left to chance; None: nothing, as it is measured."""
 
     @abstractmethod
-    def compared(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> Compared:
+    def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
         """Compare both at some of these places."""
 
     @abstractmethod
-    def stored(self, name: str) -> str:
+    def get_stored_name(self, name: str) -> str:
         """Return the name in speculators' layout of a weight of the network."""
 
-    def loss(self, texts: list[TextStates], lesson: Lesson, dice: random.Random) -> Tensor:
+    def loss(self, sequences: list[SequenceHiddenStates], lesson: Lesson, rng: random.Random) -> Tensor:
         """Return the loss over all depths; a place counts at each depth as much as the others.
 
         Distributions are made of a few places at a time, and again for their slopes: none of a
         whole batch is in memory, and these are still in the processor's cache.
         """
 
-        def total(*some: Tensor) -> Tensor:
-            both = self.compared(*some)
-            each = LOSSES[lesson.loss](both.p, both.q)
-            if both.sure is not None:
-                common = both.alpha.detach().clamp(max=1)
-                yes, no = (x.clamp(min=LITTLE).log() for x in (both.sure, 1 - both.sure))
-                each = each - common * yes - (1 - common) * no  # NaN where a run diverges
-            return each.sum()
+        def sum_losses(*some: Tensor) -> Tensor:
+            distributions = self.compare(*some)
+            losses_by_position = LOSSES[lesson.loss](distributions.p, distributions.q)
+            if distributions.confidence is not None:
+                overlap = distributions.alpha.detach().clamp(max=1)
+                log_confidence, log_doubt = (x.clamp(min=MIN_PROB).log() for x in (distributions.confidence, 1 - distributions.confidence))
+                losses_by_position = losses_by_position - overlap * log_confidence - (1 - overlap) * log_doubt  # NaN where a run diverges
+            return losses_by_position.sum()
 
         losses: list[Tensor] = []
-        for k, taught in enumerate(self.places(texts, dice)):
-            sums = [checkpoint(total, *some, use_reentrant=False) for some in few(taught)]
-            count = max(1, len(taught[0]))
+        for k, positions in enumerate(self.gather_positions(sequences, rng)):
+            sums = [checkpoint(sum_losses, *some, use_reentrant=False) for some in split_positions(positions)]
+            count = max(1, len(positions[0]))
             losses.append(lesson.decay**k * torch.stack(cast(list[Tensor], sums)).sum() / count)
         return torch.stack(losses).sum() / sum(lesson.decay**k for k in range(len(losses)))
 
     @torch.no_grad()
-    def teacher(self, hidden: Tensor, mass: Tensor) -> Tensor:
+    def compute_target_log_probs(self, hidden: Tensor, mass: Tensor) -> Tensor:
         """Logarithms of the target's distributions, by what its output layer reads `[N, H]`."""
-        logits = (hidden.to(self.rows.dtype) @ self.rows.T).float()
-        return (logits - mass[:, None]).clamp(min=LEAST)
+        logits = (hidden.to(self.output_weight.dtype) @ self.output_weight.T).float()
+        return (logits - mass[:, None]).clamp(min=MIN_LOG_PROB)
 
-    def outputs(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Logits `[N, Vd]` of the output layer."""
-        return states.to(self.rows.dtype) @ self.rows.T
+        return states.to(self.output_weight.dtype) @ self.output_weight.T
 
     @torch.no_grad()
-    def alpha(self, texts: KeptTexts, numbers: Texts, batch: int) -> list[float]:
+    def measure_alpha(self, dataset: HiddenStateDataset, sequences: NumberedSequences, batch: int) -> list[float]:
         """Return the mean alpha at each depth."""
         totals, counts = [0.0] * self.depths, [0] * self.depths
-        order = sorted(numbers, key=lambda n: len(numbers[n]))
+        order = sorted(sequences, key=lambda n: len(sequences[n]))
         for i in range(0, len(order), batch):
-            some = [texts.read(n) for n in order[i : i + batch]]
-            for k, taught in enumerate(self.places(some, None)):
-                totals[k] += sum(float(self.compared(*x).alpha.sum()) for x in few(taught))
-                counts[k] += len(taught[0])
+            batch_states = [dataset.load(n) for n in order[i : i + batch]]
+            for k, positions in enumerate(self.gather_positions(batch_states, None)):
+                totals[k] += sum(float(self.compare(*x).alpha.sum()) for x in split_positions(positions))
+                counts[k] += len(positions[0])
         return [total / max(1, n) for total, n in zip(totals, counts, strict=True)]
 
     def save(self, out: Path) -> None:
         """Write the draft in speculators' format, whole or not at all."""
-        known = torch.zeros(self.config["transformer_layer_config"]["vocab_size"], dtype=torch.bool)
-        known[self.ids] = True
-        tensors = {self.stored(name): w for name, w in self.network.state_dict().items()}
-        tensors |= {"d2t": self.ids - torch.arange(len(self.ids)), "t2d": known}
-        with files.folder(out) as part:
+        has_draft_id = torch.zeros(self.config["transformer_layer_config"]["vocab_size"], dtype=torch.bool)
+        has_draft_id[self.ids] = True
+        tensors = {self.get_stored_name(name): w for name, w in self.network.state_dict().items()}
+        tensors |= {"d2t": self.ids - torch.arange(len(self.ids)), "t2d": has_draft_id}
+        with files.replace_folder(out) as part:
             (part / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
-            kept = {name: x.detach().contiguous() for name, x in tensors.items()}
-            (part / "model.safetensors").write_bytes(save(kept, {"format": "pt"}))
+            contiguous = {name: x.detach().contiguous() for name, x in tensors.items()}
+            (part / "model.safetensors").write_bytes(save(contiguous, {"format": "pt"}))
 
 
-def few(taught: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+def split_positions(positions: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
     """Split places into a few at a time."""
-    return zip(*(x.split(ROWS) for x in taught), strict=True)
+    return zip(*(x.split(POSITIONS_PER_CHUNK) for x in positions), strict=True)
 
 
-def described(
-    kind: str, target: PreTrainedModel, layers: PreTrainedConfig, ids: Tensor, guesses: int
+def make_config(
+    kind: str, target: PreTrainedModel, layers: PreTrainedConfig, ids: Tensor, num_draft_tokens: int
 ) -> dict[str, Any]:
     """The config of a draft of any kind, in speculators' format."""
     named = {"vocab_size": layers.vocab_size, "model_type": layers.model_type}
@@ -214,7 +214,7 @@ def described(
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": guesses}],
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
             "verifier": {
                 "name_or_path": target.name_or_path,
                 "architectures": target.config.architectures or [type(target).__name__],
@@ -223,7 +223,7 @@ def described(
     }
 
 
-def taps_of(target: PreTrainedModel) -> tuple[int, ...]:
+def choose_taps(target: PreTrainedModel) -> tuple[int, ...]:
     """The taps whose states a draft reads that is trained here."""
     return get_default_taps(target.config.get_text_config(decoder=True).num_hidden_layers)
 
@@ -234,10 +234,10 @@ def teach(
     out: Path,
     lesson: Lesson,
     recipe: TrainingRecipe,
-    report: Report,
+    report: TeachingProgress,
     *,
-    most: int,
-    computed: Callable[[int], None],
+    max_bytes: int,
+    report_states: Callable[[int], None],
 ) -> dict[str, Any]:
     """Train a draft on texts until `recipe.steps` and write it to the folder `out`; returns the
     summary. computed: is told of how many texts the target's states are there.
@@ -247,39 +247,39 @@ def teach(
     """
     if out.is_file():
         raise InputError(f"{out} is a file; give another --out, for a folder")
-    folder = folder_of_run(out.with_name(f"{out.name}.run"))
-    texts = KeptTexts(folder / "states", target, taps_of(target), most, bfloat16=recipe.bfloat16)
-    learnt, held_out = texts.make(examples, computed)
-    student = lesson.student(target, learnt, recipe.seed)
+    folder = make_run_folder(out.with_name(f"{out.name}.run"))
+    dataset = HiddenStateDataset(folder / "states", target, choose_taps(target), max_bytes, bfloat16=recipe.bfloat16)
+    train, held_out = dataset.compute_missing(examples, report_states)
+    student = lesson.make_student(target, train, recipe.seed)
     if recipe.bfloat16:  # which autocast would make anew for every product
-        student.rows = student.rows.bfloat16()
+        student.output_weight = student.output_weight.bfloat16()
     settings = {
         "kind": student.config["speculators_model_type"],
         **asdict(lesson),
-        "target": fingerprint(target),
+        "target": compute_fingerprint(target),
         "data": examples.digest,
     }
-    loop = Loop(folder, student.network, recipe, settings | {"states": most})
+    loop = TrainingLoop(folder, student.network, recipe, settings | {"states": max_bytes})
 
     def loss_at(step: int) -> Tensor:
-        some = [texts.read(i) for i in batch_at(learnt, recipe, step)]
-        return student.loss(some, lesson, random.Random(f"{recipe.seed} step {step}"))
+        batch = [dataset.load(i) for i in choose_batch(train, recipe, step)]
+        return student.loss(batch, lesson, random.Random(f"{recipe.seed} step {step}"))
 
-    for loss in loop.losses(loss_at):
+    for loss in loop.run_steps(loss_at):
         measured = None
-        if loop.due:
-            measured = student.alpha(texts, held_out, recipe.batch)
-            loop.rank(sum(measured))
+        if loop.is_due:
+            measured = student.measure_alpha(dataset, held_out, recipe.batch)
+            loop.record_score(sum(measured))
             loop.save(loss=loss, **{f"alpha_{k}": x for k, x in enumerate(measured, 1)})
         report(loop.step, loss, measured)
     student.network.load_state_dict(loop.best["weights"])
-    measured = student.alpha(texts, held_out, recipe.batch)
+    measured = student.measure_alpha(dataset, held_out, recipe.batch)
     student.save(out)
     return {
         "draft_vocab": len(student.ids),
         "parameters": sum(x.numel() for x in student.network.parameters() if x.requires_grad),
-        "texts": len(learnt),
-        "tokens": sum(len(ids) for ids in learnt.values()),
+        "texts": len(train),
+        "tokens": sum(len(ids) for ids in train.values()),
         "steps": loop.step,
         "best_step": loop.best["step"],
         "alpha": measured,
@@ -287,20 +287,20 @@ def teach(
     }
 
 
-def frequent(texts: Texts, count: int) -> Tensor:
+def find_frequent_tokens(sequences: NumberedSequences, count: int) -> Tensor:
     """The most frequent tokens of texts, ascending."""
-    counts = Counter(token for ids in texts.values() for token in ids)
+    counts = Counter(token for ids in sequences.values() for token in ids)
     return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
 
 
-def batch_at(texts: Texts, recipe: TrainingRecipe, step: int) -> list[int]:
+def choose_batch(sequences: NumberedSequences, recipe: TrainingRecipe, step: int) -> list[int]:
     """Numbers of the texts of a step's batch: each once an epoch, with others as long."""
-    size = min(recipe.batch, len(texts))
-    steps = len(texts) // size  # of an epoch
-    epoch, at = divmod(step, steps)
-    dice = random.Random(f"{recipe.seed} {epoch}")
-    order = dice.sample(sorted(texts), len(texts))
-    groups = [order[i : i + NEAR * size] for i in range(0, steps * size, NEAR * size)]
-    near = [n for group in groups for n in sorted(group, key=lambda n: len(texts[n]))]
-    batches = [near[i : i + size] for i in range(0, steps * size, size)]
-    return dice.sample(batches, len(batches))[at]
+    size = min(recipe.batch, len(sequences))
+    steps_per_epoch = len(sequences) // size  # of an epoch
+    epoch, index = divmod(step, steps_per_epoch)
+    rng = random.Random(f"{recipe.seed} {epoch}")
+    order = rng.sample(sorted(sequences), len(sequences))
+    groups = [order[i : i + BATCHES_PER_SORTED_GROUP * size] for i in range(0, steps_per_epoch * size, BATCHES_PER_SORTED_GROUP * size)]
+    sorted_numbers = [n for group in groups for n in sorted(group, key=lambda n: len(sequences[n]))]
+    batches = [sorted_numbers[i : i + size] for i in range(0, steps_per_epoch * size, size)]
+    return rng.sample(batches, len(batches))[index]

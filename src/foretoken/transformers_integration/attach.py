@@ -17,7 +17,7 @@ from foretoken.errors import ForeignError, InputError, RefusedError, one_line, s
 from foretoken.generation_config import find_unfollowed
 from foretoken.loading.load import load
 from foretoken.loading.options import require_known
-from foretoken.loading.sources import unwrapped
+from foretoken.loading.sources import unwrap_model
 from foretoken.models.stock.rowwise import SINGLE_TOKEN_HINT
 from foretoken.speculator import Speculator
 from foretoken.transformers_integration.generate_call import ending_strings
@@ -78,7 +78,7 @@ def attach(
         >>> out.shape
         torch.Size([1, 7])
     """
-    model = cast(Any, unwrapped(model, "model"))
+    model = cast(Any, unwrap_model(model, "model"))
     if not isinstance(strict, bool):
         raise InputError(f"strict is {shown(strict)}; give True or False")
     if not callable(getattr(model, "generate", None)):
@@ -215,7 +215,7 @@ def detach(model: PreTrainedModel) -> None:
         >>> "generate" in vars(model)
         False
     """
-    model = cast(Any, unwrapped(model, "model"))
+    model = cast(Any, unwrap_model(model, "model"))
     method: Any = vars(model).get("generate")
     if not hasattr(method, MARK):
         return

@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_written(
     def full(path: Path, content: bytes) -> None:
         raise OSError(f"{path} cannot be written: No space left on device")
 
-    monkeypatch.setattr("foretoken.storage.files.write", full)
+    monkeypatch.setattr("foretoken.storage.files.write_atomically", full)
     code, shown, err = call(*pair, *QUICK, "--out", tmp_path / "x.json")
     assert code == 2 and "speculate" in shown
     assert err.endswith("x.json cannot be written: No space left on device\n")

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from console import Run, mistake
 from foretoken.costing import stored
 from foretoken.costing.costs import Costs
-from foretoken.loading import named
+from foretoken.loading import named_models
 from foretoken.models import store
 
 COSTS = Costs(((0, 0.0),), ((1, 1.0),), ((1, 0.0),))
@@ -24,7 +24,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(named, "PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.setattr(named_models, "SMOLLM2_PACKAGE", "a_package_that_nobody_has")
 
 
 def made(folder: Path, size: int) -> Path:

@@ -21,7 +21,7 @@ from foretoken.cli.option import ClusterOptions, SamplingOptions, StructuredOutp
 from foretoken.errors import InputError
 from foretoken.loading import adapters, hub
 from foretoken.loading import load as loading
-from foretoken.loading.options import OPTIONS
+from foretoken.loading.options import LOAD_OPTIONS
 from foretoken.measurement import races, machine
 from foretoken.sampling.checks import Choice, as_flag
 from foretoken.sampling.params import WRITABLE, SamplingParams
@@ -202,9 +202,9 @@ def test_all_of_them_reach_load(run, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loading, "load_checked", load)
-    monkeypatch.setattr(hub, "way", lambda *_: {})  # a folder has no revision
-    monkeypatch.setattr(adapters, "folder", lambda _: None)  # nor is "main" an adapter
-    options = {name: each for name, each in OPTIONS.items() if each.panel}
+    monkeypatch.setattr(hub, "resolve_options", lambda *_: {})  # a folder has no revision
+    monkeypatch.setattr(adapters, "find_adapter", lambda _: None)  # nor is "main" an adapter
+    options = {name: each for name, each in LOAD_OPTIONS.items() if each.panel}
     (tmp_path / "config.json").write_text("{}")
     for name, each in options.items():
         flag = each.flag or f"--{name.replace('_', '-')}"

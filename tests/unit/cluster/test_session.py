@@ -106,14 +106,14 @@ def test_what_is_started_here_listens_on_the_loopback_alone() -> None:
 @pytest.mark.parametrize("address", ["nowhere", "a:b", ":7", "host:0", "host:70000"])
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(InputError, match="give host:port, auto or local"):
-        session.prepare(address)
+        session.prepare_environment(address)
 
 
 def test_an_address_that_does_not_answer_is_told_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"127.0.0.1:{there.getsockname()[1]}"
     with pytest.raises(InputError, match=f"no Ray answers at {address} .Connection refused."):
-        session.prepare(address)
+        session.prepare_environment(address)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ConnectionError, ValueError, Exception])
@@ -127,12 +127,12 @@ def test_what_ray_says_is_one_line(cluster, capfd, kind: type[Exception]) -> Non
 
 
 def test_threads_are_shared_out_and_too_many_are_refused(cluster) -> None:
-    assert [session.threads(n, None) for n in (1, 2, 3, 8)] == [8, 4, 2, 1]
-    assert session.threads(2, 3) == 3
+    assert [session.choose_threads_per_replica(n, None) for n in (1, 2, 3, 8)] == [8, 4, 2, 1]
+    assert session.choose_threads_per_replica(2, 3) == 3
     for replicas, count in ((9, None), (3, 3)):
         need = replicas * (count or 1)
         with pytest.raises(InputError, match=f"need {need} processors; there are 8 in"):
-            session.threads(replicas, count)
+            session.choose_threads_per_replica(replicas, count)
 
 
 def test_weights_count_once_a_machine_and_caches_for_every_replica(cluster) -> None:
@@ -147,9 +147,9 @@ def test_weights_are_those_of_folders(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"x" * size)
         (tmp_path / name / "other.txt").write_bytes(b"x" * size)
-    assert session.weights(str(tmp_path / "a"), str(tmp_path / "b")) == 17
-    assert session.weights(str(tmp_path / "a"), "lookup") == 10
-    assert session.weights(None, None) == 0
+    assert session.count_weight_bytes(str(tmp_path / "a"), str(tmp_path / "b")) == 17
+    assert session.count_weight_bytes(str(tmp_path / "a"), "lookup") == 10
+    assert session.count_weight_bytes(None, None) == 0
 
 
 @contextmanager
@@ -173,15 +173,15 @@ def answering(answer: bytes) -> Iterator[str]:
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_what_listens_and_is_no_ray_is_told(monkeypatch, answer: bytes) -> None:
     """Ray itself would wait for ever."""
-    monkeypatch.setattr(session, "ANSWER", 0.2)
+    monkeypatch.setattr(session, "ANSWER_SECONDS", 0.2)
     with answering(answer) as address:
         with pytest.raises(InputError, match=f"no Ray answers at {address} .(timed|something)"):
-            session.prepare(address)
+            session.prepare_environment(address)
 
 
 def test_what_answers_as_ray_does_is_joined(cluster) -> None:
-    with answering(bytes(3) + session.SETTINGS + bytes(5)) as address:
-        session.prepare(address)
+    with answering(bytes(3) + session.SETTINGS_FRAME + bytes(5)) as address:
+        session.prepare_environment(address)
         session.join(address)
     assert cluster["address"] == address
     assert not {"num_cpus", "object_store_memory"} & cluster.keys()  # left as it is

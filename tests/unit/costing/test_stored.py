@@ -29,7 +29,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.stock.model import CausalModel
 from foretoken.records import StepRecord
-from foretoken.storage.cache import remember, remembered
+from foretoken.storage.cache import save_cached_value, load_cached_values
 from table import TableModel
 from tiny import llama
 
@@ -83,8 +83,8 @@ def test_what_was_kept_is_recalled():
 )
 def test_what_is_broken_is_measured_again(broken: object):
     keep("a", GOOD)
-    whole = remembered(FILE)["a"]
-    remember(FILE, "a", whole | broken if isinstance(broken, dict) and broken else broken)
+    whole = load_cached_values(FILE)["a"]
+    save_cached_value(FILE, "a", whole | broken if isinstance(broken, dict) and broken else broken)
     assert recall("a") is None and stored.entries() == []
     assert recalled("a", None, lambda: GOOD, again=False) == KNOWN and recall("a") == GOOD
 

@@ -9,7 +9,7 @@ import pytest
 
 from foretoken.errors import RefusedError
 from foretoken.kernels import build, library
-from foretoken.loading.runtimes.native import abilities
+from foretoken.loading.runtimes.native import describe_abilities
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]
 
@@ -26,11 +26,11 @@ def test_without_a_library_doctor_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(library, "LIBRARY_FILE", tmp_path / "kernels.so")
-    said = abilities()
+    said = describe_abilities()
     assert said.startswith("the native decoder was not compiled: install g++ or clang")
     assert said.endswith("build.py") and "\n" not in said
     monkeypatch.setattr(build, "CPP_FOLDER", tmp_path / "kernels")  # as in a wheel
-    assert abilities().endswith("then install foretoken again")
+    assert describe_abilities().endswith("then install foretoken again")
 
 
 def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

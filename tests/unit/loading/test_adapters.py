@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 import foretoken
 from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
-from foretoken.loading.adapters import folder
+from foretoken.loading.adapters import find_adapter
 from foretoken.loading.load import require_adapters
-from foretoken.train.pair import read_target
+from foretoken.train.pair import load_target
 from loads import refused
 from media_models import built, granite_speech
 from tiny import llama
@@ -51,8 +51,8 @@ def test_its_text_is_that_of_peft(tmp_path: Path, console: Run) -> None:
     (text,) = spec.generate(PROMPT, max_new_tokens=12, gamma=2, ignore_eos=True)
     assert list(text.tokens) == expected(wrapped)
     assert spec.target_name.endswith(f" with {adapter}")
-    merged, _ = read_target(str(base), None, False, None, str(adapter))
-    plain, _ = read_target(str(base), None, False, None)
+    merged, _ = load_target(str(base), None, False, None, str(adapter))
+    plain, _ = load_target(str(base), None, False, None)
     name = "model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(merged.get_parameter(name), spec.target.model.get_parameter(name))
     assert not torch.equal(merged.get_parameter(name), plain.get_parameter(name))
@@ -142,9 +142,9 @@ def test_a_home_folder_may_be_written_as_a_tilde(
 ) -> None:
     saved(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert folder("~/adapter") == tmp_path / "adapter"
+    assert find_adapter("~/adapter") == tmp_path / "adapter"
     with pytest.raises(InputError, match="adapter is '~nobody-here/adapter'"):
-        folder("~nobody-here/adapter")
+        find_adapter("~nobody-here/adapter")
 
 
 @pytest.mark.parametrize("command", [("generate", "hi"), ("serve",)])

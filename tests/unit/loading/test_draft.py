@@ -16,7 +16,7 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
-from foretoken.loading.draft import kinds
+from foretoken.loading.draft import list_target_copies
 from loads import PADDED, refused
 from tiny import byte_level, folder, llama, metaspace, t5
 from tiny_families import build
@@ -48,9 +48,9 @@ def test_names_that_are_no_drafters(bare):
     for draft in ("lookup+", "lookup+none", "lookup+lookup", "lookup+lookup+self"):
         message = re.escape(f"draft is {draft!r}; give lookup+ and a draft model")
         refused(InputError, message, bare, draft)
-    assert kinds("float32", 5) == ["self:int8", "self:int4", "self:0,2,4"]
-    assert kinds("int8", 4) == ["self:int4", "self:0,2,3"]
-    assert kinds("int4", 2) == [] and kinds("auto", 1) == ["self:int8", "self:int4"]
+    assert list_target_copies("float32", 5) == ["self:int8", "self:int4", "self:0,2,4"]
+    assert list_target_copies("int8", 4) == ["self:int4", "self:0,2,3"]
+    assert list_target_copies("int4", 2) == [] and list_target_copies("auto", 1) == ["self:int8", "self:int4"]
 
 
 def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypatch):

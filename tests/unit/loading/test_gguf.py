@@ -15,9 +15,9 @@ import foretoken
 from foretoken.errors import InputError
 from foretoken.loading import gguf, hub, sources
 from foretoken.loading.facts import ModelFacts
-from foretoken.loading.sources import source
-from foretoken.loading.target import TargetEnds
-from foretoken.storage.cache import forget
+from foretoken.loading.sources import find_source
+from foretoken.loading.target import TargetEmbeddings
+from foretoken.storage.cache import clear_cached_values
 from gguf_file import write_gguf
 from loads import refused
 from tiny import byte_level, llama
@@ -56,10 +56,10 @@ def test_ends_are_read_without_the_rest(
 ) -> None:
     shape = {"tie_word_embeddings": tied}
     file = written(tmp_path / "tiny.gguf", kind=GGMLQuantizationType.Q4_0, shape=shape)
-    read = source(file, None, False)
-    whole = read.network(torch.float32, torch.device("cpu"))
-    monkeypatch.delattr(TargetEnds, "network")
-    ends = TargetEnds(ModelFacts(read), None)
+    read = find_source(file, None, False)
+    whole = read.load_network(torch.float32, torch.device("cpu"))
+    monkeypatch.delattr(TargetEmbeddings, "load_network")
+    ends = TargetEmbeddings(ModelFacts(read), None)
     assert torch.equal(ends.embedding.weight, whole.get_input_embeddings().weight)
     assert torch.equal(ends.head, whole.get_output_embeddings().weight)
 
@@ -68,7 +68,7 @@ def test_ends_are_read_without_the_rest(
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 def test_values_are_those_of_the_file(tmp_path: Path, kind: GGMLQuantizationType) -> None:
     file = written(tmp_path / "tiny.gguf", kind=kind)
-    network = source(file, None, False).network(torch.float32, torch.device("cpu"))
+    network = find_source(file, None, False).load_network(torch.float32, torch.device("cpu"))
     stock: Any = AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file=file.name, dtype=torch.float32
     )
@@ -98,7 +98,7 @@ def test_messages_go_through_the_template_of_the_file(folder: Path, cache: Path)
         assert asked.tokens == plain.tokens
     (kept,) = (cache / "foretoken" / "gguf").iterdir()
     assert (kept / "tokenizer.json").exists()
-    forget()
+    clear_cached_values()
     assert not kept.exists()
 
 
@@ -137,7 +137,7 @@ def test_a_changed_file_has_its_own_tokenizer(tmp_path: Path, cache: Path) -> No
     file = tmp_path / "tiny.gguf"
     for V in (320, 300):
         write_gguf(file, llama(V, hidden_size=64, intermediate_size=96), byte_level(V))
-        assert len(gguf.tokenizer(file, sources._tokenizer)) == V
+        assert len(gguf.load_tokenizer(file, sources._load_tokenizer)) == V
 
 
 def test_files_that_are_refused(
@@ -156,7 +156,7 @@ def test_files_that_are_refused(
     refused(InputError, "nobody/nothing:a.gguf cannot be had", "nobody/nothing:a.gguf")
     refused(InputError, "a file, which has none", folder / "tiny.gguf", revision="main")
     with pytest.raises(InputError, match="one of several parts"):
-        hub.gguf(part)
+        hub.find_gguf(part)
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     refused(InputError, r"needs gguf and accelerate.*foretoken\[gguf\]", folder)
 
@@ -164,15 +164,15 @@ def test_files_that_are_refused(
 def test_one_part_of_one_is_whole(folder: Path, tmp_path: Path) -> None:
     whole = tmp_path / "m-00001-of-00001.gguf"
     shutil.copy(folder / "tiny.gguf", whole)
-    assert hub.gguf(whole) == whole == hub.gguf(tmp_path)
+    assert hub.find_gguf(whole) == whole == hub.find_gguf(tmp_path)
     spec = foretoken.load(whole, "none", runtime="transformers")
     assert len(spec.generate([5, 6], max_new_tokens=2)[0].tokens) == 2
 
 
 def test_a_damaged_tokenizer_in_the_cache_is_made_again(folder: Path, cache: Path) -> None:
     file = folder / "tiny.gguf"
-    words = len(gguf.tokenizer(file, sources._tokenizer))
+    words = len(gguf.load_tokenizer(file, sources._load_tokenizer))
     (kept,) = (cache / "foretoken" / "gguf").iterdir()
     (kept / "tokenizer.json").write_text("{")
-    assert len(gguf.tokenizer(file, sources._tokenizer)) == words
-    assert len(gguf.tokenizer(file, sources._tokenizer)) == words
+    assert len(gguf.load_tokenizer(file, sources._load_tokenizer)) == words
+    assert len(gguf.load_tokenizer(file, sources._load_tokenizer)) == words

@@ -18,7 +18,7 @@ UNREACHABLE = "http://127.0.0.1:9"
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    hub._hub_options.cache_clear()
+    hub._resolve_hub_options.cache_clear()
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def answers(monkeypatch, online) -> Iterator[list[tuple[int, dict[str, str]]]]:
 
 def refused(name: str, says: str, revision: str | None = None) -> None:
     with pytest.raises(InputError, match=says) as error:
-        sources.source(name, revision, False)
+        sources.find_source(name, revision, False)
     assert "\n" not in str(error.value)
 
 
 def test_the_hub_is_not_asked(tmp_path):
     refused("no-such-folder", "^there is no folder 'no-such-folder', and HF_HUB_OFFLINE keeps .*")
-    assert sources.tokenizer("no/such", None, False) is None
+    assert sources.load_tokenizer("no/such", None, False) is None
     refused(str(tmp_path), "revision is 'old', but .* is a folder, which has none", "old")
 
 
@@ -90,21 +90,21 @@ def test_the_hub_has_no_such_model(answers, name, code, revision, says):
 )
 def test_what_is_there_is_left_to_the_library(answers, answer):
     answers[0] = answer
-    assert hub.way("a/b", None) == {}
+    assert hub.resolve_options("a/b", None) == {}
 
 
 def test_what_is_in_the_cache_is_read_from_there_alone(answers, monkeypatch):
     answers[0] = (500, {})
     cached_file = lambda name, file, revision: "/kept/config.json"  # noqa: E731
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached_file)
-    assert hub.way("a/b", None) == {"local_files_only": True}
+    assert hub.resolve_options("a/b", None) == {"local_files_only": True}
 
 
 def test_a_folder_asks_nobody(tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "_hub_options", lambda *args: pytest.fail("the hub was asked"))
-    assert hub.way(hub.path(tmp_path), None) == {}
+    monkeypatch.setattr(hub, "_resolve_hub_options", lambda *args: pytest.fail("the hub was asked"))
+    assert hub.resolve_options(hub.resolve_path(tmp_path), None) == {}
     for wrong in (tmp_path / "no", "a b", "a/b/c", "x" * 200):
         with pytest.raises(InputError, match="is no folder"):
-            hub.path(wrong)
+            hub.resolve_path(wrong)
     monkeypatch.undo()
     refused("./no", "^'./no' is no folder")

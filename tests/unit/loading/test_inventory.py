@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from foretoken.loading import inventory, named
-from foretoken.loading.inventory import ModelHere, models
+from foretoken.loading import inventory, named_models
+from foretoken.loading.inventory import LocalModel, list_models
 from gguf_file import write_gguf
 from tiny import byte_level, llama
 
@@ -24,7 +24,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache.mkdir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(named, "PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.setattr(named_models, "SMOLLM2_PACKAGE", "a_package_that_nobody_has")
     (tmp_path / "site" / "package").mkdir(parents=True)
     monkeypatch.setattr(inventory, "sys", SimpleNamespace(path=["", str(tmp_path / "site")]))
     return cache
@@ -41,16 +41,16 @@ def gguf(file: Path) -> None:
     write_gguf(file, llama(320, hidden_size=64, intermediate_size=96), byte_level())
 
 
-def found(*folders: Path) -> dict[str, ModelHere]:
-    return {model.name: model for model in models(folders)}
+def found(*folders: Path) -> dict[str, LocalModel]:
+    return {model.name: model for model in list_models(folders)}
 
 
 def test_the_pair_that_ships_is_always_there() -> None:
     here = found()
     assert list(here) == ["novels", "novels (draft)", "smollm2 (draft)"]
-    assert here["novels (draft)"].fits(here["novels"])
-    assert not here["novels"].fits(here["novels (draft)"])
-    assert here["smollm2 (draft)"].draft and not here["smollm2 (draft)"].fits(here["novels"])
+    assert here["novels (draft)"].can_draft_for(here["novels"])
+    assert not here["novels"].can_draft_for(here["novels (draft)"])
+    assert here["smollm2 (draft)"].draft and not here["smollm2 (draft)"].can_draft_for(here["novels"])
 
 
 def test_folders_and_what_is_below_them(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_folders_and_what_is_below_them(tmp_path: Path) -> None:
     }
     target = here[str(big)]
     assert target.precision == "bfloat16" and target.size == 900
-    assert [name for name in here if here[name].fits(target)] == [str(small), str(eagle)]
+    assert [name for name in here if here[name].can_draft_for(target)] == [str(small), str(eagle)]
 
 
 def test_gguf_files(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from foretoken.cli.option import PairLoadOptions
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.loading import hub, memory, named
+from foretoken.loading import hub, memory, named_models
 from foretoken.loading import load as loading
-from foretoken.loading.options import OPTIONS, LoadKeywords, LoadOptions
+from foretoken.loading.options import LOAD_OPTIONS, LoadKeywords, LoadOptions
 from loads import PADDED, refused
 from tiny import byte_level, folder, llama, metaspace, t5
 from tiny_families import build
@@ -76,7 +76,7 @@ def test_a_tokenizer_from_elsewhere(bare, pair, monkeypatch):
     calls, original = [], loading.tokenizer_of
     record = lambda *a, **k: calls.append(a) or original(*a, **k)  # noqa: E731
     monkeypatch.setattr(loading, "tokenizer_of", record)
-    monkeypatch.setattr(hub, "way", lambda *_: {})  # folders in place of the hub
+    monkeypatch.setattr(hub, "resolve_options", lambda *_: {})  # folders in place of the hub
     assert foretoken.load(bare, "none", revision="old").tokenizer is None
     spec = foretoken.load(bare, "none", tokenizer=pair[0], revision="old")
     assert spec.tokenizer.get_vocab() == byte_level().get_vocab()
@@ -326,14 +326,14 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(monkey
     )
     config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").touch()  # no weights at all
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 20 * 10**9)
+    monkeypatch.setattr(memory, "get_free_bytes", lambda device: 20 * 10**9)
     message = refused(RefusedError, "needs 35.3 GB", tmp_path)
     assert "32.1 GB of weights" in message and "20.0 GB are free on cpu" in message
     refused(InputError, "cannot be loaded", tmp_path, dtype="bfloat16")  # 16 GB would
 
 
 def test_the_missing_default_pair_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(named, "files", lambda package: tmp_path)
+    monkeypatch.setattr(named_models, "files", lambda package: tmp_path)
     refused(InputError, "a model that ships is missing at .*target")
 
 
@@ -341,7 +341,7 @@ def test_bars_of_transformers_are_hidden_meanwhile(monkeypatch: pytest.MonkeyPat
     """And shown again as they were, whatever comes of the load."""
     seen = list[bool]()
     bars = transformers.utils.logging
-    monkeypatch.setattr(loading, "_loaded", lambda *_: seen.append(bars.is_progress_bar_enabled()))
+    monkeypatch.setattr(loading, "_load", lambda *_: seen.append(bars.is_progress_bar_enabled()))
     before = bars.is_progress_bar_enabled()
     try:
         for shown in (True, False):
@@ -356,9 +356,9 @@ def test_bars_of_transformers_are_hidden_meanwhile(monkeypatch: pytest.MonkeyPat
 def test_an_option_is_declared_once() -> None:
     """The signature of `load`, its docstring and the command line have it."""
     parameters = inspect.signature(foretoken.load).parameters
-    assert [*parameters][2:] == [*OPTIONS] == [*LoadKeywords.__annotations__]
+    assert [*parameters][2:] == [*LOAD_OPTIONS] == [*LoadKeywords.__annotations__]
     line = {field.name.removeprefix("ignore_") for field in fields(PairLoadOptions)}
-    for name, option in OPTIONS.items():
+    for name, option in LOAD_OPTIONS.items():
         assert option.help.endswith((".", "..."))
         assert parameters[name].default == getattr(LoadOptions(), name)
         assert f"{name}: {option.help}" in (inspect.getdoc(foretoken.load) or "")

@@ -11,8 +11,8 @@ import foretoken
 from foretoken.certificate.greedy_identity import replay
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.loading.options import smaller
-from foretoken.loading.sources import Source
+from foretoken.loading.options import list_smaller_dtypes
+from foretoken.loading.sources import ModelSource
 from foretoken.measurement.agreement import compute_overlaps
 from foretoken.models.native.model import NativeTargetCopy
 from foretoken.sampling.params import SamplingParams
@@ -89,8 +89,8 @@ def test_a_model_in_memory():
     spec = foretoken.load(model, "self", runtime="native")
     plain = foretoken.load(model, "none").generate([3, 4, 5], max_new_tokens=12)
     assert spec.generate([3, 4, 5], max_new_tokens=12, gamma=2)[0].tokens == plain[0].tokens
-    assert smaller("bfloat16") == ("int8", "int4")
-    assert smaller("int8") == ("int4",) and smaller("int4") == ()
+    assert list_smaller_dtypes("bfloat16") == ("int8", "int4")
+    assert list_smaller_dtypes("int8") == ("int4",) and list_smaller_dtypes("int4") == ()
 
 
 def test_a_kept_copy_is_not_made_again(target, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_kept_copy_is_not_made_again(target, monkeypatch):
     def network(*args):
         raise AssertionError("the weights are read again")
 
-    monkeypatch.setattr(Source, "network", network)
+    monkeypatch.setattr(ModelSource, "load_network", network)
     foretoken.load(target, "self")
 
 

@@ -16,9 +16,9 @@ from transformers import PhimoeConfig, PhimoeForCausalLM
 from foretoken import RefusedError, load, slow_log
 from foretoken.kernels import library
 from foretoken.loading.facts import ModelFacts, Placement
-from foretoken.loading.runtimes.native import read_ahead
+from foretoken.loading.runtimes.native import start_loading
 from foretoken.loading.runtimes.place import place
-from foretoken.loading.sources import Source, source
+from foretoken.loading.sources import ModelSource, find_source
 from foretoken.models import store
 from foretoken.models.native import conversion
 from foretoken.models.stock import check_results
@@ -100,7 +100,7 @@ def test_a_conversion_is_named_by_format_and_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = saved(tmp_path / "model", seed=6)
-    model = source(path, None, False)
+    model = find_source(path, None, False)
 
     def name() -> str:
         return store.compute_key(model, conversion.CONVERSION_FORMAT, "native", "float32")
@@ -148,14 +148,14 @@ def require(
 ) -> None:
     for name, asked, runtime, says in rows:
         facts = ModelFacts(
-            source(models[name], None, trust=False) if name != "memory" else models[name]
+            find_source(models[name], None, trust=False) if name != "memory" else models[name]
         )
         if runtime is None:
             with pytest.raises(RefusedError, match=re.escape(says)):
                 place(facts, Placement(**asked))
         else:
             placed = place(facts, Placement(**asked))
-            assert placed.model.runtime == runtime and says in placed.why, (name, asked)
+            assert placed.model.runtime == runtime and says in placed.reason, (name, asked)
 
 
 def test_which_backend_serves_a_source_and_why(
@@ -185,9 +185,9 @@ def test_a_family_that_the_native_decoder_refuses_is_checked_once(
     with pytest.raises(RefusedError, match=r"\(experts .*\)"):
         load(path, dtype="int8")
     monkeypatch.setattr(check_results, "self_check", lambda *args: pytest.fail("checked again"))
-    monkeypatch.setattr(Source, "empty", property(lambda self: pytest.fail("it was read")))
-    model = ModelFacts(source(path, None, trust=False))
-    assert read_ahead(model, Placement("int8")).result() is None
+    monkeypatch.setattr(ModelSource, "empty", property(lambda self: pytest.fail("it was read")))
+    model = ModelFacts(find_source(path, None, trust=False))
+    assert start_loading(model, Placement("int8")).result() is None
     with pytest.raises(RefusedError, match=r"\(experts .*\); give dtype='float32'"):
         place(model, Placement("int8"))
 
@@ -216,7 +216,7 @@ def test_what_a_kept_conversion_knows_is_what_the_model_says(tmp_path: Path) -> 
         first = load(path, "uniform", generation_config="ignore")
         second = load(path, "uniform", generation_config="ignore")
         placement = Placement()
-        facts = ModelFacts(source(path, None, False), placement)
+        facts = ModelFacts(find_source(path, None, False), placement)
         own = ModelFacts(type(build(name)).from_pretrained(path), placement)
         assert facts.cached and not own.cached
         assert facts.settings == own.settings and facts.settings.suggested["temperature"] == 0.6

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.loading.sources import CLASSES, in_memory, source, tokenizer
-from foretoken.storage.cache import remember, remembered
+from foretoken.loading.sources import TOKENIZER_CLASSES_FILE, is_network, find_source, load_tokenizer
+from foretoken.storage.cache import save_cached_value, load_cached_values
 from tiny import byte_level, folder, llama, metaspace
 
 
@@ -17,15 +17,15 @@ def test_a_source_reads_its_parts_when_they_are_needed(tmp_path):
     path = folder(tmp_path / "m", llama(64))
     (path / "config.json").rename(tmp_path / "config.json")
     with pytest.raises(InputError, match=r"holds no config\.json"):
-        source(path, None, False)
+        find_source(path, None, False)
     (path / "config.json").write_text("{")
-    read = source(path, None, False)  # which reads nothing yet
-    assert read.name == str(path) and not read.trust and read.code() == []
+    read = find_source(path, None, False)  # which reads nothing yet
+    assert read.name == str(path) and not read.trust and read.list_custom_code() == []
     with pytest.raises(InputError, match="cannot be read as a model"):
         read.config  # noqa: B018
     (tmp_path / "config.json").rename(path / "config.json")
-    assert read.commit is None and read.empty.device.type == "meta"
-    network = read.network(torch.float64, torch.device("cpu"))
+    assert read.commit is None and read.structure.device.type == "meta"
+    network = read.load_network(torch.float64, torch.device("cpu"))
     assert network.dtype == torch.float64 and not network.training
 
 
@@ -37,7 +37,7 @@ def test_a_models_files(tmp_path):
     (tmp_path / "beside.safetensors").touch()
     index = {"weight_map": {"a": "../beside.safetensors", "b": "missing.safetensors"}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    files = {file.resolve() for file in source(path, None, False).files() or ()}
+    files = {file.resolve() for file in find_source(path, None, False).list_files() or ()}
     assert {tmp_path / "beside.safetensors", path / "own.py", path / "config.json"} <= files
     assert path / "model.safetensors" in files and path / "notes.txt" not in files
     config = json.loads((path / "config.json").read_text())
@@ -45,39 +45,39 @@ def test_a_models_files(tmp_path):
         (path / "sub").mkdir(exist_ok=True)
         (path / name).write_text(json.dumps({"weight_map": {"a": "w.safetensors"}}))
         (path / "config.json").write_text(json.dumps(config | {"transformers_weights": name}))
-        read = source(path, None, False).files() or ()
+        read = find_source(path, None, False).list_files() or ()
         assert path / name in read and path / "sub" / "w.safetensors" in read
     (path / "model.safetensors.index.json").write_text("[")  # loading reports it
-    assert path / "model.safetensors" in (source(path, None, False).files() or ())
+    assert path / "model.safetensors" in (find_source(path, None, False).list_files() or ())
     (path / "adapter_config.json").write_text("{}")
     with pytest.raises(RefusedError, match="holds an adapter"):
-        source(path, None, False).files()
+        find_source(path, None, False).list_files()
 
 
 def test_where_there_is_no_tokenizer(tmp_path):
     path = folder(tmp_path / "m", llama(64))
-    assert tokenizer(path, None, False) is tokenizer(llama(64), None, False) is None
+    assert load_tokenizer(path, None, False) is load_tokenizer(llama(64), None, False) is None
     with pytest.raises(InputError, match="holds no tokenizer"):
-        tokenizer(path, None, False, required=True)
+        load_tokenizer(path, None, False, required=True)
     own = byte_level()
-    assert tokenizer(own, None, False) is own
-    assert in_memory(llama(64)) and not in_memory("m") and not in_memory(torch.nn.Linear(1, 1))
+    assert load_tokenizer(own, None, False) is own
+    assert is_network(llama(64)) and not is_network("m") and not is_network(torch.nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace])
 def test_a_tokenizer_whose_class_is_remembered_is_the_same(make, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder(tmp_path / "m", llama(400), make())
-    first = tokenizer(tmp_path / "m", None, False)
-    assert remembered(CLASSES)
+    first = load_tokenizer(tmp_path / "m", None, False)
+    assert load_cached_values(TOKENIZER_CLASSES_FILE)
     with monkeypatch.context() as patch:
         patch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *args, **more: 1 / 0)
-        second = tokenizer(tmp_path / "m", None, False)
+        second = load_tokenizer(tmp_path / "m", None, False)
     assert type(first) is type(second) and first.get_vocab() == second.get_vocab()
     assert first.special_tokens_map == second.special_tokens_map
     text = "It was the first day, naïve as ever."
     assert first(text).data == second(text).data
     assert first.decode(first(text).input_ids) == second.decode(second(text).input_ids)
-    for key in remembered(CLASSES):  # only what transformers made is run
-        remember(CLASSES, key, "subprocess:Popen")
-    assert type(tokenizer(tmp_path / "m", None, False)) is type(first)
+    for key in load_cached_values(TOKENIZER_CLASSES_FILE):  # only what transformers made is run
+        save_cached_value(TOKENIZER_CLASSES_FILE, key, "subprocess:Popen")
+    assert type(load_tokenizer(tmp_path / "m", None, False)) is type(first)

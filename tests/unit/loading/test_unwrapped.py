@@ -12,7 +12,7 @@ from transformers import TextGenerationPipeline
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.loading.sources import unwrapped
+from foretoken.loading.sources import unwrap_model
 from loads import refused
 from tiny import byte_level, llama
 
@@ -94,4 +94,4 @@ def test_what_is_more_than_the_model_inside_is_refused_with_the_remedy() -> None
 def test_others_are_left_as_they_are() -> None:
     model = llama(64)
     for value in (model, None, "a/b", foretoken.LookupDrafter(), foretoken.LookupDrafter):
-        assert unwrapped(value, "draft") is value
+        assert unwrap_model(value, "draft") is value

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 import foretoken
 from foretoken.errors import InputError
-from foretoken.loading.sources import source
-from foretoken.loading.weights import MOST, require_count, require_layers, require_own
+from foretoken.loading.sources import find_source
+from foretoken.loading.weights import MAX_LAYERS, require_layer_count, require_layers, require_matching_layers
 from gguf_file import write_gguf
 from loads import refused
 from tiny import byte_level, folder, llama
@@ -72,19 +72,19 @@ def test_more_layers_than_the_config_says(model: Path, form: str) -> None:
 def test_weights_of_a_hub_model_are_compared_as_they_are_read(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = source(configure(model, num_hidden_layers=1), None, False)
-    monkeypatch.setattr("foretoken.loading.weights.read_header", lambda *_: {})  # not here yet
+    read = find_source(configure(model, num_hidden_layers=1), None, False)
+    monkeypatch.setattr("foretoken.loading.weights.read_dtypes", lambda *_: {})  # not here yet
     with pytest.raises(InputError, match="holds weights of layer 2 of model.layers"):
-        read.network(torch.float32, torch.device("cpu"))
+        read.load_network(torch.float32, torch.device("cpu"))
 
 
 def test_a_count_without_files_has_a_limit() -> None:
     config = llama(64).config
-    config.num_hidden_layers = MOST + 1
-    with pytest.raises(InputError, match=f"num_hidden_layers {MOST + 1} .* {MOST} is the limit"):
-        require_count("m", config, {})
-    config.num_hidden_layers = MOST
-    require_count("m", config, {})
+    config.num_hidden_layers = MAX_LAYERS + 1
+    with pytest.raises(InputError, match=f"num_hidden_layers {MAX_LAYERS + 1} .* {MAX_LAYERS} is the limit"):
+        require_layer_count("m", config, {})
+    config.num_hidden_layers = MAX_LAYERS
+    require_layer_count("m", config, {})
 
 
 @pytest.mark.parametrize(("layers", "says"), [(2, "layer 2 of blk"), (10**6, "1000000 in its")])
@@ -108,13 +108,13 @@ def test_integers_that_nothing_explains(model: Path, form: str, kind: torch.dtyp
 
 def test_what_a_config_explains_or_no_model_reads_may_be_integers() -> None:
     network, key = llama(64), "model.layers.0.self_attn.q_proj.weight"
-    require_own(
+    require_matching_layers(
         "m", network, {"h.0.attn.bias": "BOOL", "embeddings.position_ids": "I64"}, in_gguf=False
     )
     with pytest.raises(InputError):
-        require_own("m", network, {key.removeprefix("model."): "I8"}, in_gguf=False)
+        require_matching_layers("m", network, {key.removeprefix("model."): "I8"}, in_gguf=False)
     network.config.quantization_config = {"quant_method": "bitsandbytes"}
-    require_own("m", network, {key: "I8"}, in_gguf=False)
+    require_matching_layers("m", network, {key: "I8"}, in_gguf=False)
 
 
 OWN = [f"model.layers.{i}.{part}" for i in range(2) for part in ("q.weight", "mlp.experts.0.w")]

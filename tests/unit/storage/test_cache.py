@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.storage.cache import cache_folder, remember, remembered
+from foretoken.storage.cache import get_cache_folder, save_cached_value, load_cached_values
 
 
 @pytest.fixture(autouse=True)
@@ -20,26 +20,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_remembered_is_there_for_the_next_one() -> None:
-    remember("a.json", "x", 1.5)
-    remember("a.json", "y", [1, 2])
-    assert remembered("a.json") == {"x": 1.5, "y": [1, 2]}
-    assert remembered("b.json") == {}
+    save_cached_value("a.json", "x", 1.5)
+    save_cached_value("a.json", "y", [1, 2])
+    assert load_cached_values("a.json") == {"x": 1.5, "y": [1, 2]}
+    assert load_cached_values("b.json") == {}
 
 
 def test_a_broken_file_is_an_empty_one(folder: Path) -> None:
-    home = cache_folder()
+    home = get_cache_folder()
     assert home is not None
     for text in ("{broken", "[1]", "", "[" * 100_000):
         (home / "a.json").write_text(text)
-        assert remembered("a.json") == {}
-    remember("a.json", "x", 1)
-    assert remembered("a.json") == {"x": 1}
+        assert load_cached_values("a.json") == {}
+    save_cached_value("a.json", "x", 1)
+    assert load_cached_values("a.json") == {"x": 1}
 
 
 def test_no_reader_sees_half_a_file(folder: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: remember("a.json", str(i), "x" * 1000), range(40)))
-    home = cache_folder()
+        list(pool.map(lambda i: save_cached_value("a.json", str(i), "x" * 1000), range(40)))
+    home = get_cache_folder()
     assert home is not None
     values = json.loads((home / "a.json").read_text())
     assert set(values.values()) == {"x" * 1000}
@@ -57,11 +57,11 @@ def test_without_a_home_it_is_a_folder_of_ones_own(
 ) -> None:
     homeless(monkeypatch, tmp_path)
     (tmp_path / "foretoken").mkdir()  # anybody's
-    home = cache_folder()
+    home = get_cache_folder()
     assert home == tmp_path / f"foretoken-{os.geteuid()}"
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
-    remember("a.json", "x", 1)
-    assert remembered("a.json") == {"x": 1}
+    save_cached_value("a.json", "x", 1)
+    assert load_cached_values("a.json") == {"x": 1}
 
 
 def test_a_folder_that_cannot_be_made_is_told_once(
@@ -69,11 +69,11 @@ def test_a_folder_that_cannot_be_made_is_told_once(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert cache_folder() is None and cache_folder() is None
+    assert get_cache_folder() is None and get_cache_folder() is None
     (said,) = caplog.messages
     assert said.startswith(f"{tmp_path / 'file' / 'foretoken'} cannot be used as a cache (Not a d")
-    remember("a.json", "x", 1)
-    assert remembered("a.json") == {}
+    save_cached_value("a.json", "x", 1)
+    assert load_cached_values("a.json") == {}
 
 
 @pytest.mark.parametrize("home", [True, False])
@@ -82,43 +82,43 @@ def test_what_others_may_have_written_is_not_read(
 ) -> None:
     if not home:
         homeless(monkeypatch, tmp_path)
-    remember("a.json", "x", 1)
-    folder = cache_folder()
+    save_cached_value("a.json", "x", 1)
+    folder = get_cache_folder()
     assert folder is not None
     for mode in (0o770, 0o707):
         folder.chmod(mode)
-        assert cache_folder() is None and remembered("a.json") == {}
-        remember("a.json", "x", 2)
+        assert get_cache_folder() is None and load_cached_values("a.json") == {}
+        save_cached_value("a.json", "x", 2)
         assert "others may write to it; remove it, and it is made anew" in caplog.text
     folder.chmod(0o755)
-    assert remembered("a.json") == {"x": 1}
+    assert load_cached_values("a.json") == {"x": 1}
 
 
 def test_another_users_folder_or_link_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remember("a.json", "x", 1)
+    save_cached_value("a.json", "x", 1)
     other = os.geteuid() + 1
     monkeypatch.setattr("os.geteuid", lambda: other)
-    assert cache_folder() is None and remembered("a.json") == {}
+    assert get_cache_folder() is None and load_cached_values("a.json") == {}
     assert f"it belongs to user {os.stat(tmp_path).st_uid}" in caplog.text
 
 
 def test_a_link_of_ones_own_may_lead_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "large disk").mkdir(mode=0o700)
     (tmp_path / "foretoken").symlink_to(tmp_path / "large disk")
-    remember("a.json", "x", 1)
-    assert remembered("a.json") == {"x": 1} and (tmp_path / "large disk" / "a.json").exists()
+    save_cached_value("a.json", "x", 1)
+    assert load_cached_values("a.json") == {"x": 1} and (tmp_path / "large disk" / "a.json").exists()
 
 
 def test_what_somebody_else_left_in_the_folder_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """He could, before its owner closed it."""
-    remember("a.json", "x", 1)
-    folder = cache_folder()
+    save_cached_value("a.json", "x", 1)
+    folder = get_cache_folder()
     assert folder is not None and stat.S_IMODE((folder / "a.json").stat().st_mode) == 0o600
     if os.geteuid():
         pytest.skip("only root can give a file away")
     os.chown(folder / "a.json", 12345, -1)
-    assert remembered("a.json") == {}
-    remember("a.json", "y", 2)
-    assert remembered("a.json") == {"y": 2}
+    assert load_cached_values("a.json") == {}
+    save_cached_value("a.json", "y", 2)
+    assert load_cached_values("a.json") == {"y": 2}

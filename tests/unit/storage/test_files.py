@@ -16,7 +16,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def fill(folder: Path, word: str) -> None:
-    with files.folder(folder) as part:
+    with files.replace_folder(folder) as part:
         (part / "below").mkdir()
         for name in ("a", "below/b"):
             (part / name).write_text(word)
@@ -37,7 +37,7 @@ def test_a_folder_that_is_not_finished_leaves_the_old_one(tmp_path, error):
     fill(tmp_path / "model", "old")
     before = contents(tmp_path)
     kind = OSError if isinstance(error, Exception) else KeyboardInterrupt
-    with pytest.raises(kind) as raised, files.folder(tmp_path / "model") as part:
+    with pytest.raises(kind) as raised, files.replace_folder(tmp_path / "model") as part:
         (part / "a").write_text("new")
         raise error
     assert contents(tmp_path) == before and [p.name for p in tmp_path.iterdir()] == ["model"]
@@ -55,9 +55,9 @@ def test_what_a_kill_left_is_swept(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path, full_disk):
-    files.write(tmp_path / "a", b"old")
+    files.write_atomically(tmp_path / "a", b"old")
     with full_disk(10), pytest.raises(OSError, match="a cannot be written: .*too large"):
-        files.write(tmp_path / "a", b"x" * 99)
+        files.write_atomically(tmp_path / "a", b"x" * 99)
     assert contents(tmp_path) == {"a": b"old"}
 
 
@@ -66,12 +66,12 @@ def test_a_planted_link_is_replaced_and_not_followed(tmp_path, monkeypatch):
     secret = tmp_path / "secret"
     secret.write_text("kept")
     (tmp_path / "a").symlink_to(secret)
-    files.write(tmp_path / "a", b"new")
+    files.write_atomically(tmp_path / "a", b"new")
     assert secret.read_text() == "kept" and contents(tmp_path) == {"secret": b"kept", "a": b"new"}
     monkeypatch.setattr(files, "token_hex", lambda count: "guessed")
     (tmp_path / ".guessed.part").symlink_to(secret)
     with pytest.raises(OSError, match="a cannot be written: .*File exists"):
-        files.write(tmp_path / "a", b"newer")
+        files.write_atomically(tmp_path / "a", b"newer")
     assert secret.read_text() == "kept" and (tmp_path / "a").read_bytes() == b"new"
 
 
@@ -89,10 +89,10 @@ def test_a_device_or_pipe_is_written_to_and_stays_one(tmp_path):
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     (tmp_path / "link").symlink_to("pipe")
     for path in (tmp_path / "pipe", tmp_path / "link"):
-        files.write(path, b"hello")
+        files.write_atomically(path, b"hello")
         assert os.read(reader, 9) == b"hello" and path.is_fifo()
     os.close(reader)
-    files.write(Path("/dev/null"), b"hello")
+    files.write_atomically(Path("/dev/null"), b"hello")
     assert Path("/dev/null").is_char_device()
 
 

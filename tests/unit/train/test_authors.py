@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretoken.train.corpus import Example
-from foretoken.train.pair import Authors, LessonText, Pair, joined, logits
+from foretoken.train.pair import BatchSource, TrainingSequence, Pair, make_pair, compute_new_token_logits
 from pairs import relative
 from tiny import llama, t5
 
@@ -23,7 +23,7 @@ def examples(references: bool = True) -> list[Example]:
 
 def models(make) -> Pair:
     target = make(V=V)
-    return joined(target, relative(target, 0.3), None)
+    return make_pair(target, relative(target, 0.3), None)
 
 
 @pytest.mark.parametrize("make", [llama, pytest.param(t5, marks=pytest.mark.prove)])
@@ -33,8 +33,8 @@ def test_shares_of_texts(make):
     references = [list(e.reference) for e in data]
 
     def batch(step=0, seed=0, **shares):
-        authors = Authors(of, 1.0, 6, **shares)
-        return [text.new for text in authors.batch(data, 16, seed, step)]
+        authors = BatchSource(of, 1.0, 6, **shares)
+        return [text.new_tokens for text in authors.make_batch(data, 16, seed, step)]
 
     assert all(new in references for new in batch())
     own, theirs = batch(on_policy=1.0), batch(target_generated=1.0)
@@ -43,19 +43,19 @@ def test_shares_of_texts(make):
     mixed = batch(on_policy=0.4, target_generated=0.3)
     kinds = ["own" if n in own else "data" if n in references else "theirs" for n in mixed]
     assert set(kinds) == {"own", "theirs", "data"}
-    bare = Authors(of, 1.0, 6).batch(examples(references=False), 4, 0, 0)
-    assert all(len(text.new) > 1 for text in bare)  # the target's, where the data are silent
+    bare = BatchSource(of, 1.0, 6).make_batch(examples(references=False), 4, 0, 0)
+    assert all(len(text.new_tokens) > 1 for text in bare)  # the target's, where the data are silent
 
 
 @pytest.mark.parametrize("make", [llama, t5])
 def test_logits_are_those_of_each_text_alone(make):
     of = models(make)
     data = examples()
-    texts = Authors(of, 1.0, 6, on_policy=1.0).batch(data, 3, 0, 0)
-    texts = [LessonText(t.request, t.new[: 2 + b]) for b, t in enumerate(texts)]  # ragged
-    together = logits(of.target, texts)
+    texts = BatchSource(of, 1.0, 6, on_policy=1.0).make_batch(data, 3, 0, 0)
+    texts = [TrainingSequence(t.request, t.new_tokens[: 2 + b]) for b, t in enumerate(texts)]  # ragged
+    together = compute_new_token_logits(of.target, texts)
     assert together.shape == (2 + 3 + 4, V)
-    alone = torch.cat([logits(of.target, [text]) for text in texts])
+    alone = torch.cat([compute_new_token_logits(of.target, [text]) for text in texts])
     assert torch.allclose(together, alone, atol=1e-4)
     forced = [replace(t, request=replace(t.request, forced={1: 9})) for t in texts]
-    assert torch.equal(logits(of.target, forced), together[[0, 2, 4, 5, 7, 8]])
+    assert torch.equal(compute_new_token_logits(of.target, forced), together[[0, 2, 4, 5, 7, 8]])

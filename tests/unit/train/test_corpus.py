@@ -52,13 +52,13 @@ def test_nothing_to_read(tmp_path):
 @pytest.mark.parametrize("count", [2, 3, 15, 16, 17, 33])
 def test_one_whole_text_in_sixteen_is_held_out(count):
     texts = [str(i) for i in range(count)]
-    train, held_out = corpus.split(texts)
+    train, held_out = corpus.split_texts(texts)
     assert sorted(train + held_out, key=int) == texts and train
     assert len(held_out) == max(1, count // 16) and not set(train) & set(held_out)
 
 
 def test_a_single_text_is_cut():
-    (train,), (held_out,) = corpus.split(["x" * 1500 + "y" * 100])
+    (train,), (held_out,) = corpus.split_texts(["x" * 1500 + "y" * 100])
     assert train == "x" * 1500 and held_out == "y" * 100
 
 

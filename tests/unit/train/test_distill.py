@@ -16,8 +16,8 @@ from foretoken.errors import InputError
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.train.corpus import Example, Examples
-from foretoken.train.distill import LOSSES, Distillation, alpha, distill
-from foretoken.train.pair import Authors, LessonText, Pair, fresh, joined, logits
+from foretoken.train.distill import LOSSES, Distillation, measure_alpha, distill
+from foretoken.train.pair import BatchSource, TrainingSequence, Pair, make_random_draft, make_pair, compute_new_token_logits
 from foretoken.train.recipe import TrainingRecipe
 from pairs import random, relative
 from tiny import llama, t5
@@ -40,7 +40,7 @@ def examples(references: bool = True) -> Examples:
 
 def models(make=llama, noise: float = 0.3) -> Pair:
     target = make(V=V)
-    return joined(target.requires_grad_(False), relative(target, noise).requires_grad_(), None)
+    return make_pair(target.requires_grad_(False), relative(target, noise).requires_grad_(), None)
 
 
 def taught(
@@ -103,13 +103,13 @@ def test_what_is_saved_is_a_draft(tmp_path):
     summary, _ = taught(of, tmp_path)
     spec = foretoken.load(of.target, tmp_path / "model")
     assert spec.generate([5, 6], temperature=1.0, gamma=2, max_new_tokens=8)[0].stats.drafted
-    text = LessonText(Request([5, 6], 9, (0, 0)), [7, 8, 9])
-    again = replace(of, together=spec)
-    assert alpha(again, [text], 1.0) == pytest.approx(alpha(of, [text], 1.0), abs=1e-6)
+    text = TrainingSequence(Request([5, 6], 9, (0, 0)), [7, 8, 9])
+    again = replace(of, target_spec=spec)
+    assert measure_alpha(again, [text], 1.0) == pytest.approx(measure_alpha(of, [text], 1.0), abs=1e-6)
     with pytest.raises(InputError, match="was begun with loss lk, not tv"):
         taught(models(), tmp_path, replace(LESSON, loss="tv"))
-    for other in (joined(random("Llama", 3).float(), of.draft, None),
-                  joined(of.target, llama(V=V, seed=9), None)):  # fmt: skip
+    for other in (make_pair(random("Llama", 3).float(), of.draft, None),
+                  make_pair(of.target, llama(V=V, seed=9), None)):  # fmt: skip
         with pytest.raises(InputError, match=r"was begun with (target|draft) \w+, not \w+; give"):
             taught(other, tmp_path)
 
@@ -118,17 +118,17 @@ def test_what_is_saved_is_a_draft(tmp_path):
 def test_a_fresh_draft_learns_from_nothing(tmp_path):
     target = random("Llama", 0).float()  # its distributions are sharp
     shape = {"num_hidden_layers": 1, "hidden_size": 16, "head_dim": 4}
-    draft = fresh(target, shape, seed=0)
+    draft = make_random_draft(target, shape, seed=0)
     assert draft.config.hidden_size == 16 < target.config.hidden_size
     assert draft.config.vocab_size == V == target.config.vocab_size
     recipe = replace(RECIPE, steps=40, learning_rate=0.03)
-    _, alphas = taught(joined(target, draft, None), tmp_path, recipe=recipe)
+    _, alphas = taught(make_pair(target, draft, None), tmp_path, recipe=recipe)
     assert max(alphas) > 1.3 * alphas[0]
 
 
 def test_a_draft_whose_output_is_padded_less_than_the_target_s(tmp_path):
     target = llama(V=V + 5).requires_grad_(False)
-    _, alphas = taught(joined(target, llama(V=V, seed=1), None), tmp_path)
+    _, alphas = taught(make_pair(target, llama(V=V, seed=1), None), tmp_path)
     assert max(alphas) > alphas[0]
 
 
@@ -138,25 +138,25 @@ def test_a_draft_whose_output_is_padded_less_than_the_target_s(tmp_path):
 def test_greedy_texts_and_a_loss_at_temperature_one(tmp_path):
     of = models()
     lesson = replace(LESSON, temperature=0.0, on_policy=0.5, target_generated=0.5)
-    assert lesson.softness == 1.0 and replace(lesson, temperature=0.7).softness == 0.7
+    assert lesson.loss_temperature == 1.0 and replace(lesson, temperature=0.7).loss_temperature == 0.7
     data = examples().train
     for shares, network in (({"on_policy": 1.0}, of.draft), ({"target_generated": 1.0}, of.target)):
-        for text in Authors(of, 0.0, 6, **shares).batch(data, 3, 0, 0):
-            assert logits(network, [text]).argmax(-1).tolist() == text.new
+        for text in BatchSource(of, 0.0, 6, **shares).make_batch(data, 3, 0, 0):
+            assert compute_new_token_logits(network, [text]).argmax(-1).tolist() == text.new_tokens
     summary, alphas = taught(of, tmp_path, lesson)
     assert summary["loss_temperature"] == 1.0 and summary["alpha"] >= alphas[0]
 
 
 def test_alpha_is_the_overlap_of_the_distributions_along_the_target_s_text():
     of = models()
-    texts = Authors(of, 0.8, 6).exam(examples().held_out, 32, 3)
-    assert texts == Authors(of, 0.8, 6).exam(examples().held_out, 32, 3)
+    texts = BatchSource(of, 0.8, 6).generate_held_out(examples().held_out, 32, 3)
+    assert texts == BatchSource(of, 0.8, 6).generate_held_out(examples().held_out, 32, 3)
     with torch.no_grad():
-        p, q = (probabilities(logits(m, texts), SamplingParams(0.8)) for m in (of.target, of.draft))
+        p, q = (probabilities(compute_new_token_logits(m, texts), SamplingParams(0.8)) for m in (of.target, of.draft))
     expected = float(torch.minimum(p, q).sum(-1).mean())
-    assert alpha(of, texts, 0.8) == pytest.approx(expected, abs=1e-5)
+    assert measure_alpha(of, texts, 0.8) == pytest.approx(expected, abs=1e-5)
     agree = (p.argmax(-1) == q.argmax(-1)).float().mean()
-    assert alpha(of, texts, 0.0) == pytest.approx(float(agree))
+    assert measure_alpha(of, texts, 0.0) == pytest.approx(float(agree))
 
 
 # what cannot be
@@ -181,8 +181,8 @@ def test_an_invalid_lesson(wrong, said):
 
 def test_a_text_that_the_draft_cannot_hold_is_said_first(tmp_path):
     target = llama(V=V, context=32).requires_grad_(False)
-    of = joined(target, llama(V=V, context=9), None)
+    of = make_pair(target, llama(V=V, context=9), None)
     with pytest.raises(InputError, match="a text has 10 tokens, the draft holds 9"):
         taught(of, tmp_path)
     with pytest.raises(InputError, match="prompt 0 has 4 tokens, the model holds 3"):
-        taught(joined(llama(V=V, context=3), llama(V=V), None), tmp_path)
+        taught(make_pair(llama(V=V, context=3), llama(V=V), None), tmp_path)

@@ -22,10 +22,10 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import RowKey
 from foretoken.train.corpus import Example, Examples
-from foretoken.train.dspark import BlockStudent, DSparkLesson, rarest
-from foretoken.train.kept_states import TextStates
+from foretoken.train.dspark import BlockStudent, DSparkLesson, find_rarest_token
+from foretoken.train.hidden_state_dataset import SequenceHiddenStates
 from foretoken.train.recipe import TrainingRecipe
-from foretoken.train.student import taps_of, teach
+from foretoken.train.student import choose_taps, teach
 from students import ROOM, V, network
 
 BLOCK = 5
@@ -46,13 +46,13 @@ def lively(target: Any, ids: list[int], surely: float) -> BlockStudent:
     return student
 
 
-def text_of(target: Any, ids: list[int], prompt: int) -> TextStates:
+def text_of(target: Any, ids: list[int], prompt: int) -> SequenceHiddenStates:
     """States as they are kept, but in float32."""
     noted: dict[int, Tensor] = {}
-    with RaggedTwin(target, taps=(*taps_of(target), FINAL_TAP))(None, None, noted) as model:
+    with RaggedTwin(target, taps=(*choose_taps(target), FINAL_TAP))(None, None, noted) as model:
         mass = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].logsumexp(-1)
-    taps = torch.cat([noted[j] for j in taps_of(target)], -1)[0]
-    return TextStates(torch.tensor(ids), prompt, taps, noted[FINAL_TAP][0], mass)
+    taps = torch.cat([noted[j] for j in choose_taps(target)], -1)[0]
+    return SequenceHiddenStates(torch.tensor(ids), prompt, taps, noted[FINAL_TAP][0], mass)
 
 
 @torch.no_grad()
@@ -78,8 +78,8 @@ def test_the_laws_that_are_taught_are_those_that_the_drafter_draws_from():
     lengths = torch.tensor(sizes)[:, None].expand(3, 2)
     states, logits = blocks.predict_block([p[-1] for p in PROMPTS], sizes)
     before = anchors.new_tensor([p[-1] for p in PROMPTS])
-    for k, taught in enumerate(student.behind(texts, anchors, lengths)):
-        p, q, sure = student.compared(*taught)
+    for k, taught in enumerate(student.gather_after_anchors(texts, anchors, lengths)):
+        p, q, sure = student.compare(*taught)
         rows, _ = (k < lengths).nonzero(as_tuple=True)
         assert torch.allclose(q.exp(), draft.q[rows, k][:, known], atol=1e-5)
         expected = [target(texts[b].ids[None]).logits[0, anchors[b, 0] + k] for b in rows]
@@ -127,13 +127,13 @@ def test_blocks_learn_what_lies_ahead(tmp_path: Path) -> None:
 def test_a_mask_is_a_token_that_texts_hardly_have() -> None:
     target = network()
     every = list(range(V))
-    assert rarest(target, {0: every[:50]}) == V - 1
-    assert rarest(target, {0: every, 1: [*every[:20], *every[21:]]}) == 20
+    assert find_rarest_token(target, {0: every[:50]}) == V - 1
+    assert find_rarest_token(target, {0: every, 1: [*every[:20], *every[21:]]}) == 20
 
 
 def test_a_text_without_new_tokens_and_one_of_a_token_are_read() -> None:
     target, student = network(), lively(network(), list(range(40)), 0.0)
     texts = [text_of(target, [5], 1), text_of(target, [5, 6, 7], 3)]
-    counts = [len(taught[0]) for taught in student.places(texts, None)]
+    counts = [len(taught[0]) for taught in student.gather_positions(texts, None)]
     assert counts == [12, 0, 0, 0, 0]
     assert torch.isfinite(student.loss(texts, LESSON, random.Random(0)))

@@ -9,7 +9,7 @@ import torch
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.pairs import StockPairModel
 from foretoken.train.eagle import EagleLesson
-from foretoken.train.kept_states import KeptTexts
+from foretoken.train.hidden_state_dataset import HiddenStateDataset
 from students import ROOM, examples, network
 
 DEPTHS = 3
@@ -20,11 +20,11 @@ def test_every_depth_is_taught_what_the_draft_says_there(tmp_path: Path) -> None
     """Along a text, each place: the draft in use reads true pairs up to there, then tokens of the
     text with states of its own."""
     target = network()
-    texts = KeptTexts(tmp_path / "states", target, (2, 3, 3), ROOM)
-    learnt, held_out = texts.make(examples(target, tmp_path / "texts"), lambda n: None)
-    student = EagleLesson(draft_vocab=40, depths=DEPTHS).student(target, learnt, 0)
-    some = [texts.read(n) for n in sorted(learnt)[:3]]
-    taught = [student.compared(*x) for x in student.places(some, None)]
+    texts = HiddenStateDataset(tmp_path / "states", target, (2, 3, 3), ROOM)
+    learnt, held_out = texts.compute_missing(examples(target, tmp_path / "texts"), lambda n: None)
+    student = EagleLesson(draft_vocab=40, depths=DEPTHS).make_student(target, learnt, 0)
+    some = [texts.load(n) for n in sorted(learnt)[:3]]
+    taught = [student.compare(*x) for x in student.gather_positions(some, None)]
     model, said = StockPairModel(student.network), [[] for _ in range(DEPTHS)]
     for text in some:
         tokens, states = text.ids.tolist(), model.project_states(text.taps.float())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.train.distill import LEAST, LOSSES, log_distribution
+from foretoken.train.distill import MIN_LOG_PROB, LOSSES, compute_log_probs
 from oracle import softmax
 
 pytestmark = pytest.mark.daily
@@ -23,7 +23,7 @@ def logits(seed: int, scale: float = 2.0) -> torch.Tensor:
 
 
 def loss(name: str, target: torch.Tensor, draft: torch.Tensor, T: float = 1.0) -> torch.Tensor:
-    return LOSSES[name](log_distribution(target, T), log_distribution(draft, T))
+    return LOSSES[name](compute_log_probs(target, T), compute_log_probs(draft, T))
 
 
 def naive(name: str, p: np.ndarray, q: np.ndarray) -> float:
@@ -65,7 +65,7 @@ def test_values_and_gradients_are_finite_at_zeros(name):
         (slope,) = torch.autograd.grad(value.sum(), leaf)
         assert value.isfinite().all() and slope.isfinite().all()
         assert (slope[..., 2:6][draft[..., 2:6].isinf()] == 0).all()
-        assert (value[0, 0] > 0).all() and value.max() <= -LEAST + 10
+        assert (value[0, 0] > 0).all() and value.max() <= -MIN_LOG_PROB + 10
 
 
 def test_total_variation_is_what_is_rejected_and_its_gradient_is_known():

@@ -11,7 +11,7 @@ import pytest
 from foretoken.cli.train import distill as command
 from foretoken.cli.train import parse_shape
 from foretoken.errors import InputError, RefusedError
-from foretoken.train.pair import fresh, pair
+from foretoken.train.pair import make_random_draft, load_pair
 from tiny import byte_level, folder, llama, t5
 
 V = 64
@@ -22,17 +22,17 @@ def test_the_shape_of_the_documents_fits_the_pair_that_ships():
     match = re.search(r"num_hidden_layers=[\w=,]+\w", asked).group()
     text = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
     assert f"--shape\n  {match}`" in text
-    draft = pair(None, None, parse_shape(match), 0).draft
+    draft = load_pair(None, None, parse_shape(match), 0).draft
     assert draft.config.num_hidden_layers == 1 and draft.config.hidden_size == 96
 
 
 def test_sizes_by_their_common_names_and_two_that_go_together_only():
-    draft = fresh(t5(), {"hidden_size": 20, "num_layers": 1}, 0)
+    draft = make_random_draft(t5(), {"hidden_size": 20, "num_layers": 1}, 0)
     assert draft.config.d_model == 20 and draft.config.num_decoder_layers == 2
     target = llama(V=V)
     heads = target.config.num_attention_heads
     shape = {"hidden_size": 4 * (heads + 1), "num_attention_heads": heads + 1}
-    assert fresh(target, shape | {"num_key_value_heads": 1}, 0).config.hidden_size == 4 * (
+    assert make_random_draft(target, shape | {"num_key_value_heads": 1}, 0).config.hidden_size == 4 * (
         heads + 1
     )
 
@@ -48,7 +48,7 @@ def test_invalid_pairs(tmp_path):
         (wide, "has 328 output rows, the target 320"),
     ):
         with pytest.raises(RefusedError, match=said):
-            pair(target, draft, {}, 0)
+            load_pair(target, draft, {}, 0)
     for draft, shape, said in (
         (None, {}, "no draft; give a folder"),
         (other, {"hidden_size": 8}, "not both"),
@@ -68,5 +68,5 @@ def test_invalid_pairs(tmp_path):
         (None, {"num_key_value_heads": 3}, "no model has the shape"),
     ):
         with pytest.raises(InputError, match=said) as error:
-            pair(target, draft, shape, 0)
+            load_pair(target, draft, shape, 0)
         assert "\n" not in str(error.value)

@@ -19,8 +19,8 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.dspark import DSparkLesson
 from foretoken.train.eagle import EagleLesson
-from foretoken.train.kept_states import KeptTexts
-from foretoken.train.own_texts import own_texts
+from foretoken.train.hidden_state_dataset import HiddenStateDataset
+from foretoken.train.generated_data import generate_references
 from foretoken.train.recipe import TrainingRecipe
 from foretoken.train.student import Lesson, teach
 from students import ROOM, V, examples, network
@@ -90,16 +90,16 @@ def check_format(folder: Path, target: PreTrainedModel, kind: str, tensors: Any)
 def test_states_have_the_room_that_was_given(tmp_path: Path) -> None:
     target = network()
     texts = examples(target, tmp_path / "texts")
-    whole = KeptTexts(tmp_path / "whole", target, (2, 3, 3), ROOM)
-    learnt, held_out = whole.make(texts, lambda n: None)
+    whole = HiddenStateDataset(tmp_path / "whole", target, (2, 3, 3), ROOM)
+    learnt, held_out = whole.compute_missing(texts, lambda n: None)
     size = sum(file.stat().st_size for file in (tmp_path / "whole").glob("*.safetensors"))
-    half = KeptTexts(tmp_path / "half", target, (2, 3, 3), size // 2)
-    some, exam = half.make(texts, lambda n: None)
+    half = HiddenStateDataset(tmp_path / "half", target, (2, 3, 3), size // 2)
+    some, exam = half.compute_missing(texts, lambda n: None)
     files = [*(tmp_path / "half").glob("*.safetensors")]
     assert sum(file.stat().st_size for file in files) <= size // 2 + 400 * len(files)
     assert len(some) < len(learnt) and len(exam) < len(held_out) and some and exam
     with pytest.raises(InputError, match="more room for states"):
-        KeptTexts(tmp_path / "none", target, (2, 3, 3), 10).make(texts, lambda n: None)
+        HiddenStateDataset(tmp_path / "none", target, (2, 3, 3), 10).compute_missing(texts, lambda n: None)
 
 
 def test_options_that_are_invalid(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_options_that_are_invalid(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="no text of its own"):
         asked = Examples([Example([1], [])], [Example([1], [])], "")
         options = {"length": 4, "temperatures": (1.0,), "seed": 0, "report": lambda n: None}
-        own_texts(spec, asked, tmp_path, **options)
+        generate_references(spec, asked, tmp_path, **options)
 
 
 @pytest.mark.parametrize("kind, size", [("eagle", "depths"), ("dspark", "block")])
@@ -162,11 +162,11 @@ def test_a_target_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
     sizes |= {"num_key_value_heads": 2, "num_hidden_layers": 4}
     config = GraniteConfig(vocab_size=V, **sizes, logits_scaling=8.0, attn_implementation="sdpa")
-    texts = KeptTexts(tmp_path, GraniteForCausalLM(config).eval(), (2, 2, 2), ROOM)
+    texts = HiddenStateDataset(tmp_path, GraniteForCausalLM(config).eval(), (2, 2, 2), ROOM)
     some = Examples([Example([5, 6], [7, 8])], [Example([9], [10])], "texts")
     biased = network()
     biased.lm_head.bias = torch.nn.Parameter(torch.randn(V))
     with pytest.raises(RefusedError, match="by a cap, a scale or a bias"):
-        KeptTexts(tmp_path / "biased", biased, (2, 2, 2), ROOM).make(some, lambda n: None)
+        HiddenStateDataset(tmp_path / "biased", biased, (2, 2, 2), ROOM).compute_missing(some, lambda n: None)
     with pytest.raises(RefusedError, match="GraniteForCausalLM changes the products of its"):
-        texts.make(some, lambda n: None)
+        texts.compute_missing(some, lambda n: None)

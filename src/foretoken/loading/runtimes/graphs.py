@@ -28,7 +28,7 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     """Return the model, of which short passes were recorded. Raises RefusedError if they cannot
     be."""
-    network = model.network(placement.dtype, placement.device)
+    network = model.load_network(placement.dtype, placement.device)
     require_precision(network, GRAPHS_FORM)
     graphs = GraphModel(network, compiled=placement.runtime == "compiled")
     return rehearse(graphs), ["it passed the self-check"]

@@ -23,13 +23,13 @@ from foretoken.models.base import Model
 from foretoken.models.native import conversion
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.store import compute_key
-from foretoken.storage.cache import remember, remembered
+from foretoken.storage.cache import save_cached_value, load_cached_values
 
 if TYPE_CHECKING:
     from foretoken.loading.facts import ModelFacts, Placement
-    from foretoken.loading.sources import Source
+    from foretoken.loading.sources import ModelSource
 
-REFUSALS = "not-native.json"  # by a digest of a folder: why the native decoder does not run it
+REFUSALS_FILE = "not-native.json"  # by a digest of a folder: why the native decoder does not run it
 
 
 def refusal(model: ModelFacts, placement: Placement) -> str | None:
@@ -38,16 +38,16 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
     if placement.device.type != "cpu":
         return f"the native decoder runs on the CPU, not on {placement.device}"
     try:
-        dtype = _conversion(model, _own_dtype(model, placement)).dtype
+        dtype = _make_conversion(model, _choose_dtype(model, placement)).dtype
         if folder := model.folder:
             if conversion.load_facts(folder, dtype) is not None:
                 return None
-            if known := remembered(REFUSALS).get(_refusal_key(folder, dtype)):
+            if known := load_cached_values(REFUSALS_FILE).get(_compute_refusal_key(folder, dtype)):
                 return known
         # late: takes seconds, which a cached conversion does without
         from foretoken.models.stock.check_results import self_check
 
-        with _remembering_refusals(model, placement):
+        with _save_refusals(model, placement):
             self_check(model.structure, conversion.make_form())
     except RefusedError as error:
         return str(error)
@@ -56,28 +56,28 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     """Return the model from its cached conversion, which is made first if there is none."""
-    with _remembering_refusals(model, placement):
-        made = _conversion(model, _own_dtype(model, placement))
-        return replace(made, taps=placement.taps).model(), ["it passed the self-check"]
+    with _save_refusals(model, placement):
+        converted = _make_conversion(model, _choose_dtype(model, placement))
+        return replace(converted, taps=placement.taps).model(), ["it passed the self-check"]
 
 
 @contextmanager
-def _remembering_refusals(model: ModelFacts, placement: Placement) -> Iterator[None]:
+def _save_refusals(model: ModelFacts, placement: Placement) -> Iterator[None]:
     """Remember why a folder is refused, unless an error in the family's code or a draft's taps may
     be the cause."""
     try:
         yield
     except RefusedError as error:
         if model.folder and not placement.taps and error.__cause__ is None:
-            remember(REFUSALS, _refusal_key(model.folder, placement.dtype), str(error))
+            save_cached_value(REFUSALS_FILE, _compute_refusal_key(model.folder, placement.dtype), str(error))
         raise
 
 
-def _refusal_key(folder: Source, dtype: str) -> str:
+def _compute_refusal_key(folder: ModelSource, dtype: str) -> str:
     return compute_key(folder, "not native", conversion.CONVERSION_FORMAT, dtype)
 
 
-def cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | None:
+def read_cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | None:
     """Return the facts of a folder's cached conversion, if the placement allows for it; None for a
     model of the hub, whose configuration would have to be read."""
     folder, dtype = model.folder, placement.dtype
@@ -91,29 +91,29 @@ def cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | No
     return None
 
 
-def read_ahead(model: ModelFacts, placement: Placement) -> Future[Model | None]:
+def start_loading(model: ModelFacts, placement: Placement) -> Future[Model | None]:
     """Begin to read a folder's cached conversion in a thread, while a tokenizer is read by Python:
     its model, or None if it is damaged."""
 
-    def read() -> Model | None:
+    def load() -> Model | None:
         with suppress(RefusedError):
-            return _conversion(model, placement.dtype).kept()
+            return _make_conversion(model, placement.dtype).kept()
         return None
 
     thread = ThreadPoolExecutor(1)
-    future = thread.submit(read)
+    future = thread.submit(load)
     thread.shutdown(wait=False)
     return future
 
 
-def companion(model: ModelFacts, target: Model, dtype: str, layers: tuple[int, ...] = ()) -> Model:
+def make_companion(model: ModelFacts, target: Model, dtype: str, layers: tuple[int, ...] = ()) -> Model:
     """Return a copy of `target`, made from the same model with weights in `dtype`, and with these
     layers alone where there are some, that drafts over the target's own rows."""
     host: Any = target  # one of the native decoder's
-    return replace(_conversion(model, dtype), some=layers).companion(host)
+    return replace(_make_conversion(model, dtype), some=layers).companion(host)
 
 
-def abilities() -> str:
+def describe_abilities() -> str:
     """Return what the native decoder runs on here, or why it cannot be used."""
     try:
         require_library()
@@ -127,23 +127,23 @@ def require_library() -> None:
     library.load_library()
 
 
-def _own_dtype(model: ModelFacts, placement: Placement) -> str:
-    return "float32" if model.files is None else placement.dtype  # a network in memory is copied
+def _choose_dtype(model: ModelFacts, placement: Placement) -> str:
+    return "float32" if model.source is None else placement.dtype  # a network in memory is copied
 
 
-def _conversion(model: ModelFacts, dtype: str) -> NativeConversion:
+def _make_conversion(model: ModelFacts, dtype: str) -> NativeConversion:
     """Return what converts a model, or a copy of one in memory. RefusedError for a precision that
     the native decoder lacks, or if it was not compiled."""
     require_library()
     if dtype not in conversion.NATIVE_DTYPES:
         raise RefusedError(f"the native decoder has no {dtype}")
-    if model.files is None:
+    if model.source is None:
         return NativeConversion(None, dtype, partial(copy.deepcopy, model.structure))
-    load = partial(model.network, "float32", torch.device("cpu"))
-    return NativeConversion(model.files, dtype, load, partial(_facts_to_store, model))
+    load = partial(model.load_network, "float32", torch.device("cpu"))
+    return NativeConversion(model.source, dtype, load, partial(_read_facts_to_store, model))
 
 
-def _facts_to_store(model: ModelFacts) -> dict[str, Any]:
+def _read_facts_to_store(model: ModelFacts) -> dict[str, Any]:
     """Return the generation config; None if no target may have it."""
     try:
         settings = read_settings(model.structure).to_dict()

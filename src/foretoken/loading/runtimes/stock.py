@@ -25,9 +25,9 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
     """Return why torch does not run a model exactly; None if its family passed the self-check, or
     `build` checks the model itself, as no small copy of it can be made."""
     try:
-        model.form_on_torch = _exact_form(model.structure)
+        model.form_on_torch = _find_exact_form(model.structure)
     except SmallCopyError as error:
-        if model.files is None:
+        if model.source is None:
             return str(error)
         if placement.dtype != "float32":
             return f"{error}; in dtype='float32' the model itself is checked"
@@ -39,11 +39,11 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     """Return the model, and remarks on how it runs. Raises RefusedError if it cannot expose its
     hidden states at the taps, or does not run in its precision."""
-    network = model.network(placement.dtype, placement.device)
-    form, notes = model.form_on_torch or _exact_form(network)
+    network = model.load_network(placement.dtype, placement.device)
+    form, notes = model.form_on_torch or _find_exact_form(network)
     remarks = [*notes]
     require_precision(network, form)
-    if model.files is not None:  # before it is run: runners keep its layers
+    if model.source is not None:  # before it is run: runners keep its layers
         packing = pack(network)
         packed = f"{packing.layers} layers packed"
         remarks.append(packed if packing.layers else f"unpacked: {packing.reason}")
@@ -58,18 +58,18 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     return running, remarks
 
 
-def _exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str]]:
+def _find_exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str]]:
     """Return the first form on torch that passes the self-check; what it costs, and the objection
     to the one before it. Raises RefusedError if none passes."""
     network, form, remarks = get_language_model(network), TORCH_BACKEND, list[str]()
     try:
-        itself = self_check(network, form).on_full_model
+        checked_itself = self_check(network, form).on_full_model
     except SmallCopyError:
         raise
     except RefusedError as error:
         objection, form = str(error).removesuffix(f"; {form.remedy}"), ROWWISE_BACKEND
-        itself, remarks = self_check(network, form).on_full_model, [objection, form.cost_note]
-    return form, [*remarks, *(["checked on the model: no small copy of it"] if itself else [])]
+        checked_itself, remarks = self_check(network, form).on_full_model, [objection, form.cost_note]
+    return form, [*remarks, *(["checked on the model: no small copy of it"] if checked_itself else [])]
 
 
 def require_precision(network: PreTrainedModel, form: CheckedBackend) -> None:

@@ -24,7 +24,7 @@ from foretoken.kernels.tokens import NUM_THREADS
 from foretoken.media.inputs import Media
 from foretoken.models.native.model import NativeModel, UnsharedSalt
 from foretoken.models.row_slots import check_room
-from foretoken.storage.cache import remember, remembered
+from foretoken.storage.cache import save_cached_value, load_cached_values
 
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
@@ -129,7 +129,7 @@ class NativeMediaModel(NativeModel):
 
     def _was_checked(self, names: frozenset[str]) -> bool:
         """Tell whether media of this kind were compared before, of a folder."""
-        return self.identity is not None and bool(remembered(CHECKS_FILE).get(self._get_check_key(names)))
+        return self.identity is not None and bool(load_cached_values(CHECKS_FILE).get(self._get_check_key(names)))
 
     def _get_check_key(self, names: frozenset[str]) -> str:
         return f"{self.identity} {' '.join(sorted(names))}"
@@ -143,7 +143,7 @@ class NativeMediaModel(NativeModel):
         if reason:
             return f"{reason}; {TORCH_REMEDY}" if judged and " is not exact " in reason else reason
         if self.identity is not None:
-            remember(CHECKS_FILE, self._get_check_key(frozenset(media.inputs)), True)
+            save_cached_value(CHECKS_FILE, self._get_check_key(frozenset(media.inputs)), True)
         return None
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:

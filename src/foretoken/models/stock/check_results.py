@@ -13,7 +13,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.stock.selfcheck import TORCH_BACKEND, CheckResult, CheckedBackend, UnfinishedCheckError, check, choose_rope_switch
 from foretoken.models.stock.small_copy import COPY_HEAD_DIM, shrink_config
 from foretoken.models.stock.third_party import third_party_sources
-from foretoken.storage.cache import remember, remembered, versions
+from foretoken.storage.cache import save_cached_value, load_cached_values, get_versions
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
 CHECK_FORMAT = 15
@@ -31,7 +31,7 @@ def self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) 
     start, key = time.perf_counter(), compute_structure_key(model, backend)
     if key is None:
         return check(model, backend)
-    result = remembered(RESULTS_FILE).get(key)
+    result = load_cached_values(RESULTS_FILE).get(key)
     if isinstance(result, str):
         raise RefusedError(result)
     if isinstance(result, float):
@@ -41,9 +41,9 @@ def self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) 
     except UnfinishedCheckError:
         raise
     except RefusedError as error:
-        remember(RESULTS_FILE, key, str(error))
+        save_cached_value(RESULTS_FILE, key, str(error))
         raise
-    remember(RESULTS_FILE, key, passed.delta)
+    save_cached_value(RESULTS_FILE, key, passed.delta)
     return passed
 
 
@@ -63,5 +63,5 @@ def compute_structure_key(model: PreTrainedModel, backend: CheckedBackend = TORC
     except (OSError, TypeError, UnicodeDecodeError):
         return None
     name = [type(model).__module__, type(model).__qualname__, backend.name]
-    parts = json.dumps([CHECK_FORMAT, name, config, versions(), code], sort_keys=True, default=str)
+    parts = json.dumps([CHECK_FORMAT, name, config, get_versions(), code], sort_keys=True, default=str)
     return hashlib.sha256(parts.encode()).hexdigest()

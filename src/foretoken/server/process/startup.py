@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 from foretoken.engine.engine import Engine
 from foretoken.errors import ForetokenError, base_name, one_line
 from foretoken.loading.load import load_checked, require_adapters
-from foretoken.loading.target import KnownTarget
+from foretoken.loading.target import TargetInfo
 from foretoken.sampling.params import SamplingParams
 from foretoken.server.process.messages import LoadFailed, EngineSetup
 from foretoken.server.process.replies import ReplyPreparer
@@ -50,7 +50,7 @@ def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
     require_adapters(setup.target, setup.adapters, **setup.loading)
     preparers: list[ReplyPreparer] = []
 
-    def read_replies(target: KnownTarget) -> None:
+    def read_replies(target: TargetInfo) -> None:
         preparers.append(ReplyPreparer(target.tokenizer, setup.chat_template, setup.tool_parser))
         log.info("%s", preparers[0].description if preparers[0].template else describe_missing(target))
 
@@ -62,7 +62,7 @@ def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
     return spec, preparers[0]
 
 
-def describe_missing(target: KnownTarget) -> str:
+def describe_missing(target: TargetInfo) -> str:
     """Return which requests a target without a tokenizer or chat template takes, and the remedy."""
     name = base_name(target.name)
     if target.tokenizer is None:

@@ -21,7 +21,7 @@ from transformers import (
 from foretoken.errors import RefusedError
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.runtimes.place import place
-from foretoken.loading.sources import source
+from foretoken.loading.sources import find_source
 from foretoken.models.base import Model
 from foretoken.models.stock import attention, check_results, positions, selfcheck, small_copy
 from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
@@ -327,10 +327,10 @@ def test_a_folder_whose_copy_cannot_be_built_is_loaded_and_checked(
     monkeypatch.setattr(small_copy, "MAX_COPY_PARAMETERS", 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     build("Llama").save_pretrained(tmp_path / "m")
-    model, placement = source(tmp_path / "m", None, False), Placement(runtime="transformers")
+    model, placement = find_source(tmp_path / "m", None, False), Placement(runtime="transformers")
     placed = place(ModelFacts(model), placement)
     assert "checked on the model: no small copy of it" in placed.why
-    again = place(ModelFacts(source(tmp_path / "m", None, False)), placement)
+    again = place(ModelFacts(find_source(tmp_path / "m", None, False)), placement)
     assert "checked on" not in again.why  # it is remembered
 
 

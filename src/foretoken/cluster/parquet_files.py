@@ -11,9 +11,9 @@ import pyarrow
 import pyarrow.parquet
 
 from foretoken.errors import InputError, one_line
-from foretoken.storage.files import write
+from foretoken.storage.files import write_atomically
 
-COLUMNS = {  # of results; each other one holds JSON
+RESULT_COLUMN_TYPES = {  # of results; each other one holds JSON
     "line": pyarrow.int64(),
     "copy": pyarrow.int64(),
     "text": pyarrow.string(),
@@ -24,7 +24,7 @@ COLUMNS = {  # of results; each other one holds JSON
 }
 
 
-def lines(file: Path) -> list[str]:
+def read_json_lines(file: Path) -> list[str]:
     """Return the rows of a file as lines of JSON, without what is null. InputError where it cannot
     be read."""
     try:
@@ -36,16 +36,16 @@ def lines(file: Path) -> list[str]:
         ) from None
 
 
-def convert(results: Path, file: Path) -> None:
+def write_parquet(results: Path, file: Path) -> None:
     """Write results, lines of JSON, as a Parquet file by line and copy, whole or not at all."""
     rows = [json.loads(line) for line in results.read_bytes().splitlines()]
     rows.sort(key=lambda row: (row["line"], row["copy"]))
     arrays: dict[str, Any] = {}
-    for name in dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]):
+    for name in dict.fromkeys([*RESULT_COLUMN_TYPES, *(name for row in rows for name in row)]):
         values = [row.get(name) for row in rows]
-        kind = COLUMNS.get(name)
-        json_values = values if kind else [json.dumps(value) for value in values]
-        arrays[name] = pyarrow.array(json_values, kind or pyarrow.string())
+        column_type = RESULT_COLUMN_TYPES.get(name)
+        column = values if column_type else [json.dumps(value) for value in values]
+        arrays[name] = pyarrow.array(column, column_type or pyarrow.string())
     out = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(arrays), out)
-    write(file, out.getvalue())
+    write_atomically(file, out.getvalue())

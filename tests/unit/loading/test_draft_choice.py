@@ -13,7 +13,7 @@ from foretoken.costing.costs import Costs
 from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.loading import chosen
+from foretoken.loading import draft_choice
 from foretoken.loading import draft as drafts
 from tiny import byte_level, folder, llama
 
@@ -46,7 +46,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
         return by_draft[draft_name]
 
     monkeypatch.setattr(PairCosts, "step_costs", step_costs)
-    monkeypatch.setattr(chosen, "remembered", lambda file: {})
+    monkeypatch.setattr(draft_choice, "remembered", lambda file: {})
     by_draft["asked"] = kinds  # type: ignore[assignment]
     return by_draft
 
@@ -62,7 +62,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
 )
 def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplog):
     measured |= {"lookup+self:int4": int4, "lookup+self:int8": int8}
-    caplog.set_level(logging.INFO, "foretoken.loading.chosen")
+    caplog.set_level(logging.INFO, "foretoken.loading.draft_choice")
     spec = foretoken.load(target).prepared()
     assert spec.draft_name == best
     assert f"no draft was given: {best} drafts" in caplog.text
@@ -76,9 +76,9 @@ def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplo
 @pytest.mark.native
 def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, measured, monkeypatch):
     made: list[str] = []
-    own_copy = chosen.own_copy
+    own_copy = draft_choice.own_copy
     monkeypatch.setattr(
-        chosen, "own_copy", lambda name, *rest: [made.append(name), own_copy(name, *rest)][1]
+        draft_choice, "own_copy", lambda name, *rest: [made.append(name), own_copy(name, *rest)][1]
     )
     measured |= {"lookup+self:int4": costs(0.2, 0.97)}
     spec = foretoken.load(target)
@@ -92,8 +92,8 @@ def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, meas
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The choices that are remembered, by target and draft."""
     choices: dict[str, str] = {}
-    monkeypatch.setattr(chosen, "remembered", lambda file: choices)
-    monkeypatch.setattr(chosen, "remember", lambda file, name, kind: choices.update({name: kind}))
+    monkeypatch.setattr(draft_choice, "remembered", lambda file: choices)
+    monkeypatch.setattr(draft_choice, "remember", lambda file, name, kind: choices.update({name: kind}))
     return choices
 
 
@@ -101,13 +101,13 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_a_quick_target_looks_up_and_a_drafter_of_ones_own_stays(target, measured, monkeypatch):
     mine = replace(foretoken.load(target), drafter=LookupDrafter())
     assert mine.prepared() is mine and not measured["asked"]
-    monkeypatch.setattr(chosen, "QUICK", 2 * PASS)
+    monkeypatch.setattr(draft_choice, "MIN_STEP_SECONDS", 2 * PASS)
     assert isinstance(foretoken.load(target).prepared().drafter, LookupDrafter)
     assert measured["asked"] == ["lookup"]
 
 
 def test_nothing_is_measured_where_no_copy_can_be(target, measured, caplog):
-    caplog.set_level(logging.INFO, "foretoken.loading.chosen")
+    caplog.set_level(logging.INFO, "foretoken.loading.draft_choice")
     assert isinstance(foretoken.load(target).prepared().drafter, LookupDrafter)  # on torch
     assert not measured["asked"] and not caplog.text
 
@@ -135,8 +135,8 @@ def test_a_draft_is_rounded_where_that_is_faster(
         return costs(by_dtype[pair.drafter.model.compute_dtype], 0.8)
 
     monkeypatch.setattr(PairCosts, "step_costs", step_costs)
-    monkeypatch.setattr(drafts, "SMALL", 1000)
-    caplog.set_level(logging.INFO, "foretoken.loading.chosen")
+    monkeypatch.setattr(drafts, "MIN_ROUNDED_PARAMETERS", 1000)
+    caplog.set_level(logging.INFO, "foretoken.loading.draft_choice")
     for _ in range(2):  # measured, then remembered
         drafter = foretoken.load(target, draft).prepared().drafter
         assert isinstance(drafter, LMDrafter) and drafter.model.compute_dtype == best
@@ -144,7 +144,7 @@ def test_a_draft_is_rounded_where_that_is_faster(
         assert list(kept.values()) == ["" if best == "float32" else best]
     chosen_draft = foretoken.load(target, draft, draft_dtype="float32").drafter
     assert isinstance(chosen_draft, LMDrafter) and chosen_draft.model.compute_dtype == "float32"
-    monkeypatch.setattr(drafts, "SMALL", 10**9)
+    monkeypatch.setattr(drafts, "MIN_ROUNDED_PARAMETERS", 10**9)
     small = foretoken.load(target, draft).prepared().drafter
     assert isinstance(small, LMDrafter) and small.model.compute_dtype == "float32"
 

@@ -32,9 +32,9 @@ from foretoken.server.process.client import Child, run_engine_process
 from foretoken.server.process.fleet import EngineFleet, ServedModels
 from foretoken.server.process.messages import LoadFailed, EngineSetup
 from foretoken.server.run import listen
-from foretoken.storage.cache import versions
+from foretoken.storage.cache import get_versions
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK_HOST = "127.0.0.1"
 log = logging.getLogger(__name__)
 
 
@@ -43,18 +43,18 @@ class ReplicaActor:
 
     def open(self, key: bytes, node: str) -> tuple[str, int]:
         """Where it listens, for who has the key: on this machine only, if its owner is here."""
-        near = node == ray.get_runtime_context().get_node_id()
-        host = LOOPBACK if near else ray.util.get_node_ip_address()
+        is_local = node == ray.get_runtime_context().get_node_id()
+        host = LOOPBACK_HOST if is_local else ray.util.get_node_ip_address()
         self._listener = Listener((host, 0), authkey=key)
         address = self._listener.address
         assert isinstance(address, tuple)
         return address
 
-    def work(self, setup: EngineSetup, threads: int, owners: dict[str, str]) -> None:
+    def work(self, setup: EngineSetup, threads: int, owner_versions: dict[str, str]) -> None:
         """The engine's whole life, on so many threads."""
         with self._listener.accept() as pipe:
-            if (installed := versions()) != owners:
-                pipe.send(LoadFailed(unlike(installed, owners)))
+            if (installed := get_versions()) != owner_versions:
+                pipe.send(LoadFailed(describe_version_differences(installed, owner_versions)))
                 return
             import torch
 
@@ -62,10 +62,10 @@ class ReplicaActor:
             run_engine_process(pipe, setup)
 
 
-def unlike(own: dict[str, str], owners: dict[str, str]) -> str:
+def describe_version_differences(versions: dict[str, str], owner_versions: dict[str, str]) -> str:
     """Describe versions that differ between two machines."""
-    names = sorted(n for n in {*own, *owners} if own.get(n) != owners.get(n))
-    differences = [f"{n} {own.get(n, 'missing')} (here {owners.get(n, 'missing')})" for n in names]
+    names = sorted(n for n in {*versions, *owner_versions} if versions.get(n) != owner_versions.get(n))
+    differences = [f"{n} {versions.get(n, 'missing')} (here {owner_versions.get(n, 'missing')})" for n in names]
     node = socket.gethostname()
     return f"{node} has {', '.join(differences)}; install the same versions on all machines"
 
@@ -82,9 +82,9 @@ class ReplicaHandle:
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": environment},
         ).remote()
-        self._life = setup, threads, versions()
+        self._work_args = setup, threads, get_versions()
         self._pipe: Future[Connection] = Future()
-        self._thread = Thread(target=self._live, name="foretoken replica", daemon=True)
+        self._thread = Thread(target=self._run, name="foretoken replica", daemon=True)
         self._thread.start()
 
     def recv(self) -> Any:
@@ -99,20 +99,20 @@ class ReplicaHandle:
     def kill(self) -> None:
         ray.kill(self._actor)
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         """A thread's life: that of the actor."""
         key, node = token_bytes(32), ray.get_runtime_context().get_node_id()
         try:
             address: Any = ray.get(self._actor.open.remote(key, node))
-            running = self._actor.work.remote(*self._life)
+            running = self._actor.work.remote(*self._work_args)
             self._pipe.set_result(Client(address, authkey=key))
             ray.get(running)
         except Exception as error:  # Ray's own, of every kind, and those of sockets
             log.warning("a replica ended: %s", one_line(error)[:200])
         finally:
-            self._cut()
+            self._close_pipe()
 
-    def _cut(self) -> None:
+    def _close_pipe(self) -> None:
         """Whoever reads there hears the end, whatever became of the other one."""
         if not self._pipe.done():
             self._pipe.set_exception(EOFError())
@@ -121,27 +121,27 @@ class ReplicaHandle:
             copy.shutdown(socket.SHUT_RDWR)
 
 
-def placed(setup: EngineSetup, threads: int) -> Child:
+def place_replica(setup: EngineSetup, threads: int) -> Child:
     """A replica that Ray places and starts; as `process.spawn`."""
     remote = ReplicaHandle(setup, threads)
     return Child(remote, remote)
 
 
-NAME = "foretoken"
-REQUESTS = 100_000  # at a time: the server's own limits are told to clients, Serve's are not
-LATE = 15.0  # seconds beyond the patience, until Serve ends what does not end itself
-LOOK = 0.5  # seconds between two looks at a server
+RAY_APP_NAME = "foretoken"
+MAX_ONGOING_REQUESTS = 100_000  # at a time: the server's own limits are told to clients, Serve's are not
+SHUTDOWN_MARGIN_SECONDS = 15.0  # seconds beyond the patience, until Serve ends what does not end itself
+POLL_SECONDS = 0.5  # seconds between two looks at a server
 
 
-def application(
+def make_application(
     setup: EngineSetup, options: ServerOptions, replicas: int, threads: int
 ) -> serve.Application:
     """Return the application that Ray Serve runs: one process takes the requests, its replicas
     write the texts, each on so many threads."""
 
-    def app() -> FastAPI:
+    def make_app() -> FastAPI:
         setup.log_options.configure()
-        fleet = EngineFleet(setup, partial(placed, threads=threads), replicas)
+        fleet = EngineFleet(setup, partial(place_replica, threads=threads), replicas)
         server = create_app(ServedModels({options.name: fleet}), options)
         server.state.fleet = fleet
         return server
@@ -149,11 +149,11 @@ def application(
     @serve.deployment(
         name="front",
         num_replicas=1,  # which knows all texts and who has read what
-        max_ongoing_requests=REQUESTS,
-        graceful_shutdown_timeout_s=options.drain + LATE,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        graceful_shutdown_timeout_s=options.drain + SHUTDOWN_MARGIN_SECONDS,
         ray_actor_options={"num_cpus": 0},
     )
-    @serve.ingress(app)
+    @serve.ingress(make_app)
     class Front:
         def problem(self) -> str:
             """Why there will be no server; "" where there may be."""
@@ -193,11 +193,11 @@ def run(
         port = listener.getsockname()[1]
     session.join(address)
     try:
-        each = session.threads(replicas, threads)
+        threads_each = session.choose_threads_per_replica(replicas, threads)
         kv = setup.engine.get("kv_memory") or 0
-        session.require_memory(replicas, session.weights(setup.target, setup.draft), kv)
-        app = application(setup, options, replicas, each)
-        with served(app, options.host, port) as front:
+        session.require_memory(replicas, session.count_weight_bytes(setup.target, setup.draft), kv)
+        app = make_application(setup, options, replicas, threads_each)
+        with serve_application(app, options.host, port) as front:
             log.info(
                 "http://%s:%s loads %s on %s replicas",
                 options.host,
@@ -207,16 +207,16 @@ def run(
             )
             try:
                 while not (problem := front.problem.remote().result(timeout_s=60)):
-                    sleep(LOOK)
+                    sleep(POLL_SECONDS)
                 raise InputError(problem)
             except KeyboardInterrupt:
-                front.drain.remote().result(timeout_s=options.drain + LATE)
+                front.drain.remote().result(timeout_s=options.drain + SHUTDOWN_MARGIN_SECONDS)
     finally:
         session.leave()
 
 
 @contextmanager
-def served(app: serve.Application, host: str, port: int) -> Iterator[Any]:
+def serve_application(app: serve.Application, host: str, port: int) -> Iterator[Any]:
     """The application at an address, and a handle to it; at the end all of it is gone."""
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     serve.start(
@@ -225,6 +225,6 @@ def served(app: serve.Application, host: str, port: int) -> Iterator[Any]:
         logging_config=quiet,
     )
     try:
-        yield serve.run(app, name=NAME, route_prefix="/", logging_config=quiet)
+        yield serve.run(app, name=RAY_APP_NAME, route_prefix="/", logging_config=quiet)
     finally:
         serve.shutdown()

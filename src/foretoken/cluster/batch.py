@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.speculator import Speculator
 
-BATCH, TASKS = 16, 64  # texts of a batch, which begin together, and of a task, which is retried
-AHEAD = 2  # tasks of a worker at a time
+BATCH_SIZE, BLOCK_SIZE = 16, 64  # texts of a batch, which begin together, and of a task, which is retried
+MAX_TASKS_IN_FLIGHT = 2  # tasks of a worker at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class PromptTask:
     gamma: int | None
 
 
-def texts(
+def generate_completions(
     tasks: list[PromptTask], workers: int, threads: int, *life: Any
 ) -> Iterator[tuple[int, Completion | ForetokenError]]:
     """The completion of each, without its steps, or why there is none; by its place among those
@@ -54,12 +54,12 @@ def texts(
     items = [{"place": i, "task": pickle.dumps(task)} for i, task in enumerate(tasks)]
     pool = ray.data.ActorPoolStrategy(
         size=workers,
-        max_tasks_in_flight_per_actor=AHEAD,
-        max_concurrent_calls_per_actor=AHEAD,
+        max_tasks_in_flight_per_actor=MAX_TASKS_IN_FLIGHT,
+        max_concurrent_calls_per_actor=MAX_TASKS_IN_FLIGHT,
     )
-    completed = ray.data.from_items(items, override_num_blocks=-(-len(items) // TASKS)).map_batches(
+    completed = ray.data.from_items(items, override_num_blocks=-(-len(items) // BLOCK_SIZE)).map_batches(
         BatchWorker,  # pyright: ignore[reportArgumentType]
-        batch_size=BATCH,
+        batch_size=BATCH_SIZE,
         compute=pool,
         num_cpus=threads,
         fn_constructor_args=(threads, *life),
@@ -83,22 +83,22 @@ class BatchWorker:
         torch.set_num_threads(threads)
         self._spec = load(*names, **loading).prepared()
         self._engine: AsyncEngine = AsyncEngine(self._spec, **engine)
-        self._entered: asyncio.Task[Any] | None = None
+        self._engine_start: asyncio.Task[Any] | None = None
 
     async def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if self._entered is None:  # on the loop that all batches run on
-            self._entered = asyncio.ensure_future(self._engine.__aenter__())
-        await self._entered
-        texts = await asyncio.gather(*(self._text(pickle.loads(task)) for task in batch["task"]))
-        return {"place": batch["place"], "text": np.array([*map(pickle.dumps, texts)], object)}
+        if self._engine_start is None:  # on the loop that all batches run on
+            self._engine_start = asyncio.ensure_future(self._engine.__aenter__())
+        await self._engine_start
+        completions = await asyncio.gather(*(self._complete(pickle.loads(task)) for task in batch["task"]))
+        return {"place": batch["place"], "text": np.array([*map(pickle.dumps, completions)], object)}
 
-    async def _text(self, task: PromptTask) -> Completion | ForetokenError:
+    async def _complete(self, task: PromptTask) -> Completion | ForetokenError:
         try:
-            prompt, last = task.prompt(self._spec), None
+            prompt, completion = task.prompt(self._spec), None
             options = {"gamma": task.gamma, "seed": task.seed}
             async for event in self._engine.stream(prompt, task.params, **options):
-                last = event.completion
+                completion = event.completion
         except ForetokenError as error:
             return type(error)(str(error))
-        assert last is not None
-        return replace(last, steps=[])
+        assert completion is not None
+        return replace(completion, steps=[])

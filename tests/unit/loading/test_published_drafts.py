@@ -22,8 +22,8 @@ import pairdrafts
 import tiny
 from foretoken import cli
 from foretoken.errors import ForetokenError, InputError, RefusedError
-from foretoken.loading.published import kind_of
-from foretoken.loading.weights import Weights
+from foretoken.loading.published_drafts import get_draft_kind
+from foretoken.loading.weights import FolderWeights
 from loads import refused
 
 PROMPTS = [[5, 9, 17], [3]]
@@ -172,8 +172,8 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
         says = f"draft_taps is '{asked}', but .* says which states"
         refused(InputError, says, folder, layer, draft_taps=asked)
     refused(InputError, r"is a draft \(eagle3\), no model", layer)
-    assert kind_of(json.loads((folder / "config.json").read_text())) is None
-    assert kind_of({"architectures": ["LlamaForCausalLMEagle3"]}) == "eagle3"
+    assert get_draft_kind(json.loads((folder / "config.json").read_text())) is None
+    assert get_draft_kind({"architectures": ["LlamaForCausalLMEagle3"]}) == "eagle3"
 
     config = blocks.speculators()
     config["transformer_layer_config"] = {**blocks.LAYERS, "hidden_size": 64}
@@ -205,17 +205,17 @@ def test_weights_in_pieces_and_pickles(tmp_path: Path) -> None:
         save_file({name: x}, tmp_path / f"{name}.safetensors")
     index = {"weight_map": {name: f"{name}.safetensors" for name in parts}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    read = Weights(tmp_path).read(["b", "a"])
+    read = FolderWeights(tmp_path).read(["b", "a"])
     assert all(torch.equal(read[name], x) for name, x in parts.items())
     pickled = tmp_path / "pickled"
     pickled.mkdir()
     torch.save(parts, pickled / "pytorch_model.bin")
-    assert torch.equal(Weights(pickled).read(["a"])["a"], parts["a"])
+    assert torch.equal(FolderWeights(pickled).read(["a"])["a"], parts["a"])
     (pickled / "pytorch_model.bin").write_bytes(b"no pickle")
     with pytest.raises(InputError, match="cannot be read"):
-        Weights(pickled).read(["a"])
+        FolderWeights(pickled).read(["a"])
     with pytest.raises(InputError, match="holds no weights"):
-        Weights(tmp_path / "target").read(["a"])
+        FolderWeights(tmp_path / "target").read(["a"])
 
 
 def test_doctor_says_what_a_draft_is_and_export_names_it(

@@ -24,10 +24,10 @@ from foretoken.drafters.assistant import AssistantDrafter
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
-from foretoken.loading.options import ROUNDED, LoadOptions
-from foretoken.loading.published import BLOCKS, Published
-from foretoken.loading.target import KnownTarget, LoadedTarget, PendingDraft, TargetEnds
-from foretoken.loading.weights import Weights
+from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions
+from foretoken.loading.published_drafts import BLOCK_KINDS, PublishedDraft
+from foretoken.loading.target import TargetInfo, LoadedTarget, PendingDraft, TargetEmbeddings
+from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.hidden_states import FINAL_TAP
@@ -37,21 +37,21 @@ from foretoken.models.stock.assistant_files import build_assistant
 from foretoken.models.stock.dflash import StockBlockModel
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
-from foretoken.storage.cache import remember, remembered
+from foretoken.storage.cache import save_cached_value, load_cached_values
 
 log = logging.getLogger(__name__)
 
-CHOICES = "taps.json"  # which layers' states a draft reads better
-TRIAL = 200  # tokens of the target's own text on which that is measured, for each way
-GAMMA = 4  # draft tokens in its steps
-CLEAR = 0.02  # by how much alpha must be greater, for another way than the file's
+TAP_CHOICES_FILE = "taps.json"  # which layers' states a draft reads better
+TRIAL_TOKENS = 200  # tokens of the target's own text on which that is measured, for each way
+TRIAL_GAMMA = 4  # draft tokens in its steps
+MIN_ALPHA_GAIN = 0.02  # by how much alpha must be greater, for another way than the file's
 
 
-def pending_of(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
+def prepare_draft(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
     """Return what makes a drafter of the draft. Raises RefusedError for one that does not fit the
     target, or is of a kind that is not known here, or cannot be read."""
     try:
-        return _pending(draft, target, options)
+        return _prepare(draft, target, options)
     except ForetokenError:
         raise
     except Exception as error:  # of files that may hold anything
@@ -61,16 +61,16 @@ def pending_of(draft: Published, target: KnownTarget, options: LoadOptions) -> P
         ) from error
 
 
-def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
-    weights, structure = Weights(draft.folder), target.facts.structure
+def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
+    weights, structure = FolderWeights(draft.folder), target.facts.structure
     pair_files.require_verifier(draft.name, draft.config, structure)
     if draft.kind == "eagle3":
         tensors = weights.read(weights.keys)
-        ends = TargetEnds(target.facts, None)
-        pairs = pair_files.build_eagle(draft.name, draft.config, tensors, structure, lambda: ends.head)
+        embeddings = TargetEmbeddings(target.facts, None)
+        pairs = pair_files.build_eagle(draft.name, draft.config, tensors, structure, lambda: embeddings.head)
         if not pairs.other_taps:
             options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
-        return PendingPairs(draft, pairs, options).draft
+        return PendingPairsDraft(draft, pairs, options).draft
     if draft.kind == "mtp":
         options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")
         if (count := draft.config.get("num_nextn_predict_layers", 1)) != 1:
@@ -78,81 +78,81 @@ def _pending(draft: Published, target: KnownTarget, options: LoadOptions) -> Pen
                 f"{draft.name} has num_nextn_predict_layers {count!r:.40}, a single layer drafts "
                 "here; give another draft"
             )
-        return _mtp(draft, weights.read(weights.keys), target, options)
-    if draft.kind in BLOCKS:
-        return _blocks(draft, target, options)
+        return _prepare_mtp(draft, weights.read(weights.keys), target, options)
+    if draft.kind in BLOCK_KINDS:
+        return _prepare_blocks(draft, target, options)
     if draft.kind == "assistant":
-        return _assistant(draft, target, options)
+        return _prepare_assistant(draft, target, options)
     raise RefusedError(
         f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not known here; give one of "
-        f"kind eagle3, mtp, {', '.join(BLOCKS)} or assistant, or a model"
+        f"kind eagle3, mtp, {', '.join(BLOCK_KINDS)} or assistant, or a model"
     )
 
 
-def _assistant(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
+def _prepare_assistant(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
     options.refuse("draft_taps", "draft_dtype", because="an assistant is as its target is")
-    if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED:
-        asked = options.dtype if options.dtype in ROUNDED else options.runtime
+    if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED_DTYPES:
+        asked = options.dtype if options.dtype in ROUNDED_DTYPES else options.runtime
         raise RefusedError(
             f"{draft.name} reads the target's keys and values, which torch alone lends, not "
             f"{asked}; give runtime='transformers' and a dtype of torch's, or another draft"
         )
-    weights, dtype = Weights(draft.folder), getattr(torch, options.dtype, torch.float32)
+    weights, dtype = FolderWeights(draft.folder), getattr(torch, options.dtype, torch.float32)
     config = target.facts.structure.config.get_text_config(decoder=True)
     network: Any = build_assistant(draft.config, weights.read(weights.keys), config, dtype)
 
     def attach(loaded: LoadedTarget) -> AssistantDrafter:
-        model = _showing(loaded, (FINAL_TAP,), draft.name)
+        model = _require_taps(loaded, (FINAL_TAP,), draft.name)
         if not model.capabilities.shared_kv:
             raise RefusedError(
                 f"{target.name} lends no keys and values, which {draft.name} reads; give another "
                 "draft"
             )
-        embedding: Any = TargetEnds(target.facts, loaded.model).embedding
+        embedding: Any = TargetEmbeddings(target.facts, loaded.model).embedding
         weight = embedding.weight
-        over = StockAssistant(network.to(weight.device, weight.dtype), model)
-        return AssistantDrafter(model, over, embedding)
+        assistant = StockAssistant(network.to(weight.device, weight.dtype), model)
+        return AssistantDrafter(model, assistant, embedding)
 
     return PendingDraft(attach, taps=(FINAL_TAP,), runtime="transformers")
 
 
-def _blocks(draft: Published, target: KnownTarget, options: LoadOptions) -> PendingDraft:
+def _prepare_blocks(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
     options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
-    weights = Weights(draft.folder)
+    weights = FolderWeights(draft.folder)
     tensors = weights.read(weights.keys)
-    text = target.facts.structure.config.get_text_config(decoder=True)
-    size = text.hidden_size
-    dflash_files.require_fit(draft.config, tensors, size, target.facts.V, text.num_hidden_layers)
+    text_config = target.facts.structure.config.get_text_config(decoder=True)
+    size = text_config.hidden_size
+    dflash_files.require_fit(draft.config, tensors, size, target.facts.V, text_config.num_hidden_layers)
     taps = dflash_files.parse_block_config(draft.config).layout.taps
 
     def attach(loaded: LoadedTarget) -> BlockDrafter:
-        model = _showing(loaded, taps, draft.name)
-        ends = TargetEnds(target.facts, loaded.model)
+        model = _require_taps(loaded, taps, draft.name)
+        embeddings = TargetEmbeddings(target.facts, loaded.model)
         head = nn.Linear(1, 1, bias=False, device="meta")
-        head.weight = nn.Parameter(ends.head, requires_grad=False)
-        blocks = dflash_files.build_blocks_draft(draft.config, tensors, size, ends.embedding, head)
-        blocks.network.to(model.device, _dtype_on_torch(model, options.draft_dtype))
+        head.weight = nn.Parameter(embeddings.head, requires_grad=False)
+        blocks = dflash_files.build_blocks_draft(draft.config, tensors, size, embeddings.embedding, head)
+        blocks.network.to(model.device, _choose_torch_dtype(model, options.draft_dtype))
         return BlockDrafter(model, StockBlockModel(blocks))
 
     return PendingDraft(attach, taps=taps)
 
 
-def _showing(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Model:
+def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Model:
     """The target's model. Raises RefusedError where it shows no states at the taps."""
     model = target.model
     if model.taps != taps:
         raise RefusedError(
-            f"{target.known.name} on {model.runtime} shows no states between its layers, which "
+            f"{target.info.name} on {model.runtime} shows no states between its layers, which "
             f"{name} reads; give another draft"
         )
     return model
 
 
 @dataclass(frozen=True, slots=True)
-class PendingPairs:
+class PendingPairsDraft:
     """A decoder over pairs that fits its target."""
 
-    source: Published
+    source: PublishedDraft
     pairs: PairsDraft
     options: LoadOptions
 
@@ -164,10 +164,10 @@ class PendingPairs:
     def taps(self) -> tuple[int, ...]:
         """Where the target has to show its states: both ways, where the file does not say which."""
         pairs = self.pairs
-        return self._asked if self._asked else (*pairs.taps, *pairs.other_taps)
+        return self._requested_taps if self._requested_taps else (*pairs.taps, *pairs.other_taps)
 
     @property
-    def _asked(self) -> tuple[int, ...]:
+    def _requested_taps(self) -> tuple[int, ...]:
         """The taps, where they are asked for or there is one way only."""
         pairs, asked = self.pairs, self.options.draft_taps
         if not pairs.other_taps:
@@ -179,19 +179,19 @@ class PendingPairs:
 
     def attach(self, target: LoadedTarget) -> PairsDrafter:
         """Return the drafter. Raises RefusedError where the target shows no states."""
-        model = _showing(target, self.taps, self.source.name)
-        own, ends = self.pairs.embedding, TargetEnds(target.known.facts, target.model)
-        embedding = ends.embedding if own is None else nn.Embedding.from_pretrained(own)
-        decoder = self._decoder(model)
+        model = _require_taps(target, self.taps, self.source.name)
+        own_embedding, embeddings = self.pairs.embedding, TargetEmbeddings(target.info.facts, target.model)
+        embedding = embeddings.embedding if own_embedding is None else nn.Embedding.from_pretrained(own_embedding)
+        decoder = self._make_decoder(model)
 
         def make(columns: slice | None) -> PairsDrafter:
             return PairsDrafter(model, cast(HiddenStateDraftModel, decoder), embedding, self.pairs.ids, columns)
 
-        if self._asked:
+        if self._requested_taps:
             return make(None)
-        return self._better(target, make)
+        return self._choose_taps(target, make)
 
-    def _decoder(self, target: Model) -> Model:
+    def _make_decoder(self, target: Model) -> Model:
         """Return the decoder: with a native target on the native decoder, by itself in eight bits,
         where it is built as that expects, else on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
@@ -204,54 +204,54 @@ class PendingPairs:
                 log.info("%s", refusal)
         assert isinstance(network, PairsNetwork)
         ready: Any = network
-        return StockPairModel(ready.to(target.device, _dtype_on_torch(target, dtype)))
+        return StockPairModel(ready.to(target.device, _choose_torch_dtype(target, dtype)))
 
-    def _better(
+    def _choose_taps(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
     ) -> PairsDrafter:
         """Return the drafter by the taps that agree better with the target. The choice is kept, and
         logged."""
         width = self.pairs.network.join.fc.in_features  # pyright: ignore
-        ways = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
-        names = [self.pairs.taps, self.pairs.other_taps]
-        key = stored.key(target.model, ways[0], CHOICES)
-        choice = remembered(CHOICES).get(key) if key else None
+        drafters = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
+        taps = [self.pairs.taps, self.pairs.other_taps]
+        key = stored.key(target.model, drafters[0], TAP_CHOICES_FILE)
+        choice = load_cached_values(TAP_CHOICES_FILE).get(key) if key else None
         if choice not in (0, 1):
-            alphas = [_agreement(target, way) for way in ways]
-            choice = int(alphas[1] > alphas[0] + CLEAR)
+            alphas = [_measure_alpha(target, way) for way in drafters]
+            choice = int(alphas[1] > alphas[0] + MIN_ALPHA_GAIN)
             log.info(
                 "%s reads the states before layers %s: alpha %.2f on the target's own text, %.2f "
                 "before layers %s; draft_taps sets it",
                 self.source.name,
-                *(names[choice], alphas[choice], alphas[1 - choice], names[1 - choice]),
+                *(taps[choice], alphas[choice], alphas[1 - choice], taps[1 - choice]),
             )
             if key:
-                remember(CHOICES, key, choice)
-        return ways[cast(int, choice)]
+                save_cached_value(TAP_CHOICES_FILE, key, choice)
+        return drafters[cast(int, choice)]
 
 
-def _dtype_on_torch(target: Model, asked: str | None) -> torch.dtype:
+def _choose_torch_dtype(target: Model, requested: str | None) -> torch.dtype:
     """Return the precision of a draft over a target's states on torch, by itself the target's.
     Raises RefusedError for one that torch has not."""
-    if asked in ROUNDED:
+    if requested in ROUNDED_DTYPES:
         raise RefusedError(
-            f"draft_dtype={asked!r} runs on the native decoder only, and this draft does not; "
+            f"draft_dtype={requested!r} runs on the native decoder only, and this draft does not; "
             "leave it out"
         )
-    own = "float32" if target.compute_dtype in ROUNDED else target.compute_dtype
-    return getattr(torch, own if asked in (None, "auto") else asked)
+    own = "float32" if target.compute_dtype in ROUNDED_DTYPES else target.compute_dtype
+    return getattr(torch, own if requested in (None, "auto") else requested)
 
 
-def _agreement(target: LoadedTarget, drafter: PairsDrafter) -> float:
+def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
     """Return alpha on a text of the target's own."""
-    spec = target.speculator(drafter, "the draft")
+    spec = target.make_speculator(drafter, "the draft")
     prompt: Any = [0] if spec.tokenizer is None else PROBE_PROMPT
-    (text,) = spec.generate(prompt, max_new_tokens=TRIAL, gamma=GAMMA, temperature=1.0, seed=0)
-    alpha = text.stats.alpha
+    (completion,) = spec.generate(prompt, max_new_tokens=TRIAL_TOKENS, gamma=TRIAL_GAMMA, temperature=1.0, seed=0)
+    alpha = completion.stats.alpha
     return 0.0 if alpha is None else alpha
 
 
-def mtp(target: KnownTarget, options: LoadOptions) -> PendingDraft:
+def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
     """Return what makes a drafter of the target's own layer for multi-token prediction. Raises
     RefusedError where its files hold none."""
     folder = target.facts.folder
@@ -259,18 +259,18 @@ def mtp(target: KnownTarget, options: LoadOptions) -> PendingDraft:
         raise RefusedError(
             "draft='mtp' is read from the target's safetensors; give the target as a folder"
         )
-    weights, structure = Weights(Path(folder.path)), target.facts.structure
+    weights, structure = FolderWeights(Path(folder.path)), target.facts.structure
     layers = structure.config.get_text_config(decoder=True).num_hidden_layers
     own = weights.read(pair_files.map_mtp_names(weights.keys, layers))
-    return _mtp(Published(target.name, Path(folder.path), "mtp", {}), own, target, options)
+    return _prepare_mtp(PublishedDraft(target.name, Path(folder.path), "mtp", {}), own, target, options)
 
 
-def _mtp(
-    draft: Published,
+def _prepare_mtp(
+    draft: PublishedDraft,
     tensors: dict[str, torch.Tensor],
-    target: KnownTarget,
+    target: TargetInfo,
     options: LoadOptions,
 ) -> PendingDraft:
-    head = TargetEnds(target.facts, None).head
+    head = TargetEmbeddings(target.facts, None).head
     pairs = pair_files.build_mtp(draft.name, tensors, target.facts.structure, head)
-    return PendingPairs(draft, pairs, options).draft
+    return PendingPairsDraft(draft, pairs, options).draft

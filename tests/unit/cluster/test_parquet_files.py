@@ -12,7 +12,7 @@ from foretoken.errors import InputError
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from pyarrow import parquet  # noqa: E402
 
-from foretoken.cluster import table  # noqa: E402
+from foretoken.cluster import parquet_files  # noqa: E402
 
 
 def test_rows_are_lines_without_what_is_null(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_rows_are_lines_without_what_is_null(tmp_path: Path) -> None:
         {"prompt": None, "id": None, "messages": [{"role": "user", "content": "é"}]},
     ]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-    lines = [json.loads(line) for line in table.lines(tmp_path / "in.parquet")]
+    lines = [json.loads(line) for line in parquet_files.read_json_lines(tmp_path / "in.parquet")]
     assert lines == [{k: v for k, v in row.items() if v is not None} for row in rows]
 
 
@@ -29,7 +29,7 @@ def test_what_is_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "in.parquet").write_text("prompt")
     for name in ("in.parquet", "nowhere.parquet"):
         with pytest.raises(InputError, match=f"{name} cannot be read as Parquet"):
-            table.lines(tmp_path / name)
+            parquet_files.read_json_lines(tmp_path / name)
 
 
 def test_results_are_all_there_and_in_order(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_results_are_all_there_and_in_order(tmp_path: Path) -> None:
         for n, stop in ((3, "x"), (1, 7), (2, None))
     ]
     (tmp_path / "out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    table.convert(tmp_path / "out.jsonl", tmp_path / "out.parquet")
+    parquet_files.write_parquet(tmp_path / "out.jsonl", tmp_path / "out.parquet")
     records = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     for row in records:
         row |= {name: json.loads(row[name]) for name in ("id", "stop_reason", "stats")}

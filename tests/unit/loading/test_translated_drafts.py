@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import RefusedError
-from foretoken.loading import vocabularies
-from foretoken.loading.vocabularies import dictionary_of
+from foretoken.loading import translated_drafts
+from foretoken.loading.translated_drafts import make_dictionary
 from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
 from loads import refused
 from tiny import byte_level, folder, legacy, llama, metaspace, t5
@@ -68,14 +68,14 @@ def test_the_way_is_the_same_each_time(target, draft):
 @pytest.mark.daily("better0")
 @pytest.mark.parametrize("better", [TextDrafting(True, False), TextDrafting(False, True)])
 def test_the_way_that_keeps_more_is_taken(better, target, draft, monkeypatch):
-    tried = vocabularies._tried
+    tried = translated_drafts._run_trial
 
     def told(target, drafter, *, greedy):
         trial = tried(target, drafter, greedy=greedy)
         by_text, best = drafter.model.by_text[0], better.greedy if greedy else better.sampled
         return trial._replace(kept=2.0 if by_text == best else 1.0)
 
-    monkeypatch.setattr(vocabularies, "_tried", told)
+    monkeypatch.setattr(translated_drafts, "_run_trial", told)
     assert translated(foretoken.load(target, draft)).by_text == better
 
 
@@ -104,6 +104,6 @@ def test_vocabularies_without_a_common_word_are_refused(target, tmp_path):
 
 
 def test_ids_that_mean_the_same_need_no_dictionary():
-    assert dictionary_of(("d", byte_level(), 320), ("t", byte_level(), 400)) is None
-    assert dictionary_of(("d", None, 320), ("t", byte_level(), 320)) is None
-    assert dictionary_of(("d", legacy(), 320), ("t", byte_level(), 320)) is not None
+    assert make_dictionary(("d", byte_level(), 320), ("t", byte_level(), 400)) is None
+    assert make_dictionary(("d", None, 320), ("t", byte_level(), 320)) is None
+    assert make_dictionary(("d", legacy(), 320), ("t", byte_level(), 320)) is not None

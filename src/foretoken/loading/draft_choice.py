@@ -1,0 +1,155 @@
+"""Choices made at loading: the draft of a target that comes without one, and the precision of a
+draft for which none was asked.
+
+Which one pays is read from costs and acceptance measured on the pair, when `Speculator.prepared`
+asks: that converts drafts and takes up to minutes, for which no text waits. A choice is kept,
+whatever the machine did meanwhile, until weights, precision, versions or the machine change: from
+then on the draft that a command runs with is the same every time. Does not know how a model is
+made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from operator import itemgetter
+from typing import cast
+
+from foretoken.costing import stored
+from foretoken.costing.costs import PLAIN, Costs
+from foretoken.costing.gamma import MAX_GAMMA, Past, prices_of, rate
+from foretoken.drafters.lm import LMDrafter
+from foretoken.drafters.lookup import Repeats
+from foretoken.errors import FRONT, ForetokenError, base_name
+from foretoken.loading.draft import make_target_copy
+from foretoken.loading.options import ROUNDED_DTYPES, list_smaller_dtypes
+from foretoken.loading.target import LoadedTarget
+from foretoken.speculator import Speculator
+from foretoken.storage.cache import save_cached_value, load_cached_values
+
+log = logging.getLogger(__name__)
+
+DRAFT_CHOICES_FILE = "drafts.json"
+MIN_COPY_SPEEDUP = 1.05  # predicted tokens a second over plain decoding for which a copy is kept in memory
+MIN_STEP_SECONDS = 1e-3  # seconds of a plain step below which what lies outside the models outweighs guesses
+MIN_ROUNDING_SPEEDUP = 1.02  # predicted tokens a second for which a draft is rounded
+MIN_INT8_TIME_RATIO, MAX_INT8_ALPHA = 1.3, 0.99  # a draft in int8 against one in int4: its time at least, its alpha
+
+
+def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
+    """Return `looking`, which looks up, or the same target drafting for itself, with look-up in
+    front where a text repeats, as was chosen before: until it is, `looking`."""
+    if lookup_spec.target.runtime != "native":  # no other shares its rows
+        return lookup_spec
+    make_copy_spec = cache(partial(_make_copy_spec, lookup_spec, target))
+
+    def apply(kind: str) -> Speculator:
+        spec = (make_copy_spec(kind) if kind else None) or lookup_spec
+        log.info("no draft was given: %s drafts", base_name(spec.draft_name))
+        return spec
+
+    return _apply_stored_choice(lookup_spec, lambda: _measure_fastest_copy(lookup_spec, make_copy_spec), apply)
+
+
+def choose_draft_dtype(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> Speculator:
+    """Return `spec`, whose draft is in `dtype`, or the same with its draft in eight or four bits,
+    as was chosen before: until it is, `spec`."""
+    make_cached = cache(make)
+
+    def apply(kind: str) -> Speculator:
+        if not kind:
+            return spec
+        log.info(
+            "%s drafts in %s, which is faster; draft_dtype says otherwise",
+            base_name(spec.draft_name),
+            kind,
+        )
+        return replace(spec, drafter=make_cached(kind))
+
+    return _apply_stored_choice(spec, lambda: _measure_fastest_dtype(spec, dtype, make_cached), apply)
+
+
+def _apply_stored_choice(
+    spec: Speculator, measure: Callable[[], str], apply: Callable[[str], Speculator]
+) -> Speculator:
+    """Return the `best` for the rounding that was chosen for this pair, "" for none. Where there is
+    none yet, return the pair, which is to `choose`: to measure, and keep what is found."""
+    name = stored.key(spec.target, spec.drafter, DRAFT_CHOICES_FILE)
+    kind = load_cached_values(DRAFT_CHOICES_FILE).get(name) if name else None
+    if kind in (*ROUNDED_DTYPES, ""):
+        return apply(cast(str, kind))
+
+    def choose(current: Speculator) -> Speculator:
+        if current.drafter is not spec.drafter:  # a user's own since
+            return current
+        kind = measure()
+        if name:
+            save_cached_value(DRAFT_CHOICES_FILE, name, kind)
+        return apply(kind)
+
+    return replace(spec, choose=choose)
+
+
+def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> str:
+    """Return the draft's fastest precision, "" where it has it."""
+    best, base = "", spec.costing.step_costs(PLAIN)
+    best_rate = _predict_tokens_per_second(base)
+    for smaller_dtype in list_smaller_dtypes(dtype):
+        try:
+            rounded_spec = replace(spec, drafter=make(smaller_dtype))
+        except ForetokenError as error:
+            log.info("%s cannot draft in %s: %s", spec.draft_name, smaller_dtype, error)
+            break
+        measured = rounded_spec.costing.step_costs(PLAIN)
+        # one text tells two acceptances apart no better than by luck; eight bits cost none
+        prior = (
+            base.prior if smaller_dtype == "int8" else min(base.prior, measured.prior, key=itemgetter(1))
+        )
+        tokens_per_second = _predict_tokens_per_second(replace(measured, prior=prior))
+        if tokens_per_second < MIN_ROUNDING_SPEEDUP * best_rate:  # four bits gain nothing where eight do not
+            break
+        best, best_rate = smaller_dtype, tokens_per_second
+    return best
+
+
+def _measure_fastest_copy(lookup_spec: Speculator, make_copy_spec: Callable[[str], Speculator | None]) -> str:
+    """Return the copy that is faster than look-up, "" where none is."""
+    if lookup_spec.costing.step_costs(PLAIN).seconds(0) < MIN_STEP_SECONDS:
+        return ""
+    best, best_speedup, bound = "", MIN_COPY_SPEEDUP, float("inf")
+    for kind in reversed(ROUNDED_DTYPES):
+        copy_spec = make_copy_spec(kind) if bound > best_speedup else None
+        if copy_spec is None:
+            continue
+        measured = copy_spec.costing.step_costs(PLAIN)
+        speedup = _predict_speedup(measured)
+        log.info("%s: %.2f times plain decoding is predicted", copy_spec.draft_name, speedup)
+        int8_costs = tuple((n, MIN_INT8_TIME_RATIO * seconds) for n, seconds in measured.draft)
+        bound = _predict_speedup(replace(measured, draft=int8_costs, prior=(1.0, MAX_INT8_ALPHA)))
+        if speedup > best_speedup:
+            best, best_speedup = kind, speedup
+    return best
+
+
+def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) -> Speculator | None:
+    """Return the target with its copy; None where there can be none."""
+    name = f"self:{kind}"
+    try:
+        drafter = make_target_copy(name, kind, target)
+    except ForetokenError as error:
+        log.info("%s cannot draft: %s", name, error)
+        return None
+    name = f"{FRONT}{name}"
+    return replace(lookup_spec, drafter=drafter, draft_name=name, predicted_output=Repeats)
+
+
+def _predict_speedup(measured: Costs) -> float:
+    """Return tokens a second over plain decoding."""
+    return _predict_tokens_per_second(measured) * measured.seconds(0)
+
+
+def _predict_tokens_per_second(measured: Costs) -> float:
+    """Return tokens a second, by costs and the acceptance seen with them."""
+    return rate(Past(measured.prior), MAX_GAMMA, prices_of(measured, 1))

@@ -1,0 +1,81 @@
+"""A target's own texts behind given prompts, written before a draft is trained on them: a few at a
+time, kept on disk, so that a run which was killed goes on behind the last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import InputError, RefusedError
+from foretoken.request import uninterrupted
+from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.storage import files
+from foretoken.train.corpus import Example, Examples
+
+SEQUENCES_PER_FILE = 4 * MAX_ROWS  # texts in a file
+
+
+def generate_references(
+    spec: Speculator,
+    examples: Examples,
+    folder: Path,
+    *,
+    length: int,
+    temperatures: tuple[float, ...],
+    seed: int,
+    report: Callable[[int], None],
+) -> Examples:
+    """Return the examples, those without a reference with what the target writes: `length` tokens
+    at most, at each of the temperatures in turn. report: is told how many have been written.
+
+    Raises RefusedError for a target with an encoder, InputError where the folder holds the texts of
+    other prompts.
+    """
+    if spec.target.encoder_decoder:
+        raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
+    folder.mkdir(parents=True, exist_ok=True)
+    _require_same_options(folder, spec, {"length": length, "temperatures": [*temperatures], "seed": seed})
+    examples_and_held_out = [*examples.train, *examples.held_out]
+    missing = [n for n, example in enumerate(examples_and_held_out) if not len(example.reference)]
+    for start in range(0, len(missing), SEQUENCES_PER_FILE):
+        indices = missing[start : start + SEQUENCES_PER_FILE]
+        file = folder / f"{start // SEQUENCES_PER_FILE:06d}.json"
+        prompts = [[*map(int, examples_and_held_out[n].prompt)] for n in indices]
+        if not file.exists():
+            ids: list[list[int]] = [[] for _ in indices]
+            for i, temperature in enumerate(temperatures):
+                turn = slice(i, None, len(temperatures))
+                keys = [(seed, n) for n in indices[turn]]
+                options = {"temperature": temperature, "max_new_tokens": length, "seed": keys}
+                completions = spec.generate(prompts[turn], **options) if keys else []
+                ids[turn] = [text.tokens for text in uninterrupted(completions)]
+            files.write_atomically(file, json.dumps({"prompts": prompts, "texts": ids}).encode())
+        stored = files.read_own_json(file)
+        if stored["prompts"] != prompts:
+            raise InputError(
+                f"{file} holds texts behind other prompts; give those, or another --out"
+            )
+        for n, tokens in zip(indices, stored["texts"], strict=True):
+            examples_and_held_out[n] = Example(examples_and_held_out[n].prompt, tokens)
+        report(start + len(indices))
+    count = len(examples.train)
+    return Examples(examples_and_held_out[:count], examples_and_held_out[count:], examples.digest)
+
+
+def _require_same_options(folder: Path, spec: Speculator, options: dict[str, Any]) -> None:
+    """InputError where the folder holds texts of another target, or written in another way."""
+    target = spec.target.identity or spec.target_name
+    options |= {"target": target, "dtype": spec.target.compute_dtype}
+    file = folder / "options.json"
+    if not file.exists():
+        files.write_atomically(file, json.dumps(options).encode())
+    stored = files.read_own_json(file)
+    changed = [name for name, value in options.items() if stored.get(name) != value]
+    if changed:
+        name = changed[0]
+        raise InputError(
+            f"{folder} holds texts with {name} {stored.get(name)}, not {options[name]}; give that, "
+            "or another --out"
+        )
