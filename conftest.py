@@ -27,7 +27,7 @@ from console import Run, script
 from foretoken import slow_log
 from foretoken.costing import contention, pair_costs
 from foretoken.costing.costs import Costs
-from foretoken.costing.stored import Kept
+from foretoken.costing.stored_costs import StoredCosts
 from foretoken.errors import RefusedError
 from foretoken.loading.runtimes import native
 
@@ -77,7 +77,7 @@ def rare(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 # Frozen, for all pairs: what is measured on a busy machine differs from run to run, and takes up to
 # a second for each kind of sampling and size of batch
-PROBED = Kept(Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),)), 1.0, 0.0)
+PROBED = StoredCosts(Costs(((0, 0.0), (8, 0.8)), ((1, 1.0), (8, 1.3)), ((1, 0.1),)), 1.0, 0.0)
 REAL = {"probe": pair_costs.probe, "probe_shared": pair_costs.probe_shared}
 FROZEN = {"probe": lambda *args: PROBED, "probe_shared": lambda costs, *args: PROBED}
 vars(pair_costs).update(FROZEN)  # also in fixtures of modules
@@ -107,8 +107,8 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """What else runs on this machine is not counted, nor for how long anything takes: no output and
     no kept costs depend on it."""
-    monkeypatch.setattr(contention, "read", lambda: None)
-    monkeypatch.setattr(slow_log, "AFTER", 3600.0)
+    monkeypatch.setattr(contention, "take_reading", lambda: None)
+    monkeypatch.setattr(slow_log, "LOG_AFTER_SECONDS", 3600.0)
 
 
 @pytest.fixture(autouse=True)

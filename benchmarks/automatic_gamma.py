@@ -27,7 +27,7 @@ from rich.table import Table
 
 import machine
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import MAX_GAMMA, Adaptive, Fixed
+from foretoken.costing.gamma import MAX_GAMMA, AdaptiveGamma, FixedGamma
 from replay import Oracle, Text, replay
 
 TOKENS, ROWS = 256, 100
@@ -113,8 +113,8 @@ def _text(betas: Betas, row: int, greedy: bool, decay: float) -> Text:
 
 
 def _replayed(texts: list[Text], priced: Costs) -> dict[str, Any]:
-    fixed = [_mean(texts, priced, lambda text, g=g: Fixed(g)) for g in range(MAX_GAMMA + 1)]
-    automatic = _mean(texts, priced, lambda text: Adaptive(priced))
+    fixed = [_mean(texts, priced, lambda text, g=g: FixedGamma(g)) for g in range(MAX_GAMMA + 1)]
+    automatic = _mean(texts, priced, lambda text: AdaptiveGamma(priced))
     ideal = _mean(texts, priced, Oracle)
     best = min(fixed)
     gap = 1 / ideal - 1 / best

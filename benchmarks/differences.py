@@ -19,7 +19,7 @@ from foretoken import Speculator
 from foretoken.certificate.greedy_identity import NOISE_MARGIN, ShapeNoise, measure_shape_noise, score_token_by_token
 from foretoken.request import Request
 from foretoken.sampling.keys import exponentials
-from foretoken.speculator import MAX_ROWS
+from foretoken.speculator import MAX_BATCH_SIZE
 from streams import Asked
 
 WIDTH = 8  # tokens of a pass over a block, for its noise
@@ -67,7 +67,7 @@ class Offline:
     def measure(self, some: Sequence[Asked]) -> ShapeNoise:
         """The noise of passes, along the first texts of some requests. RuntimeError where it is
         more than rounding explains."""
-        queries = some[:MAX_ROWS]
+        queries = some[:MAX_BATCH_SIZE]
         requests = [self._request(each, 0) for each in queries]
         texts = [self.texts(each)[0] for each in queries]
         self.shapes = measure_shape_noise(self.spec.target, requests, texts, WIDTH)

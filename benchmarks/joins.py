@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken.engine.batch import threads
+from foretoken.engine.batch import limit_torch_threads
 from foretoken.models.base import Model
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.stock.model import CausalModel
@@ -53,7 +53,7 @@ def main() -> None:
     model = RUNTIMES[arguments.runtime](
         AutoModelForCausalLM.from_pretrained(arguments.target, trust_remote_code=False).eval()
     )
-    with threads(model):
+    with limit_torch_threads(model):
         rounds = [
             measured(model, arguments.rows, arguments.context, arguments.prompt)
             for _ in range(1 + arguments.rounds)  # the first warms up

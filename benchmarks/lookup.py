@@ -48,11 +48,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from foretoken import LookupDrafter, SamplingParams
 from foretoken.drafters.base import Draft, Draw, pack
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from machine import save
 
 GAMMAS, LENGTHS = (4, 16), (1_000, 10_000, 100_000)
-GREEDY = Draw([RowKey(0, 0)], [0], [SamplingParams(0.0)])
+GREEDY = Draw([SequenceKey(0, 0)], [0], [SamplingParams(0.0)])
 Ids = list[int]
 Texts = dict[str, list[tuple[Ids, Ids]]]  # by kind: prompts, and what follows them
 

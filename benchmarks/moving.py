@@ -22,7 +22,7 @@ from typing import Any
 
 from foretoken import Engine, Speculator, load
 from foretoken.drafters.base import parts_of
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from machine import save
 
 ROWS, SHORT, WARM, PLAIN = 8, 64, 10, 20  # running rows, their prompts, steps before it and alone
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     pair = load(arguments.target, arguments.draft, dtype=arguments.dtype, runtime=arguments.runtime)
-    spec = replace(pair, ends=Ends(decoder_start=pair.ends.decoder_start))  # no text ends early
+    spec = replace(pair, ends=EndTokens(decoder_start=pair.ends.decoder_start))  # no text ends early
     gaps = [gap(spec, arguments.gamma, seed) for seed in range(arguments.repeats)]
     for each in gaps:
         print(each, file=sys.stderr)

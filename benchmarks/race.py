@@ -56,7 +56,7 @@ from foretoken.measurement.options import format_gamma
 from foretoken.models.native.model import NativeModel
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from tables import show as show_tables
 
 HERE = Path(__file__).resolve().parent
@@ -398,9 +398,9 @@ def main(
         for peer in peers:
             theirs = gammas if readable(spec) and not peer.about.get("plain_only") else [0]
             contestants |= {(peer.name, g): partial(peer.run, gamma=g) for g in theirs}
-        reading = contention.read()
+        reading = contention.take_reading()
         parts = race_sizes(contestants, tasks, sizes, repeats, unable)
-        share = contention.share([contention.taken(reading)])
+        share = contention.compute_others_share([contention.measure_since(reading)])
     if not parts:
         print("interrupted before the first round was done", file=sys.stderr)
         raise typer.Exit(130)
@@ -478,8 +478,8 @@ def require(vs: list[str], sizes: list[int], loading: option.PairLoadOptions) ->
         command_of(name)
         if sizes and library(name) in ALONE:
             raise InputError(f"--vs {name} runs one text at a time; leave it or --batch out")
-    if sizes and not 1 <= sizes[0] <= sizes[-1] <= MAX_ROWS:
-        raise InputError(f"batch is {sizes}; give numbers from 1 to {MAX_ROWS}")
+    if sizes and not 1 <= sizes[0] <= sizes[-1] <= MAX_BATCH_SIZE:
+        raise InputError(f"batch is {sizes}; give numbers from 1 to {MAX_BATCH_SIZE}")
 
 
 def start_peers(
@@ -546,7 +546,7 @@ def show(document: dict[str, Any]) -> None:
     for name, why in document["unable"].items():
         console.print(f"{name} cannot run this pair: {why}", soft_wrap=True, markup=False)
     show_tables("race", document)
-    if warning := contention.remark(document["others"]):
+    if warning := contention.describe_contention(document["others"]):
         console.print(warning, soft_wrap=True, style="bold")
 
 

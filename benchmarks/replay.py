@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import MAX_GAMMA, NOTHING, Beside, Gamma
+from foretoken.costing.gamma import MAX_GAMMA, NO_OTHER_WORK, OtherWork, GammaPolicy
 from foretoken.records import StepRecord
-from foretoken.request import Request, Row
-from foretoken.sampling.keys import RowKey
+from foretoken.request import Request, SequenceState
+from foretoken.sampling.keys import SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,20 @@ class Text:
         return accepted, float(accepted) if self.greedy else beta
 
 
-def replay(gamma: Gamma, text: Text, costs: Costs) -> tuple[float, Row]:
+def replay(gamma: GammaPolicy, text: Text, costs: Costs) -> tuple[float, SequenceState]:
     """Seconds that a lone row takes until its end, and the row with its records."""
-    row = Row.of(Request([0], text.tokens, RowKey(0, 0)))
+    row = SequenceState.from_request(Request([0], text.tokens, SequenceKey(0, 0)))
     seconds, last = 0.0, 0
     while not row.finish_reason:
         place = len(row.new_tokens)
-        (draft_tokens,) = gamma.ask([row])
-        draft_tokens = min(draft_tokens, row.room - 1)
+        (draft_tokens,) = gamma.choose_gammas([row])
+        draft_tokens = min(draft_tokens, row.num_remaining - 1)
         judged = _judged(text, place, draft_tokens)
         accepted = sum(kept for kept, _ in judged)
         tokens = row.commit([0] * (accepted + 1))
         size = 1 + draft_tokens
-        seconds += costs.change * (size != last) + costs.drafting(draft_tokens, draft_tokens, 1)
-        seconds, last = seconds + costs.passing(size, size), size
+        seconds += costs.change * (size != last) + costs.draft_seconds(draft_tokens, draft_tokens, 1)
+        seconds, last = seconds + costs.target_seconds(size, size), size
         overlaps = tuple(overlap for _, overlap in judged)
         record = StepRecord(
             draft_tokens,
@@ -83,10 +83,10 @@ class Oracle:
         self.text = text
 
     @property
-    def most(self) -> int:
+    def max_gamma(self) -> int:
         return MAX_GAMMA
 
-    def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+    def choose_gammas(self, rows: list[SequenceState], beside: OtherWork = NO_OTHER_WORK) -> list[int]:
         return [self._kept(len(row.new_tokens)) for row in rows]
 
     def _kept(self, place: int) -> int:

@@ -31,12 +31,12 @@ from torch import Tensor
 import foretoken
 import machine
 from foretoken.errors import InputError, RefusedError
-from foretoken.lease import leased
+from foretoken.lease import hold_lease
 from foretoken.loading.named_models import get_asset
 from foretoken.measurement.estimate import Estimate, estimate_ratio
 from foretoken.models.base import Model
-from foretoken.sampling.distributions import check, likeliest
-from foretoken.sampling.verify import overlap
+from foretoken.sampling.distributions import require_valid_logits, argmax_ids
+from foretoken.sampling.acceptance_rules import overlap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,7 +102,7 @@ def rounding(model: Model, rounded: Model, held_out: Sequence[RoundedPiece]) -> 
             "an encoder-decoder predicts nothing without a source; bits per byte are measured for "
             "decoders alone"
         )
-    with leased(model), leased(rounded):
+    with hold_lease(model), hold_lease(rounded):
         sums = np.array([_sums(model, rounded, piece.ids) for piece in held_out])
     bits, rounded_bits, same, shared = sums.T.tolist()
     tokens = [len(piece.ids) - 1 for piece in held_out]
@@ -133,7 +133,7 @@ def _sums(model: Model, rounded: Model, ids: list[int]) -> list[float]:
             p, q = (_logits(each, block, at) for each in models)
             for i, logits in enumerate((p, q)):
                 sums[i] += _bits(logits, following)
-            sums[2] += int((likeliest(p) == likeliest(q)).sum())
+            sums[2] += int((argmax_ids(p) == argmax_ids(q)).sum())
             distributions = p.softmax(-1)[None], q.softmax(-1)[None]
             sums[3] += float(overlap(*distributions, following[None]).sum())
         for each in models:
@@ -144,7 +144,7 @@ def _sums(model: Model, rounded: Model, ids: list[int]) -> list[float]:
 def _logits(model: Model, block: list[int], at: int) -> Tensor:
     """Behind every id of a block, on the CPU, in float32 or better, `[n, V]`."""
     logits = model.score([block], [len(block)])
-    check(logits, "target", [at], [len(block)])
+    require_valid_logits(logits, "target", [at], [len(block)])
     return logits[0].float().cpu() if logits.dtype != torch.float64 else logits[0].cpu()
 
 

@@ -157,7 +157,7 @@ def figures_of(
         "ms_a_token": round(1e3 * median(seconds), 2),
         "speed_up": round(median(ratios), 3),
         "range": [round(ratios[0], 3), round(ratios[-1], 3)],
-        "tokens_a_call": round(sum(len(step.kept) for step in steps) / len(steps), 3),
+        "tokens_a_call": round(sum(len(step.new_tokens) for step in steps) / len(steps), 3),
     }
 
 
@@ -179,7 +179,7 @@ def in_batch(spec: foretoken.Speculator, prompts: dict[str, list[str]]) -> dict[
     alone = [run for task in tasks for run in run_own_turn(spec, [task], 3)]
     found = {"alone": alone, "batch": run_own_turn(spec, tasks, 3)}
     steps = {name: [s for run in runs for s in run.steps] for name, runs in found.items()}
-    return {name: round(sum(len(s.kept) for s in x) / len(x), 3) for name, x in steps.items()}
+    return {name: round(sum(len(s.new_tokens) for s in x) / len(x), 3) for name, x in steps.items()}
 
 
 def show(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from foretoken.engine.options import OPTIONS as ENGINE
+from foretoken.engine.options import ENGINE_OPTIONS as ENGINE
 from foretoken.engine.options import EngineOptions
 from foretoken.sampling.options import DeclaredOption
-from foretoken.sampling.params import OPTIONS as SAMPLING
+from foretoken.sampling.params import SAMPLING_OPTIONS as SAMPLING
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from foretoken.costing import costs
-from foretoken.costing.costs import Costs, Table, at
-from foretoken.errors import InputError, mismatch
+from foretoken.costing.costs import Costs, CostTable, interpolate
+from foretoken.errors import InputError, describe_mismatch
 from foretoken.storage import files
 
 AGAIN = "make one with python -m reproduction costs --out"
@@ -25,38 +25,38 @@ class ServingCosts:
 
     rows: int
     costs: Costs  # of steps of up to so many rows
-    reading: Table  # the target's pass over so many tokens of a prompt
-    draft_reading: Table  # the same of the draft
-    around: Table  # what a step of so many rows takes beside draft, pass and verdict
+    reading: CostTable  # the target's pass over so many tokens of a prompt
+    draft_reading: CostTable  # the same of the draft
+    around: CostTable  # what a step of so many rows takes beside draft, pass and verdict
     joining: float  # to take a request on and to hand it back, beside reading it
     # what drafts and passes take among so many rows at work, relative to `costs`
-    drafts: Table = ((1, 1.0),)
-    passes: Table = ((1, 1.0),)
+    drafts: CostTable = ((1, 1.0),)
+    passes: CostTable = ((1, 1.0),)
     context: int | None = None  # tokens of a text at most; None: no limit
 
-    def drafting(self, draft_tokens: list[int]) -> float:
+    def draft_seconds(self, draft_tokens: list[int]) -> float:
         """Return the seconds of a draft of so many draft tokens of each row."""
         rows = len(draft_tokens)
         return float(
-            self.costs.drafting(max(draft_tokens), sum(draft_tokens), rows) * at(self.drafts, rows)
+            self.costs.draft_seconds(max(draft_tokens), sum(draft_tokens), rows) * interpolate(self.drafts, rows)
         )
 
-    def passing(self, size: int, read: int, rows: int, *, changed: bool) -> float:
+    def target_seconds(self, size: int, read: int, rows: int, *, changed: bool) -> float:
         """Return the seconds of the target's forward over `size` positions, `read` of them prefill.
 
         changed: the forward before had another size.
         """
         scored = max(1, size - read)
-        seconds = at(self.costs.score, scored) + self.costs.change * changed
-        more = at(self.reading, size) - at(self.reading, scored)
-        return float(at(self.passes, rows) * seconds + max(0.0, more))
+        seconds = interpolate(self.costs.score, scored) + self.costs.change * changed
+        more = interpolate(self.reading, size) - interpolate(self.reading, scored)
+        return float(interpolate(self.passes, rows) * seconds + max(0.0, more))
 
     @property
-    def sound(self) -> bool:
+    def is_valid(self) -> bool:
         """True where these can be costs, wherever they were read from."""
         tables = self.reading, self.draft_reading, self.around, self.drafts, self.passes
         measured = (*tables, ((1, self.joining),))
-        return self.rows > 0 and self.costs.sound and all(map(costs.sound, measured))
+        return self.rows > 0 and self.costs.is_valid and all(map(costs.is_valid_table, measured))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ def load(path: Path) -> FleetCosts:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: {where}: {mismatch(first)}; {AGAIN}") from None
+        raise InputError(f"{path}: {where}: {describe_mismatch(first)}; {AGAIN}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}; {AGAIN}") from None
-    if not measured.serving.sound:
+    if not measured.serving.is_valid:
         raise InputError(f"{path}: serving: these are no costs; {AGAIN}")
     if not all(text.betas for text in measured.texts) or not measured.texts:
         raise InputError(f"{path}: texts: each must have a token; {AGAIN}")

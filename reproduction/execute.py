@@ -35,9 +35,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, to_one_line, format_value
 from foretoken.sampling.checks import SEED, Count
-from foretoken.sampling.keys import Purpose, RowKey, uniform
+from foretoken.sampling.keys import Purpose, SequenceKey, uniform
 
 __all__ = ["Execution", "Flag", "Seconds", "speculate", "speculate_async"]
 
@@ -291,7 +291,7 @@ def _calls(
 ) -> Iterator[Callable[[Callable[..., Any], Any], _Call]]:
     """Give what begins a call of a function. On exit all calls are cancelled, and have ended."""
     if not isinstance(executor, Executor | None):
-        raise InputError(f"executor is {shown(executor)}; give one of concurrent.futures, or None")
+        raise InputError(f"executor is {format_value(executor)}; give one of concurrent.futures, or None")
     calls: list[_Call] = []
     with ExitStack() as stack:
         pool, folder = executor, None
@@ -322,7 +322,7 @@ def _require_picklable(sent: dict[str, Any]) -> None:
             pickle.dumps(value)
         except Exception as error:  # anybody's code
             raise InputError(
-                f"{name} cannot be sent to another process ({one_line(error)}); "
+                f"{name} cannot be sent to another process ({to_one_line(error)}); "
                 "define it at the top level of a module, or use threads"
             ) from error
 
@@ -352,7 +352,7 @@ def _require_functions(f: object, g: object, q: object, told: Sequence[str]) -> 
     """Raise InputError where one cannot be called; `told`: those that are given `cancelled`."""
     for name, function in (("f", f), ("g", g), ("q", q)):
         if name != "q" and not callable(function):
-            raise InputError(f"{name} is {shown(function)}; give a function")
+            raise InputError(f"{name} is {format_value(function)}; give a function")
         flag = _cancelled(function)
         if flag is None:
             continue
@@ -410,7 +410,7 @@ class Bet:
         return None, outcomes[y], distribution.beta
 
     def _number(self, offset: int, purpose: Purpose) -> float:
-        return uniform(RowKey(self.seed, 0), 0, offset, purpose)
+        return uniform(SequenceKey(self.seed, 0), 0, offset, purpose)
 
 
 class SampleDistribution(NamedTuple):
@@ -433,7 +433,7 @@ def finite_distribution(owner: str, value: Any) -> Distribution:
     for outcome, mass in zip(outcomes, masses.tolist(), strict=True):
         if not 0 <= mass < math.inf:
             raise InputError(
-                f"{owner} gives {shown(outcome)} a probability of {mass}; give numbers, 0 or more"
+                f"{owner} gives {format_value(outcome)} a probability of {mass}; give numbers, 0 or more"
             )
     total = masses.sum()
     if not abs(total - 1) < 1e-4:  # float32 rounds every term

@@ -22,23 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.costing.costs import at
-from foretoken.costing.gamma import Adaptive, Fixed, Gamma
+from foretoken.costing.costs import interpolate
+from foretoken.costing.gamma import AdaptiveGamma, FixedGamma, GammaPolicy
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.core import EngineCore
-from foretoken.engine.scheduler import Task
+from foretoken.engine.scheduler import SequenceTask
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model
 from foretoken.models.row_slots import list_remaining_rows
-from foretoken.request import Request, Row, stats
+from foretoken.request import Request, SequenceState, compute_stats
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, choose
-from foretoken.sampling.verify import block
+from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, make_verifier
+from foretoken.sampling.acceptance_rules import block
 from reproduction.costs import FleetCosts, ServingCosts
 
-BLOCK = choose(block)
+BLOCK = make_verifier(block)
 FULL = 8  # batches of requests that wait at once where capacity is found
 Track = Callable[[Sequence[int]], Iterable[int]]
 
@@ -118,7 +118,7 @@ class PaperTarget(Model):
         size, last = sum(len(part) for part in blocks), self._size
         self._size = size
         self.parts.clock.add(
-            self.parts.serving.passing(size, size - judged, len(blocks), changed=size != last)
+            self.parts.serving.target_seconds(size, size - judged, len(blocks), changed=size != last)
         )
 
     def _distributions(self, b: int, need: int, width: int) -> list[float]:
@@ -159,12 +159,12 @@ class PaperDrafter(Drafter):
         ]
         read = sum(map(len, prompts)) - len(prompts)
         if read:
-            self.parts.clock.add(float(at(self.parts.serving.draft_reading, read)))
+            self.parts.clock.add(float(interpolate(self.parts.serving.draft_reading, read)))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         rows = zip(self._texts, self._lengths, gamma, strict=True)
         counts = [_offered(text, length, g) for text, length, g in rows]
-        self.parts.clock.add(self.parts.serving.drafting(counts))
+        self.parts.clock.add(self.parts.serving.draft_seconds(counts))
         return pack([[0] * count for count in counts], calls=max(counts))
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -185,12 +185,12 @@ class PaperVerifier:
     verifier: Verifier = BLOCK
 
     @property
-    def draws(self) -> type[Draw]:
-        return self.verifier.draws
+    def draw_class(self) -> type[Draw]:
+        return self.verifier.draw_class
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         judged = len(block.x) + int(block.lengths.sum())
-        self.parts.clock.add(float(at(self.parts.serving.costs.verify, judged)))
+        self.parts.clock.add(float(interpolate(self.parts.serving.costs.verify, judged)))
         return self.verifier(block, draw)
 
 
@@ -207,7 +207,7 @@ def _offered(text: PaperText, place: int, most: int) -> int:
 class Served:
     """A request on its way; in seconds since the first request of all."""
 
-    row: Row
+    seq: SequenceState
     due: float
     began: float = math.inf  # when its first token was there
     ended: float = math.inf
@@ -222,7 +222,7 @@ class PaperReplica:
         target, drafter = PaperTarget(parts), PaperDrafter(parts)
         self.serving, self.clock, self.verifier = serving, parts.clock, PaperVerifier(parts)
         self.core = EngineCore(target, drafter, serving.rows, clock=self.clock)
-        self.gamma: Gamma = Adaptive(serving.costs) if gamma is None else Fixed(gamma)
+        self.gamma: GammaPolicy = AdaptiveGamma(serving.costs) if gamma is None else FixedGamma(gamma)
         self.open: list[Served] = []  # in the order in which they came
         self.busy = 0.0  # seconds in which it had something to do
         self.row_seconds = 0.0  # these, times the rows that ran
@@ -232,9 +232,9 @@ class PaperReplica:
         """A request that comes now, or while a step runs that began before."""
         if not self.open:
             self.clock.seconds = max(self.clock.seconds, time)
-        served = Served(Row.of(request), time)
+        served = Served(SequenceState.from_request(request), time)
         self.open.append(served)
-        self.core.add([Task(served.row, self.verifier, self.gamma)])
+        self.core.add([SequenceTask(served.seq, self.verifier, self.gamma)])
         return served
 
     def until(self, seconds: float) -> None:
@@ -252,7 +252,7 @@ class PaperReplica:
         self.core.step()
         queued = len(self.core.scheduler.waiting)
         rows = len(self.open) - queued  # those that have finished since are still there
-        around = float(at(self.serving.around, rows)) + (waiting - queued) * self.serving.joining
+        around = float(interpolate(self.serving.around, rows)) + (waiting - queued) * self.serving.joining
         self.clock.add(around)
         now = self.clock.seconds
         self.busy, self.row_seconds = (
@@ -260,12 +260,12 @@ class PaperReplica:
             self.row_seconds + (now - start) * rows,
         )
         for one in self.open:
-            if one.row.records:
+            if one.seq.records:
                 one.began = min(one.began, now)
-            if one.row.finish_reason is not None:
+            if one.seq.finish_reason is not None:
                 one.ended = now
         before = len(self.open)
-        self.open = [one for one in self.open if one.row.finish_reason is None]
+        self.open = [one for one in self.open if one.seq.finish_reason is None]
         self._last = before - len(self.open)
 
 
@@ -367,7 +367,7 @@ class _Tasks:
     seed: int
 
     def task(self, number: int) -> Request:
-        key = RowKey(self.seed, number)
+        key = SequenceKey(self.seed, number)
         return Request(self.texts[number].ids, self.limits[number], key, params=self.params)
 
 
@@ -398,8 +398,8 @@ def _figures(
 ) -> Simulated:
     span = max(one.ended for one in served) - min(one.due for one in served)
     busy = sum(replica.busy for replica in replicas)
-    statistics = [stats(one.row, "paper", "paper") for one in served]
-    tokens = sum(len(one.row.new_tokens) for one in served)
+    statistics = [compute_stats(one.seq, "paper", "paper") for one in served]
+    tokens = sum(len(one.seq.new_tokens) for one in served)
     drafted = sum(one.drafted for one in statistics)
     steady = rate < capacity
     return Simulated(

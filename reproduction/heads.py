@@ -17,9 +17,9 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
-from foretoken.sampling.distributions import mended
+from foretoken.sampling.distributions import mask_invalid
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import sent
+from foretoken.transfer import send
 from reproduction.blockwise import Heads, ends_of
 
 
@@ -59,7 +59,7 @@ class HeadsDrafter(Drafter):
         most = max(budget, default=0)
         if not most:
             return pack([[] for _ in gamma])
-        logits, tops = mended(self._logits(most))
+        logits, tops = mask_invalid(self._logits(most))
         lengths = torch.tensor(budget)
         tokens, distributions = zip(
             *(draw.sample(logits[:, i], i) for i in range(most)), strict=True
@@ -73,7 +73,7 @@ class HeadsDrafter(Drafter):
         present = next(state for state in self.states if state is not None)
         empty = torch.zeros_like(present)
         hidden = torch.stack([empty if state is None else state for state in self.states])
-        embedded = self.embedding(sent(torch.tensor(self.last), device))
+        embedded = self.embedding(send(torch.tensor(self.last), device))
         return self.output(self.heads(hidden.to(dtype), embedded.to(dtype), 0, draft_tokens))
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -81,7 +81,7 @@ class HeadsDrafter(Drafter):
         last of n `tokens` came from is at place n - 1; without any the row is finished, or still
         being read."""
         hidden = self.target.hidden
-        at = sent(torch.tensor([max(0, len(kept) - 1) for kept in tokens]), hidden.device)
+        at = send(torch.tensor([max(0, len(kept) - 1) for kept in tokens]), hidden.device)
         rows = torch.arange(len(tokens), device=hidden.device)
         fresh = zip(hidden[rows, at].unbind(), tokens, self.states, strict=True)
         self.states = [state if kept else old for state, kept, old in fresh]

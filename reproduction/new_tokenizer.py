@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 from foretoken.storage import files
 from foretoken.train.corpus import encode, split_texts
 
@@ -76,7 +76,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library raises many kinds
-        reason = one_line(error)
+        reason = to_one_line(error)
         raise InputError(f"{folder} holds no tokenizer that can be read: {reason}") from None
 
 

@@ -33,7 +33,7 @@ from foretoken.loading.target import LoadedTarget
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
 from foretoken.storage import files
-from foretoken.transfer import listed
+from foretoken.transfer import to_list
 
 FORMAT, VERSION = "foretoken.ngram", 1
 MEMO_BYTES = 2**26  # of distributions and their running sums that are kept
@@ -241,7 +241,7 @@ class NGramDrafter(Drafter):
             for b, (row, _) in enumerate(rows):
                 q[b, i] = row
             cdf = rows[0][1] if B == 1 else torch.cat([sums for _, sums in rows])
-            for b, token in enumerate(listed(draw(q[:, i], i, cdf))):
+            for b, token in enumerate(to_list(draw(q[:, i], i, cdf))):
                 draft_tokens[b].append(token)
                 tails[b].append(token)
         return pack([ids[:g] for ids, g in zip(draft_tokens, gamma, strict=True)], q)
@@ -253,7 +253,7 @@ class NGramDrafter(Drafter):
         for i in range(max(gamma, default=0)):
             rows = [torch.from_numpy(self.table.distribution(tuple(tail))) for tail in tails]
             draft_token, q = draw.sample(torch.stack(rows).log(), i)
-            ids.append(listed(draft_token))
+            ids.append(to_list(draft_token))
             distributions += [] if q is None else [q]
             for tail, token in zip(tails, ids[-1], strict=True):
                 tail.append(token)

@@ -18,9 +18,9 @@ from foretoken.errors import ForetokenError, InputError, RefusedError
 from foretoken.inputs import Prompt
 from foretoken.loading.load import load
 from foretoken.loading.named_models import NOVELS
-from foretoken.request import Request, uninterrupted
+from foretoken.request import Request, require_uninterrupted
 from foretoken.sampling.params import SamplingParams
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.text import chat
 from reproduction.ngram import NGramDrafter
 from reproduction.recipe import Recipe, RecipeDraft, read_prompts
@@ -136,11 +136,11 @@ def written(
     round by round, with seeds counted from `first`; a prompt has but one greedy text."""
     texts: list[WrittenTexts] = []
     for seed in count(first):
-        for at in range(0, len(prompts), MAX_ROWS):
-            batch = prompts[at : at + MAX_ROWS]
+        for at in range(0, len(prompts), MAX_BATCH_SIZE):
+            batch = prompts[at : at + MAX_BATCH_SIZE]
             keys = [(seed, at + i) for i in range(len(batch))]
             requests = spec.inputs.requests(batch, params, keys)
-            completions = uninterrupted(spec.generate(batch, params, gamma=0, seed=keys))
+            completions = require_uninterrupted(spec.generate(batch, params, gamma=0, seed=keys))
             texts += [
                 WrittenTexts(r, one.tokens) for r, one in zip(requests, completions, strict=True)
             ]

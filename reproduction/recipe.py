@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from foretoken.errors import InputError, mismatch, one_line, shown
+from foretoken.errors import InputError, describe_mismatch, to_one_line, format_value
 from foretoken.models.store import compute_digest
 from foretoken.storage import files
 
@@ -141,7 +141,7 @@ class Recipe(RecipeForm):
         for draft in self.drafts:
             if draft.distilled_from is not None and draft.distilled_from not in labels:
                 raise ValueError(
-                    f"{draft.label} is distilled_from {shown(draft.distilled_from)}; give the "
+                    f"{draft.label} is distilled_from {format_value(draft.distilled_from)}; give the "
                     "label of another draft"
                 )
         return self
@@ -179,7 +179,7 @@ class Recipe(RecipeForm):
             text = Path(self.prompts.file).read_bytes()
         except OSError as error:
             raise InputError(
-                f"the prompts of {self.name} cannot be read: {one_line(error)}; "
+                f"the prompts of {self.name} cannot be read: {to_one_line(error)}; "
                 "give prompts.file, one a line, a .tsv or a .jsonl"
             ) from None
         pair = [self.target] if self.target else [str(SHIPPED / "target"), str(SHIPPED / "draft")]
@@ -197,7 +197,7 @@ def read(path: Path) -> Recipe:
             f"there is no {path}; give a recipe: there are some in reproduction/recipes/"
         ) from None
     except (OSError, ValueError, RecursionError) as error:  # no TOML, or no text
-        raise InputError(f"{path} cannot be read as a recipe: {one_line(error)}") from None
+        raise InputError(f"{path} cannot be read as a recipe: {to_one_line(error)}") from None
     try:
         recipe = Recipe.model_validate(document)
     except ValidationError as error:
@@ -264,8 +264,8 @@ def _mistake(error: ValidationError) -> str:
         return f"{key} is no key of a recipe; {remedy}"
     if first["type"] == "missing":
         return f"{key} is missing; give it"
-    value = "" if first["type"] == "value_error" else f"{key} is {shown(first['input'])}: "
-    return value + mismatch(first)
+    value = "" if first["type"] == "value_error" else f"{key} is {format_value(first['input'])}: "
+    return value + describe_mismatch(first)
 
 
 def _files(name: str) -> str:
@@ -275,8 +275,8 @@ def _files(name: str) -> str:
         parts = list(path.iterdir()) if path.is_dir() else [path]
         return compute_digest([part for part in parts if part.is_file()])
     except (OSError, UnicodeEncodeError) as error:  # names, too: too long, or no text
-        reason = one_line(error)
-        raise InputError(f"{shown(name)} cannot be read: {reason}; look at its files") from None
+        reason = to_one_line(error)
+        raise InputError(f"{format_value(name)} cannot be read: {reason}; look at its files") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ def read_prompts(prompts: Prompts) -> list[RecipePrompt]:
     if kind == "tsv" and 0 < len(bare) < len(tasks):
         raise InputError(
             f"{path}: {len(bare)} of {len(tasks)} prompts have no reference, the first "
-            f"{shown(bare[0].prompt)}; give all of them one, or none"
+            f"{format_value(bare[0].prompt)}; give all of them one, or none"
         )
     if len(tasks) < 2:
         fitting = "" if prompts.longest is None else f" of {prompts.longest} characters at most"
@@ -325,14 +325,14 @@ def _lines(path: Path) -> list[str]:
     except FileNotFoundError:
         raise InputError(f"there is no {path}; give prompts.file, one prompt a line") from None
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {one_line(error)}") from None
+        raise InputError(f"{path} cannot be read: {to_one_line(error)}") from None
 
 
 def _from_tsv(place: str, line: str, prompts: Prompts) -> RecipePrompt:
     prompt, *references = line.split("\t")
     if not prompt.strip() or len(references) > 1:
         raise InputError(
-            f"{place}: {len(references) + 1} columns, the first {shown(prompt)}; give "
+            f"{place}: {len(references) + 1} columns, the first {format_value(prompt)}; give "
             "prompt<TAB>reference"
         )
     return RecipePrompt(prompts.prefix + prompt, *references)
@@ -344,14 +344,14 @@ def _from_json(place: str, line: str, prompts: Prompts) -> RecipePrompt:
         prompt, reference = document[prompts.prompt], document.get(prompts.reference)
     except (ValueError, TypeError, LookupError) as error:
         raise InputError(
-            f"{place} has no {prompts.prompt!r} ({one_line(error)}); give JSON, an object a line, "
+            f"{place} has no {prompts.prompt!r} ({to_one_line(error)}); give JSON, an object a line, "
             "and name its key in prompts.prompt"
         ) from None
     prompt, reference = _first(prompt), _first(reference)
     if isinstance(prompt, str) and prompt.strip():
         prompt = prompts.prefix + prompt
     elif not (isinstance(prompt, list) and prompt and all(isinstance(i, int) for i in prompt)):
-        raise InputError(f"{place}: the prompt is {shown(prompt)}; give text or ids")
+        raise InputError(f"{place}: the prompt is {format_value(prompt)}; give text or ids")
     return RecipePrompt(prompt, reference if isinstance(reference, str) else None)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from foretoken.errors import ForetokenError, InputError, one_line
+from foretoken.errors import ForetokenError, InputError, to_one_line
 from foretoken.measurement.machine import Machine
 from foretoken.storage import files
 from reproduction.experiments import (
@@ -273,9 +273,9 @@ def _measured(pairs: Pairs, job: Job) -> ResultLine:
         result = EXPERIMENTS[job.experiment].measure(pairs, job.case)
         json.dumps(result, allow_nan=False)
     except ForetokenError as error:
-        failed = one_line(error)
+        failed = to_one_line(error)
     except Exception as error:  # of whatever kind: the others go on
-        failed = f"{type(error).__name__}: {one_line(error)}"
+        failed = f"{type(error).__name__}: {to_one_line(error)}"
     return ResultLine(
         recipe=job.recipe.name,
         of=job.of,

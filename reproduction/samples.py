@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.request import uninterrupted
+from foretoken.request import require_uninterrupted
 from foretoken.sampling.params import SamplingParams
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.train.corpus import PROMPT_TOKENS
 
 LENGTH = 240  # tokens of a sample, behind its prompt
@@ -48,12 +48,12 @@ def _sampled(
     text = np.array([min(spec.ends.eos, default=0)]) if prompts is None else prompts
     written = 0
     while written < tokens:
-        rows = min(MAX_ROWS, -(-(tokens - written) // length))
+        rows = min(MAX_BATCH_SIZE, -(-(tokens - written) // length))
         starts = random.integers(0, max(1, len(text) - PROMPT_TOKENS), size=rows).tolist()
         batch = [[int(token) for token in text[at : at + PROMPT_TOKENS]] for at in starts]
         keys = [(seed, written + b) for b in range(rows)]
         options = {"temperature": temperature, "gamma": 0, "seed": keys}
         texts = spec.generate(list(batch), max_new_tokens=length, **options)
-        for completion in uninterrupted(texts):
+        for completion in require_uninterrupted(texts):
             written += len(completion.tokens)
             yield completion.tokens

@@ -9,13 +9,13 @@ from itertools import chain
 from statistics import fmean, median
 from time import perf_counter
 
-from foretoken.costing.costs import TICK, Table, at
+from foretoken.costing.costs import MIN_FORWARD_SECONDS, CostTable, interpolate
 from foretoken.drafters.none import NoDrafter
-from foretoken.engine.batch import threads
+from foretoken.engine.batch import limit_torch_threads
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, RefusedError
 from foretoken.inputs import Prompt
-from foretoken.lease import leased
+from foretoken.lease import hold_lease
 from foretoken.measurement.agreement import compute_overlaps
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
@@ -70,13 +70,13 @@ def serving_costs(
 ) -> ServingCosts:
     """Measure the costs, in some seconds, on requests like `prompts`; the models must be idle."""
     requests = spec.inputs.requests(list(prompts), sampling_params, 0)
-    costs = spec.costing.step_costs(requests[0].params, rows)
+    costs = spec.costing.get_step_costs(requests[0].params, rows)
     ids = list(chain.from_iterable(request.prompt for request in requests))
     reading, draft_reading = _reading(spec, ids)
     works = [_at_work(spec, prompts, sampling_params, n, rows) for n in sorted({1, rows})]
     measured = ServingCosts(rows, costs, reading, draft_reading, around=((1, 0.0),), joining=0.0)
 
-    def table(quantity: Callable[[_Work], float]) -> Table:
+    def table(quantity: Callable[[_Work], float]) -> CostTable:
         return tuple((work.count, quantity(work)) for work in works)
 
     measured = replace(
@@ -89,18 +89,18 @@ def serving_costs(
     return replace(measured, joining=joining, context=spec.target.max_context)
 
 
-def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
+def _reading(spec: Speculator, ids: list[int]) -> tuple[CostTable, CostTable]:
     """Time the prefill of prompts of several sizes, in target and draft."""
     target, drafter = spec.target, spec.drafter
     context = target.context or SIZES[-1] + 1
     own: dict[int, float] = {}
     drafts: dict[int, float] = {0: 0.0}
-    with leased(target, drafter) as lease, threads(target):
+    with hold_lease(target, drafter) as lease, limit_torch_threads(target):
         for n in (n for n in SIZES if n < context):
             text = (ids * (1 + n // len(ids)))[: n + 1]
             times: list[tuple[float, float]] = []
             for _ in range(REPEATS):
-                lease.expect(1)
+                lease.count_joining(1)
                 start = perf_counter()
                 target.start([text[:n]])
                 read = perf_counter()
@@ -111,9 +111,9 @@ def _reading(spec: Speculator, ids: list[int]) -> tuple[Table, Table]:
     return _table(own), _table(drafts)
 
 
-def _table(seconds: dict[int, float]) -> Table:
+def _table(seconds: dict[int, float]) -> CostTable:
     """Make a rising table: a larger size that seems faster was measured on a busy machine."""
-    most, points = TICK, list[tuple[int, float]]()
+    most, points = MIN_FORWARD_SECONDS, list[tuple[int, float]]()
     for n in sorted(seconds):
         most = max(most, seconds[n])
         points.append((n, most))
@@ -198,7 +198,7 @@ def _at_work(
 
 
 def _mean(seconds: list[float]) -> float:
-    return max(TICK, fmean(seconds or [0.0]))
+    return max(MIN_FORWARD_SECONDS, fmean(seconds or [0.0]))
 
 
 def _over(seconds: list[float], expected: list[float]) -> float:
@@ -207,13 +207,13 @@ def _over(seconds: list[float], expected: list[float]) -> float:
 
 
 def _drafts(work: _Work, measured: ServingCosts) -> float:
-    expected = [measured.drafting(step.guesses) for step in work.plain]
+    expected = [measured.draft_seconds(step.guesses) for step in work.plain]
     return _over([step.rows[0].draft_seconds for step in work.plain], expected)
 
 
 def _passes(work: _Work, measured: ServingCosts) -> float:
     expected = [
-        measured.passing(step.size, 0, work.count, changed=step.size != step.before)
+        measured.target_seconds(step.size, 0, work.count, changed=step.size != step.before)
         for step in work.plain
     ]
     return _over([step.rows[0].score_seconds for step in work.plain], expected)
@@ -240,9 +240,9 @@ def _expected(step: _Step, measured: ServingCosts) -> float:
     """
     rows, read = len(step.rows), sum(step.joined) - len(step.joined)
     judged = rows + sum(step.guesses)
-    seconds = measured.drafting(step.guesses)
-    seconds += at(measured.costs.verify, judged) + at(measured.around, rows)
+    seconds = measured.draft_seconds(step.guesses)
+    seconds += interpolate(measured.costs.verify, judged) + interpolate(measured.around, rows)
     if rows == 1:
-        return float(seconds + measured.passing(step.size + read, read, 1, changed=True))
-    pass_seconds = measured.passing(step.size, 0, rows, changed=step.size != read)
-    return float(seconds + measured.passing(read, read, rows, changed=True) + pass_seconds)
+        return float(seconds + measured.target_seconds(step.size + read, read, 1, changed=True))
+    pass_seconds = measured.target_seconds(step.size, 0, rows, changed=step.size != read)
+    return float(seconds + measured.target_seconds(read, read, rows, changed=True) + pass_seconds)

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from foretoken import checked
+from foretoken import argument_checks
 from foretoken.errors import InputError
 from foretoken.theory import beta, expected_tokens, lenient_beta
 
@@ -37,11 +37,11 @@ def alpha(betas: ArrayLike) -> float:
         >>> alpha([0.5, 1.0])
         0.75
     """
-    values = checked.numbers("betas", betas)
+    values = argument_checks.to_array("betas", betas)
     if values.size == 0:
         raise InputError("betas is empty; give the beta of one prefix or more")
     for value in values.ravel().tolist():
-        checked.probability("beta", value)
+        argument_checks.check_probability("beta", value)
     return float(values.mean())
 
 
@@ -64,7 +64,7 @@ def d_lk(p: ArrayLike, q: ArrayLike) -> float:
         >>> d_lk([0.5, 0.5], [1.0, 0.0])
         0.5
     """
-    p, q = checked.distributions(p, q)
+    p, q = argument_checks.check_distributions(p, q)
     return min(1.0, float(np.abs(p - q).sum() / 2))
 
 
@@ -88,9 +88,9 @@ def lenient_betas(p: ArrayLike, q: ArrayLike, lenience: float) -> tuple[float, .
         >>> lenient_betas([0.25, 0.75], [1.0, 0.0], 0.5)
         (0.5, 0.5, 0.5, 0.5, 0.5)
     """
-    p, q = checked.distributions(p, q)
+    p, q = argument_checks.check_distributions(p, q)
     p, q = p[q > 0], q[q > 0]  # the other tokens add nothing
-    lenience = checked.lenience(lenience)
+    lenience = argument_checks.check_lenience(lenience)
     scaled = lenience * q
     return (
         float(q @ np.where(scaled <= p, 1.0, p / scaled)),
@@ -142,7 +142,7 @@ def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
         >>> operations_factor(1.0, 3, c_hat=0.0)
         1.0
     """
-    gamma, c_hat = checked.count("gamma", gamma), checked.cost("c_hat", c_hat)
+    gamma, c_hat = argument_checks.check_count("gamma", gamma), argument_checks.check_cost("c_hat", c_hat)
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
@@ -167,7 +167,7 @@ def oracle_factor(alpha: float, c: float) -> float:
         >>> oracle_factor(0.75, c=0.0)
         4.0
     """
-    alpha, c = checked.probability("alpha", alpha), checked.cost("c", c)
+    alpha, c = argument_checks.check_probability("alpha", alpha), argument_checks.check_cost("c", c)
     per_token = 1 - alpha + c * alpha
     return 1 / per_token if per_token > 0 else math.inf
 
@@ -189,7 +189,7 @@ def improves(alpha: float, c: float) -> bool:
         >>> improves(alpha=0.8, c=0.05), improves(alpha=0.3, c=0.5)
         (True, False)
     """
-    return checked.probability("alpha", alpha) > checked.cost("c", c)
+    return argument_checks.check_probability("alpha", alpha) > argument_checks.check_cost("c", c)
 
 
 def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
@@ -214,8 +214,8 @@ def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
         >>> execution_seconds(beta=0.5, f=1.0, g=1.0)
         1.5
     """
-    beta, f, g = checked.probability("beta", beta), checked.cost("f", f), checked.cost("g", g)
-    return checked.cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
+    beta, f, g = argument_checks.check_probability("beta", beta), argument_checks.check_cost("f", f), argument_checks.check_cost("g", g)
+    return argument_checks.check_cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
 
 
 def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
@@ -237,7 +237,7 @@ def execution_factor(beta: float, f: float, g: float, q: float = 0.0) -> float:
         >>> execution_factor(beta=1.0, f=1.0, g=1.0)
         2.0
     """
-    f, g = checked.cost("f", f), checked.cost("g", g)
+    f, g = argument_checks.check_cost("f", f), argument_checks.check_cost("g", g)
     if not f + g > 0:
         raise InputError(f"f and g take {f:g} and {g:g}; give one of them a time above 0")
     return (f + g) / execution_seconds(beta, f, g, q)
@@ -262,5 +262,5 @@ def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
         >>> execution_improves(0.5, f=2.0, g=1.0, q=0.25), execution_improves(0.5, 2.0, 1.0, q=0.5)
         (True, False)
     """
-    least = min(checked.cost("f", f), checked.cost("g", g))
-    return checked.cost("q", q) < checked.probability("beta", beta) * least
+    least = min(argument_checks.check_cost("f", f), argument_checks.check_cost("g", g))
+    return argument_checks.check_cost("q", q) < argument_checks.check_probability("beta", beta) * least

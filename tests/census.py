@@ -36,7 +36,7 @@ from census_media import (
     prompts,
     set_parts,
 )
-from foretoken.errors import InputError, RefusedError, kind_of, one_line
+from foretoken.errors import InputError, RefusedError, log_error_kind, to_one_line
 from foretoken.loading.load import load
 from foretoken.media.inputs import is_media, media_of
 from foretoken.models.native import conversion
@@ -226,12 +226,12 @@ def _judged(verdict: Verdict) -> Verdict:
         if verdict.kind in MODALITIES:
             model = _ended(fitted(model, copy.deepcopy(BESIDE.get(verdict.name, {}))))
     except Exception as error:
-        return replace(verdict, reason=f"its code raised {kind_of(error)}")
+        return replace(verdict, reason=f"its code raised {log_error_kind(error)}")
     try:
         asked = _asked(model, verdict)
         expected = [_generated(model, each) for each in asked]
     except Exception as error:
-        reason = f"its generate raised {kind_of(error)}"
+        reason = f"its generate raised {log_error_kind(error)}"
         return replace(verdict, outcome="no inputs", reason=reason)
     if not asked:
         return replace(verdict, outcome="no inputs", reason="its text does not depend on them")
@@ -240,7 +240,7 @@ def _judged(verdict: Verdict) -> Verdict:
     except (RefusedError, InputError) as error:  # a prompt is refused by name, too
         return replace(verdict, outcome="refused", reason=str(error))
     except Exception as error:
-        return replace(verdict, outcome="failed", reason=f"{kind_of(error)}: {one_line(error)}")
+        return replace(verdict, outcome="failed", reason=f"{log_error_kind(error)}: {to_one_line(error)}")
     outcome = "differs" if unequal else "equal"
     native = natively(model, asked)
     return replace(verdict, outcome=outcome, form=form, reason=unequal, native=native)
@@ -261,7 +261,7 @@ def natively(model: PreTrainedModel, asked: list[Inputs]) -> str:
     except RefusedError as error:
         return str(error)
     except Exception as error:  # media are read by a family's own code
-        return f"its code raised {kind_of(error)}"
+        return f"its code raised {log_error_kind(error)}"
     return "equal"
 
 

@@ -8,7 +8,7 @@ from threading import Thread
 
 from foretoken import Engine, Speculator, load
 from foretoken.drafters.lm import LMDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.server.process.client import Child
 from foretoken.server.process.messages import EngineSetup
 from foretoken.server.process.replies import ReplyPreparer
@@ -51,7 +51,7 @@ class Threaded:
 
 def speculator() -> Speculator:
     target = TableModel(P, V, context=400)
-    return Speculator(target, LMDrafter(TableModel(Q, V), V), byte_level(), Ends())
+    return Speculator(target, LMDrafter(TableModel(Q, V), V), byte_level(), EndTokens())
 
 
 def threaded(made: list[Threaded]):

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken import Draft, Draw, Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.server.process import client as processes
 from foretoken.server.process import startup
 from foretoken.server.process.messages import EngineSetup
@@ -67,7 +67,7 @@ class Faulty(TableModel):
 def pair(tokenizer: str) -> Speculator:
     spelling = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     draft = LMDrafter(TableModel(distribution(2), V), V)
-    return Speculator(Faulty(distribution(1), V, context=CONTEXT), draft, spelling, Ends())
+    return Speculator(Faulty(distribution(1), V, context=CONTEXT), draft, spelling, EndTokens())
 
 
 def work(pipe: Connection, setup: EngineSetup) -> None:

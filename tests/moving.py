@@ -29,14 +29,14 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine import core, prefill_budget
-from foretoken.inputs import check
-from foretoken.lease import tenancy_of
+from foretoken.inputs import resolve_verifier
+from foretoken.lease import find_lease_record
 from foretoken.models import draft_sequences
 from foretoken.models.native.model import NativeTargetCopy, NativeModel
 from foretoken.models.stock import packed
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import probabilities
-from foretoken.sampling.keys import RowKey, exponentials
+from foretoken.sampling.keys import SequenceKey, exponentials
 from oracle import random_model
 from table import TableModel
 from tiny import byte_level, llama
@@ -257,8 +257,8 @@ class Alone:
             spec = shared(self.runtime, self.drafter, number=1)
             made = spec.inputs.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
             made = [replace(request, prediction=asked.prediction) for request in made]
-            verifier = check(asked.gamma, self.rule, 1.0)
-            (self.known[asked],) = spec.completions(spec.inputs.rows(made), verifier, asked.gamma)
+            verifier = resolve_verifier(asked.gamma, self.rule, 1.0)
+            (self.known[asked],) = spec.generate_completions(spec.inputs.make_sequences(made), verifier, asked.gamma)
         return self.known[asked]
 
     def require(self, asked: Asked, found: list[int], done: Completion | None) -> None:
@@ -293,8 +293,8 @@ class Alone:
         assert done.finish_reason == own.finish_reason and done.stop_reason == own.stop_reason
         assert done.text == own.text and (done.error is None) == (own.error is None)
         if fixed and not noise:
-            assert [step.kept for step in done.steps] == [step.kept for step in own.steps]
-            assert [step.guesses for step in done.steps] == [step.guesses for step in own.steps]
+            assert [step.new_tokens for step in done.steps] == [step.new_tokens for step in own.steps]
+            assert [step.draft_tokens for step in done.steps] == [step.draft_tokens for step in own.steps]
 
     def require_failing(self, asked: Asked, error: Exception) -> None:
         """A text that fails does so alone too, or its draft's logits end it where this may be."""
@@ -317,7 +317,7 @@ class Alone:
             assert self.rule == "coupled"
             p = probabilities(logits[None], asked.params)[0]
             position = len(asked.prompt) + place
-            drawn = exponentials(RowKey(asked.seed, 1), position, V)
+            drawn = exponentials(SequenceKey(asked.seed, 1), position, V)
             logits = (p.log() - torch.from_numpy(drawn).log()) * asked.params.temperature
         gap = abs(float(logits[own[place]] - logits[found[place]]))
         assert min(gap, cut) <= 4 * noise, f"{asked}: {found} is {own} alone, {gap} apart"
@@ -328,8 +328,8 @@ def steady_times(patch: pytest.MonkeyPatch) -> None:
     much of them is read beside others is the same in every run."""
     ticks = count()
     patch.setattr(core, "perf_counter", lambda: float(next(ticks)))
-    patch.setattr(prefill_budget, "LEAST", 4)
-    patch.setattr(prefill_budget, "MOST", 24)
+    patch.setattr(prefill_budget, "MIN_CHUNK_TOKENS", 4)
+    patch.setattr(prefill_budget, "MAX_CHUNK_TOKENS", 24)
     patch.setattr(draft_sequences, "CATCH_UP_TOKENS", 8)
 
 
@@ -353,14 +353,14 @@ def require_accounted(spec: Speculator) -> None:
     """Between steps: the batch's rows are in the target, those that the drafter has joined with are
     in every part of it that runs, and every page is held by as many rows as it says, or free."""
     batch = spec.core.batch
-    assert [task.row for task in spec.core.scheduler.running] == batch.rows
-    assert rows_of(spec.target) == len(batch.rows)
+    assert [task.seq for task in spec.core.scheduler.running] == batch.seqs
+    assert rows_of(spec.target) == len(batch.seqs)
     drafted = 0 if batch._lease is None else batch._lease.drafted
     for part in parts(spec):
-        rows = len(batch.rows) if part in held(spec.target) else drafted
+        rows = len(batch.seqs) if part in held(spec.target) else drafted
         assert rows_of(part) in (0, rows)
         if isinstance(part, NativeModel):
-            every = [*part.rows, *(part.pool.prefix_cache or ())]
+            every = [*part.seqs, *(part.pool.prefix_cache or ())]
             users = Counter(id(page) for row in every for page in row.pages)
             found = {id(page): page.num_users for row in every for page in row.pages}
             assert part.pool.used == len(found) and found == users
@@ -373,9 +373,9 @@ def require_accounted(spec: Speculator) -> None:
 def require_empty(spec: Speculator) -> None:
     """Nothing is left: no rows, no leases, and every page is free."""
     require_accounted(spec)
-    assert spec.core.unused and not spec.core.batch.rows
+    assert spec.core.is_unused and not spec.core.batch.seqs
     for part in parts(spec):
-        assert rows_of(part) == 0 and tenancy_of(part) is None
+        assert rows_of(part) == 0 and find_lease_record(part) is None
         if hasattr(part, "pages"):
             assert sorted(part.pool.free) == list(range(part.pool.size))
             assert not any(part.pool.holders)

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.errors import ControlError, InputError, NumericsError, shown
+from foretoken.errors import ControlError, InputError, NumericsError, format_value
 from foretoken.request import Request
 from foretoken.sampling.checks import Number
-from foretoken.sampling.draw import Shaping
-from foretoken.sampling.params import COUNT
+from foretoken.sampling.draw import LogitShaper
+from foretoken.sampling.params import COUNT_FROM_ONE
 from reproduction.beam.tree import Node
 
 # torch leaves the type of tolist() open
 # pyright: reportUnknownMemberType=false
 
 CHECKS = {
-    "num_beams": COUNT,
-    "num_return_sequences": COUNT,
+    "num_beams": COUNT_FROM_ONE,
+    "num_return_sequences": COUNT_FROM_ONE,
     # at 50, powers of a million tokens are still float64
     "length_penalty": Number(ge=-50, le=50, remedy="a number from -50 to 50"),
 }
@@ -50,8 +50,8 @@ class BeamParams:
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.num_return_sequences > self.num_beams:
             raise InputError(
-                f"num_return_sequences is {shown(self.num_return_sequences)}, but there are only "
-                f"{shown(self.num_beams)} beams; give num_beams={shown(self.num_return_sequences)}"
+                f"num_return_sequences is {format_value(self.num_return_sequences)}, but there are only "
+                f"{format_value(self.num_beams)} beams; give num_beams={format_value(self.num_return_sequences)}"
             )
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise InputError(
@@ -77,7 +77,7 @@ class Finished:
 
 
 def continuations(
-    beams: list[Hypothesis], logits: Tensor, k: int, controls: Shaping | None = None
+    beams: list[Hypothesis], logits: Tensor, k: int, controls: LogitShaper | None = None
 ) -> list[Hypothesis]:
     """Return the k best texts that are one token longer than one of `beams`, best first.
 
@@ -101,7 +101,7 @@ def continuations(
     return [Hypothesis(beams[i // V].node.child(i % V), score) for i, score in best]
 
 
-def _shaped(scores: Tensor, beams: list[Hypothesis], controls: Shaping | None) -> Tensor:
+def _shaped(scores: Tensor, beams: list[Hypothesis], controls: LogitShaper | None) -> Tensor:
     """Each beam's scores `[V]` as its controls leave them; a beam with no token left ends."""
     if controls is None:
         return scores
@@ -120,7 +120,7 @@ class Search:
 
     request: Request
     params: BeamParams
-    controls: Shaping | None = None
+    controls: LogitShaper | None = None
     running: list[Hypothesis] = field(default_factory=lambda: [Hypothesis(Node(), 0.0)])
     finished: list[Finished] = field(default_factory=list[Finished])  # best first, as `running`
     done: bool = False

@@ -13,9 +13,9 @@ from typing import Literal, Unpack
 import torch
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.errors import ControlError, RefusedError, shown
+from foretoken.errors import ControlError, RefusedError, format_value
 from foretoken.inputs import Prompts
-from foretoken.lease import leased
+from foretoken.lease import hold_lease
 from foretoken.models.base import Model
 from foretoken.models.draft_sequences import DraftSequences
 from foretoken.request import Request
@@ -148,8 +148,8 @@ def beam_search(
     looks_ahead = gamma and isinstance(drafter, LMDrafter) and not drafter.shares
     model = drafter.model if looks_ahead else None
     found: list[list[Beam]] = []
-    with leased(spec.target, drafter):
-        for row in spec.inputs.rows(requests):
+    with hold_lease(spec.target, drafter):
+        for row in spec.inputs.make_sequences(requests):
             search = Search(row.request, params, row.controls)
             draft = None
             if model is not None:
@@ -199,7 +199,7 @@ def _require_searchable(target: Model, request: Request) -> None:
         value = getattr(request.params, name)
         if value != getattr(SamplingParams(), name):
             raise RefusedError(
-                f"beam search does not take {name}={shown(value)}; leave it out, or call generate"
+                f"beam search does not take {name}={format_value(value)}; leave it out, or call generate"
             )
     if request.media is not None:
         held = ", ".join(sorted(request.media.inputs))

@@ -44,7 +44,7 @@ def costs(
     spec = loading.load(target, draft).prepared()
     require(spec)
     texts = [prompts.to_model_prompt(line, spec) for line in lines]
-    reading = contention.read()
+    reading = contention.take_reading()
     measured = FleetCosts(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         target=spec.target_name,
@@ -57,5 +57,5 @@ def costs(
     )
     measured.save(out)
     print(f"{out}: simulate with `python -m reproduction simulate --measurement {out} --rate RATE`")
-    if warning := contention.remark(contention.share([contention.taken(reading)])):
+    if warning := contention.describe_contention(contention.compute_others_share([contention.measure_since(reading)])):
         print(warning)

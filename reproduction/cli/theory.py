@@ -41,11 +41,11 @@ def _predict(
     alpha: float, c: float, c_hat: float, max_gamma: int, tokens: int | None
 ) -> dict[str, Any]:
     """All that is printed. `oracle_factor`: None where there is no bound, at alpha 1 and c 0."""
-    from foretoken import checked  # late: NumPy, which `--help` does without
+    from foretoken import argument_checks  # late: NumPy, which `--help` does without
     from foretoken import theory as section3
     from reproduction import theory as paper
 
-    checked.count("max_gamma", max_gamma)
+    argument_checks.check_count("max_gamma", max_gamma)
 
     def row(gamma: int) -> dict[str, Any]:
         return {

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from foretoken.costing import costs
 from foretoken.inputs import Prompt
-from foretoken.request import Completion, uninterrupted
+from foretoken.request import Completion, require_uninterrupted
 from foretoken.speculator import Speculator
 from reproduction.experiments.experiment import (
     ABOUT,
@@ -52,7 +52,7 @@ def in_turn(
     def written(name: str, prompt: Prompt, tokens: int, seed: int) -> Completion:
         spec, options = ways[name]
         texts = spec.generate([prompt], max_new_tokens=tokens, seed=seed, **options)
-        return uninterrupted(texts)[0]
+        return require_uninterrupted(texts)[0]
 
     runs: dict[str, Runs] = {name: [[] for _ in range(repeats)] for name in ways}
     for prompt in prompts:
@@ -134,7 +134,7 @@ def _oracle(runs: Mapping[str, Runs]) -> dict[str, float | None]:
     texts = [text for repeats in runs.values() for repeat in repeats for text in repeat]
     steps = [step for text in texts for step in text.steady.steps]
     overlaps = [overlap for step in steps for overlap in step.overlaps]
-    alpha, c = fmean(overlaps) if overlaps else None, costs.of(steps).c
+    alpha, c = fmean(overlaps) if overlaps else None, costs.costs_from_steps(steps).c
     bound = None if alpha is None else oracle_factor(alpha, c)
     return {"alpha": alpha, "c": c, "oracle": bound}
 

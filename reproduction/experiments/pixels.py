@@ -21,11 +21,11 @@ import torch
 
 from foretoken.errors import InputError
 from foretoken.inputs import Prompt
-from foretoken.lease import leased
+from foretoken.lease import hold_lease
 from foretoken.measurement.agreement import compute_overlaps
 from foretoken.measurement.estimate import MIN_CELL_COUNT, chi_square_tail
 from foretoken.models.base import Model
-from foretoken.request import uninterrupted
+from foretoken.request import require_uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
 from reproduction.experiments.experiment import (
@@ -95,7 +95,7 @@ def _images(
     number."""
     asked = [prompts[k % len(prompts)] for k in range(count)]
     params = SamplingParams(1.0, max_new_tokens=length)
-    return [one.tokens for one in uninterrupted(spec.generate(asked, params, seed=seed, **how))]
+    return [one.tokens for one in require_uninterrupted(spec.generate(asked, params, seed=seed, **how))]
 
 
 @torch.inference_mode()
@@ -120,7 +120,7 @@ def beginnings(target: Model, prompt: Prompt, length: int) -> dict[Text, float]:
 def _next(target: Model, prompt: list[int], heads: list[Text]) -> list[list[float]]:
     """Return the distributions of the next token behind the prompt and each of these, as many
     tokens long as one another."""
-    with leased(target):
+    with hold_lease(target):
         target.start([prompt[:-1]] * len(heads))
         blocks = [[prompt[-1], *head] for head in heads]
         logits = target.score(blocks, [len(block) for block in blocks])

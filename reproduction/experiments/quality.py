@@ -16,7 +16,7 @@ import numpy as np
 
 from foretoken.errors import InputError
 from foretoken.measurement.estimate import Estimate, estimate_ratio
-from foretoken.request import Completion, uninterrupted
+from foretoken.request import Completion, require_uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
 from reproduction.experiments.experiment import (
@@ -117,7 +117,7 @@ def with_and_without(
     plain, drafted = (
         [
             (one.text or "").strip()
-            for one in uninterrupted(spec.generate(list(prompts), gamma=guesses, **options))
+            for one in require_uninterrupted(spec.generate(list(prompts), gamma=guesses, **options))
         ]
         for guesses in (0, gamma)
     )
@@ -174,7 +174,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
         spec.generate(pairs.prompts, params, gamma=guesses, seed=recipe.seed + i)
         for i, guesses in enumerate((0, gamma))
     )
-    plain, drafted = (asdict(nats(uninterrupted(texts))) for texts in sampled)
+    plain, drafted = (asdict(nats(require_uninterrupted(texts))) for texts in sampled)
     return {"plain": plain, "speculative": drafted, "texts": len(pairs.prompts)}
 
 

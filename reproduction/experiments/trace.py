@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from foretoken.cli import token_styles
-from foretoken.request import uninterrupted
+from foretoken.request import require_uninterrupted
 from foretoken.sampling.params import SamplingParams
 from reproduction import view
 from reproduction.experiments import paper
@@ -48,7 +48,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     length = min(MOST, pairs.recipe.max_new_tokens)
     params = SamplingParams(case["temperature"], max_new_tokens=length)
     (request,) = spec.inputs.requests([prompt], params, seed)
-    (one,) = uninterrupted(spec.generate([prompt], params, gamma=case["gamma"], seed=seed))
+    (one,) = require_uninterrupted(spec.generate([prompt], params, gamma=case["gamma"], seed=seed))
     arguments = request.prompt, one.steps, spec.tokenizer
     return {
         "prompt": prompt if isinstance(prompt, str) else " ".join(map(str, prompt)),
@@ -90,7 +90,7 @@ def timeline_measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for gamma in paper.FIGURE_5_GAMMAS:
         how: dict[str, Any] = {"gamma": gamma, "max_new_tokens": length}
-        _, one = (uninterrupted(spec.generate(pairs.prompts[0], **how))[0] for _ in range(2))
+        _, one = (require_uninterrupted(spec.generate(pairs.prompts[0], **how))[0] for _ in range(2))
         rows.append(
             {
                 "gamma": gamma,

@@ -8,7 +8,7 @@ import torch
 import tiny
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from reproduction.blockwise import Heads, ends_of
 from reproduction.heads import HeadsDrafter
 
@@ -38,7 +38,7 @@ def drafter(target: Target) -> HeadsDrafter:
 
 
 def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
-    return Draw([RowKey(5, b) for b in range(rows)], [9] * rows, [params] * rows)
+    return Draw([SequenceKey(5, b) for b in range(rows)], [9] * rows, [params] * rows)
 
 
 @torch.inference_mode()

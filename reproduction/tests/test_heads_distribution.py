@@ -22,8 +22,8 @@ from foretoken.models.stock.selfcheck import build_torch_model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES, Rule
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from oracle import Model
 from reproduction.blockwise import Heads, ends_of
 from reproduction.heads import HeadsDrafter
@@ -80,7 +80,7 @@ def case(
 
     source = SOURCE if network.config.is_encoder_decoder else None
     prompt = [1] if source else [0, 1, 1]
-    row = Request(prompt, 100, RowKey(0, 0), source=source)
+    row = Request(prompt, 100, SequenceKey(0, 0), source=source)
     drafter: Callable = lambda: kind(made[-1], heads, *ends)  # noqa: E731
     return Case(target, drafter, rule, gamma, params, (row,), steps=3), own_distribution(
         network, source
@@ -88,24 +88,24 @@ def case(
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(("make", "gamma", "count"), [(causal, 2, 2), (seq2seq, 1, 1)])
 def test_three_steps_leave_the_distribution_as_it_is(make, gamma, count, rule, monkeypatch):
-    assert bias(*case(make(), RULES[rule], gamma, count=count), monkeypatch) < 1e-12
+    assert bias(*case(make(), EXACT_RULES[rule], gamma, count=count), monkeypatch) < 1e-12
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(("make", "gamma"), [(causal, 3), (seq2seq, 2)])
 def test_proof_larger(make, gamma, rule, monkeypatch):
     """Gamma 3 is more than the two heads there are."""
-    assert bias(*case(make(), RULES[rule], gamma), monkeypatch) < 1e-12
+    assert bias(*case(make(), EXACT_RULES[rule], gamma), monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_the_distribution_is_the_standardized_one(rule, monkeypatch):
     params = SamplingParams(temperature=0.6, top_k=2)
-    assert bias(*case(seq2seq(), RULES[rule], 1, params=params), monkeypatch) < 1e-12
+    assert bias(*case(seq2seq(), EXACT_RULES[rule], 1, params=params), monkeypatch) < 1e-12
 
 
 class ClaimsTheFirst(HeadsDrafter):
@@ -118,6 +118,6 @@ class ClaimsTheFirst(HeadsDrafter):
         return Draft(honest.tokens, honest.lengths, claimed, honest.calls, honest.tops)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_another_head_s_distribution_shows(rule, monkeypatch):
-    assert bias(*case(causal(), RULES[rule], 2, ClaimsTheFirst), monkeypatch) > 1e-3
+    assert bias(*case(causal(), EXACT_RULES[rule], 2, ClaimsTheFirst), monkeypatch) > 1e-3

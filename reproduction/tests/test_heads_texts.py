@@ -17,7 +17,7 @@ from foretoken.certificate.certify import CertificatePlan, certify
 from foretoken.measurement.agreement import POSITIONS_PER_FORWARD, compute_overlaps
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.train.pair import TrainingSequence
 from pairs import PROMPTS, V, assert_greedy, speculator, stock, target
 from reproduction.blockwise import Heads, ends_of
@@ -33,7 +33,7 @@ def rehearsed(model: PreTrainedModel, prompt: list[int], count: int) -> Heads:
     heads = Heads.fresh(model, count).to(model.device, torch.float64)
     encoder_decoder = model.config.is_encoder_decoder
     start = [model.generation_config.decoder_start_token_id] if encoder_decoder else prompt
-    request = Request(start, LIMIT, RowKey(0, 0), source=prompt if encoder_decoder else None)
+    request = Request(start, LIMIT, SequenceKey(0, 0), source=prompt if encoder_decoder else None)
     texts = [TrainingSequence(request, stock(model, prompt, LIMIT))]
     steps = torch.optim.Adam(heads.parameters(), lr=0.02)
     for _ in range(40):
@@ -95,7 +95,7 @@ def test_replayed_texts_have_the_states_of_the_very_token() -> None:
     torch.nn.init.normal_(heads.outer, generator=torch.Generator().manual_seed(0))
     model, (output, embeddings) = CausalModel(network), ends_of(network)
     drafter = HeadsDrafter(model, heads, output, embeddings)
-    request = Request([1, 2], len(new), RowKey(0, 0))
+    request = Request([1, 2], len(new), SequenceKey(0, 0))
     shares = compute_overlaps(model, drafter, request, new, SamplingParams(1.0))
     text = torch.tensor([[1, 2, *new]])
     with torch.no_grad():

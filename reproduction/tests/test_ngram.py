@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from foretoken.drafters.base import Draw
 from foretoken.errors import InputError
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from reproduction.ngram import Level, NGram, NGramDrafter, fingerprint
 
 
@@ -37,7 +37,7 @@ def drafter_at(prompts, order=3) -> NGramDrafter:
 
 
 def draws(B, params, seed=1, length=6):
-    return Draw([RowKey(seed, b) for b in range(B)], [length] * B, [params] * B)
+    return Draw([SequenceKey(seed, b) for b in range(B)], [length] * B, [params] * B)
 
 
 AFTER_0 = [0.125, 0.5625, 0.28125, 0.03125]

@@ -12,9 +12,9 @@ from exact.worlds import Case, Table, bias
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from oracle import random_model
 from reproduction.ngram import NGramDrafter
 from reproduction.train_ngram import fit
@@ -28,24 +28,24 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_every_order(order, rule, monkeypatch):
     found = Case(
-        lambda: Table(P, V), lambda: NGramDrafter(fit(TEXTS, V, order)), RULES[rule], GAMMA
+        lambda: Table(P, V), lambda: NGramDrafter(fit(TEXTS, V, order)), EXACT_RULES[rule], GAMMA
     )
     assert bias(found, P, monkeypatch) < 1e-6
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_in_a_cascade(rule, monkeypatch):
     table = fit(TEXTS, V, 2)
     drafter = lambda: CascadeDrafter(Table(MIDDLE, V), NGramDrafter(table), 2)  # noqa: E731
-    found = Case(lambda: Table(P, V), drafter, RULES[rule], GAMMA)
+    found = Case(lambda: Table(P, V), drafter, EXACT_RULES[rule], GAMMA)
     assert bias(found, P, monkeypatch) < 1e-6
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_under_controls(kind, rule, monkeypatch):
     """Penalties and bans at once, and a mask."""
@@ -55,7 +55,7 @@ def test_under_controls(kind, rule, monkeypatch):
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("name", CONTROLS)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_proof_every_control(kind, name, rule, monkeypatch):
@@ -68,7 +68,7 @@ def test_going_back(order, temperature):
     """What is taken back leaves no trace, whether draft tokens were made in between or not."""
 
     def draw() -> Draw:
-        keys = [RowKey(0, 0), RowKey(0, 1)]
+        keys = [SequenceKey(0, 0), SequenceKey(0, 1)]
         return Draw(keys, [4, 5], [SamplingParams(temperature)] * 2)
 
     went, fresh = (NGramDrafter(fit(TEXTS, V, order)) for _ in range(2))

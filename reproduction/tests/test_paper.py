@@ -12,7 +12,7 @@ import foretoken
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.measurement.agreement import compute_overlaps
 from foretoken.models.stock.model import Seq2SeqModel
 from foretoken.sampling.distributions import SamplingParams
@@ -72,7 +72,7 @@ def test_each_encoder_runs_once(gamma: int) -> None:
     for i, network in enumerate(networks):
         network.get_encoder().register_forward_hook(count(i))
     target, draft = (Seq2SeqModel(network) for network in networks)
-    spec = Speculator(target, LMDrafter(draft, 64), ends=Ends(decoder_start=0))
+    spec = Speculator(target, LMDrafter(draft, 64), ends=EndTokens(decoder_start=0))
     (completion,) = spec.generate([[5, 6, 7]], gamma=gamma, max_new_tokens=20)
     assert len(completion.tokens) == 20 and completion.stats.target_calls > 2
     assert calls == [1, 1 if gamma else 0]

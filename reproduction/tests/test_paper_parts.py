@@ -10,7 +10,7 @@ import torch
 
 from foretoken.costing.costs import Costs
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import ScoredBlock
 from reproduction.costs import ServingCosts
@@ -60,13 +60,13 @@ def test_a_draft_is_as_long_as_it_was_not_silent(parts: PaperParts):
     drafter = PaperDrafter(parts)
     drafter.start([0, 1], [[0, 0, 0], [1]], None)
     assert parts.clock() == 1.0  # two tokens are read
-    draw = Draw([RowKey(0, 0), RowKey(0, 1)], [3, 1], [SamplingParams()] * 2)
+    draw = Draw([SequenceKey(0, 0), SequenceKey(0, 1)], [3, 1], [SamplingParams()] * 2)
     draft = drafter.propose([2, 2], draw)
     assert draft.lengths.tolist() == [1, 2] and draft.q is None and draft.calls == 2
     assert parts.clock() == 1 + 0.5 * 1.5  # a second row takes as much again
     drafter.commit([[0, 1], [1]])
     drafter.leave([1])
-    draw = Draw([RowKey(0, 0)], [5], [SamplingParams()])
+    draw = Draw([SequenceKey(0, 0)], [5], [SamplingParams()])
     assert drafter.propose([2], draw).lengths.tolist() == [2]
 
 
@@ -79,13 +79,13 @@ def test_rows_at_work_take_longer_than_rows_alike(parts: PaperParts):
     assert parts.clock() - began == 2 * 1.25
     drafter.start([0, 1], [[0, 0, 0], [1]], None)
     began = parts.clock()
-    drafter.propose([1, 1], Draw([RowKey(0, 0), RowKey(0, 1)], [3, 1], [SamplingParams()] * 2))
-    assert parts.clock() - began == pytest.approx(3 * COSTS.drafting(1, 2, 2))
+    drafter.propose([1, 1], Draw([SequenceKey(0, 0), SequenceKey(0, 1)], [3, 1], [SamplingParams()] * 2))
+    assert parts.clock() - began == pytest.approx(3 * COSTS.draft_seconds(1, 2, 2))
 
 
 def test_a_verification_takes_what_follows_a_pass(parts: PaperParts):
     verifier = PaperVerifier(parts)
-    draw = Draw([RowKey(0, 0)], [3], [SamplingParams(temperature=0.0)])
+    draw = Draw([SequenceKey(0, 0)], [3], [SamplingParams(temperature=0.0)])
     logits = torch.tensor([[[0.0, -1.0], [-1.0, 0.0]]])
     block = ScoredBlock(logits, torch.tensor([[0]]), torch.tensor([1]), None)
     verification = verifier(block, draw)

@@ -13,17 +13,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Adaptive, Fixed
+from foretoken.costing.gamma import AdaptiveGamma, FixedGamma
 from foretoken.drafters.lm import LMDrafter
 from foretoken.engine.core import EngineCore
-from foretoken.engine.scheduler import Task
+from foretoken.engine.scheduler import SequenceTask
 from foretoken.measurement.agreement import compute_overlaps
 from foretoken.records import StepRecord
-from foretoken.request import Request, Row
-from foretoken.sampling.keys import RowKey
+from foretoken.request import Request, SequenceState
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.verifier import choose
-from foretoken.sampling.verify import block
+from foretoken.sampling.verifier import make_verifier
+from foretoken.sampling.acceptance_rules import block
 from oracle import random_model
 from reproduction.costs import ServingCosts
 from reproduction.fleet import Clock, PaperReplica, PaperText
@@ -60,30 +60,30 @@ def models() -> tuple[TableModel, LMDrafter]:
     return TableModel(target, V), LMDrafter(TableModel(mixed, V), V)
 
 
-def told(rows: Iterable[Row]) -> list[list[tuple[Any, ...]]]:
+def told(rows: Iterable[SequenceState]) -> list[list[tuple[Any, ...]]]:
     def step(one: StepRecord) -> tuple[Any, ...]:
-        return one.rows, one.gamma, one.drafted, one.accepted, len(one.kept)
+        return one.rows, one.gamma, one.drafted, one.accepted, len(one.new_tokens)
 
     return [[step(one) for one in row.records] for row in rows]
 
 
 def engine(
     requests: list[tuple[Request, int]], gamma: int | None, clock: Callable[[], float]
-) -> list[Row]:
+) -> list[SequenceState]:
     """What becomes of requests that come before given steps."""
     core = EngineCore(*models(), ROWS, clock=clock)
-    verifier, policy = choose(block), Adaptive(COSTS) if gamma is None else Fixed(gamma)
-    rows = [Row.of(request) for request, _ in requests]
+    verifier, policy = make_verifier(block), AdaptiveGamma(COSTS) if gamma is None else FixedGamma(gamma)
+    rows = [SequenceState.from_request(request) for request, _ in requests]
     for step in range(200):
         due = [row for row, (_, before) in zip(rows, requests, strict=True) if before == step]
-        core.add([Task(row, verifier, policy) for row in due])
+        core.add([SequenceTask(row, verifier, policy) for row in due])
         core.step()
     return rows
 
 
 def paper(
     requests: list[tuple[Request, int]], gamma: int | None, texts: list[PaperText]
-) -> tuple[list[Row], list[float]]:
+) -> tuple[list[SequenceState], list[float]]:
     """The same on paper, and what its scheduler saw each time it looked at the clock."""
     replica, served, seen = PaperReplica(texts, SERVING, gamma), {}, list[float]()
 
@@ -98,7 +98,7 @@ def paper(
                     own = replace(request, prompt=text.ids)
                     served[text.number] = replica.submit(own, replica.clock.seconds)
             replica.step()
-    return [served[text.number].row for text in texts], seen
+    return [served[text.number].seq for text in texts], seen
 
 
 @pytest.mark.parametrize("gamma", [None, 2])
@@ -112,7 +112,7 @@ def test_steps_are_those_of_an_engine_with_models(gamma: int | None, drawn: Any)
     gets those of the paper's, once its texts are known.
     """
     requests = [
-        (Request(prompt, limit, RowKey(0, i), params=GREEDY), before)
+        (Request(prompt, limit, SequenceKey(0, i), params=GREEDY), before)
         for i, (prompt, limit, before) in enumerate(drawn)
     ]
     rows = engine(requests, gamma, lambda: 0.0)
@@ -128,7 +128,7 @@ def test_steps_are_those_of_an_engine_with_models(gamma: int | None, drawn: Any)
     assert [row.new_tokens for row in timed] == [row.new_tokens for row in rows]
 
 
-def betas(target: TableModel, drafter: LMDrafter, row: Row) -> list[float | None]:
+def betas(target: TableModel, drafter: LMDrafter, row: SequenceState) -> list[float | None]:
     return compute_overlaps(target, drafter, row.request, row.new_tokens, GREEDY)
 
 
@@ -140,11 +140,11 @@ def test_a_step_takes_what_the_measurement_expects_of_it() -> None:
     sizes = [0]
 
     def taken(joined: list[int]) -> None:
-        requests = (Request(texts[i].ids, 9, RowKey(0, i), params=GREEDY) for i in joined)
+        requests = (Request(texts[i].ids, 9, SequenceKey(0, i), params=GREEDY) for i in joined)
         served = [replica.submit(request, replica.clock.seconds) for request in requests]
         before = replica.clock.seconds
         replica.step()
-        records = [one.row.records[-1] for one in replica.open]
+        records = [one.seq.records[-1] for one in replica.open]
         step = _Step(0.0, records, [texts[i].prompt for i in joined], sizes[-1])
         sizes.append(step.size)
         spent = replica.clock.seconds - before - len(served) * serving.joining
@@ -152,5 +152,5 @@ def test_a_step_takes_what_the_measurement_expects_of_it() -> None:
 
     taken([0])
     replica.step()  # in which the draft reads the first prompt
-    sizes.append(sum(1 + one.row.records[-1].drafted for one in replica.open))
+    sizes.append(sum(1 + one.seq.records[-1].drafted for one in replica.open))
     taken([1, 2])

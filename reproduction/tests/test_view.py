@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 
 from foretoken.drafters.lm import LMDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.records import StepRecord
 from foretoken.speculator import Speculator
@@ -50,7 +50,7 @@ GAMMAS = (7, 3, 0)
 def done():
     """An encoder-decoder, as in the paper."""
     target, draft = Seq2SeqModel(t5(64)), Seq2SeqModel(t5(64, seed=1))
-    spec = Speculator(target, LMDrafter(draft, 64), ends=Ends(decoder_start=0))
+    spec = Speculator(target, LMDrafter(draft, 64), ends=EndTokens(decoder_start=0))
     return {
         gamma: spec.generate([[5, 6, 7]], gamma=gamma, max_new_tokens=12)[0] for gamma in GAMMAS
     }

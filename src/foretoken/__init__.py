@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from foretoken.drafters.lookup import LookupDrafter
     from foretoken.drafters.mixture import MixtureDrafter
     from foretoken.drafters.uniform import UniformDrafter
-    from foretoken.engine.asynchronous import AsyncEngine
+    from foretoken.engine.async_engine import AsyncEngine
     from foretoken.engine.engine import Engine, EngineStats, Event
     from foretoken.errors import (
         ControlError,

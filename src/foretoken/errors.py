@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 
 log = logging.getLogger(__name__)
 
-WIDEST = 60  # characters of a value in a message
+MAX_VALUE_CHARS = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
@@ -144,7 +144,7 @@ class ControlError(RefusedError):
 
 
 @contextmanager
-def about(option: str) -> Iterator[None]:
+def naming_option(option: str) -> Iterator[None]:
     """An error within is about this option."""
     try:
         yield
@@ -153,12 +153,12 @@ def about(option: str) -> Iterator[None]:
         raise
 
 
-def whole(value: object) -> bool:
+def is_whole_number(value: object) -> bool:
     """Tell whether it is a whole number, which True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def real(value: object) -> bool:
+def is_real_number(value: object) -> bool:
     """Tell whether it is a real number, which True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -166,7 +166,7 @@ def real(value: object) -> bool:
 def as_float(value: object) -> float:
     """The nearest float to any real number, such as a Fraction or NumPy's; infinite where it is
     too large for a float, NaN where it is not a number."""
-    if not real(value):
+    if not is_real_number(value):
         return math.nan
     try:
         return float(cast(Real, value))
@@ -174,39 +174,39 @@ def as_float(value: object) -> float:
         return math.inf if cast(int, value) > 0 else -math.inf
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Any value as messages show it: short and in one line."""
     try:
         text = repr(value)
     except Exception:  # such as an integer of more than 4,300 digits
         return f"a {type(value).__name__} too large to show"
     text = " ".join(text.split())
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."
 
 
-FRONT = "lookup+"  # before a draft's name: a look-up in front of it
+LOOKUP_PREFIX = "lookup+"  # before a draft's name: a look-up in front of it
 
 
 def base_name(model: str) -> str:
     """Return a model's name, and its adapter's, without the folders that they lie in."""
-    front = FRONT if model.startswith(FRONT) else ""
+    front = LOOKUP_PREFIX if model.startswith(LOOKUP_PREFIX) else ""
     parts = model.removeprefix(front).split(" with ")
     return front + " with ".join(Path(part).name if exists(part) else part for part in parts)
 
 
-def kind_of(error: Exception) -> str:
+def log_error_kind(error: Exception) -> str:
     """The name of an error that a model's own code raised. Its text says nothing to users: the
     logger "foretoken" has it, with the traceback, at DEBUG."""
     log.debug("a model's own code raised an error", exc_info=error)
     return type(error).__name__
 
 
-def one_line(error: Exception) -> str:
+def to_one_line(error: Exception) -> str:
     """The beginning of a library's message, in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-KINDS = {
+EXPECTED_KINDS = {
     "string_type": "text",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -230,7 +230,7 @@ KINDS = {
     "less_than_equal": "{le} or less",
     "none_required": "null",
 }
-SIZES = {
+VALIDATION_MESSAGES = {
     "string_too_short": "it is too short, {min_length} characters at least",
     "string_too_long": "it is too long, {max_length} characters at most",
     "too_short": "it is too short, {min_length} at least",
@@ -244,13 +244,13 @@ SIZES = {
 }
 
 
-def mismatch(error: Mapping[str, Any]) -> str:
+def describe_mismatch(error: Mapping[str, Any]) -> str:
     """Describe an invalid value, from one of the errors that pydantic lists."""
     kind, context = str(error["type"]), dict(error.get("ctx") or {})
-    if kind in SIZES:
-        return SIZES[kind].format(**context)
-    if kind in KINDS:
-        return f"it must be {KINDS[kind].format(**context)}"
+    if kind in VALIDATION_MESSAGES:
+        return VALIDATION_MESSAGES[kind].format(**context)
+    if kind in EXPECTED_KINDS:
+        return f"it must be {EXPECTED_KINDS[kind].format(**context)}"
     if kind == "value_error":  # of a check of ours
         return str(error["msg"]).removeprefix("Value error, ")
     return "it is not what it must be"

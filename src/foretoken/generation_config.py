@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
-from foretoken.errors import InputError, RefusedError, one_line
-from foretoken.sampling.params import OPTIONS, SamplingParams
+from foretoken.errors import InputError, RefusedError, to_one_line
+from foretoken.sampling.params import SAMPLING_OPTIONS, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 # Entries of a generation config that change the distribution, and the values at which they do not.
 # Entries that are options of a request are followed; min_length counts the prompt, which each row
 # has of its own
-NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
+UNFOLLOWED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0.0),
@@ -35,20 +35,20 @@ NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (None,),
     "dola_layers": (None,),
 }
-FOLLOWED: dict[str, tuple[Any, ...]] = {
-    **{name: (None, *each.off) for name, each in OPTIONS.items() if each.off},
+FOLLOWED_ENTRIES: dict[str, tuple[Any, ...]] = {
+    **{name: (None, *each.off) for name, each in SAMPLING_OPTIONS.items() if each.off},
     "min_length": (None, 0),
 }
 
 # Entries that force an id; of several, transformers makes all equally likely
-FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+FORCED_ID_ENTRIES = ("forced_bos_token_id", "forced_eos_token_id")
 
 # Entries that are options of `generate`, and the values at which they change nothing
-SUGGESTED = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndTokens:
     """Ids that end a text, and ids that it must begin or end with."""
 
     eos: frozenset[int] = frozenset()
@@ -58,10 +58,10 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class GenerationSettings:
     """Facts from a model's generation config."""
 
-    ends: Ends
+    ends: EndTokens
     # why it is refused: an entry that changes the distribution and is not followed
     objection: str | None
     controls: dict[str, Any]  # entries that are followed where the caller leaves them open
@@ -72,9 +72,9 @@ class Settings:
         return asdict(self) | {"ends": asdict(self.ends) | {"eos": sorted(self.ends.eos)}}
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> Settings:
+    def from_dict(cls, document: dict[str, Any]) -> GenerationSettings:
         """Make the settings from what `to_dict` returned."""
-        ends = Ends(**document["ends"] | {"eos": frozenset(document["ends"]["eos"])})
+        ends = EndTokens(**document["ends"] | {"eos": frozenset(document["ends"]["eos"])})
         return cls(ends, document["objection"], document["controls"], document["suggested"])
 
 
@@ -86,10 +86,10 @@ def check_file(folder: Path) -> None:
         try:
             transformers.GenerationConfig.from_pretrained(folder)
         except Exception as error:  # the library raises many kinds
-            raise InputError(f"{file} cannot be read: {one_line(error)}") from None
+            raise InputError(f"{file} cannot be read: {to_one_line(error)}") from None
 
 
-def read_settings(network: PreTrainedModel) -> Settings:
+def read_settings(network: PreTrainedModel) -> GenerationSettings:
     """Read the generation config, or without one the model's own config. Raises InputError for
     invalid ids, RefusedError where a text has no beginning or several."""
     own = getattr(network, "generation_config", None)
@@ -100,16 +100,16 @@ def read_settings(network: PreTrainedModel) -> Settings:
         start = _id(config, "bos_token_id") if start is None else start
         if start is None:
             raise RefusedError("the model names no decoder_start_token_id; set it in its config")
-    ends = Ends(
-        eos=frozenset(ids_of(config, "eos_token_id")),
+    ends = EndTokens(
+        eos=frozenset(list_ids(config, "eos_token_id")),
         decoder_start=start,
-        **{name.removesuffix("_token_id"): _only_id(config, name) for name in FORCED},
+        **{name.removesuffix("_token_id"): _only_id(config, name) for name in FORCED_ID_ENTRIES},
     )
-    return Settings(ends, _objection(config), _controls(config), _suggested(own) if own else {})
+    return GenerationSettings(ends, _objection(config), _controls(config), _suggested(own) if own else {})
 
 
-def resolved(
-    params: SamplingParams, controls: dict[str, Any], ends: Ends, prompt: int
+def resolve_params(
+    params: SamplingParams, controls: dict[str, Any], ends: EndTokens, prompt_length: int
 ) -> SamplingParams:
     """Return a caller's params, and where they leave something open what the model's generation
     config says.
@@ -118,22 +118,22 @@ def resolved(
     """
     settings = {name: value for name, value in controls.items() if name != "min_length"}
     settings |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
-    least = max(controls.get("min_length", 0) - prompt, settings.get("min_new_tokens", 0))
-    if least:  # as in transformers, more than there is room for is no mistake of the model's
-        settings["min_new_tokens"] = min(least, params.max_new_tokens)
+    min_new_tokens = max(controls.get("min_length", 0) - prompt_length, settings.get("min_new_tokens", 0))
+    if min_new_tokens:  # as in transformers, more than there is room for is no mistake of the model's
+        settings["min_new_tokens"] = min(min_new_tokens, params.max_new_tokens)
     open_ = {n: v for n, v in settings.items() if v is not None and getattr(params, n) is None}
     return replace(params, **open_) if open_ else params
 
 
-def forced(params: SamplingParams, prompt: int, last: int) -> dict[int, int]:
+def place_forced_ids(params: SamplingParams, prompt_length: int, last: int) -> dict[int, int]:
     """Return the ids that a text must have, by their place among the new tokens: `prompt` tokens
     stand before these, and `last` is the place of the end."""
-    first = 1 - prompt  # the decoder's second token
-    places = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
-    return {place: token for place, token in places.items() if token is not None}
+    first = 1 - prompt_length  # the decoder's second token
+    forced = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
+    return {place: token for place, token in forced.items() if token is not None}
 
 
-def require_ids(ends: Ends, V: int) -> None:
+def require_ids(ends: EndTokens, V: int) -> None:
     """InputError where texts must contain an id outside the model's 0..V-1. Ids that end a text may
     lie outside: they never occur."""
     for name in ("decoder_start", "forced_bos", "forced_eos"):
@@ -145,7 +145,7 @@ def require_ids(ends: Ends, V: int) -> None:
             )
 
 
-def warned_of_suggested(suggested: dict[str, Any], params: Sequence[SamplingParams]) -> bool:
+def warn_about_suggested(suggested: dict[str, Any], params: Sequence[SamplingParams]) -> bool:
     """Log a warning where these params differ from what a generation config suggests, and return
     whether they do."""
     if all(getattr(each, n) == v for n, v in suggested.items() for each in params):
@@ -165,17 +165,17 @@ def _suggested(config: GenerationConfig) -> dict[str, Any]:
     samples = getattr(config, "do_sample", None)
     if samples is False:
         return {}
-    values = {name: getattr(config, name, None) for name in SUGGESTED}
-    changed = {n: v for n, v in values.items() if v is not None and v != SUGGESTED[n]}
+    values = {name: getattr(config, name, None) for name in NEUTRAL_SAMPLING}
+    changed = {n: v for n, v in values.items() if v is not None and v != NEUTRAL_SAMPLING[n]}
     return {"temperature": 1.0} | changed if samples else changed
 
 
 def _controls(config: GenerationConfig) -> dict[str, Any]:
     """Return the controls that the config names, as JSON can hold them."""
-    values = {entry: getattr(config, entry, None) for entry in FOLLOWED}
+    values = {entry: getattr(config, entry, None) for entry in FOLLOWED_ENTRIES}
     if values["min_new_tokens"] is not None:  # transformers then passes over it
         values["min_length"] = None
-    controls = {n: v for n, v in values.items() if v not in FOLLOWED[n]}
+    controls = {n: v for n, v in values.items() if v not in FOLLOWED_ENTRIES[n]}
     if isinstance(bias := controls.get("sequence_bias"), dict):
         controls["sequence_bias"] = [[list(ids), number] for ids, number in bias.items()]
     return controls
@@ -183,12 +183,12 @@ def _controls(config: GenerationConfig) -> dict[str, Any]:
 
 def find_unfollowed(config: GenerationConfig) -> str | None:
     """Return the name of an entry that changes the distribution and is not followed, if any."""
-    for entry, harmless in NOT_FOLLOWED.items():
+    for entry, harmless in UNFOLLOWED_ENTRIES.items():
         if getattr(config, entry, None) not in harmless:
             return entry
     if getattr(config, "cache_implementation", None) == "quantized":
         return "cache_implementation"
-    return next((entry for entry in FORCED if len(ids_of(config, entry)) > 1), None)
+    return next((entry for entry in FORCED_ID_ENTRIES if len(list_ids(config, entry)) > 1), None)
 
 
 def _objection(config: GenerationConfig) -> str | None:
@@ -198,7 +198,7 @@ def _objection(config: GenerationConfig) -> str | None:
             "not followed here; generation_config='ignore' (--ignore-generation-config) generates "
             "without it"
         )
-    for entry, harmless in FOLLOWED.items():
+    for entry, harmless in FOLLOWED_ENTRIES.items():
         if (value := getattr(config, entry, None)) not in harmless:
             name = "min_new_tokens" if entry == "min_length" else entry
             try:
@@ -208,7 +208,7 @@ def _objection(config: GenerationConfig) -> str | None:
     return None
 
 
-def ids_of(config: GenerationConfig, entry: str) -> list[int]:
+def list_ids(config: GenerationConfig, entry: str) -> list[int]:
     """Return the ids of an entry, which may be one or several. Raises InputError for others."""
     value = getattr(config, entry, None)
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -221,14 +221,14 @@ def ids_of(config: GenerationConfig, entry: str) -> list[int]:
 
 def _only_id(config: GenerationConfig, entry: str) -> int | None:
     """Return an entry's id where there is one alone."""
-    ids = ids_of(config, entry)
+    ids = list_ids(config, entry)
     return ids[0] if len(ids) == 1 else None
 
 
 def _id(config: GenerationConfig, entry: str) -> int | None:
     """Return an entry's only id. RefusedError for several, of which transformers takes one for each
     row."""
-    ids = ids_of(config, entry)
+    ids = list_ids(config, entry)
     if len(ids) > 1:
         raise RefusedError(
             f"the model's generation config sets {entry}={ids!r:.60}; set one id there"

@@ -14,20 +14,20 @@ from foretoken.controls import own
 from foretoken.controls.chain import Matcher, chain
 from foretoken.controls.grammar import Grammar, vocabulary
 from foretoken.controls.own import require
-from foretoken.errors import ForetokenError, InputError, about, shown, whole
-from foretoken.generation_config import Ends, forced, resolved
+from foretoken.errors import ForetokenError, InputError, naming_option, format_value, is_whole_number
+from foretoken.generation_config import EndTokens, place_forced_ids, resolve_params
 from foretoken.media import TEXT
 from foretoken.media.inputs import Media, is_media, media_of
 from foretoken.models.base import Model
 from foretoken.models.guidance import GuidedModel
-from foretoken.request import Request, Row, TextPrediction
+from foretoken.request import Request, SequenceState, OutputPredictor
 from foretoken.sampling import verifier
 from foretoken.sampling.checks import SEED, Structured, as_ids
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.params import SamplingParams, gathered
-from foretoken.sampling.speculation import COUPLED, SpeculationOptions
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.params import SamplingParams, gather_params
+from foretoken.sampling.speculation import COUPLED_RULE, SpeculationOptions
 from foretoken.sampling.verifier import Verifier
-from foretoken.sampling.verify import Rule
+from foretoken.sampling.acceptance_rules import Rule
 from foretoken.text import chat
 from foretoken.text.decoding import Transcript
 from foretoken.text.messages import Message, conversations, holds_media
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Listed(Protocol):
+class ArrayLike(Protocol):
     """A tensor or an array."""
 
     def tolist(self) -> Any: ...
 
 
 Prompt = str | list[int]  # or a Media, of a processor's output
-Prompts = Prompt | Listed | Mapping[str, Any] | Sequence[Prompt | Listed]
+Prompts = Prompt | ArrayLike | Mapping[str, Any] | Sequence[Prompt | ArrayLike]
 Seed = int | Sequence[int | tuple[int, int]] | None
 
 
@@ -54,9 +54,9 @@ class InputProcessor:
 
     target: Model
     tokenizer: PreTrainedTokenizerBase | None
-    ends: Ends
+    ends: EndTokens
     controls: dict[str, Any]
-    predicted_output: Callable[[Request], TextPrediction] | None = None
+    predicted_output: Callable[[Request], OutputPredictor] | None = None
     processor: Callable[[], Any] | None = None  # loads that of pictures and sounds
     max_length: int | None = None  # tokens of prompt and new text together; None: the context
 
@@ -68,17 +68,17 @@ class InputProcessor:
     ) -> list[Prompt]:
         """Return prompts one by one; messages as the ids that a chat template makes of them."""
         template = chat_template, chat_template_kwargs
-        media = self._media(prompts)
+        media = self._find_media(prompts)
         if media is not None:
             return cast(list[Prompt], media)
         chats = conversations(prompts)
         if chats is not None:
-            return [self._chat(messages, template) for messages in chats]
+            return [self._encode_chat(messages, template) for messages in chats]
         if template != (None, None):
             raise InputError(
                 "chat_template is given, but the prompts are no messages; leave it out"
             )
-        return as_list(prompts)
+        return to_prompt_list(prompts)
 
     def assemble(
         self,
@@ -92,7 +92,7 @@ class InputProcessor:
         """Return the requests of a call, whose arguments are as the caller of `method` gave them;
         `template`: chat_template and chat_template_kwargs."""
         listed = self.prompts(prompts, *template)
-        return self.requests(listed, gathered(params, controls, len(listed), method), seed)
+        return self.requests(listed, gather_params(params, controls, len(listed), method), seed)
 
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
@@ -101,20 +101,20 @@ class InputProcessor:
         cannot be continued."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         counts = [sampling.num_return_sequences for sampling in each]
-        keys = iter(keys_of(seed, counts))
+        keys = iter(make_keys(seed, counts))
         requests: list[Request] = []
         for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
             media = prompt if isinstance(prompt, Media) else None
-            ids = self.ids(prompt, f"prompt {i}") if media is None else self._ids_with(media, i)
+            ids = self.ids(prompt, f"prompt {i}") if media is None else self._require_media_ids(media, i)
             if media is None or not self.target.encoder_decoder:
                 self._require_fit(ids, i)
-            with _naming_prompt(i, count=len(prompts)):
+            with _naming_prompt_in_errors(i, count=len(prompts)):
                 copies = islice(keys, sampling.num_return_sequences)
-                made = self._requests(ids, sampling, list(copies), media)
+                made = self._make_requests(ids, sampling, list(copies), media)
                 requests += [replace(request, media=media) for request in made]
         return requests
 
-    def _chat(
+    def _encode_chat(
         self, messages: list[Message], template: tuple[str | None, Mapping[str, Any] | None]
     ) -> Prompt:
         """A conversation as ids, or as ids and media."""
@@ -130,7 +130,7 @@ class InputProcessor:
         (media,) = media_of(output, encodes=self.target.encoder_decoder)
         return cast(Prompt, media)
 
-    def _media(self, prompts: Any) -> list[Media | Prompt] | None:
+    def _find_media(self, prompts: Any) -> list[Media | Prompt] | None:
         """The media of prompts that are a processor's output, or a list with such, and the ids or
         texts of those that hold none; None for text alone."""
         if isinstance(prompts, Media):  # of a conversation that has been read
@@ -147,10 +147,10 @@ class InputProcessor:
                 made = media_of(each, encodes=self.target.encoder_decoder)
                 read += [media if media.inputs else media.ids for media in made]
             else:
-                read += as_list([each])
+                read += to_prompt_list([each])
         return read
 
-    def _ids_with(self, media: Media, i: int) -> list[int]:
+    def _require_media_ids(self, media: Media, i: int) -> list[int]:
         """The ids of a prompt with media that the target reads; InputError otherwise."""
         reads, problem = self.target.capabilities.media, self.target.find_media_problem(media)
         if problem is not None:
@@ -163,32 +163,32 @@ class InputProcessor:
             if self.target.needs_media:
                 remedy = "give what its processor makes of a sound or picture"
             raise InputError(f"prompt {i} holds {names}: {reason}; {remedy}")
-        ids = _within(media.ids, self.target.vocab_size, f"prompt {i}")
+        ids = _require_ids(media.ids, self.target.vocab_size, f"prompt {i}")
         if not ids and not self.target.encoder_decoder:
             raise InputError(f"prompt {i} is empty; give a text or ids to continue")
         return ids
 
-    def _requests(
-        self, ids: list[int], params: SamplingParams, keys: list[RowKey], media: Media | None
+    def _make_requests(
+        self, ids: list[int], params: SamplingParams, keys: list[SequenceKey], media: Media | None
     ) -> list[Request]:
         """Return requests of the same prompt, one for each of the keys."""
-        head, source = self.sides(ids) if media is None else (self._head(ids), None)
+        head, source = self.split_prompt(ids) if media is None else (self._decoder_prompt(ids), None)
         if media is not None and params.prompt_logprobs is not None:
             raise InputError("prompt_logprobs are not told of prompts with media; leave it out")
         context, limit = self.target.max_context, params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
         if self.max_length is not None and self.max_length - len(head) < limit:
-            limit = _room(len(head), self.max_length)
+            limit = _count_new_tokens(len(head), self.max_length)
             params = replace(params, max_new_tokens=limit)
-        params = resolved(params, self.controls, self.ends, len(head))
+        params = resolve_params(params, self.controls, self.ends, len(head))
         require(params, self.target, self.tokenizer is not None)
         eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
         stops = self._find_stop_string_ids(params) - eos
         eos |= stops
         late = frozenset[int]() if params.structured is not None else frozenset(stops)
-        places = forced(params, len(head), limit - 1)
+        places = place_forced_ids(params, len(head), limit - 1)
         if params.structured is not None:  # one that does not compile fails here
-            with about("structured"):
+            with naming_option("structured"):
                 self._grammar(params.structured, frozenset(eos))
         return [
             Request(head, limit, k, frozenset(eos), source, places, params, late_eos=late)
@@ -211,22 +211,22 @@ class InputProcessor:
                 f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
             )
 
-    def rows(self, requests: list[Request]) -> list[Row]:
+    def make_sequences(self, requests: list[Request]) -> list[SequenceState]:
         """Fresh rows, with what shapes and ends their texts."""
-        return [self._row(number, request) for number, request in enumerate(requests)]
+        return [self._make_sequence(number, request) for number, request in enumerate(requests)]
 
-    def _row(self, number: int, request: Request) -> Row:
-        row, params = Row.of(request), request.params
-        if row.predicted_output is None and self.predicted_output is not None:
-            row.predicted_output = self.predicted_output(request)
-        row.controls = chain(request, self.target.vocab_size, number, self._matcher(request))
+    def _make_sequence(self, number: int, request: Request) -> SequenceState:
+        seq, params = SequenceState.from_request(request), request.params
+        if seq.predicted_output is None and self.predicted_output is not None:
+            seq.predicted_output = self.predicted_output(request)
+        seq.controls = chain(request, self.target.vocab_size, number, self._make_matcher(request))
         if params.stop_strings:
             assert self.tokenizer is not None  # `require` has seen to it
-            row.endings.append(transcript(request, self.tokenizer))
-        row.endings += own.endings(params.stopping, request.prompt)
-        return row
+            seq.endings.append(make_transcript(request, self.tokenizer))
+        seq.endings += own.endings(params.stopping, request.prompt)
+        return seq
 
-    def _matcher(self, request: Request) -> Matcher | None:
+    def _make_matcher(self, request: Request) -> Matcher | None:
         """Return the matcher of the grammar that a text must follow."""
         structured = request.params.structured
         return None if structured is None else self._grammar(structured, request.eos).matcher()
@@ -241,14 +241,14 @@ class InputProcessor:
         V, own = self.target.vocab_size, self.ends.eos
         return vocabulary(self.tokenizer, V, eos, own).grammar(structured)
 
-    def sides(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
+    def split_prompt(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
         """Return the ids that the decoder continues, and those that the encoder reads."""
         if not self.target.encoder_decoder:
             return ids, None
         assert self.ends.decoder_start is not None
         return [self.ends.decoder_start], ids
 
-    def _head(self, ids: list[int]) -> list[int]:
+    def _decoder_prompt(self, ids: list[int]) -> list[int]:
         """Return the ids that the decoder continues, where its encoder reads no ids."""
         start = self.ends.decoder_start
         if not self.target.encoder_decoder or (ids and ids[0] == start):
@@ -257,7 +257,7 @@ class InputProcessor:
         return [start, *ids]
 
     @property
-    def readable(self) -> int:
+    def prompt_vocab_size(self) -> int:
         """V of prompts: what the encoder reads has its own vocabulary."""
         return self.target.source_vocab_size or self.target.vocab_size
 
@@ -270,20 +270,20 @@ class InputProcessor:
         if len(prompt) == 0:
             raise InputError(f"{name} is empty; give a text or ids to continue")
         if isinstance(prompt, str):
-            prompt = self._tokenized(prompt, name)
+            prompt = self._tokenize(prompt, name)
             if not prompt:
                 raise InputError(f"{name} has no tokens; give a text that has some")
-        return _within(prompt, self.readable, name)
+        return _require_ids(prompt, self.prompt_vocab_size, name)
 
-    def prediction(self, prompt: Prompt) -> tuple[int, ...]:
+    def tokenize_prediction(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the new tokens that a caller expects: ids, or a text, which gets no special
         tokens."""
         if isinstance(prompt, str):
-            prompt = self._tokenized(prompt, "prediction", special=False)
+            prompt = self._tokenize(prompt, "prediction", special=False)
         ids = as_ids("prediction", prompt)
-        return tuple(_within(ids, self.target.vocab_size, "prediction"))
+        return tuple(_require_ids(ids, self.target.vocab_size, "prediction"))
 
-    def _tokenized(self, text: str, name: str, *, special: bool = True) -> list[int]:
+    def _tokenize(self, text: str, name: str, *, special: bool = True) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -296,7 +296,7 @@ class InputProcessor:
         return cast(list[int], encoding.input_ids)
 
 
-def transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Transcript:
+def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Transcript:
     """Return the reader of a request's new text, up to its stop strings."""
     params, strings = request.params, request.params.stop_strings or ()
     return Transcript(
@@ -309,15 +309,15 @@ def transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Transcri
     )
 
 
-def _within(ids: Iterable[int], V: int, name: str) -> list[int]:
+def _require_ids(ids: Iterable[int], V: int, name: str) -> list[int]:
     """Return the ids, all of which are in 0..V-1; InputError otherwise."""
     for token in (ids := list(ids)):
         if not 0 <= token < V:
-            raise InputError(f"{name} holds the id {shown(token)}; ids must be in 0..{V - 1}")
+            raise InputError(f"{name} holds the id {format_value(token)}; ids must be in 0..{V - 1}")
     return ids
 
 
-def _room(prompt: int, max_length: int) -> int:
+def _count_new_tokens(prompt: int, max_length: int) -> int:
     """Return the number of new tokens that max_length allows; InputError for none."""
     if prompt >= max_length:
         raise InputError(
@@ -328,7 +328,7 @@ def _room(prompt: int, max_length: int) -> int:
 
 
 @contextmanager
-def _naming_prompt(i: int, *, count: int) -> Generator[None]:
+def _naming_prompt_in_errors(i: int, *, count: int) -> Generator[None]:
     """Make an error within say which of several prompts it is about."""
     try:
         yield
@@ -339,16 +339,16 @@ def _naming_prompt(i: int, *, count: int) -> Generator[None]:
         raise again.about(error.option or "prompt") from None
 
 
-def check(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
+def resolve_verifier(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
     """Return the verifier of the draft tokens; raises as `SpeculationOptions` does."""
     asked = SpeculationOptions(gamma, rule, lenience)
-    if rule == COUPLED:
-        return verifier.COUPLED
-    distribution_rule = verifier.NAMED[rule] if isinstance(rule, str) else verifier.OwnRule(rule)
-    return verifier.choose(distribution_rule, asked.lenience)
+    if rule == COUPLED_RULE:
+        return verifier.COUPLED_VERIFIER
+    distribution_rule = verifier.RULES_BY_NAME[rule] if isinstance(rule, str) else verifier.CustomRule(rule)
+    return verifier.make_verifier(distribution_rule, asked.lenience)
 
 
-def as_list(prompts: Prompts) -> list[Prompt]:
+def to_prompt_list(prompts: Prompts) -> list[Prompt]:
     """Return a list of prompts from one (a str, or ids) or several.
 
     Ids are lists, tensors or arrays; a tensor `[B, n]` is B prompts, as is a tokenizer's output,
@@ -356,7 +356,7 @@ def as_list(prompts: Prompts) -> list[Prompt]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    listed = _encoded(prompts) if isinstance(prompts, Mapping) else _plain(prompts)
+    listed = _list_encoded(prompts) if isinstance(prompts, Mapping) else _to_lists(prompts)
     if not isinstance(listed, list):
         raise InputError(
             f"prompts is a {type(prompts).__name__}; give a str, ids, or a list of them"
@@ -367,18 +367,18 @@ def as_list(prompts: Prompts) -> list[Prompt]:
         if not isinstance(prompt, str) and not (
             isinstance(prompt, list) and all(_is_id(token) for token in cast(list[Any], prompt))
         ):
-            raise InputError(f"prompt {i} is {shown(prompt)}; give a str or a list of ids")
+            raise InputError(f"prompt {i} is {format_value(prompt)}; give a str or a list of ids")
     return listed
 
 
-def _plain(value: Any) -> Any:
+def _to_lists(value: Any) -> Any:
     """Tensors, arrays and tuples as lists, NumPy's numbers as Python's, anything else unchanged."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    return [_to_lists(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _encoded(batch: Mapping[str, Any]) -> list[Any]:
+def _list_encoded(batch: Mapping[str, Any]) -> list[Any]:
     """Return the ids in a tokenizer's output, without the padding on either side."""
     if "input_ids" not in batch:
         raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
@@ -386,24 +386,24 @@ def _encoded(batch: Mapping[str, Any]) -> list[Any]:
         raise InputError(
             f"prompts hold {', '.join(media)}, and ids alone are read here; give these"
         )
-    ids, mask = _plain(batch["input_ids"]), _plain(batch.get("attention_mask"))
-    if mask is not None and not _alike(ids, mask):
+    ids, mask = _to_lists(batch["input_ids"]), _to_lists(batch.get("attention_mask"))
+    if mask is not None and not _have_same_shape(ids, mask):
         raise InputError("attention_mask has not the shape of input_ids; give both as they came")
-    return ids if mask is None or not isinstance(ids, list) else _masked(ids, mask)
+    return ids if mask is None or not isinstance(ids, list) else _apply_mask(ids, mask)
 
 
-def _alike(ids: Any, mask: Any) -> bool:
+def _have_same_shape(ids: Any, mask: Any) -> bool:
     """Tell whether these are lists, or lists of lists, of the same lengths; or both no lists."""
     if isinstance(ids, list) and isinstance(mask, list):
-        return len(ids) == len(mask) and all(map(_alike, ids, mask))
+        return len(ids) == len(mask) and all(map(_have_same_shape, ids, mask))
     return not isinstance(ids, list) and not isinstance(mask, list)
 
 
-def _masked(ids: list[Any], mask: list[Any]) -> list[Any]:
+def _apply_mask(ids: list[Any], mask: list[Any]) -> list[Any]:
     """Return the ids where the mask is not 0, in nested lists too."""
     pairs = zip(ids, mask, strict=True)
     return [
-        _masked(a, b) if isinstance(a, list) else a for a, b in pairs if isinstance(a, list) or b
+        _apply_mask(a, b) if isinstance(a, list) else a for a, b in pairs if isinstance(a, list) or b
     ]
 
 
@@ -411,15 +411,15 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def keys_of(seed: Seed, counts: list[int]) -> list[RowKey]:
+def make_keys(seed: Seed, counts: list[int]) -> list[SequenceKey]:
     """Return a key for each row, `counts[i]` for prompt i; None draws a seed for all of them. Where
     a prompt has a seed of its own, its rows are numbered from that seed's row on."""
     if seed is None:
         seed = randbits(63)
-    if whole(seed):
-        return [RowKey(SEED("seed", seed), row) for row in range(sum(counts))]
+    if is_whole_number(seed):
+        return [SequenceKey(SEED("seed", seed), row) for row in range(sum(counts))]
     if not isinstance(seed, list | tuple):
-        raise InputError(f"seed is {shown(seed)}; give an integer, or one for each prompt")
+        raise InputError(f"seed is {format_value(seed)}; give an integer, or one for each prompt")
     if len(seed) != len(counts):
         raise InputError(
             f"seed has {len(seed)} entries for {len(counts)} prompts; give one for each"
@@ -427,9 +427,9 @@ def keys_of(seed: Seed, counts: list[int]) -> list[RowKey]:
     pairs = [s if isinstance(s, list | tuple) else (s, 0) for s in seed]
     for pair in pairs:
         if len(pair) != 2:
-            raise InputError(f"seed holds {shown(pair)}; give integers, or pairs of them")
+            raise InputError(f"seed holds {format_value(pair)}; give integers, or pairs of them")
     return [
-        RowKey(SEED("seed", s), SEED("seed", SEED("seed", row) + j))
+        SequenceKey(SEED("seed", s), SEED("seed", SEED("seed", row) + j))
         for (s, row), count in zip(pairs, counts, strict=True)
         for j in range(count)
     ]

@@ -16,35 +16,35 @@ from foretoken.drafters.base import Drafter, held
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model, Component
 
-LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
-TENANCY, ENGINE = "_foretoken_tenancy", "_foretoken_engine"  # attributes of a part
+LEASE_LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
+LEASE_ATTRIBUTE, ENGINE_ATTRIBUTE = "_foretoken_tenancy", "_foretoken_engine"  # attributes of a part
 
 
-class Tenancy:
+class LeaseRecord:
     """A target and a drafter in use: all that the next lease needs to clean up after this one."""
 
     def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
         self.parts = [*held(target), *(held(drafter) if drafter else ())]
-        self.drafted = 0  # sequences in the drafter, at most
+        self.num_drafted = 0  # sequences in the drafter, at most
         self.thread: Thread = current_thread()
-        self.over = False
+        self.is_over = False
         self._lease = ref(lease)  # dead once the run is gone, however it ended
 
     @property
-    def ended(self) -> bool:
-        return self.over or self._lease() is None
+    def has_ended(self) -> bool:
+        return self.is_over or self._lease() is None
 
     def clear(self) -> None:
         """Remove all sequences, also after a removal that was broken off."""
         try:
-            if self.drafter is not None and self.drafted:
-                self.drafter.leave(list(range(self.drafted)))
+            if self.drafter is not None and self.num_drafted:
+                self.drafter.leave(list(range(self.num_drafted)))
         finally:
             for part in self.parts:
                 if isinstance(part, Component):
                     part.clear()
-        self.drafted = 0
+        self.num_drafted = 0
 
 
 class Lease:
@@ -52,117 +52,117 @@ class Lease:
 
     def __init__(self, target: Model, drafter: Drafter | None = None) -> None:
         self.target, self.drafter = target, drafter
-        self.tenancy = Tenancy(self, target, drafter)
+        self.record = LeaseRecord(self, target, drafter)
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Take the parts. Raises RefusedError where another run has one of the parts."""
-        with LOCK:
-            before: list[Tenancy] = [x for x in map(tenancy_of, self.tenancy.parts) if x]
+        with LEASE_LOCK:
+            before: list[LeaseRecord] = [x for x in map(find_lease_record, self.record.parts) if x]
             for tenancy in before:
-                if not tenancy.ended:
-                    raise _refusal(tenancy.thread)
+                if not tenancy.has_ended:
+                    raise _make_refusal(tenancy.thread)
             for tenancy in before:
                 _evict(tenancy)
-            watches(self.target, self.drafter)
-            for part in self.tenancy.parts:
-                _mark(part, TENANCY, self.tenancy)
+            set_exposed_states(self.target, self.drafter)
+            for part in self.record.parts:
+                _set_attribute(part, LEASE_ATTRIBUTE, self.record)
 
-    def expect(self, drafted: int) -> None:
+    def count_joining(self, num_joining: int) -> None:
         """Count sequences that are about to join the drafter. It has the target's first sequences,
         and may be behind."""
-        self.tenancy.drafted += drafted
+        self.record.num_drafted += num_joining
 
     @property
-    def drafted(self) -> int:
+    def num_drafted(self) -> int:
         """The number of first sequences that are in the drafter too."""
-        return self.tenancy.drafted
+        return self.record.num_drafted
 
     def leave(self, rows: list[int]) -> None:
         """Remove finished sequences; those behind move up."""
         if rows:
             self.target.leave(rows)
-            drafted = [b for b in rows if b < self.drafted]
+            drafted = [b for b in rows if b < self.num_drafted]
             if self.drafter is not None and drafted:
                 self.drafter.leave(drafted)
-            self.tenancy.drafted -= len(drafted)
+            self.record.num_drafted -= len(drafted)
 
     def release(self) -> None:
         """Remove all sequences and free the parts."""
-        self.tenancy.over = True
-        with LOCK:
-            _evict(self.tenancy)
+        self.record.is_over = True
+        with LEASE_LOCK:
+            _evict(self.record)
 
 
-def watches(target: Model, drafter: Drafter | None) -> None:
+def set_exposed_states(target: Model, drafter: Drafter | None) -> None:
     """Let a target show its states where a part of the drafter reads them, and nowhere else."""
     drafters = [part for part in held(drafter) if isinstance(part, Drafter)]
     target.expose_hidden_states(next((part.known for part in drafters if part.reads_states), None))
 
 
 @contextmanager
-def leased(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
+def hold_lease(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
     """Hold a lease for the length of a `with`, which leaves no sequences; raises RefusedError as
     `Lease.take`."""
     lease = Lease(target, drafter)
     try:
-        lease.take()
+        lease.acquire()
         yield lease
     finally:
         lease.release()
 
 
-def tenancy_of(part: object) -> Tenancy | None:
+def find_lease_record(part: object) -> LeaseRecord | None:
     """Return who has a part, or had it and was broken off."""
-    found: Tenancy | None = getattr(part, TENANCY, None)
+    found: LeaseRecord | None = getattr(part, LEASE_ATTRIBUTE, None)
     # a copy of a part that is in use has the attribute, too
     return found if found is not None and any(part is own for own in found.parts) else None
 
 
 def engage(parts: Sequence[object], engine: object) -> None:
     """Give the parts to an engine. Raises InputError where one of them has one."""
-    with LOCK:
+    with LEASE_LOCK:
         if any(_engine_of(part) is not None for part in parts):
             raise InputError("these models have an engine; close it first, or load another pair")
         for part in parts:
-            _mark(part, ENGINE, (id(part), ref(engine)))
+            _set_attribute(part, ENGINE_ATTRIBUTE, (id(part), ref(engine)))
 
 
 def disengage(parts: Sequence[object], engine: object) -> None:
     """Take the parts from their engine."""
-    with LOCK:
+    with LEASE_LOCK:
         for part in parts:
             if _engine_of(part) is engine:
-                _mark(part, ENGINE, None)
+                _set_attribute(part, ENGINE_ATTRIBUTE, None)
 
 
 def _engine_of(part: object) -> object | None:
-    number, engine = getattr(part, ENGINE, None) or (0, None)
+    number, engine = getattr(part, ENGINE_ATTRIBUTE, None) or (0, None)
     return engine() if engine is not None and number == id(part) else None
 
 
-def _mark(part: object, name: str, value: object) -> None:
+def _set_attribute(part: object, name: str, value: object) -> None:
     with suppress(AttributeError):  # of a user's class with slots, which is then not guarded
         object.__setattr__(part, name, value)
 
 
-def _evict(tenancy: Tenancy) -> None:
+def _evict(tenancy: LeaseRecord) -> None:
     """Free the parts that it still has. If Ctrl-C breaks this off, the next lease does it."""
-    owned = [part for part in tenancy.parts if tenancy_of(part) is tenancy]
+    owned = [part for part in tenancy.parts if find_lease_record(part) is tenancy]
     try:
-        if all(tenancy_of(part) in (tenancy, None) for part in tenancy.parts):
+        if all(find_lease_record(part) in (tenancy, None) for part in tenancy.parts):
             tenancy.clear()  # else `take` was broken off, before any sequence joined
     except Exception:  # of a user's drafter: raised once, not at every later lease
-        _free(owned)
+        _clear_attributes(owned)
         raise
-    _free(owned)
+    _clear_attributes(owned)
 
 
-def _free(parts: list[object]) -> None:
+def _clear_attributes(parts: list[object]) -> None:
     for part in parts:
-        _mark(part, TENANCY, None)
+        _set_attribute(part, LEASE_ATTRIBUTE, None)
 
 
-def _refusal(thread: Thread) -> RefusedError:
+def _make_refusal(thread: Thread) -> RefusedError:
     if thread is current_thread():
         return RefusedError(
             "a stream of this target or draft is still open; read it to its end or close it first"

@@ -42,9 +42,9 @@ class StepRecord:
     """
 
     gamma: int
-    guesses: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
     accepted: int
-    kept: tuple[int, ...]
+    new_tokens: tuple[int, ...]
     overlaps: tuple[float, ...]
     draft_calls: int
     draft_seconds: float
@@ -59,7 +59,7 @@ class StepRecord:
     @property
     def drafted(self) -> int:
         """The number of draft tokens."""
-        return len(self.guesses)
+        return len(self.draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Stats:
     draft_prefill_seconds: float = 0.0
     encoder_seconds: float = 0.0
     draft_encoder_seconds: float = 0.0
-    read_seconds: float = 0.0
+    prefill_end_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dict.
@@ -129,7 +129,7 @@ class Stats:
         return asdict(self)
 
 
-class Begun(NamedTuple):
+class PartialOutput(NamedTuple):
     """Beginning of a text that another engine wrote."""
 
     steps: list[StepRecord]

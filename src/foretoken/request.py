@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from foretoken.errors import ControlError, RefusedError, shown
+from foretoken.errors import ControlError, RefusedError, format_value
 from foretoken.media.inputs import Media
 from foretoken.records import Stats, StepRecord
-from foretoken.sampling.draw import Shaping
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.draw import LogitShaper
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import SamplingParams
 from foretoken.text.prediction import Prediction
@@ -26,7 +26,7 @@ class Request:
 
     prompt: list[int]  # what the target continues; for an encoder-decoder its decoder start
     limit: int  # new tokens at most
-    key: RowKey
+    key: SequenceKey
     eos: frozenset[int] = frozenset()
     source: list[int] | None = None  # what the encoder reads
     forced: dict[int, int] = field(default_factory=dict[int, int])  # place among new tokens -> id
@@ -37,7 +37,7 @@ class Request:
     late_eos: frozenset[int] = frozenset()  # of eos: stop strings, which min_new_tokens lets pass
 
 
-class RowControls(Shaping, Protocol):
+class SequenceControls(LogitShaper, Protocol):
     """Controls that shape a row's logits, and follow its text."""
 
     def commit(self, tokens: list[int]) -> None:
@@ -45,18 +45,18 @@ class RowControls(Shaping, Protocol):
         ...
 
 
-class TextPrediction(Protocol):
+class OutputPredictor(Protocol):
     """A predictor of a text without a drafter: from its request's prediction, or from earlier parts
     of the text."""
 
     prior: tuple[float, float]  # as `Costs.prior`
 
-    def after(self, text: list[int], most: int) -> list[int]:
+    def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
         """At most so many tokens that may follow the new tokens `text`."""
         ...
 
 
-class Ending(Protocol):
+class StopCondition(Protocol):
     """An end of a text other than an id."""
 
     def read(self, token: int) -> str | None:
@@ -69,14 +69,14 @@ class Ending(Protocol):
         ...
 
 
-class Seen(NamedTuple):
+class StepLogits(NamedTuple):
     """The logits that a step drew its tokens from."""
 
     raw: Tensor  # [n, V], the target's own
     shaped: Tensor  # [n, V], as the row's controls leave them
 
 
-class RowState(Enum):
+class SequenceStatus(Enum):
     """Where a row is on its way."""
 
     WAITING = auto()  # to join a batch, for the first time or again
@@ -86,7 +86,7 @@ class RowState(Enum):
 
 
 @dataclass(slots=True)
-class Row:
+class SequenceState:
     """A request on its way: `tokens` is prompt and new tokens; all but the last `pending` are in
     the target's cache."""
 
@@ -96,92 +96,92 @@ class Row:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the id, string or criterion that stopped it
     error: RefusedError | None = None
-    controls: RowControls | None = None
-    endings: list[Ending] = field(default_factory=list[Ending])
+    controls: SequenceControls | None = None
+    stop_conditions: list[StopCondition] = field(default_factory=list[StopCondition])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
-    seen: list[Seen] | None = None  # of every step, where somebody asks for it: [] to begin with
+    step_logits: list[StepLogits] | None = None  # of every step, where somebody asks for it: [] to begin with
     prefill_seconds: float = 0.0
     draft_prefill_seconds: float = 0.0
     encoder_seconds: float = 0.0  # of the target's prefill
     draft_encoder_seconds: float = 0.0  # of the drafter's
     first_seconds: float = 0.0
-    read_seconds: float = 0.0  # until the drafter, too, had read the prompt
+    prefill_end_seconds: float = 0.0  # until the drafter, too, had read the prompt
     seconds: float = 0.0
-    pending: int = 1
+    num_pending: int = 1
     in_batch: bool = False
     cached: int = 0  # tokens of the prompt that had been read for other rows
-    predicted_output: TextPrediction | None = None
-    plain: bool = False  # draft tokens have spoilt its logits: it makes none any more
-    doubted: int = 0  # its length when its draft's logits were last invalid, and it was read anew
+    output_predictor: OutputPredictor | None = None
+    drafting_disabled: bool = False  # draft tokens have spoilt its logits: it makes none any more
+    last_retry_length: int = 0  # its length when its draft's logits were last invalid, and it was read anew
     grade: int = 0  # of its next draft tokens (`drafters.base.Grades`)
-    trusts: bool = True  # its predicted output, where that says something, and not its draft
-    began: float = 0.0  # when it first joined, by `perf_counter`
+    uses_prediction: bool = True  # its predicted output, where that says something, and not its draft
+    start_time: float = 0.0  # when it first joined, by `perf_counter`
 
     @property
-    def state(self) -> RowState:
+    def status(self) -> SequenceStatus:
         """Where the row is on its way."""
         if self.finish_reason is not None:
-            return RowState.FINISHED
+            return SequenceStatus.FINISHED
         if not self.in_batch:
-            return RowState.WAITING
-        return RowState.RUNNING if self.pending == 1 else RowState.PREFILLING
+            return SequenceStatus.WAITING
+        return SequenceStatus.RUNNING if self.num_pending == 1 else SequenceStatus.PREFILLING
 
-    def require(self, number: int) -> None:
+    def raise_error(self, number: int) -> None:
         """Raise the error that the row failed with; `number`: of the row, for the message."""
         if self.error is not None:
             raise type(self.error)(f"row {number}: {self.error}")
 
     @classmethod
-    def of(cls, request: Request) -> Row:
+    def from_request(cls, request: Request) -> SequenceState:
         """A fresh row."""
         expected = Prediction(request.prediction) if request.prediction else None
-        return cls(request, list(request.prompt), predicted_output=expected)
+        return cls(request, list(request.prompt), output_predictor=expected)
 
     @property
     def new_tokens(self) -> list[int]:
         return self.tokens[len(self.request.prompt) :]
 
     @property
-    def unread(self) -> list[int]:
+    def pending_tokens(self) -> list[int]:
         """The tokens that the target has not read."""
-        return self.tokens[len(self.tokens) - self.pending :]
+        return self.tokens[len(self.tokens) - self.num_pending :]
 
     @property
-    def room(self) -> int:
+    def num_remaining(self) -> int:
         """New tokens still allowed."""
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
 
-    def predicted(self, most: int) -> list[int]:
+    def predict_tokens(self, max_tokens: int) -> list[int]:
         """At most so many tokens that are predicted to come next."""
         return (
             []
-            if self.predicted_output is None
-            else self.predicted_output.after(self.new_tokens, most)
+            if self.output_predictor is None
+            else self.output_predictor.predict_next(self.new_tokens, max_tokens)
         )
 
-    def forced(self, most: int) -> list[int]:
+    def find_forced_tokens(self, max_tokens: int) -> list[int]:
         """At most so many tokens that its grammar leaves no choice about."""
-        return self.controls.forced([])[:most] if self.controls is not None and most else []
+        return self.controls.forced([])[:max_tokens] if self.controls is not None and max_tokens else []
 
     @property
-    def reports(self) -> bool:
+    def reports_logits(self) -> bool:
         """True where the logits of its tokens are to be reported."""
-        return self.seen is not None or self.request.params.logprobs is not None
+        return self.step_logits is not None or self.request.params.logprobs is not None
 
     @property
-    def telling(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """True where logprobs of its prompt are still to come."""
         wanted = self.request.params.prompt_logprobs is not None
-        return wanted and self.untold > 0
+        return wanted and self.num_missing_prompt_logprobs > 0
 
     @property
-    def untold(self) -> int:
+    def num_missing_prompt_logprobs(self) -> int:
         """The number of its prompt's tokens that have no logprob yet."""
         return len(self.request.prompt) - 1 - len(self.prompt_logprobs)
 
     @property
-    def visible(self) -> list[int]:
+    def visible_tokens(self) -> list[int]:
         """New tokens without the id that stopped the row, unless it is to be included."""
         stopped = isinstance(self.stop_reason, int) and not self.request.params.include_stop_string
         return self.new_tokens[:-1] if stopped else self.new_tokens
@@ -189,25 +189,25 @@ class Row:
     def commit(self, tokens: list[int]) -> list[int]:
         """Append `tokens` up to one that ends the text, or to the limit; returns the appended."""
         before = len(self.tokens)
-        for token in tokens[: self.room]:
+        for token in tokens[: self.num_remaining]:
             if self.finish_reason is not None:
                 break
             self.tokens.append(token)
-            self._read(token)
+            self._check_stop(token)
         new = self.tokens[before:]
         if self.controls is not None:
             self.controls.commit(new)
-        if self.finish_reason is None and self.room == 0:
+        if self.finish_reason is None and self.num_remaining == 0:
             self.finish_reason = "length"
         if self.finish_reason is not None:
             self.close()
         return new
 
-    def _read(self, token: int) -> None:
+    def _check_stop(self, token: int) -> None:
         """End the text where this token ends it."""
-        stops = token in self.request.eos and not self._passes(token)
+        stops = token in self.request.eos and not self._ignores_stop_string(token)
         if not stops or self.request.params.include_stop_string:
-            for ending in self.endings:
+            for ending in self.stop_conditions:
                 try:
                     reason = ending.read(token)
                 except ControlError as error:
@@ -218,20 +218,20 @@ class Row:
         if stops:
             self._stop(token)
 
-    def _passes(self, token: int) -> bool:
+    def _ignores_stop_string(self, token: int) -> bool:
         """Tell whether the last token is a stop string that min_new_tokens lets pass."""
         count = len(self.tokens) - len(self.request.prompt)
-        least = self.request.params.min_new_tokens or 0
-        return token in self.request.late_eos and count <= least
+        min_new_tokens = self.request.params.min_new_tokens or 0
+        return token in self.request.late_eos and count <= min_new_tokens
 
     def _stop(self, reason: int | str) -> None:
         if self.error is None:
             self.finish_reason, self.stop_reason = "stop", reason
 
-    def take_back(self, tokens: int, records: int, logprobs: int) -> None:
+    def roll_back(self, num_tokens: int, num_records: int, num_logprobs: int) -> None:
         """Undo a step that was broken off: keep so many of each. Nothing can follow, as controls
         and endings have read on."""
-        del self.tokens[tokens:], self.records[records:], self.logprobs[logprobs:]
+        del self.tokens[num_tokens:], self.records[num_records:], self.logprobs[num_logprobs:]
         self.finish_reason = self.stop_reason = self.error = None
 
     def fail(self, error: RefusedError) -> None:
@@ -241,12 +241,12 @@ class Row:
 
     def close(self) -> None:
         """Nothing follows: what could not be read before is final."""
-        for ending in self.endings:
+        for ending in self.stop_conditions:
             if (reason := ending.close()) is not None:
                 self._stop(reason)
 
 
-class Steady(NamedTuple):
+class SteadySteps(NamedTuple):
     """Some steps of a text: the tokens that they made, and their seconds."""
 
     tokens: int
@@ -290,7 +290,7 @@ class Completion:
     prompt_logprobs: list[Logprobs] | None = None
 
     @property
-    def steady(self) -> Steady:
+    def steady(self) -> SteadySteps:
         """Tokens, seconds and records after the first step, which also reads the prompt's end, and
         without the drafter's reading of the prompt.
 
@@ -298,9 +298,9 @@ class Completion:
         """
         tokens, seconds = len(self.tokens), self.stats.seconds
         if len(self.steps) < 2:
-            return Steady(tokens, seconds, self.steps)
-        first = len(self.steps[0].kept)
-        return Steady(tokens - first, seconds - self.stats.read_seconds, self.steps[1:])
+            return SteadySteps(tokens, seconds, self.steps)
+        first = len(self.steps[0].new_tokens)
+        return SteadySteps(tokens - first, seconds - self.stats.prefill_end_seconds, self.steps[1:])
 
     def __repr__(self) -> str:
         """In a line; `steps` and `stats` have the rest."""
@@ -308,7 +308,7 @@ class Completion:
         parts = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
         name, value = ("tokens", self.tokens) if self.text is None else ("text", self.text)
         return (
-            f"Completion({name}={shown(value)}, {len(self.tokens)} tokens, "
+            f"Completion({name}={format_value(value)}, {len(self.tokens)} tokens, "
             f"finish_reason={self.finish_reason!r}{''.join(parts)})"
         )
 
@@ -337,9 +337,9 @@ class Piece:
     row: int = 0
 
 
-def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
+def compute_stats(seq: SequenceState, runtime: str, draft_runtime: str) -> Stats:
     """Sum up a row's records."""
-    records = row.records
+    records = seq.records
     drafted = sum(r.drafted for r in records)
     accepted = sum(r.accepted for r in records)
     overlaps = [overlap for r in records for overlap in r.overlaps]
@@ -351,24 +351,24 @@ def stats(row: Row, runtime: str, draft_runtime: str) -> Stats:
         rounds=len(records),
         alpha=sum(overlaps) / len(overlaps) if overlaps else None,
         accepted_per_drafted=accepted / drafted if drafted else None,
-        tokens_per_call=len(row.new_tokens) / len(records) if records else None,
-        seconds=row.seconds,
-        prefill_seconds=row.prefill_seconds,
-        first_seconds=row.first_seconds,
+        tokens_per_call=len(seq.new_tokens) / len(records) if records else None,
+        seconds=seq.seconds,
+        prefill_seconds=seq.prefill_seconds,
+        first_seconds=seq.first_seconds,
         runtime=runtime,
         draft_runtime=draft_runtime,
-        cached_tokens=row.cached,
-        bias=sum(sum(r.biases) for r in records) / max(1, len(row.new_tokens)),
-        draft_prefill_seconds=row.draft_prefill_seconds,
-        encoder_seconds=row.encoder_seconds,
-        draft_encoder_seconds=row.draft_encoder_seconds,
-        read_seconds=row.read_seconds,
+        cached_tokens=seq.cached,
+        bias=sum(sum(r.biases) for r in records) / max(1, len(seq.new_tokens)),
+        draft_prefill_seconds=seq.draft_prefill_seconds,
+        encoder_seconds=seq.encoder_seconds,
+        draft_encoder_seconds=seq.draft_encoder_seconds,
+        prefill_end_seconds=seq.prefill_end_seconds,
     )
 
 
-def uninterrupted(rows: list[Completion]) -> list[Completion]:
+def require_uninterrupted(completions: list[Completion]) -> list[Completion]:
     """Return `rows`. Raises KeyboardInterrupt where one was interrupted: its times and its text
     mean nothing."""
-    if any(row.finish_reason == "interrupted" for row in rows):
+    if any(row.finish_reason == "interrupted" for row in completions):
         raise KeyboardInterrupt
-    return rows
+    return completions

@@ -13,14 +13,14 @@ from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import Any
 
-AFTER = 1.0  # seconds
-EVERY = 10.0  # seconds between the log lines of a child process, whose parent's terminal shows them
+LOG_AFTER_SECONDS = 1.0  # seconds
+REPEAT_LOG_SECONDS = 10.0  # seconds between the log lines of a child process, whose parent's terminal shows them
 
-_LOCK = Lock()
-_SHOWN: list[Any] = []  # what a terminal shows now: one display for all, or two would overwrite it
+_DISPLAY_LOCK = Lock()
+_DISPLAYS: list[Any] = []  # what a terminal shows now: one display for all, or two would overwrite it
 
 
-def tell(log: Logger, message: str, *values: object) -> None:
+def log_visibly(log: Logger, message: str, *values: object) -> None:
     """Log at INFO; or at WARNING if no logging is set up, which prints it to standard error."""
     seen = log.isEnabledFor(logging.INFO) or log.hasHandlers()
     log.log(logging.INFO if seen else logging.WARNING, message, *values)
@@ -33,54 +33,54 @@ def log_if_slow(
     """Show this on a terminal until it is over; elsewhere log it if it takes longer than `after`
     seconds (None: AFTER)."""
     text, over = message % values, Event()
-    if _draws():
+    if _can_draw():
         with show_waiting(text):
             yield
         return
-    Thread(target=_remind, args=(over, log, text, after or AFTER), daemon=True).start()
+    Thread(target=_log_until_over, args=(over, log, text, after or LOG_AFTER_SECONDS), daemon=True).start()
     try:
         yield
     finally:
         over.set()
 
 
-def _draws() -> bool:
+def _can_draw() -> bool:
     """Tell whether this process may draw on a terminal: a child's parent may write to the same."""
     return sys.stderr is not None and sys.stderr.isatty() and parent_process() is None
 
 
-def _remind(over: Event, log: Logger, text: str, after: float) -> None:
+def _log_until_over(over: Event, log: Logger, text: str, after: float) -> None:
     """Log a text after a while, and again and again if a terminal shows the log of a child."""
     start = perf_counter()
     if over.wait(after):
         return
-    tell(log, "%s", text)
-    while parent_process() is not None and sys.stderr.isatty() and not over.wait(EVERY):
-        tell(log, "%s: %.0f s so far", text, perf_counter() - start)
+    log_visibly(log, "%s", text)
+    while parent_process() is not None and sys.stderr.isatty() and not over.wait(REPEAT_LOG_SECONDS):
+        log_visibly(log, "%s: %.0f s so far", text, perf_counter() - start)
 
 
 @contextmanager
 def show_waiting(text: str) -> Generator[None]:
     """Show a line with the seconds so far on a terminal; nothing elsewhere, and nothing in child
     processes, whose parent may write to the same terminal."""
-    if not _draws():
+    if not _can_draw():
         yield
         return
-    with _LOCK:
-        display = _SHOWN[0] if _SHOWN else _display()
+    with _DISPLAY_LOCK:
+        display = _DISPLAYS[0] if _DISPLAYS else _make_display()
         task = display.add_task(text)
-        _SHOWN.append(display)
+        _DISPLAYS.append(display)
     try:
         yield
     finally:
-        with _LOCK:
+        with _DISPLAY_LOCK:
             display.remove_task(task)
-            _SHOWN.pop()
-            if not _SHOWN:
+            _DISPLAYS.pop()
+            if not _DISPLAYS:
                 display.stop()
 
 
-def _display() -> Any:
+def _make_display() -> Any:
     from rich import console, progress  # late: it takes a tenth of a second
 
     text = progress.TextColumn("{task.description}", markup=False)

@@ -10,26 +10,26 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import TYPE_CHECKING, Any, Unpack
 
-from foretoken.costing.gamma import Gamma
+from foretoken.costing.gamma import GammaPolicy
 from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.base import Drafter, require_drafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.core import EngineCore
-from foretoken.engine.output_stream import output_stream, text_of
+from foretoken.engine.output_stream import make_output_stream, decode_output
 from foretoken.errors import InputError, base_name
-from foretoken.generation_config import Ends, warned_of_suggested
-from foretoken.inputs import InputProcessor, Prompt, Prompts, Seed, check
+from foretoken.generation_config import EndTokens, warn_about_suggested
+from foretoken.inputs import InputProcessor, Prompt, Prompts, Seed, resolve_verifier
 from foretoken.models.base import Model
 from foretoken.models.guidance import GuidedModel
-from foretoken.request import Completion, Piece, Request, Row, TextPrediction, stats
+from foretoken.request import Completion, Piece, Request, SequenceState, OutputPredictor, compute_stats
 from foretoken.sampling.checks import as_ids
 from foretoken.sampling.params import Controls, SamplingParams
 from foretoken.sampling.verifier import Verifier
-from foretoken.sampling.verify import Rule
+from foretoken.sampling.acceptance_rules import Rule
 from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
 from foretoken.transformers_integration.unsupported import require_alone, require_ours, withheld
 
-MAX_ROWS = 16  # that share a pass; a row's text does not depend on it
+MAX_BATCH_SIZE = 16  # that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -72,23 +72,23 @@ class Speculator:
     target: Model = field(repr=False)
     drafter: Drafter = field(repr=False)
     tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False)
-    ends: Ends = field(default=Ends(), repr=False)
+    ends: EndTokens = field(default=EndTokens(), repr=False)
     controls: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     target_name: str = "target"
     draft_name: str = "draft"
     suggested: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    predicted_output: Callable[[Request], TextPrediction] | None = field(default=None, repr=False)
+    predicted_output: Callable[[Request], OutputPredictor] | None = field(default=None, repr=False)
     choose: Callable[[Speculator], Speculator] | None = field(default=None, repr=False)
     processor: Callable[[], Any] | None = field(default=None, repr=False)
     structure: Callable[[], Any] | None = field(default=None, repr=False)
     inputs: InputProcessor = field(init=False, repr=False)
     costing: PairCosts = field(init=False, repr=False)
     core: EngineCore = field(init=False, repr=False)
-    _told: Event = field(default_factory=Event, init=False, repr=False)
+    _has_warned: Event = field(default_factory=Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
         target, drafter = self.target, require_drafter(self.drafter)
-        core = EngineCore(target, drafter, MAX_ROWS)
+        core = EngineCore(target, drafter, MAX_BATCH_SIZE)
         inputs = InputProcessor(
             target,
             self.tokenizer,
@@ -98,7 +98,7 @@ class Speculator:
             self.processor,
         )
         pair = ", ".join(map(base_name, (self.target_name, self.draft_name)))
-        costing = PairCosts(target, drafter, inputs, core, MAX_ROWS, pair)
+        costing = PairCosts(target, drafter, inputs, core, MAX_BATCH_SIZE, pair)
         object.__setattr__(self, "drafter", drafter)
         self.core, self.inputs, self.costing = core, inputs, costing
 
@@ -237,32 +237,32 @@ class Speculator:
             >>> again.text == two.text
             True
         """
-        verifier = check(gamma, rule, lenience)
+        verifier = resolve_verifier(gamma, rule, lenience)
         template = chat_template, chat_template_kwargs
         requests = self.inputs.assemble("generate", prompts, params, controls, seed, *template)
         if not requests:
             return []
-        rows = self.inputs.rows(requests)
-        completions = list(self.completions(rows, verifier, gamma))
-        _require_one(rows)
+        seqs = self.inputs.make_sequences(requests)
+        completions = list(self.generate_completions(seqs, verifier, gamma))
+        _require_success(seqs)
         return completions
 
-    def completions(
-        self, rows: list[Row], verifier: Verifier, gamma: int | None
+    def generate_completions(
+        self, seqs: list[SequenceState], verifier: Verifier, gamma: int | None
     ) -> Generator[Completion]:
         """Yield the completions of rows, also where all of them fail: in their order, each as soon
         as it and those before it are done."""
-        requests = [row.request for row in rows]
-        self.tell_suggested([request.params for request in requests])
-        policy = self.costing.policy(requests, gamma, len(requests))
-        unfinished = deque(rows)
+        requests = [seq.request for seq in seqs]
+        self.warn_about_suggested([request.params for request in requests])
+        policy = self.costing.make_policy(requests, gamma, len(requests))
+        unfinished = deque(seqs)
         try:
-            for _ in self.core.run(rows, verifier, policy):
+            for _ in self.core.run(seqs, verifier, policy):
                 while unfinished and unfinished[0].finish_reason is not None:
-                    yield self.completion(unfinished.popleft())
+                    yield self.make_completion(unfinished.popleft())
         except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
             pass
-        yield from map(self.completion, unfinished)
+        yield from map(self.make_completion, unfinished)
 
     def stream(
         self,
@@ -300,14 +300,14 @@ class Speculator:
             >>> "".join(piece.text for piece in pieces)
             ' at the doctor, and the doctor said'
         """
-        verifier = check(gamma, rule, lenience)
+        verifier = resolve_verifier(gamma, rule, lenience)
         template = chat_template, chat_template_kwargs
         requests = self.inputs.assemble("stream", prompts, params, controls, seed, *template)
         if not requests:
             raise InputError("stream takes one prompt or more, not 0; give a text or ids")
-        rows = self.inputs.rows(requests)
-        self.tell_suggested([request.params for request in requests])
-        return self._pieces(rows, verifier, self.costing.policy(requests, gamma, len(rows)))
+        seqs = self.inputs.make_sequences(requests)
+        self.warn_about_suggested([request.params for request in requests])
+        return self._stream_pieces(seqs, verifier, self.costing.make_policy(requests, gamma, len(seqs)))
 
     def __call__(
         self,
@@ -383,49 +383,49 @@ class Speculator:
         )
         looks_up = isinstance(self.drafter, LookupDrafter)
         gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
-        verifier = check(gamma, "block", 1.0)
+        verifier = resolve_verifier(gamma, "block", 1.0)
         requests = task.requests(self.target)
-        policy = self.costing.policy(requests, gamma, len(requests))
-        rows = self.inputs.rows(requests)
-        steps = self.core.run(rows, verifier, policy)
-        return task.decoded(rows, steps, self.target, streamer)
+        policy = self.costing.make_policy(requests, gamma, len(requests))
+        seqs = self.inputs.make_sequences(requests)
+        steps = self.core.run(seqs, verifier, policy)
+        return task.decoded(seqs, steps, self.target, streamer)
 
-    def tell_suggested(self, params: Sequence[SamplingParams]) -> None:
+    def warn_about_suggested(self, params: Sequence[SamplingParams]) -> None:
         """Warn once, where texts differ from what the model's own generation config suggests."""
-        if not self._told.is_set() and warned_of_suggested(self.suggested, params):
-            self._told.set()
+        if not self._has_warned.is_set() and warn_about_suggested(self.suggested, params):
+            self._has_warned.set()
 
-    def _pieces(
-        self, rows: list[Row], verifier: Verifier, gamma: Gamma
+    def _stream_pieces(
+        self, seqs: list[SequenceState], verifier: Verifier, gamma: GammaPolicy
     ) -> Generator[Piece, None, Completion | list[Completion]]:
-        outputs = [output_stream(row, self.tokenizer, number) for number, row in enumerate(rows)]
-        for _ in self.core.run(rows, verifier, gamma):
-            with self.core.paused():
-                pieces = [output.piece() for output in outputs]
+        outputs = [make_output_stream(seq, self.tokenizer, number) for number, seq in enumerate(seqs)]
+        for _ in self.core.run(seqs, verifier, gamma):
+            with self.core.pause():
+                pieces = [output.take_piece() for output in outputs]
             yield from (piece for piece in pieces if piece is not None)
-        _require_one(rows)
-        completions = [self.completion(row) for row in rows]
+        _require_success(seqs)
+        completions = [self.make_completion(seq) for seq in seqs]
         return completions if len(completions) > 1 else completions[0]
 
-    def completion(self, row: Row) -> Completion:
+    def make_completion(self, seq: SequenceState) -> Completion:
         """Return the completion of a row."""
-        self.costing.watch(row)
-        params = row.request.params
+        self.costing.monitor_drift(seq)
+        params = seq.request.params
         return Completion(
-            text=text_of(row, self.tokenizer),
-            tokens=row.new_tokens,
-            finish_reason=row.finish_reason or "interrupted",
-            seed=(row.request.key.seed, row.request.key.row),
-            stats=stats(row, self.target.runtime, self.drafter.runtime),
-            steps=row.records,
-            stop_reason=row.stop_reason,
-            error=None if row.error is None else str(row.error),
-            logprobs=None if params.logprobs is None else row.logprobs,
-            prompt_logprobs=None if params.prompt_logprobs is None else row.prompt_logprobs,
+            text=decode_output(seq, self.tokenizer),
+            tokens=seq.new_tokens,
+            finish_reason=seq.finish_reason or "interrupted",
+            seed=(seq.request.key.seed, seq.request.key.number),
+            stats=compute_stats(seq, self.target.runtime, self.drafter.runtime),
+            steps=seq.records,
+            stop_reason=seq.stop_reason,
+            error=None if seq.error is None else str(seq.error),
+            logprobs=None if params.logprobs is None else seq.logprobs,
+            prompt_logprobs=None if params.prompt_logprobs is None else seq.prompt_logprobs,
         )
 
 
-def _require_one(rows: list[Row]) -> None:
+def _require_success(seqs: list[SequenceState]) -> None:
     """Raise the error that the first row failed with, where all did."""
-    if all(row.error is not None for row in rows):
-        rows[0].require(0)
+    if all(seq.error is not None for seq in seqs):
+        seqs[0].raise_error(0)

@@ -23,37 +23,37 @@ from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
 from foretoken.records import StepRecord
-from foretoken.request import Row, Seen
+from foretoken.request import SequenceState, StepLogits
 from foretoken.sampling.distributions import (
-    invalid,
-    known_finite,
-    mended,
-    peaks,
+    make_invalid_error,
+    is_known_finite,
+    mask_invalid,
+    find_peaks,
     probabilities,
     require_finite,
     require_mass,
-    working,
+    working_dtype,
 )
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.logprobs import logprobs
-from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, compares, draws
-from foretoken.sampling.verify import live
-from foretoken.transfer import listed, read, sent
+from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, compares_with_argmax, draws_by_kernel
+from foretoken.sampling.acceptance_rules import draft_mask
+from foretoken.transfer import to_list, read_lists, send
 
 
 class _DeadEnd(NamedTuple):
     """A row's first position without a distribution: its controls leave none, or its logits are
     invalid."""
 
-    place: int
+    offset: int
     error: RefusedError
 
 
-class _Drafted(NamedTuple):
+class _DraftedSequences(NamedTuple):
     """The rows that are advanced, and what was guessed for them."""
 
     indices: list[int]  # of the rows in the batch
-    rows: list[Row]
+    seqs: list[SequenceState]
     gamma: list[int]
     draft: Draft
     counts: list[int]  # guesses
@@ -61,7 +61,7 @@ class _Drafted(NamedTuple):
     ids: list[list[int]] | None  # the guesses; None: they are on a device
 
 
-class _Scored(NamedTuple):
+class _ScoredDraft(NamedTuple):
     """Guesses that the target has scored, as tensors."""
 
     block: ScoredBlock
@@ -71,7 +71,7 @@ class _Scored(NamedTuple):
     failed: dict[int, _DeadEnd]  # by row
 
 
-class _Verified(NamedTuple):
+class _VerifiedSequence(NamedTuple):
     """The verification on a row's draft tokens, on the host."""
 
     x: list[int]  # the draft tokens
@@ -82,22 +82,22 @@ class _Verified(NamedTuple):
     failed: RefusedError | None = None  # there is no token t
 
 
-class _Judged(NamedTuple):
+class _VerifiedStep(NamedTuple):
     """The verifications of all rows, and what they follow from, for whoever asks for it."""
 
-    rows: list[_Verified]
-    scored: _Scored | None = None
+    sequences: list[_VerifiedSequence]
+    scored: _ScoredDraft | None = None
     p: Tensor | None = None  # [B, G+1, V], the target's distributions
 
 
 @torch.inference_mode()
 def step(
-    rows: list[Row],
+    seqs: list[SequenceState],
     target: Scorer,
     drafter: Drafter,
     verifier: Verifier,
     gamma: list[int],
-    reads: list[int] | None = None,
+    num_scheduled: list[int] | None = None,
 ) -> Tensor | None:
     """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
     (paper, Algorithm 1), or as near to it as the verifier says.
@@ -113,58 +113,58 @@ def step(
     are invalid at once and RefusedError for an invalid draft; the rows are then as they were.
     """
     times = [perf_counter()]
-    draw = verifier.draws(
-        [row.request.key for row in rows],
-        [len(row.tokens) for row in rows],
-        [row.request.params for row in rows],
-        [row.controls for row in rows],
+    draw = verifier.draw_class(
+        [seq.request.key for seq in seqs],
+        [len(seq.tokens) for seq in seqs],
+        [seq.request.params for seq in seqs],
+        [seq.controls for seq in seqs],
     )
     if target.capabilities.tensors and not draw.greedy:
-        draw.ahead(max(gamma), target.device)
+        draw.prefetch(max(gamma), target.device)
 
     # Sample gamma draft tokens x_1, .., x_gamma from M_q autoregressively
     draft = drafter.propose(list(gamma), draw)
-    counts = _counts(draft, gamma, target.vocab_size)
-    ids = _ids(draft, counts, target.vocab_size)
+    counts = _count_draft_tokens(draft, gamma, target.vocab_size)
+    ids = _list_host_ids(draft, counts, target.vocab_size)
     times.append(perf_counter())
 
     # Run M_p in parallel: what it has not read, most often the last token, and the draft tokens
     # behind
-    reads = [row.pending for row in rows] if reads is None else reads
-    drafted = _advanced(_Drafted([*range(len(rows))], rows, gamma, draft, counts, draw, ids), reads)
-    logits = _run(rows, reads, target, drafted)
+    num_scheduled = [seq.num_pending for seq in seqs] if num_scheduled is None else num_scheduled
+    drafted = _select_advanced(_DraftedSequences([*range(len(seqs))], seqs, gamma, draft, counts, draw, ids), num_scheduled)
+    logits = _score(seqs, num_scheduled, target, drafted)
     times.append(perf_counter())
 
     # Determine the number n of accepted draft tokens, and the token t that follows them
-    judged = _judged_here(logits, drafted, verifier) or _judged(logits, drafted, verifier)
+    verified = _verify_on_host(logits, drafted, verifier) or _verify_by_tensors(logits, drafted, verifier)
 
     # Return prefix + [x_1, .., x_n, t]
-    with _whole(rows):
-        gained = [_commit(row, v) for row, v in zip(drafted.rows, judged.rows, strict=True)]
-        _report(drafted.rows, judged, gained)
-        _settle(rows, reads, drafted.indices, gained, target, drafter)
+    with _rolling_back(seqs):
+        gained = [_commit(seq, v) for seq, v in zip(drafted.seqs, verified.sequences, strict=True)]
+        _report_logits(drafted.seqs, verified, gained)
+        _commit_to_models(seqs, num_scheduled, drafted.indices, gained, target, drafter)
         times.append(perf_counter())
         seconds = [after - before for before, after in pairwise(times)]
-        for b, row in enumerate(drafted.rows):
-            record = _record(drafted, b, judged.rows[b], gained[b], seconds, target.padding)
-            row.records.append(record)
-    return judged.p
+        for b, seq in enumerate(drafted.seqs):
+            record = _make_record(drafted, b, verified.sequences[b], gained[b], seconds, target.padding)
+            seq.records.append(record)
+    return verified.p
 
 
 @contextmanager
-def _whole(rows: list[Row]) -> Generator[None]:
+def _rolling_back(seqs: list[SequenceState]) -> Generator[None]:
     """Take back a step that breaks off, by Ctrl-C in a user's own criterion for example, so that no
     row's text is ahead of its records."""
-    before = [(len(row.tokens), len(row.records), len(row.logprobs)) for row in rows]
+    before = [(len(seq.tokens), len(seq.records), len(seq.logprobs)) for seq in seqs]
     try:
         yield
     except BaseException:
-        for row, lengths in zip(rows, before, strict=True):
-            row.take_back(*lengths)
+        for seq, lengths in zip(seqs, before, strict=True):
+            seq.roll_back(*lengths)
         raise
 
 
-def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
+def _count_draft_tokens(draft: Draft, gamma: list[int], V: int) -> list[int]:
     """Return how many draft tokens each row has; RefusedError for a draft of invalid types or
     shapes."""
     for name, value, axes in (("tokens", draft.tokens, 2), ("lengths", draft.lengths, 1)):
@@ -172,7 +172,7 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
         if dtype not in (torch.int64, torch.int32) or value.ndim != axes:
             raise RefusedError(f"the drafter's {name} must be an integer tensor with {axes} axes")
     G = draft.tokens.shape[1]
-    counts: list[int] = listed(draft.lengths)
+    counts: list[int] = to_list(draft.lengths)
     if not len(counts) == len(draft.tokens) == len(gamma) or any(
         not 0 <= a <= min(b, G) for a, b in zip(counts, gamma, strict=False)
     ):
@@ -185,11 +185,11 @@ def _counts(draft: Draft, gamma: list[int], V: int) -> list[int]:
     return counts
 
 
-def _ids(draft: Draft, counts: list[int], V: int) -> list[list[int]] | None:
+def _list_host_ids(draft: Draft, counts: list[int], V: int) -> list[list[int]] | None:
     """Return the draft tokens where they are on the host; RefusedError for ids that are none."""
     if not draft.tokens.is_cpu:
         return None
-    ids = [row[:count] for row, count in zip(listed(draft.tokens), counts, strict=True)]
+    ids = [row[:count] for row, count in zip(to_list(draft.tokens), counts, strict=True)]
     _require_ids(ids, V)
     return ids
 
@@ -200,142 +200,142 @@ def _require_ids(ids: list[list[int]], V: int) -> None:
             raise RefusedError(f"the drafter guessed {x} for row {b}; ids must be in 0..{V - 1}")
 
 
-def _advanced(every: _Drafted, reads: list[int]) -> _Drafted:
+def _select_advanced(drafted: _DraftedSequences, num_scheduled: list[int]) -> _DraftedSequences:
     """Return the rows whose prefill ends in this forward, and their drafts."""
-    pairs = zip(every.rows, reads, strict=True)
-    indices = [b for b, (row, count) in enumerate(pairs) if row.pending <= count]
-    if len(indices) == len(reads):
-        return every
-    draft, index = every.draft, torch.tensor(indices)
-    some = replace(
+    pairs = zip(drafted.seqs, num_scheduled, strict=True)
+    indices = [b for b, (seq, count) in enumerate(pairs) if seq.num_pending <= count]
+    if len(indices) == len(num_scheduled):
+        return drafted
+    draft, index = drafted.draft, torch.tensor(indices)
+    draft = replace(
         draft,
         tokens=draft.tokens[index.to(draft.tokens.device)],
         lengths=draft.lengths[index],
         q=None if draft.q is None else draft.q[index.to(draft.q.device)],
         tops=None if draft.tops is None else draft.tops[index.to(draft.tops.device)],
     )
-    rows = [every.rows[b] for b in indices]
-    gamma, counts = ([each[b] for b in indices] for each in (every.gamma, every.counts))
-    ids = None if every.ids is None else [every.ids[b] for b in indices]
-    return _Drafted(indices, rows, gamma, some, counts, every.draw.of(indices), ids)
+    seqs = [drafted.seqs[b] for b in indices]
+    gamma, counts = ([each[b] for b in indices] for each in (drafted.gamma, drafted.counts))
+    ids = None if drafted.ids is None else [drafted.ids[b] for b in indices]
+    return _DraftedSequences(indices, seqs, gamma, draft, counts, drafted.draw.select(indices), ids)
 
 
-def _run(rows: list[Row], reads: list[int], target: Scorer, drafted: _Drafted) -> Tensor:
+def _score(seqs: list[SequenceState], num_scheduled: list[int], target: Scorer, drafted: _DraftedSequences) -> Tensor:
     """The target's logits at the last token and the draft tokens of the rows that are advanced,
     `[len(places), G+1, V]`."""
-    need = [0] * len(rows)
+    need = [0] * len(seqs)
     for b, count in zip(drafted.indices, drafted.counts, strict=True):
         need[b] = 1 + count
-    every = len(drafted.indices) == len(rows)
-    if target.capabilities.tensors and every and all(row.pending == 1 for row in rows):
-        last = sent(torch.tensor([row.tokens[-1] for row in rows]), target.device)
-        x = _possible(drafted, target.vocab_size, target.device)
+    every = len(drafted.indices) == len(seqs)
+    if target.capabilities.tensors and every and all(seq.num_pending == 1 for seq in seqs):
+        last = send(torch.tensor([seq.tokens[-1] for seq in seqs]), target.device)
+        x = _clamp_ids(drafted, target.vocab_size, target.device)
         return target.score(torch.cat([last[:, None], x], 1), need)
     ids = drafted.ids
     if ids is None:
-        ids = listed(_possible(drafted, target.vocab_size, target.device))
-    blocks = [row.unread[:count] for row, count in zip(rows, reads, strict=True)]
+        ids = to_list(_clamp_ids(drafted, target.vocab_size, target.device))
+    blocks = [seq.pending_tokens[:count] for seq, count in zip(seqs, num_scheduled, strict=True)]
     for b, x, count in zip(drafted.indices, ids, drafted.counts, strict=True):
         blocks[b] += x[:count]
     logits = target.score(blocks, need)
     return logits if every else logits[drafted.indices]
 
 
-def _possible(drafted: _Drafted, V: int, device: torch.device) -> Tensor:
+def _clamp_ids(drafted: _DraftedSequences, V: int, device: torch.device) -> Tensor:
     """The draft tokens `[B, G]` on a device, as ids of the target: others are refused when they are
     read."""
-    ids, _ = _padded(drafted, device)
+    ids, _ = _pad_draft_tokens(drafted, device)
     return ids.clamp(0, V - 1)
 
 
-def _padded(drafted: _Drafted, device: torch.device) -> tuple[Tensor, Tensor]:
+def _pad_draft_tokens(drafted: _DraftedSequences, device: torch.device) -> tuple[Tensor, Tensor]:
     """The draft tokens `[B, G]` on a device, 0 in their padding, and how many each row has."""
     draft, counts = drafted.draft, drafted.counts
     whole = min(counts) == draft.tokens.shape[1] and draft.tokens.dtype == torch.int64
     if drafted.ids is not None and not whole:
         packed = pack(drafted.ids)
-        return sent(packed.tokens, device), sent(packed.lengths, device)
-    ids = sent(draft.tokens[:, : max(counts)], device).long()
-    lengths = sent(draft.lengths, device)
+        return send(packed.tokens, device), send(packed.lengths, device)
+    ids = send(draft.tokens[:, : max(counts)], device).long()
+    lengths = send(draft.lengths, device)
     if min(counts) < max(counts):  # a drafter's padding may be anything
-        ids = torch.where(live(ids, lengths), ids, 0)
+        ids = torch.where(draft_mask(ids, lengths), ids, 0)
     return ids, lengths
 
 
-def _judged_here(logits: Tensor, drafted: _Drafted, verifier: Verifier) -> _Judged | None:
+def _verify_on_host(logits: Tensor, drafted: _DraftedSequences, verifier: Verifier) -> _VerifiedStep | None:
     """The verification where all of it is on the host and rows have no controls and no reports;
     None where more has to be looked at, and where logits or q are invalid: whether that matters
     depends on where the text gets to."""
     draft, draw, ids = drafted.draft, drafted.draw, drafted.ids
     if ids is None or not logits.is_cpu or draw.controlled:
         return None
-    if any(row.reports for row in drafted.rows):
+    if any(seq.reports_logits for seq in drafted.seqs):
         return None
-    if not (draft.tops is None or known_finite(draft.tops)):
+    if not (draft.tops is None or is_known_finite(draft.tops)):
         return None
-    if draft.q is None and compares(verifier, draw):
-        return _compared(logits, ids)
-    if not draws(verifier, draw):
+    if draft.q is None and compares_with_argmax(verifier, draw):
+        return _verify_by_argmax(logits, ids)
+    if not draws_by_kernel(verifier, draw):
         return None
-    x, lengths = _padded(drafted, logits.device)
+    x, lengths = _pad_draft_tokens(drafted, logits.device)
     q = None if draft.q is None else draft.q[:, : x.shape[1]]
     before = len(draw.masses)
     verification = verifier(ScoredBlock(logits, x, lengths, q), draw)
     assert verification.p is not None
-    heads = _lists(verification.p[..., 0])  # NaN where logits are invalid
-    betas, masses = _lists(verification.beta), [x for each in draw.masses for x in _floats(each)]
+    heads = _to_lists(verification.p[..., 0])  # NaN where logits are invalid
+    betas, masses = _to_lists(verification.beta), [x for each in draw.masses for x in _to_floats(each)]
     if not all(map(math.isfinite, chain(*heads, masses, *betas))):
         del draw.masses[before:]
         return None
     require_mass(masses)
-    made = zip(ids, listed(verification.n), listed(verification.t), betas, strict=True)
-    verified = [_Verified(x, n, t, beta[: len(x)], []) for x, n, t, beta in made]
-    return _Judged(verified, p=verification.p)
+    results = zip(ids, to_list(verification.n), to_list(verification.t), betas, strict=True)
+    verified = [_VerifiedSequence(x, n, t, beta[: len(x)], []) for x, n, t, beta in results]
+    return _VerifiedStep(verified, p=verification.p)
 
 
-def _lists(matrix: Tensor) -> list[list[float]]:
+def _to_lists(matrix: Tensor) -> list[list[float]]:
     return cast(list[list[float]], matrix.tolist())
 
 
-def _floats(vector: Tensor) -> list[float]:
+def _to_floats(vector: Tensor) -> list[float]:
     return cast(list[float], vector.tolist())
 
 
-def _compared(logits: Tensor, ids: list[list[int]]) -> _Judged | None:
+def _verify_by_argmax(logits: Tensor, ids: list[list[int]]) -> _VerifiedStep | None:
     """The verification where each draft token is but compared with the most probable one."""
-    best, tops = peaks(logits)
+    best, tops = find_peaks(logits)
     if not all(map(math.isfinite, chain.from_iterable(tops))):
         return None
-    verified: list[_Verified] = []
-    for x, likeliest in zip(ids, best, strict=True):
-        equal = [a == b for a, b in zip(x, likeliest, strict=False)]
+    verified: list[_VerifiedSequence] = []
+    for x, best_ids in zip(ids, best, strict=True):
+        equal = [a == b for a, b in zip(x, best_ids, strict=False)]
         n = equal.index(False) if False in equal else len(x)
-        verified.append(_Verified(x, n, likeliest[n], [*map(float, equal)], []))
-    return _Judged(verified)
+        verified.append(_VerifiedSequence(x, n, best_ids[n], [*map(float, equal)], []))
+    return _VerifiedStep(verified)
 
 
-def _judged(logits: Tensor, drafted: _Drafted, verifier: Verifier) -> _Judged:
+def _verify_by_tensors(logits: Tensor, drafted: _DraftedSequences, verifier: Verifier) -> _VerifiedStep:
     """The verification by tensors, and one read; raises as `step` does."""
-    scored = _scored(logits, drafted)
+    scored = _prepare_block(logits, drafted)
     verification = verifier(scored.block, drafted.draw)
-    return _Judged(_read(verification, scored, drafted), scored, verification.p)
+    return _VerifiedStep(_fetch_verification(verification, scored, drafted), scored, verification.p)
 
 
-def _scored(logits: Tensor, drafted: _Drafted) -> _Scored:
+def _prepare_block(logits: Tensor, drafted: _DraftedSequences) -> _ScoredDraft:
     """The block that the verifier judges, and what has to be known of it."""
-    ids, lengths = _padded(drafted, logits.device)
+    ids, lengths = _pad_draft_tokens(drafted, logits.device)
     # others are refused when they are read
     x = ids if drafted.ids is not None else ids.clamp(0, logits.shape[-1] - 1)
-    logits, tops, lengths = _without_invalid(logits, drafted, lengths)
-    raw = {b: logits[b].clone() for b, row in enumerate(drafted.rows) if row.reports}
-    logits, failed = _shaped(logits, drafted.rows, x, drafted.counts)
+    logits, tops, lengths = _mask_invalid(logits, drafted, lengths)
+    raw = {b: logits[b].clone() for b, seq in enumerate(drafted.seqs) if seq.reports_logits}
+    logits, failed = _apply_controls(logits, drafted.seqs, x, drafted.counts)
     q = drafted.draft.q
-    q = None if q is None else sent(q[:, : x.shape[1]], logits.device)
-    return _Scored(ScoredBlock(logits, x, lengths, q), ids, tops, raw, failed)
+    q = None if q is None else send(q[:, : x.shape[1]], logits.device)
+    return _ScoredDraft(ScoredBlock(logits, x, lengths, q), ids, tops, raw, failed)
 
 
-def _without_invalid(
-    logits: Tensor, drafted: _Drafted, lengths: Tensor
+def _mask_invalid(
+    logits: Tensor, drafted: _DraftedSequences, lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The logits, without what is invalid; the largest of each position, in which that shows before
     controls hide it; and how many of the draft tokens there are to judge.
@@ -344,72 +344,72 @@ def _without_invalid(
     so the distribution stays the target's: a text that gets there fails, as by plain decoding.
     """
     own, device = logits, logits.device
-    logits, tops = mended(own)
+    logits, tops = mask_invalid(own)
     parts = [tops]
     if drafted.draft.tops is not None:
         parts.append(drafted.draft.tops[:, : tops.shape[1] - 1])
-    if all(map(known_finite, parts)):
+    if all(map(is_known_finite, parts)):
         return logits, tops, lengths
-    mends = [bool(row.request.params.remove_invalid_values) for row in drafted.rows]
-    skip = sent(torch.tensor(mends), device)  # rows whose controls see to it
+    mends = [bool(seq.request.params.remove_invalid_values) for seq in drafted.seqs]
+    skip = send(torch.tensor(mends), device)  # rows whose controls see to it
     for part in parts:
-        valid = torch.isfinite(sent(part, device)) | skip[:, None]
-        lengths = torch.minimum(lengths, _leading(valid))
+        valid = torch.isfinite(send(part, device)) | skip[:, None]
+        lengths = torch.minimum(lengths, _count_leading_valid(valid))
     return torch.where(skip[:, None, None], own, logits), tops, lengths
 
 
-def _leading(valid: Tensor) -> Tensor:
+def _count_leading_valid(valid: Tensor) -> Tensor:
     """Count the positions before the first invalid one, `[B]`."""
     return valid.long().cumprod(1).sum(1)
 
 
-def _settle(
-    rows: list[Row],
-    reads: list[int],
+def _commit_to_models(
+    seqs: list[SequenceState],
+    num_scheduled: list[int],
     indices: list[int],
     gained: list[list[int]],
     target: Scorer,
     drafter: Drafter,
 ) -> None:
     """Keep in target and drafter what the rows gained."""
-    for row, count in zip(rows, reads, strict=True):
-        row.pending -= count  # below 1 nowhere but in rows that are advanced
-    committed: list[list[int]] = [[] for _ in rows]
+    for seq, count in zip(seqs, num_scheduled, strict=True):
+        seq.num_pending -= count  # below 1 nowhere but in rows that are advanced
+    committed: list[list[int]] = [[] for _ in seqs]
     for b, tokens in zip(indices, gained, strict=True):
-        rows[b].pending, committed[b] = 1, list(tokens)
-    target.set_lengths([len(row.tokens) - row.pending for row in rows])
+        seqs[b].num_pending, committed[b] = 1, list(tokens)
+    target.set_lengths([len(seq.tokens) - seq.num_pending for seq in seqs])
     drafter.commit(committed)
 
 
-def _shaped(
-    logits: Tensor, rows: list[Row], x: Tensor, counts: list[int]
+def _apply_controls(
+    logits: Tensor, seqs: list[SequenceState], x: Tensor, counts: list[int]
 ) -> tuple[Tensor, dict[int, _DeadEnd]]:
     """The logits of rows with controls as these leave them, each position by its own prefix.
 
     From where they leave nothing on the logits stay as they are: no text goes beyond, but numbers
     must be finite there.
     """
-    failed: dict[int, _DeadEnd] = {}
-    if all(row.controls is None for row in rows):
-        return logits, failed
-    logits = logits.to(working(logits.dtype))
-    for b, (row, draft_tokens) in enumerate(zip(rows, listed(x), strict=True)):
-        if row.controls is None:
+    dead_ends: dict[int, _DeadEnd] = {}
+    if all(seq.controls is None for seq in seqs):
+        return logits, dead_ends
+    logits = logits.to(working_dtype(logits.dtype))
+    for b, (seq, draft_tokens) in enumerate(zip(seqs, to_list(x), strict=True)):
+        if seq.controls is None:
             continue
         for i in range(counts[b] + 1):
             try:
-                logits[b, i] = row.controls.shape(logits[b, i], draft_tokens[:i])
+                logits[b, i] = seq.controls.shape(logits[b, i], draft_tokens[:i])
             except ControlError as error:
-                failed[b] = _DeadEnd(i, error)
+                dead_ends[b] = _DeadEnd(i, error)
                 break
-    return logits, failed
+    return logits, dead_ends
 
 
-def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> list[_Verified]:
+def _fetch_verification(verification: Verification, scored: _ScoredDraft, drafted: _DraftedSequences) -> list[_VerifiedSequence]:
     """The step's one read from the device; raises as `step` does."""
     draft, counts, draw = drafted.draft, drafted.counts, drafted.draw
     empty = verification.beta[:, :0]
-    n, lengths, t, betas, biases, ids, tops, draft_tops, *masses = read(
+    n, lengths, t, betas, biases, ids, tops, draft_tops, *masses = read_lists(
         verification.n,
         scored.block.lengths,
         verification.t,
@@ -422,7 +422,7 @@ def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> lis
     )
     V = scored.block.logits.shape[-1]
     _require_ids([x[:count] for x, count in zip(ids, counts, strict=True)], V)
-    failed = _invalid(tops, n, drafted)
+    failed = _find_invalid(tops, n, drafted)
     first = [int(not params.remove_invalid_values) for params in draw.params]
     require_finite(tops, "target", draw.lengths, first, drafted.indices)
     # the draft's logits matter where the next draft token would have been judged
@@ -436,62 +436,62 @@ def _read(verification: Verification, scored: _Scored, drafted: _Drafted) -> lis
         raise RefusedError(
             "the drafter's q holds NaN; it must be the law its guesses were drawn from"
         )
-    verified = [_Verified(*row) for row in zip(x, n, t, beta, biases, strict=True)]
-    for b, (place, error) in chain(failed.items(), scored.failed.items()):
+    verified = [_VerifiedSequence(*row) for row in zip(x, n, t, beta, biases, strict=True)]
+    for b, (offset, error) in chain(failed.items(), scored.failed.items()):
         # draft tokens behind a dead end were judged by what is no distribution of the row's
-        if place <= n[b]:
-            n[b] = place
-            verified[b] = verified[b]._replace(n=place, failed=error)
+        if offset <= n[b]:
+            n[b] = offset
+            verified[b] = verified[b]._replace(n=offset, failed=error)
     return verified
 
 
-def _invalid(tops: list[list[float]], n: list[int], drafted: _Drafted) -> dict[int, _DeadEnd]:
+def _find_invalid(tops: list[list[float]], n: list[int], drafted: _DraftedSequences) -> dict[int, _DeadEnd]:
     """The rows whose text gets to invalid logits by draft tokens."""
     failed: dict[int, _DeadEnd] = {}
     for b, accepted in enumerate(n):
         mends = drafted.draw.params[b].remove_invalid_values
         if accepted and not mends and not math.isfinite(tops[b][accepted]):
             position = drafted.draw.lengths[b] + accepted
-            error = invalid(tops[b][accepted], "target", position, drafted.indices[b])
+            error = make_invalid_error(tops[b][accepted], "target", position, drafted.indices[b])
             failed[b] = _DeadEnd(accepted, error)
     return failed
 
 
-def _commit(row: Row, verified: _Verified) -> list[int]:
+def _commit(seq: SequenceState, verified: _VerifiedSequence) -> list[int]:
     """Append what a row gains; without a distribution for the next one it fails behind them."""
     draft_tokens = verified.x[: verified.n]
     if verified.failed is None:
-        return row.commit([*draft_tokens, verified.t])
-    gained = row.commit(draft_tokens)
-    if row.finish_reason is None:
-        row.fail(verified.failed)
+        return seq.commit([*draft_tokens, verified.t])
+    gained = seq.commit(draft_tokens)
+    if seq.finish_reason is None:
+        seq.fail(verified.failed)
     return gained
 
 
-def _report(rows: list[Row], judged: _Judged, gained: list[list[int]]) -> None:
+def _report_logits(seqs: list[SequenceState], judged: _VerifiedStep, gained: list[list[int]]) -> None:
     """Record logits and logprobs of the tokens gained, in rows that ask for them."""
     if judged.scored is None:
         return
     logits = judged.scored.block.logits
     for b, raw in judged.scored.raw.items():
-        row, n = rows[b], len(gained[b])
-        if row.seen is not None:
-            row.seen.append(Seen(raw[:n], logits[b, :n].clone()))
-        if row.request.params.logprobs is None:
+        seq, n = seqs[b], len(gained[b])
+        if seq.step_logits is not None:
+            seq.step_logits.append(StepLogits(raw[:n], logits[b, :n].clone()))
+        if seq.request.params.logprobs is None:
             continue
-        if row.request.params.logprobs_of == "raw":
-            scores = raw[:n].to(working(raw.dtype)).log_softmax(-1)
+        if seq.request.params.logprobs_of == "raw":
+            scores = raw[:n].to(working_dtype(raw.dtype)).log_softmax(-1)
         elif judged.p is None:
-            scores = probabilities(logits[b, :n], row.request.params).log()
+            scores = probabilities(logits[b, :n], seq.request.params).log()
         else:
             scores = judged.p[b, :n].log()
-        row.logprobs += logprobs(scores, gained[b], row.request.params.logprobs or 0)
+        seq.logprobs += logprobs(scores, gained[b], seq.request.params.logprobs or 0)
 
 
-def _record(
-    drafted: _Drafted,
+def _make_record(
+    drafted: _DraftedSequences,
     b: int,
-    verified: _Verified,
+    verified: _VerifiedSequence,
     gained: list[int],
     seconds: list[float],
     padding: int,
@@ -501,17 +501,17 @@ def _record(
     calls = 0 if predicted else drafted.draft.calls
     return StepRecord(
         gamma=drafted.gamma[b],
-        guesses=tuple(verified.x),
+        draft_tokens=tuple(verified.x),
         accepted=min(verified.n, len(gained)),
-        kept=tuple(gained),
+        new_tokens=tuple(gained),
         overlaps=tuple(verified.beta[:judged]),
         draft_calls=min(calls, drafted.counts[b]),  # those this row took part in
         draft_seconds=seconds[0],
         score_seconds=seconds[1],
         verify_seconds=seconds[2],
-        rows=len(drafted.rows),
+        rows=len(drafted.seqs),
         biases=tuple(verified.bias[:judged]),
         padding=padding,
         predicted=predicted,
-        grade=drafted.rows[b].grade,
+        grade=drafted.seqs[b].grade,
     )

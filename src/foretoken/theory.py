@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from foretoken import checked
-from foretoken.errors import InputError, as_float, shown
+from foretoken import argument_checks
+from foretoken.errors import InputError, as_float, format_value
 
 MAX_GAMMA = 64  # how far `optimal_gamma` looks
 
@@ -50,7 +50,7 @@ def beta(p: ArrayLike, q: ArrayLike) -> float:
         >>> beta([0.5, 0.5], [1.0, 0.0])
         0.5
     """
-    p, q = checked.distributions(p, q)
+    p, q = argument_checks.check_distributions(p, q)
     return min(1.0, float(np.minimum(p, q).sum()))
 
 
@@ -72,8 +72,8 @@ def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
         >>> lenient_beta([0.25, 0.75], [1.0, 0.0], 0.5)
         0.5
     """
-    p, q = checked.distributions(p, q)
-    return min(1.0, float(np.minimum(p / checked.lenience(lenience), q).sum()))
+    p, q = argument_checks.check_distributions(p, q)
+    return min(1.0, float(np.minimum(p / argument_checks.check_lenience(lenience), q).sum()))
 
 
 def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
@@ -96,8 +96,8 @@ def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
         >>> greedy_lenient_beta([0.6, 0.3, 0.1], [0.25, 0.5, 0.25], 0.5)
         0.75
     """
-    p, q = checked.distributions(p, q)
-    return min(1.0, float(q[p >= checked.lenience(lenience) * p.max()].sum()))
+    p, q = argument_checks.check_distributions(p, q)
+    return min(1.0, float(q[p >= argument_checks.check_lenience(lenience) * p.max()].sum()))
 
 
 def match_beta(p: ArrayLike, q: ArrayLike) -> float:
@@ -119,7 +119,7 @@ def match_beta(p: ArrayLike, q: ArrayLike) -> float:
         >>> match_beta([0.5, 0.5], [0.5, 0.5])
         0.5
     """
-    p, q = checked.distributions(p, q)
+    p, q = argument_checks.check_distributions(p, q)
     return min(1.0, float(p @ q))
 
 
@@ -143,7 +143,7 @@ def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
         >>> rejection_beta([0.5, 0.5], [0.25, 0.75])
         0.5
     """
-    p, q = checked.distributions(p, q)
+    p, q = argument_checks.check_distributions(p, q)
     return min(1.0, float((q[p > 0] / p[p > 0]).min()))
 
 
@@ -167,7 +167,7 @@ def match_probability(p: ArrayLike, q: ArrayLike) -> float:
         >>> match_probability([0.5, 0.5], [0.5, 0.5])
         1.0
     """
-    p, q = checked.distributions(p, q)
+    p, q = argument_checks.check_distributions(p, q)
     both = (p > 0) & (q > 0)
     order = np.argsort(p[both] / q[both])
     pi, qi = p[both][order], q[both][order]
@@ -197,7 +197,7 @@ def tokens_distribution(alpha: float, gamma: int) -> list[float]:
         >>> tokens_distribution(0.5, 2)
         [0.5, 0.25, 0.25]
     """
-    alpha, gamma = checked.probability("alpha", alpha), checked.count("gamma", gamma)
+    alpha, gamma = argument_checks.check_probability("alpha", alpha), argument_checks.check_count("gamma", gamma)
     return [alpha ** (k - 1) * (1 - alpha) for k in range(1, gamma + 1)] + [alpha**gamma]
 
 
@@ -221,7 +221,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
         >>> expected_tokens(0.5, 2)
         1.75
     """
-    alpha, gamma = checked.probability("alpha", alpha), checked.count("gamma", gamma)
+    alpha, gamma = argument_checks.check_probability("alpha", alpha), argument_checks.check_count("gamma", gamma)
     if alpha in (0, 1):
         return gamma * alpha + 1.0
     tokens = -math.expm1((gamma + 1) * math.log(alpha)) / (1 - alpha)
@@ -259,8 +259,8 @@ def walltime_factor(
         1.4
     """
     if tokens is not None:
-        return checked.count("tokens", tokens, least=1) / _expected_cost(alpha, gamma, c, v, tokens)
-    return expected_tokens(alpha, gamma) / _round_cost(gamma, c, v)
+        return argument_checks.check_count("tokens", tokens, minimum=1) / _expected_cost(alpha, gamma, c, v, tokens)
+    return expected_tokens(alpha, gamma) / _step_cost(gamma, c, v)
 
 
 def steps_factor(
@@ -289,7 +289,7 @@ def steps_factor(
     if not any(steps.values()):
         raise InputError("steps is empty; give how many steps made each number of guesses")
     tokens = sum(count * expected_tokens(alpha, gamma) for gamma, count in steps.items())
-    return tokens / sum(count * _round_cost(gamma, c, v) for gamma, count in steps.items())
+    return tokens / sum(count * _step_cost(gamma, c, v) for gamma, count in steps.items())
 
 
 def optimal_gamma(
@@ -321,7 +321,7 @@ def optimal_gamma(
         >>> optimal_gamma(alpha=0.3, c=0.5)
         0
     """
-    gammas = range(checked.count("max_gamma", max_gamma) + 1)
+    gammas = range(argument_checks.check_count("max_gamma", max_gamma) + 1)
     return max(gammas, key=lambda gamma: walltime_factor(alpha, gamma, c, v=v, tokens=tokens))
 
 
@@ -330,24 +330,24 @@ def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tok
 
     Cutting gamma to n - 1 does not change the number of runs: the rest would be dropped.
     """
-    tokens = checked.count("tokens", tokens, least=1)
-    most = min(checked.count("gamma", gamma), tokens - 1)
+    tokens = argument_checks.check_count("tokens", tokens, minimum=1)
+    max_gamma = min(argument_checks.check_count("gamma", gamma), tokens - 1)
     # that of a smaller gamma is its end, and a rest
-    distribution = np.array(tokens_distribution(alpha, most)[::-1])
-    rest = checked.probability("alpha", alpha) ** np.arange(most + 1)
-    runs = [_round_cost(g, c, v) for g in range(most + 1)]
+    distribution = np.array(tokens_distribution(alpha, max_gamma)[::-1])
+    rest = argument_checks.check_probability("alpha", alpha) ** np.arange(max_gamma + 1)
+    step_costs = [_step_cost(g, c, v) for g in range(max_gamma + 1)]
     cost = np.zeros(tokens + 1)
     for n in range(1, tokens + 1):
-        g = min(most, n - 1)
+        g = min(max_gamma, n - 1)
         cost[n] = (
-            runs[g] + distribution[most + 1 - g :] @ cost[n - g : n] + rest[g] * cost[n - g - 1]
+            step_costs[g] + distribution[max_gamma + 1 - g :] @ cost[n - g : n] + rest[g] * cost[n - g - 1]
         )
     return float(cost[tokens])
 
 
-def _round_cost(gamma: int, c: float, v: VerifyCost | None) -> float:
-    gamma = checked.count("gamma", gamma)
-    return gamma * checked.cost("c", c) + (1.0 if v is None else _verify_cost(v, gamma + 1))
+def _step_cost(gamma: int, c: float, v: VerifyCost | None) -> float:
+    gamma = argument_checks.check_count("gamma", gamma)
+    return gamma * argument_checks.check_cost("c", c) + (1.0 if v is None else _verify_cost(v, gamma + 1))
 
 
 def _verify_cost(v: VerifyCost, n: int) -> float:
@@ -357,8 +357,8 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
         cost = v[n]
     else:
         raise InputError(f"v ends at {len(v) - 1} tokens; give v[{n}] too, or a smaller gamma")
-    if not 0 < as_float(cost) <= checked.DEAREST:
+    if not 0 < as_float(cost) <= argument_checks.MAX_COST:
         raise InputError(
-            f"v of {n} tokens is {shown(cost)}; give a number above 0, to {checked.DEAREST:g}"
+            f"v of {n} tokens is {format_value(cost)}; give a number above 0, to {argument_checks.MAX_COST:g}"
         )
     return float(cost)

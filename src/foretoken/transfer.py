@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def send(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` on `device`; the host goes on at once."""
     if tensor.device == device:
         return tensor
@@ -23,18 +23,18 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def listed(tensor: Tensor) -> list[Any]:
+def to_list(tensor: Tensor) -> list[Any]:
     """Return `tensor.tolist()`, whose type torch leaves open."""
     return cast(list[Any], tensor.tolist())
 
 
-def read(*parts: Tensor) -> list[list[Any]]:
+def read_lists(*parts: Tensor) -> list[list[Any]]:
     """Return `part.tolist()` of each, `[B]` or `[B, n]`, by one read. From a device they come as
     float64, in which ids are exact."""
     if all(part.is_cpu for part in parts):
         return [cast(list[Any], part.tolist()) for part in parts]
     device = next(part.device for part in parts if not part.is_cpu)
-    numbers = torch.cat([sent(part, device).double().flatten() for part in parts]).tolist()
+    numbers = torch.cat([send(part, device).double().flatten() for part in parts]).tolist()
     lists: list[list[Any]] = []
     at = 0
     for part in parts:

@@ -17,7 +17,7 @@ from foretoken import CascadeDrafter, Completion, LookupDrafter, MixtureDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.selfcheck import LOGIT_TOLERANCE, measure_deviation
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from pairs import PROMPTS, V, an_end, assert_greedy, relative, scores, speculator, stock, target
 from tiny_families import FAMILIES, build
 
@@ -83,12 +83,12 @@ def test_sampled_texts_do_not_depend_on_the_runtime(runtime: str) -> None:
     """The same keyed numbers and, but for rounding, the same distributions: the same tokens."""
     model = target("Llama")
     here, there = (speculator(model, relative(model), None, n) for n in ("transformers", runtime))
-    for rule in RULES:
+    for rule in EXACT_RULES:
         how: Any = {"max_new_tokens": LIMIT, "temperature": 0.9, "top_p": 0.95, "rule": rule}
         both = (each.generate(PROMPTS, gamma=3, seed=3, **how) for each in (here, there))
         for ours, theirs in zip(*both, strict=True):
             assert ours.tokens == theirs.tokens
-            assert [r.guesses for r in ours.steps] == [r.guesses for r in theirs.steps]
+            assert [r.draft_tokens for r in ours.steps] == [r.draft_tokens for r in theirs.steps]
 
 
 @pytest.mark.daily("Gemma 3")
@@ -127,7 +127,7 @@ DRAFTS = {
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_every_draft_gamma_and_end(name: str, kind: str) -> None:
     """gamma 0 to 8, the rules by turns; an end of sequence inside a kept block ends the text."""
-    model, rules = target(name), list(RULES)
+    model, rules = target(name), list(EXACT_RULES)
     stop = an_end(model, PROMPTS[0], LIMIT)
     for eos, limit in (stop, LIMIT), (None, 13):
         pair = speculator(model, DRAFTS[kind](model), eos)

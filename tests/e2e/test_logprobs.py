@@ -9,11 +9,11 @@ from foretoken import SamplingParams, Speculator, step
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine import batch
-from foretoken.engine.batch import CHUNK
-from foretoken.generation_config import Ends
+from foretoken.engine.batch import PROMPT_LOGPROBS_CHUNK_TOKENS
+from foretoken.generation_config import EndTokens
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.distributions import probabilities
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from pairs import scores
 from tiny import llama, t5
 
@@ -58,7 +58,7 @@ def test_raw(count, temperature):
             assert_told(completion.logprobs, log_p, completion.tokens, count)
 
 
-@pytest.mark.parametrize("rule", [*RULES, "coupled"])
+@pytest.mark.parametrize("rule", [*EXACT_RULES, "coupled"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drawn(temperature, rule):
     """The distribution that a token was drawn from: a certain one at temperature 0."""
@@ -92,7 +92,7 @@ def test_an_end_has_its_logprob_too():
 @pytest.mark.parametrize("count", [0, MOST])
 def test_of_the_prompt(count):
     """All but the first token's, in passes of a few positions; other rows are read as ever."""
-    long = [(7 * i) % V for i in range(2 * CHUNK + 5)]
+    long = [(7 * i) % V for i in range(2 * PROMPT_LOGPROBS_CHUNK_TOKENS + 5)]
     prompts = [long, PROMPTS[0], [60], PROMPTS[2]]
     params = SamplingParams(0.0, max_new_tokens=5, prompt_logprobs=count)
     plain = SamplingParams(0.0, max_new_tokens=5)
@@ -107,7 +107,7 @@ def test_of_the_prompt(count):
 
 def test_of_an_encoder_decoder():
     network = t5(V, seed=2).double()
-    pair = Speculator(Seq2SeqModel(network), LookupDrafter(), ends=Ends(decoder_start=1))
+    pair = Speculator(Seq2SeqModel(network), LookupDrafter(), ends=EndTokens(decoder_start=1))
     for prompt, completion in zip(
         PROMPTS, pair.generate(PROMPTS, gamma=3, max_new_tokens=9, logprobs=MOST), strict=True
     ):

@@ -231,7 +231,7 @@ def served(engine: Engine, requests: int) -> Iterator[int]:
 def test_proof_ten_thousand_requests_take_no_memory(
     runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "KEPT", 4_000_000)  # full after a few hundred texts
+    monkeypatch.setattr(memory, "DEFAULT_PREFIX_CACHE_BYTES", 4_000_000)  # full after a few hundred texts
     spec, seen = RUNTIMES[runtime].speculator("lm", SOUND), list[int]()
     with Engine(spec) as engine:
         seen = [resident() for over in served(engine, 10_000) if over % 1000 == 0]
@@ -260,7 +260,7 @@ def test_talks_in_turns_find_what_was_read() -> None:
             for id, history, read in zip(ids, histories, before, strict=True):
                 assert not turn or completions[id].stats.cached_tokens >= (read - 1) // 32 * 32
                 history += completions[id].tokens
-        assert spec.target.pool.used * spec.target.pool.bytes <= memory.KEPT  # pyright: ignore
+        assert spec.target.pool.used * spec.target.pool.bytes <= memory.DEFAULT_PREFIX_CACHE_BYTES  # pyright: ignore
     require_empty(spec)
 
 
@@ -281,7 +281,7 @@ def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int)
     spec = moving.shared("native", "lm", number=-1, before=SOUND)
     shown: dict[str, list[list[int]]] = {}  # what each salt has asked
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "KEPT", 0)
+        patch.setattr(memory, "DEFAULT_PREFIX_CACHE_BYTES", 0)
         engine = Engine(spec, rows)
     with engine:
         running: dict[int, tuple[str, list[int]]] = {}
@@ -315,6 +315,6 @@ def test_what_a_row_has_read_itself_is_not_cached() -> None:
     with Engine(spec) as engine:
         id = engine.add([*range(5, 75)], max_new_tokens=9, gamma=0, cache_salt="nobody else's")
         engine.step()
-        with spec.core.idle():  # as for a measurement
+        with spec.core.release_models():  # as for a measurement
             pass
         assert drained(engine)[id].stats.cached_tokens == 0

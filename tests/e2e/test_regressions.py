@@ -15,7 +15,7 @@ from foretoken.drafters.base import Draft, Draw, pack
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from pairs import DEVICE, PROMPTS, V, relative, target
 
 pytestmark = pytest.mark.daily
@@ -39,12 +39,12 @@ def test_a_tiny_temperature_is_greedy_everywhere(name: str, kind: str) -> None:
     greedy = pair.generate(PROMPTS, temperature=0.0, **how)
     for text, prompt in zip(greedy, PROMPTS, strict=True):
         pairs.assert_greedy(text, model, prompt, 16)
-    for rule in RULES:
+    for rule in EXACT_RULES:
         tiny = pair.generate(PROMPTS, temperature=1e-6, top_p=0.5, rule=rule, **how)
         small = pair.generate(PROMPTS, temperature=2e-5, rule=rule, **how)
         for a, b, c in zip(greedy, tiny, small, strict=True):
             assert a.tokens == b.tokens == c.tokens
-            assert [r.guesses for r in a.steps] == [r.guesses for r in b.steps]
+            assert [r.draft_tokens for r in a.steps] == [r.draft_tokens for r in b.steps]
             certain = {1 / model.config.vocab_size} if kind == "uniform" else {0.0, 1.0}
             assert {beta for r in b.steps for beta in r.overlaps} <= certain  # q at the argmax
     pieces = list(pair.stream(PROMPTS[0], temperature=1e-6, **how))
@@ -177,7 +177,7 @@ def test_sampled_text_far_past_a_window_has_the_distributions_of_full_forwards(n
         assert text.stats.alpha is None or text.stats.alpha > 1 - 1e-6
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_nothing_comes_after_an_end_of_sequence(name: str, rule: str) -> None:
     """Many systems: the draft tokens behind an accepted EOS, or the bonus token, were kept."""
@@ -196,7 +196,7 @@ def test_nothing_comes_after_an_end_of_sequence(name: str, rule: str) -> None:
         assert text.finish_reason == "stop" or len(text.tokens) == 12
         assert text.stats.accepted <= len(text.tokens)
     # all draft tokens are right here: whatever was cut stood inside a kept block
-    assert any(len(t.steps[-1].guesses) > len(t.steps[-1].kept) for t in texts)
+    assert any(len(t.steps[-1].draft_tokens) > len(t.steps[-1].new_tokens) for t in texts)
     pieces = list(pair.stream(PROMPTS[1], seed=[0], **how))
     assert [token for piece in pieces for token in piece.tokens] == texts[0].tokens
 
@@ -229,18 +229,18 @@ def test_records_and_stats_agree(name: str, kind: str, temperature: float) -> No
     """What is reported follows from the steps, and the steps from the text."""
     model = target(name)
     pair = pairs.speculator(model, DRAFTS[kind](model), eos=20)
-    for rule in RULES:
+    for rule in EXACT_RULES:
         for text in pair.generate(
             PROMPTS, max_new_tokens=20, temperature=temperature, gamma=3, rule=rule
         ):
             stats, steps = text.stats, text.steps
-            assert [token for step in steps for token in step.kept] == text.tokens
+            assert [token for step in steps for token in step.new_tokens] == text.tokens
             assert stats.target_calls == stats.rounds == len(steps)
             assert stats.tokens_per_call == len(text.tokens) / len(steps)
             for step in steps:
                 assert step.accepted <= step.drafted <= step.gamma <= 3
-                assert step.kept[: step.accepted] == step.guesses[: step.accepted]
-                assert len(step.kept) == step.accepted + 1 or step is steps[-1]
+                assert step.new_tokens[: step.accepted] == step.draft_tokens[: step.accepted]
+                assert len(step.new_tokens) == step.accepted + 1 or step is steps[-1]
                 judged = min(step.accepted + 1, step.drafted)
                 assert len(step.overlaps) == judged or step is steps[-1]
                 assert all(0 <= beta <= 1 + 1e-12 for beta in step.overlaps)
@@ -250,7 +250,7 @@ def test_records_and_stats_agree(name: str, kind: str, temperature: float) -> No
                     assert sum(step.overlaps) == step.accepted
                     assert set(step.overlaps) <= {0.0, 1.0}
             assert stats.accepted == sum(step.accepted for step in steps) <= stats.drafted
-            assert stats.drafted == sum(len(step.guesses) for step in steps)
+            assert stats.drafted == sum(len(step.draft_tokens) for step in steps)
             overlaps = [beta for step in steps for beta in step.overlaps]
             assert stats.alpha == (sum(overlaps) / len(overlaps) if overlaps else None)
             assert (stats.alpha is None) == (stats.drafted == 0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exact.worlds import World
 from foretoken.sampling.draw import SharedDraw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 
 V = 3  # ids: the simplex is a triangle
 EMPTY = 1e-15  # area below which a piece is rounding
@@ -63,22 +63,22 @@ class Race(SharedDraw):
 
     wave: list[World]
 
-    def winners(self, distributions: Tensor, first: int = 0) -> Tensor:
+    def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
         for i, rows in enumerate(distributions.unbind(1), first):
             for (key, position), distribution in zip(self._places(i), rows.tolist(), strict=True):
                 self._run(key, position, tuple(distribution))
         self._noise = {}  # the pieces are smaller now
-        return super().winners(distributions, first)
+        return super().find_winners(distributions, first)
 
-    def _run(self, key: RowKey, position: int, distribution: tuple[float, ...]) -> None:
+    def _run(self, key: SequenceKey, position: int, distribution: tuple[float, ...]) -> None:
         ran = self._ran(key, position)
         areas = [area((*ran, (distribution, x))) for x in range(V)]
-        name = key.row, position, distribution
+        name = key.number, position, distribution
         self.wave[key.seed].take(name, [a if a > EMPTY else 0.0 for a in areas])
 
-    def _ran(self, key: RowKey, position: int) -> tuple[Won, ...]:
+    def _ran(self, key: SequenceKey, position: int) -> tuple[Won, ...]:
         """What is known of the noise of a position."""
-        path, place = self.wave[key.seed].path, (key.row, position)
+        path, place = self.wave[key.seed].path, (key.number, position)
         return tuple((name[2], x) for name, (x, _) in path.items() if name[:2] == place)
 
     def _exponentials(self, offset: int, V: int) -> Tensor:

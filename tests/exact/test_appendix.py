@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.sampling.verify import block, speculative
+from foretoken.sampling.acceptance_rules import block, speculative
 from oracle import random_model
 
 pytestmark = pytest.mark.daily

@@ -23,8 +23,8 @@ from foretoken.engine.batch import Batch
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES, Rule
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from oracle import Model, Text
 
 pytestmark = pytest.mark.daily
@@ -83,31 +83,31 @@ def case(
     def drafter() -> AssistantDrafter:
         return assistants.drafter(made[-1], network, kind)
 
-    row = Request(list(prompt), 100, RowKey(0, 0))
+    row = Request(list(prompt), 100, SequenceKey(0, 0))
     return Case(target, drafter, rule, gamma, params, (row,)), own_distribution(V)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(("V", "gamma"), [(2, 2), (3, 1)])
 def test_two_steps_leave_the_distribution_as_it_is(V, gamma, rule, monkeypatch):
     """Of three tokens, an assistant says that one is impossible; all are beyond the window at the
     end."""
-    assert bias(*case(RULES[rule], V, gamma), monkeypatch) < 1e-12
+    assert bias(*case(EXACT_RULES[rule], V, gamma), monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_the_distribution_is_the_standardized_one(rule, monkeypatch):
-    assert bias(*case(RULES[rule], 3, 1, params=CUT), monkeypatch) < 1e-12
+    assert bias(*case(EXACT_RULES[rule], 3, 1, params=CUT), monkeypatch) < 1e-12
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("params", [SAMPLED, CUT])
 @pytest.mark.parametrize(("V", "gamma"), [(2, 3), (3, 2)])
 def test_proof_larger(V, gamma, params, rule, monkeypatch):
     """From one token on, where the first step has no state and drafts nothing, and from many."""
     for prompt in (1,), (0, 1, 1, 0, 1, 0, 1):
-        assert bias(*case(RULES[rule], V, gamma, params=params, prompt=prompt), monkeypatch) < 1e-12
+        assert bias(*case(EXACT_RULES[rule], V, gamma, params=params, prompt=prompt), monkeypatch) < 1e-12
 
 
 class Noting:
@@ -150,13 +150,13 @@ class ClaimsAMate(AssistantDrafter):
         return Draft(honest.tokens, honest.lengths, q, honest.calls, honest.tops)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(
     ("kind", "params"),
     [(ClaimsRaw, CUT), (ClaimsRawOfTheLikeliest, SAMPLED), (ClaimsAMate, SAMPLED)],
 )
 def test_another_distribution_shows(kind, params, rule, monkeypatch):
-    assert bias(*case(RULES[rule], 3, 1, kind, params), monkeypatch) > VISIBLE
+    assert bias(*case(EXACT_RULES[rule], 3, 1, kind, params), monkeypatch) > VISIBLE
 
 
 def test_oracle_and_step_standardize_alike():

@@ -13,8 +13,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.comparators import COMPARATORS, match, rejection
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.lenience import lenient
-from foretoken.sampling.verify import Outcome
+from foretoken.sampling.lenience import make_lenient
+from foretoken.sampling.acceptance_rules import Outcome
 from oracle import random_model
 
 V, GAMMA = 3, 2
@@ -60,6 +60,6 @@ def with_q(rule):
     return wrong
 
 
-@pytest.mark.parametrize("rule", [with_q(match), with_q(rejection), lenient(match, 0.3)])
+@pytest.mark.parametrize("rule", [with_q(match), with_q(rejection), make_lenient(match, 0.3)])
 def test_what_is_not_exact_is_seen(rule, monkeypatch):
     assert bias(case(rule), P, monkeypatch) > 1e-3

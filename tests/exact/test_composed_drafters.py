@@ -21,8 +21,8 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import Purpose, RowKey
-from foretoken.sampling.verify import RULES, block, speculative
+from foretoken.sampling.keys import Purpose, SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block, speculative
 from oracle import Model, random_model
 
 pytestmark = pytest.mark.daily
@@ -91,18 +91,18 @@ def case(drafter, rule=speculative, **changes) -> Case:
     return Case(lambda: table(P), drafter, rule, GAMMA, **changes)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", CASCADES)
 def test_cascades(kind, rule, monkeypatch):
     """The middle model's draft tokens are cut at gamma, a count that their values have no say
     in."""
-    assert bias(case(CASCADES[kind], RULES[rule]), distribution(P, V), monkeypatch) < 1e-12
+    assert bias(case(CASCADES[kind], EXACT_RULES[rule]), distribution(P, V), monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixtures(kind, rule, monkeypatch):
-    assert bias(case(MIXTURES[kind], RULES[rule]), distribution(P, V), monkeypatch) < 1e-12
+    assert bias(case(MIXTURES[kind], EXACT_RULES[rule]), distribution(P, V), monkeypatch) < 1e-12
 
 
 OWN = [
@@ -116,7 +116,7 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("own", OWN, ids=str)
 def test_a_draft_with_a_standardization_of_its_own(own, rule, monkeypatch):
     """Wider or narrower than the target's, and so with draft tokens that the target cannot make."""
@@ -128,7 +128,7 @@ def test_a_draft_with_a_standardization_of_its_own(own, rule, monkeypatch):
         SamplingParams(temperature=0.0),
     ):
         setting = Case(
-            lambda: Table(p, 3), lambda: LMDrafter(Table(q, 3), 3, own), RULES[rule], 2, params
+            lambda: Table(p, 3), lambda: LMDrafter(Table(q, 3), 3, own), EXACT_RULES[rule], 2, params
         )
         assert bias(setting, p, monkeypatch) < 1e-12
 
@@ -187,7 +187,7 @@ class TargetsClaim(LMDrafter):
         return Draft(draft.tokens, draft.lengths, q / q.sum(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(
     "liar",
     [
@@ -199,23 +199,23 @@ class TargetsClaim(LMDrafter):
     ids=["inner-q", "drops", "first-q", "target-q"],
 )
 def test_lies_are_seen(liar, rule, monkeypatch):
-    assert bias(case(liar, RULES[rule]), distribution(P, V), monkeypatch) > VISIBLE
+    assert bias(case(liar, EXACT_RULES[rule]), distribution(P, V), monkeypatch) > VISIBLE
 
 
 class NewInEveryStep(GridDraw):
     """The middle model's own tokens are drawn on the grid."""
 
-    def next_token(self, distribution: Tensor) -> Tensor:
-        if self.keys[0].row == 0:  # the target's own
-            return super().next_token(distribution)
+    def draw_next_token(self, distribution: Tensor) -> Tensor:
+        if self.keys[0].number == 0:  # the target's own
+            return super().draw_next_token(distribution)
         return self.shared(distribution, [(length, 0, Purpose.NEXT) for length in self.lengths])
 
 
 class OldNoise(NewInEveryStep):
     """What a cascade draws is not named by the outer step."""
 
-    def within(self) -> list[RowKey]:
-        return [RowKey(key.seed, 1 + key.row) for key in self.keys]
+    def derive_keys(self) -> list[SequenceKey]:
+        return [SequenceKey(key.seed, 1 + key.number) for key in self.keys]
 
 
 def test_noise_that_is_named_by_the_inner_step_alone(monkeypatch):
@@ -232,11 +232,11 @@ def test_noise_that_is_named_by_the_inner_step_alone(monkeypatch):
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", [*CASCADES, *MIXTURES])
 @pytest.mark.parametrize(("size", "gamma", "steps"), [(3, 2, 2), (2, 3, 2), (2, 2, 3)])
 def test_proof_larger(size, gamma, steps, kind, rule, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "V", size)
     drafter = (CASCADES | MIXTURES)[kind]
-    larger = Case(lambda: table(P), drafter, RULES[rule], gamma, steps=steps)
+    larger = Case(lambda: table(P), drafter, EXACT_RULES[rule], gamma, steps=steps)
     assert bias(larger, distribution(P, V), monkeypatch) < 1e-12

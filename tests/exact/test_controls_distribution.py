@@ -26,14 +26,14 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, row_probabilities
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from oracle import Model, Text, random_model, softmax
 
 pytestmark = pytest.mark.daily
 
 V, GAMMA = 3, 2
-KEY = RowKey(0, 0)
+KEY = SequenceKey(0, 0)
 VISIBLE = 1e-3
 P = random_model(9, V, zeros=0.15)  # ends late, with many texts that are likely
 ENDS = frozenset({1})
@@ -64,7 +64,7 @@ class Automaton:
             scores[token] = -torch.inf
         return scores
 
-    def forced(self) -> list[int]:
+    def find_forced_tokens(self) -> list[int]:
         return []
 
 
@@ -215,7 +215,7 @@ def case(kind: str | Callable, rule: str, params: SamplingParams = PLAIN, **chan
     rows = (Request(PROMPT, 100, KEY, ENDS),)
     drafter = DRAFTERS[kind] if isinstance(kind, str) else kind
     changes = {"rows": rows} | changes
-    return Case(lambda: Table(P, V), drafter, RULES[rule], GAMMA, params, **changes)
+    return Case(lambda: Table(P, V), drafter, EXACT_RULES[rule], GAMMA, params, **changes)
 
 
 def off(found: Case, monkeypatch, *, automaton: bool = False) -> float:
@@ -229,27 +229,27 @@ def off(found: Case, monkeypatch, *, automaton: bool = False) -> float:
     return bias(found, own, monkeypatch)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("name", CONTROLS)
 def test_every_control(name, rule, monkeypatch):
     assert off(case("lm", rule, CONTROLS[name]), monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_every_drafter(kind, rule, monkeypatch):
     """Penalties and bans at once."""
     assert off(case(kind, rule, CONTROLS["all"]), monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_mask_automaton(kind, rule, monkeypatch):
     setting = case(kind, rule, matcher=Automaton)
     assert off(setting, monkeypatch, automaton=True) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["lm", "lookup", "cascade"])
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
 def test_other_temperatures(temperature, kind, rule, monkeypatch):
@@ -258,7 +258,7 @@ def test_other_temperatures(temperature, kind, rule, monkeypatch):
     assert off(case(kind, rule, params), monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["lm", "lookup", "lookup-then-lm"])
 def test_an_encoder_decoder(kind, rule, monkeypatch):
     """Controls named after the encoder look at the source, the others at the decoder's text."""
@@ -272,7 +272,7 @@ def test_an_encoder_decoder(kind, rule, monkeypatch):
             "lookup": DRAFTERS["lookup"],
             "lookup-then-lm": DRAFTERS["lookup-then-lm"],  # the model in it has no encoder
         }[kind],
-        RULES[rule],
+        EXACT_RULES[rule],
         GAMMA,
         params,
         rows=(Request([0], 100, KEY, ENDS, source=[2, 1, 1]),),
@@ -280,7 +280,7 @@ def test_an_encoder_decoder(kind, rule, monkeypatch):
     assert off(setting, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["lookup", "always", "lookup-then-lm"])
 def test_a_draft_token_that_the_controls_forbid(kind, rule, monkeypatch):
     """It is never kept, whatever stands behind it, and the token in its place has its own
@@ -299,7 +299,7 @@ def test_a_draft_token_that_the_controls_forbid(kind, rule, monkeypatch):
             assert all(text[:1] != (2,) for (text,) in distribution_of(setting, monkeypatch))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("certain", [True, False])
 def test_an_end_that_is_guessed_inside_the_block(certain, rule, monkeypatch):
     """As long as ends are suppressed it is not kept; later it ends the text, and what the controls
@@ -314,7 +314,7 @@ def test_an_end_that_is_guessed_inside_the_block(certain, rule, monkeypatch):
     assert any(len(text) == 2 and text[-1] == 1 for text in texts)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["lm", "cascade", "free"])
 def test_a_dead_end_behind_draft_tokens(kind, rule, monkeypatch):
     """No text goes past it, though a draft that knows of no controls guesses beyond, and beyond it
@@ -326,7 +326,7 @@ def test_a_dead_end_behind_draft_tokens(kind, rule, monkeypatch):
     assert (0, 0) in texts and any(len(text) > 3 for text in texts)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_rows_with_controls_of_their_own(rule, monkeypatch):
     """Three rows of one batch, one of them greedy: each is what it is alone, and their joint
     distribution the product."""
@@ -342,7 +342,7 @@ def test_rows_with_controls_of_their_own(rule, monkeypatch):
         drafter = lambda: LMDrafter(Table(random_model(2, 2), 2), 2)  # noqa: E731
         target = lambda: Table(p, 2)  # noqa: E731
         return distribution_of(
-            Case(target, drafter, RULES[rule], 1, None, rows, 1, together=False), monkeypatch
+            Case(target, drafter, EXACT_RULES[rule], 1, None, rows, 1, together=False), monkeypatch
         )
 
     together, alone = distribution(*rows), [distribution(row) for row in rows]
@@ -353,7 +353,7 @@ def test_rows_with_controls_of_their_own(rule, monkeypatch):
     for row in rows:  # and alone each has the distribution of its controls
         own = controlled(p, row.params, len(row.prompt))
         setting = Case(
-            lambda: Table(p, 2), lambda: UniformDrafter(2), RULES[rule], 1, None, (row,), 2
+            lambda: Table(p, 2), lambda: UniformDrafter(2), EXACT_RULES[rule], 1, None, (row,), 2
         )
         assert bias(setting, own, monkeypatch) < 1e-12
 
@@ -367,8 +367,8 @@ class AtTheStart:
     def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
         return self.chain.shape(logits, ahead[:0])
 
-    def forced(self, ahead: list[int]) -> list[int]:
-        return self.chain.forced(ahead)
+    def find_forced_tokens(self, ahead: list[int]) -> list[int]:
+        return self.chain.find_forced_tokens(ahead)
 
     def commit(self, tokens: list[int]) -> None:
         self.chain.commit(tokens)
@@ -427,7 +427,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("lie", LIES)
 def test_mistakes_are_seen(lie, rule, monkeypatch):
     """Each of them without its last entry is a case above, and passes."""
@@ -436,7 +436,7 @@ def test_mistakes_are_seen(lie, rule, monkeypatch):
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("name", CONTROLS)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_proof_every_control_and_drafter(kind, name, rule, monkeypatch):
@@ -444,7 +444,7 @@ def test_proof_every_control_and_drafter(kind, name, rule, monkeypatch):
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("name", ["penalty", "ngrams", "all", "mask"])
 @pytest.mark.parametrize("kind", ["lm", "free", "lookup-then-lm"])
 @pytest.mark.parametrize(("gamma", "steps"), [(3, 2), (1, 4)])

@@ -21,8 +21,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.draw import Places
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.draw import NoisePositions
+from foretoken.sampling.keys import SequenceKey
 from foretoken.theory import match_probability
 from oracle import random_model
 
@@ -59,9 +59,9 @@ def pairs(draw: type[Race], p: np.ndarray, q: np.ndarray) -> dict[tuple[int, int
     wave = [World({})]
     while wave:
         kind = type("ThisWave", (draw,), {"wave": wave})
-        each = kind([RowKey(w, 0) for w in range(len(wave))], [1] * len(wave), SAMPLED)
+        each = kind([SequenceKey(w, 0) for w in range(len(wave))], [1] * len(wave), SAMPLED)
         draft_tokens = each(torch.tensor(np.tile(q, (len(wave), 1))), 0).tolist()
-        own = each.winners(torch.tensor(np.tile(p, (len(wave), 1, 1))))[:, 0].tolist()
+        own = each.find_winners(torch.tensor(np.tile(p, (len(wave), 1, 1))))[:, 0].tolist()
         for world, *pair in zip(wave, draft_tokens, own, strict=True):
             distribution[tuple(pair)] = distribution.get(tuple(pair), 0.0) + world.weight
         wave = [World(path) for world in wave for path in world.others]
@@ -84,7 +84,7 @@ def test_draft_token_and_token_have_their_distributions_and_match_as_the_formula
 class ByOffset(Race):
     """The noise belongs to the place in the block: the next step meets it at other positions."""
 
-    def _places(self, offset: int) -> Places:
+    def _places(self, offset: int) -> NoisePositions:
         places = zip(self.keys, self.offsets, strict=True)
         return tuple((key, first + offset) for key, first in places)
 
@@ -100,10 +100,10 @@ class Anew(Race):
         self.guesses[i] = super().__call__(distribution, i, cdf)
         return self.guesses[i]
 
-    def winners(self, distributions: Tensor, first: int = 0) -> Tensor:
-        own, other = super().winners(distributions, first), copy(self)
+    def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
+        own, other = super().find_winners(distributions, first), copy(self)
         other.lengths = [length + 100 for length in self.lengths]
-        again = Race.winners(other, distributions, first)
+        again = Race.find_winners(other, distributions, first)
         for i in range(own.shape[1]):
             draft_token = self.guesses.get(first + i, own[:, i])
             own[:, i] = own[:, i].where(own[:, i] == draft_token, again[:, i])

@@ -25,8 +25,8 @@ from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES, Rule
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from oracle import Model, joint, p_value
 
 pytestmark = pytest.mark.daily
@@ -67,14 +67,14 @@ def case(
         made[-1].tap(model.taps)
         return made[-1]
 
-    row = Request(PROMPT, 100, RowKey(0, 0))
+    row = Request(PROMPT, 100, SequenceKey(0, 0))
     return Case(target, lambda: kind(made[-1], model), rule, gamma, params, (row,), steps=3), own
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_three_steps_leave_the_distribution_as_it_is(name, rule, monkeypatch):
-    assert bias(*case(CONFIGS[name], RULES[rule], 2), monkeypatch) < 1e-12
+    assert bias(*case(CONFIGS[name], EXACT_RULES[rule], 2), monkeypatch) < 1e-12
 
 
 def test_the_rule_to_stop_is_met_in_these_worlds(monkeypatch):
@@ -88,16 +88,16 @@ def test_the_rule_to_stop_is_met_in_these_worlds(monkeypatch):
             counts.update(n for row, n in pairs if len(row.text) > len(PROMPT))
             return found
 
-    bias(*case(CONFIDENT, RULES["block"], 2, Counts), monkeypatch)
+    bias(*case(CONFIDENT, EXACT_RULES["block"], 2, Counts), monkeypatch)
     assert len(counts) > 1
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=0.6, top_p=0.8)])
 def test_proof_larger(name, rule, params, monkeypatch):
-    assert bias(*case(CONFIGS[name], RULES[rule], 3, params=params), monkeypatch) < 1e-12
+    assert bias(*case(CONFIGS[name], EXACT_RULES[rule], 3, params=params), monkeypatch) < 1e-12
 
 
 class ClaimsSoftmax(AfterTheFirst):
@@ -120,12 +120,12 @@ class ClaimsTheNextRow(AfterTheFirst):
         return replace(honest, q=None if honest.q is None else honest.q.roll(1, 0))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(
     ("name", "liar"), [("certain", ClaimsSoftmax), ("chained", ClaimsTheNextRow)]
 )
 def test_other_distributions_than_those_drawn_from_show(name, liar, rule, monkeypatch):
-    assert bias(*case(CONFIGS[name], RULES[rule], 2, liar), monkeypatch) > 1e-3
+    assert bias(*case(CONFIGS[name], EXACT_RULES[rule], 2, liar), monkeypatch) > 1e-3
 
 
 @pytest.mark.prove

@@ -15,8 +15,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.guidance import GuidedModel
 from foretoken.request import Request
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES, block
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block
 from oracle import Model, Text, random_model
 
 pytestmark = pytest.mark.daily
@@ -25,7 +25,7 @@ V, GAMMA, SCALE = 2, 2, 1.7
 VISIBLE = 1e-3
 P, Q = random_model(1, V), random_model(2, V)
 PROMPT = (1, 0, 1)
-ROWS = (Request([*PROMPT], 100, RowKey(0, 0)),)
+ROWS = (Request([*PROMPT], 100, SequenceKey(0, 0)),)
 NEGATIVES = {"the prompt's last token": None, "a longer prompt": [0, 1, 1, 0], "one": [1]}
 
 
@@ -57,10 +57,10 @@ def test_the_mixture_is_the_distribution(negative, monkeypatch) -> None:
     assert bias(case(negative), law(negative), monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_whatever_drafts(kind, rule, monkeypatch) -> None:
-    found = case([1], rule=RULES[rule], drafter=DRAFTERS[kind])
+    found = case([1], rule=EXACT_RULES[rule], drafter=DRAFTERS[kind])
     assert bias(found, law([1]), monkeypatch) < 1e-12
 
 

@@ -23,15 +23,15 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES, block
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block
 from oracle import Model, Text, random_model
 
 pytestmark = pytest.mark.daily
 
 V, GAMMA = 2, 2
 VISIBLE = 1e-3
-ROW = (Request([1, 0, 1, 1], 100, RowKey(0, 0)),)
+ROW = (Request([1, 0, 1, 1], 100, SequenceKey(0, 0)),)
 KINDS = ("Lfm2ForCausalLM", "Qwen3_5ForCausalLM")
 OTHERS = ("GraniteMoeHybridForCausalLM", "FalconH1ForCausalLM", "KimiLinearForCausalLM")
 EVERY = [*KINDS, *(pytest.param(name, marks=pytest.mark.prove) for name in OTHERS)]
@@ -106,10 +106,10 @@ def test_the_law_is_that_of_full_forwards(name: str) -> None:
     assert len({round(float(law(name)(text)[0]), 2) for text in texts}) > 1
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_hybrid_drafts_for_a_hybrid(name: str, rule: str, monkeypatch) -> None:
-    found = case(name, lambda: draft(name), RULES[rule])
+    found = case(name, lambda: draft(name), EXACT_RULES[rule])
     assert bias(found, law(name), monkeypatch) < 1e-12
 
 
@@ -119,7 +119,7 @@ def test_a_hybrid_drafts_for_a_hybrid(name: str, rule: str, monkeypatch) -> None
 )
 def test_where_bases_move(length: int, monkeypatch) -> None:
     """Between a draft's passes, before the target's, or while the prompt is read."""
-    row = (Request([i % 3 % 2 for i in range(length)], 100, RowKey(0, 0)),)
+    row = (Request([i % 3 % 2 for i in range(length)], 100, SequenceKey(0, 0)),)
     found = case(KINDS[1], lambda: draft(KINDS[1]), rows=row)
     assert bias(found, law(KINDS[1]), monkeypatch) < 1e-12
 

@@ -16,8 +16,8 @@ import oracle
 from exact.drafters import Certain, FunctionDrafter
 from exact.worlds import Case, Table, bias, distribution_of
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.lenience import lenient
-from foretoken.sampling.verify import RULES, Outcome, block, speculative
+from foretoken.sampling.lenience import make_lenient
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, block, speculative
 from oracle import extend, joint, random_model, tv
 
 pytestmark = pytest.mark.daily
@@ -60,17 +60,17 @@ def naive(verify, draft_token, lenience, steps=2):
 
 @pytest.mark.parametrize("lenience", LENIENCES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_two_steps_have_the_distribution_of_the_appendix(rule, kind, lenience, monkeypatch):
     """Algorithm 1 by the printed comparison and norm((p - q)+), nothing said of another
     distribution."""
     drafter, draft_token = KINDS[kind]
-    texts = texts_of(monkeypatch, drafter, RULES[rule], lenience)
+    texts = texts_of(monkeypatch, drafter, EXACT_RULES[rule], lenience)
     assert tv(texts, naive(NAIVE[rule], draft_token, lenience)) < 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_a_step_is_exact_for_another_distribution(rule, kind, monkeypatch):
     """Whatever the rule, draft tokens have the distribution P_l and the token after a whole block
     has p."""
@@ -84,12 +84,12 @@ def test_a_step_is_exact_for_another_distribution(rule, kind, monkeypatch):
             else P(whole)
         )
 
-    texts = texts_of(monkeypatch, drafter, RULES[rule], 0.3, steps=1)
+    texts = texts_of(monkeypatch, drafter, EXACT_RULES[rule], 0.3, steps=1)
     assert tv(extend(texts, other, GAMMA + 1), joint(other, GAMMA + 1)) < 1e-12
 
 
 @pytest.mark.parametrize("lenience", LENIENCES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_the_recorded_biases_bound_the_distance(rule, lenience, monkeypatch):
     """Total variation over texts is at most the expected sum of alpha_l - alpha over the draft
     tokens judged; and it is not zero."""
@@ -98,7 +98,7 @@ def test_the_recorded_biases_bound_the_distance(rule, lenience, monkeypatch):
         p, q = P(text), Q(text)
         return float(np.minimum(p / lenience, q).sum() - np.minimum(p, q).sum())
 
-    case = Case(lambda: Table(P, V), KINDS["q"][0], RULES[rule], GAMMA, lenience=lenience)
+    case = Case(lambda: Table(P, V), KINDS["q"][0], EXACT_RULES[rule], GAMMA, lenience=lenience)
     expected = 0.0
     first = naive(NAIVE[rule], Q, lenience, steps=1)
     seconds = {
@@ -152,7 +152,7 @@ def other_residual(p, q, x, lengths):
 
 def bonus_too(p, q, x, lengths):
     """The bonus is biased as well."""
-    o = lenient(speculative, 0.3)(p, q, x, lengths)
+    o = make_lenient(speculative, 0.3)(p, q, x, lengths)
     distribution = o.p.clone()
     distribution[:, -1] = distribution[:, -1] ** 2 / (distribution[:, -1] ** 2).sum(
         -1, keepdim=True

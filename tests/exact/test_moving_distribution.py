@@ -16,18 +16,18 @@ import pytest
 import torch
 
 from exact.worlds import Table, World, WorldDraw
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import FixedGamma
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.core import EngineCore
 from foretoken.engine.prefill_budget import PrefillBudget
-from foretoken.engine.scheduler import Task
-from foretoken.inputs import check
-from foretoken.request import Request, Row
+from foretoken.engine.scheduler import SequenceTask
+from foretoken.inputs import resolve_verifier
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 from oracle import Text, joint, random_model
 
@@ -57,11 +57,11 @@ COMES = {"late": LATE, "gammas": GAMMAS, "plain-first": PLAIN_FIRST}
 class TwoByTwo(PrefillBudget):
     """Every long prompt is read two tokens a step."""
 
-    def most(self, running: int, reading: int) -> int:
+    def compute_budget(self, running: int, reading: int) -> int:
         return 2
 
-    def reads(self, rows: list[Row], already: int = 0) -> list[int]:
-        return [min(2, row.pending) for row in rows]
+    def schedule_tokens(self, rows: list[SequenceState], already: int = 0) -> list[int]:
+        return [min(2, row.num_pending) for row in rows]
 
 
 @dataclass
@@ -86,25 +86,25 @@ class Course:
         return distribution
 
     def _run(self, wave: list[World], patch: pytest.MonkeyPatch) -> list[tuple[Text, ...]]:
-        verifier = check(1, self.rule, 1.0)
+        verifier = resolve_verifier(1, self.rule, 1.0)
         patch.setattr(type(verifier), "draws", type("ThisWave", (self.draw,), {"wave": wave}))
         core = EngineCore(self.target(), self.drafter(), MANY)
         core.scheduler.prefill_budget = TwoByTwo()
         sampled = SamplingParams(1.0)
         rows = {
-            (w, b): Row.of(
-                Request(list(each.prompt), each.limit, RowKey(w, b), frozenset(), params=sampled)
+            (w, b): SequenceState.select(
+                Request(list(each.prompt), each.limit, SequenceKey(w, b), frozenset(), params=sampled)
             )
             for w in range(len(wave))
             for b, each in enumerate(self.arrivals)
         }
         for now in range(40):
             coming = [name for name in rows if self.arrivals[name[1]].comes == now]
-            policies = [Fixed(self.arrivals[b].gamma) for _, b in coming]
+            policies = [FixedGamma(self.arrivals[b].gamma) for _, b in coming]
             tasks = zip(coming, policies, strict=True)
-            core.add([Task(rows[name], verifier, policy) for name, policy in tasks])
+            core.add([SequenceTask(rows[name], verifier, policy) for name, policy in tasks])
             core.step()
-            behind = {row.pending > 1 for row in core.batch.rows}
+            behind = {row.num_pending > 1 for row in core.batch.seqs}
             self.beside += behind == {True, False}
         assert all(row.finish_reason == "length" for row in rows.values())
         texts = [tuple(row.new_tokens) for row in rows.values()]
@@ -192,8 +192,8 @@ class WrongChunk(Table):
 class FirstRowsDraws(WorldDraw):
     """Numbers of the first rows of the batch for those that go on."""
 
-    def of(self, rows: list[int]) -> Draw:
-        return super().of(list(range(len(rows))))
+    def select(self, rows: list[int]) -> Draw:
+        return super().select(list(range(len(rows))))
 
 
 class OthersDistributions(LMDrafter):

@@ -16,14 +16,14 @@ from exact.drafters import Dropper, FunctionDrafter, GreedyClaimsDistribution, R
 from exact.worlds import Case, Table, WorldDraw, bias, distribution_of, standardized
 from foretoken.request import Request
 from foretoken.sampling.distributions import sample
-from foretoken.sampling.keys import Purpose, RowKey
-from foretoken.sampling.verify import RULES, Outcome, Rule, block, speculative
+from foretoken.sampling.keys import Purpose, SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, Rule, block, speculative
 from oracle import extend, joint, random_model, tv
 
 V, GAMMA = 3, 2
 P, Q = random_model(1, V), random_model(2, V)
 VISIBLE = 1e-3
-KEY = RowKey(0, 0)
+KEY = SequenceKey(0, 0)
 
 
 def case(drafter=lambda: FunctionDrafter(Q), rule: Rule = speculative, **changes) -> Case:
@@ -74,12 +74,12 @@ def next_draft_token_decides(p, q, x, lengths):
     return replace(speculative(early, q, x, lengths), p=p)
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES.values(), ids=EXACT_RULES)
 def test_the_honest_twin(rule, monkeypatch):
     assert bias(case(rule=rule), P, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES.values(), ids=EXACT_RULES)
 @pytest.mark.parametrize("kind", [WithoutResidual, OverwrittenTarget])
 def test_a_wrong_replacement(kind, rule, monkeypatch):
     assert bias(case(rule=with_outcome(kind, rule)), P, monkeypatch) > VISIBLE
@@ -90,7 +90,7 @@ def test_a_wrong_rule(rule, monkeypatch):
     assert bias(case(rule=rule), P, monkeypatch) > VISIBLE
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES.values(), ids=EXACT_RULES)
 @pytest.mark.parametrize("liar", [GreedyClaimsDistribution, RoundedClaim, Dropper])
 def test_a_drafter_that_lies(liar, rule, monkeypatch):
     assert bias(case(lambda: liar(Q), rule), P, monkeypatch) > VISIBLE
@@ -142,7 +142,7 @@ class GridDraw(WorldDraw):
     def shared(self, distributions: Tensor, names: list[tuple]) -> Tensor:
         u = []
         for key, name in zip(self.keys, names, strict=True):
-            cell = self.wave[key.seed].take((key.row, *name), [1 / self.CELLS] * self.CELLS)
+            cell = self.wave[key.seed].take((key.number, *name), [1 / self.CELLS] * self.CELLS)
             u.append((cell + 0.5) / self.CELLS)
         return sample(distributions, torch.tensor(u, dtype=torch.float64))
 
@@ -166,7 +166,7 @@ class ByPosition(GridDraw):
 class OneStream(ByCommittedLength):
     """The next token is drawn with the noise of the first draft token."""
 
-    def next_token(self, distribution: Tensor) -> Tensor:
+    def draw_next_token(self, distribution: Tensor) -> Tensor:
         return self.shared(distribution, [(length, 0, Purpose.DRAFT) for length in self.lengths])
 
 

@@ -25,8 +25,8 @@ from foretoken.models.stock.pairs import StockPairModel
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from oracle import Model, Text, extend, joint, tv
 from pairdrafts import eagle_file, embedding, filed, mtp_draft, mtp_layer, tapped
 
@@ -85,22 +85,22 @@ def case(
         made[-1].expose_hidden_states(ready.known)
         return ready
 
-    rows = tuple(Request(list(text), 100, RowKey(0, b)) for b, text in enumerate(prompts))
+    rows = tuple(Request(list(text), 100, SequenceKey(0, b)) for b, text in enumerate(prompts))
     options = {"params": SAMPLED, "steps": 3} | options
-    return Case(target, on_it, RULES[rule], gamma, rows=rows, **options)
+    return Case(target, on_it, EXACT_RULES[rule], gamma, rows=rows, **options)
 
 
 KINDS = [("all tokens", 2, SAMPLED), ("mtp", 2, SAMPLED), ("some tokens", 3, CUT)]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(("kind", "V", "params"), KINDS)
 def test_three_steps_leave_the_distribution_as_it_is(kind, V, params, rule, monkeypatch):
     one = case(kind, rule, V, params=params)
     assert bias(one, own_distribution(V), monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(("kind", "V", "params"), KINDS)
 def test_a_longer_prompt_too(kind, V, params, rule, monkeypatch):
     own = {"params": params, "steps": 2, "together": False}
@@ -109,7 +109,7 @@ def test_a_longer_prompt_too(kind, V, params, rule, monkeypatch):
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(("kind", "V", "params"), [*KINDS[:2], ("some tokens", 3, SAMPLED)])
 def test_proof_larger(kind, V, params, rule, monkeypatch):
     one = case(kind, rule, V, 3 if V == 2 else 2, params=params)
@@ -134,7 +134,7 @@ class Raw(PairsDrafter):
         return super().propose(gamma, lying)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(("liar", "params"), [(Likeliest, SAMPLED), (Raw, CUT)])
 def test_another_distribution_shows(liar, params, rule, monkeypatch):
     one = case("some tokens", rule, 3, 1, liar, params=params)
@@ -166,7 +166,7 @@ def biases(one: Case, V: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["mtp", pytest.param("all tokens", marks=pytest.mark.prove)])
 def test_a_row_beside_changes_nothing(kind, rule, monkeypatch):
     prompts = ([0], [1])

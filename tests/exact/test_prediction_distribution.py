@@ -20,8 +20,8 @@ from foretoken.engine import batch
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES, speculative
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from oracle import random_model
 
 pytestmark = pytest.mark.daily
@@ -44,14 +44,14 @@ DRAFTERS = {
 
 
 def row(prediction: tuple[int, ...] = (), **changes) -> Request:
-    return Request([0], 100, RowKey(0, 0), prediction=prediction, **changes)
+    return Request([0], 100, SequenceKey(0, 0), prediction=prediction, **changes)
 
 
 def case(drafter: str, rows: tuple[Request, ...], rule=speculative, **changes) -> Case:
     return Case(lambda: Table(P, V), DRAFTERS[drafter], rule, GAMMA, rows=rows, **changes)
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES.values(), ids=EXACT_RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_two_steps_with_a_prediction(drafter, rule, monkeypatch):
     assert bias(case(drafter, (row((1, 2, 0, 1, 2)),), rule), P, monkeypatch) < 1e-12

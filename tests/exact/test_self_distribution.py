@@ -20,8 +20,8 @@ from foretoken.models import base
 from foretoken.models.native.model import NativeTargetCopy
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES, block
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block
 from oracle import Model, random_model
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
@@ -141,10 +141,10 @@ def case(drafter, rule=block, host: type[HostTable] = HostTable, **changes) -> C
     return Case(target, lambda: drafter(made[-1]), rule, GAMMA, **rest)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_the_target_drafts_for_itself(kind, rule, monkeypatch):
-    assert bias(case(DRAFTERS[kind], RULES[rule]), P, monkeypatch) < 1e-12
+    assert bias(case(DRAFTERS[kind], EXACT_RULES[rule]), P, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -157,16 +157,16 @@ def test_at_other_temperatures(kind, params, monkeypatch):
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_where_the_context_ends(kind, monkeypatch):
-    rows = (Request([0], 3, RowKey(0, 0)),)
+    rows = (Request([0], 3, SequenceKey(0, 0)),)
     assert bias(case(DRAFTERS[kind], context=4, rows=rows), P, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_a_draft_token_whose_entry_stays_is_seen(rule, monkeypatch):
-    assert bias(case(DRAFTERS["self"], RULES[rule], Keeping), P, monkeypatch) > VISIBLE
+    assert bias(case(DRAFTERS["self"], EXACT_RULES[rule], Keeping), P, monkeypatch) > VISIBLE
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_a_q_of_the_unrounded_model_is_seen(rule, monkeypatch):
-    liar = case(lambda target: Unrounded(copy(target)), RULES[rule])
+    liar = case(lambda target: Unrounded(copy(target)), EXACT_RULES[rule])
     assert bias(liar, P, monkeypatch) > VISIBLE

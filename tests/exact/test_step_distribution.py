@@ -23,12 +23,12 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.models.base import Capabilities
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verify import RULES, speculative
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from oracle import Model, extend, joint, random_model, tv
 
 V, GAMMA = 3, 2
-KEY = RowKey(0, 0)
+KEY = SequenceKey(0, 0)
 SAMPLED = SamplingParams(temperature=1.0)
 
 
@@ -63,11 +63,11 @@ def drafters(V: int) -> dict:
     }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", drafters(V))
 def test_two_steps_leave_the_distribution_as_it_is(kind, rule, monkeypatch):
     p = target()
-    case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA)
+    case = Case(lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], GAMMA)
     assert bias(case, p, monkeypatch) < 1e-12
 
 
@@ -82,7 +82,7 @@ class Tensors(Table):
         return super().score(blocks, need)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["lm", "lm-short-context", "lookup", "wide-padding"])
 def test_draft_tokens_that_stay_in_tensors(kind, rule, monkeypatch):
     """No list of a row's draft tokens before the verdict; rows past their draft's end are
@@ -91,11 +91,11 @@ def test_draft_tokens_that_stay_in_tensors(kind, rule, monkeypatch):
     context = 2 if kind == "lm-short-context" else None
     tensors = {"lm": lambda: LMDrafter(Tensors(q, V, context=context), V)}
     drafter = tensors.get(kind.removesuffix("-short-context"), drafters(V)[kind])
-    case = Case(lambda: Tensors(p, V), drafter, RULES[rule], GAMMA)
+    case = Case(lambda: Tensors(p, V), drafter, EXACT_RULES[rule], GAMMA)
     assert bias(case, p, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(
     "params",
     [
@@ -111,43 +111,43 @@ def test_draft_tokens_that_stay_in_tensors(kind, rule, monkeypatch):
 def test_the_distribution_is_the_standardized_one(params, rule, monkeypatch):
     p = target()
     for kind in "lm", "certain":
-        case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA, params)
+        case = Case(lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], GAMMA, params)
         assert bias(case, p, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize(("V", "gamma"), [(2, 3), (4, 1)])
 def test_other_sizes(V, gamma, rule, monkeypatch):
     p = target(V)
     for kind in "lm", "uniform", "stops-after-a-doubtful-guess":
-        case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], gamma)
+        case = Case(lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], gamma)
         assert bias(case, p, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["lm", "certain", "lookup"])
 def test_an_end_of_sequence_ends_the_text_wherever_it_falls(kind, rule, monkeypatch):
     """Inside the kept block too: what stands behind it is gone, and the row is done."""
     p = target()
     row = Request([0], 100, KEY, eos=frozenset({1}))
-    case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], GAMMA, rows=(row,), steps=2)
+    case = Case(lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], GAMMA, rows=(row,), steps=2)
     assert bias(case, p, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("limit", [1, 2, 4])
 def test_a_limit_inside_a_block(limit, rule, monkeypatch):
     """With steps enough to reach it, every text has exactly that length."""
     p = target()
     row = Request([0], limit, KEY)
     case = Case(
-        lambda: Table(p, V), drafters(V)["lm"], RULES[rule], GAMMA, rows=(row,), steps=limit
+        lambda: Table(p, V), drafters(V)["lm"], EXACT_RULES[rule], GAMMA, rows=(row,), steps=limit
     )
     assert bias(case, p, monkeypatch) < 1e-12
     assert {len(text) for (text,) in distribution_of(case, monkeypatch)} == {limit}
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("encoder_decoder", [True, False], ids=["draft too", "draft decodes only"])
 def test_an_encoder_decoder(encoder_decoder, rule, monkeypatch):
     p, q = target(), other()
@@ -155,14 +155,14 @@ def test_an_encoder_decoder(encoder_decoder, rule, monkeypatch):
     case = Case(
         lambda: Table(p, V, encoder_decoder=True),
         lambda: LMDrafter(Table(q, V, encoder_decoder=encoder_decoder), V),
-        RULES[rule],
+        EXACT_RULES[rule],
         GAMMA,
         rows=(row,),
     )
     assert bias(case, p, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_a_forced_token_is_certain_and_the_rest_keeps_its_distribution(rule, monkeypatch):
     p = target()
     row = Request([0], 100, KEY, forced={1: 2})
@@ -170,11 +170,11 @@ def test_a_forced_token_is_certain_and_the_rest_keeps_its_distribution(rule, mon
     def forced(text):
         return np.eye(V)[2] if len(text) == 2 else p(text)  # the prompt has one token
 
-    case = Case(lambda: Table(p, V), drafters(V)["lm"], RULES[rule], GAMMA, rows=(row,))
+    case = Case(lambda: Table(p, V), drafters(V)["lm"], EXACT_RULES[rule], GAMMA, rows=(row,))
     assert bias(case, forced, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_ragged_rows_are_independent(rule, monkeypatch):
     """Two rows of different length and gamma in one batch: their joint distribution is a
     product."""
@@ -184,7 +184,7 @@ def test_ragged_rows_are_independent(rule, monkeypatch):
     case = Case(
         lambda: Table(p, 2),
         lambda: FunctionDrafter(q, after=lambda distribution, x: distribution[x] < 0.5),
-        RULES[rule],
+        EXACT_RULES[rule],
         2,
         rows=rows,
         steps=1,
@@ -202,7 +202,7 @@ def test_ragged_rows_are_independent(rule, monkeypatch):
         assert tv(extend(marginal, own, length), joint(own, length)) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_ragged_rows_over_two_steps(rule, monkeypatch):
     """Rows of different lengths, drafts and ends share the batch of worlds; each keeps its
     distribution."""
@@ -212,7 +212,7 @@ def test_ragged_rows_over_two_steps(rule, monkeypatch):
         case = Case(
             lambda: Table(p, V),
             lambda: LMDrafter(Table(q, V, context=4), V),
-            RULES[rule],
+            EXACT_RULES[rule],
             GAMMA,
             rows=(row,),
         )
@@ -220,21 +220,21 @@ def test_ragged_rows_over_two_steps(rule, monkeypatch):
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", drafters(V))
 @pytest.mark.parametrize(("V", "gamma", "steps"), [(2, 3, 2), (3, 3, 2), (4, 2, 2), (2, 2, 3)])
 def test_proof_larger(V, gamma, steps, kind, rule, monkeypatch):
     p = target(V)
     for params in SAMPLED, SamplingParams(temperature=0.8, top_p=0.9):
-        case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], gamma, params, steps=steps)
+        case = Case(lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], gamma, params, steps=steps)
         assert bias(case, p, monkeypatch) < 1e-12
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", drafters(2))
 def test_a_drafter_that_joins_behind_the_first_token(kind, rule, monkeypatch):
     p = target(2)
-    case = Case(lambda: Table(p, 2), drafters(2)[kind], RULES[rule], 2, steps=3, behind=True)
+    case = Case(lambda: Table(p, 2), drafters(2)[kind], EXACT_RULES[rule], 2, steps=3, behind=True)
     assert bias(case, p, monkeypatch) < 1e-12
 
 
@@ -243,10 +243,10 @@ def test_block_keeps_more_than_speculative():
     block."""
     p = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
     q = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
-    kept = dict.fromkeys(RULES, 0.0)
+    kept = dict.fromkeys(EXACT_RULES, 0.0)
     for x in itertools.product(range(2), repeat=2):
         drawn = float(q[x[0]] * q[x[1]])
-        for name, rule in RULES.items():
+        for name, rule in EXACT_RULES.items():
             outcome = rule(
                 p.expand(1, 3, 2), q.expand(1, 2, 2), torch.tensor([x]), torch.tensor([2])
             )
@@ -276,12 +276,12 @@ def dying(model: Model) -> Model:
     return distribution
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["lm", "lm-is-target", "uniform", "stops-after-a-doubtful-guess"])
 def test_texts_that_get_to_invalid_logits_end_there_and_no_others(kind, rule, monkeypatch):
     """Guesses behind such a place are not judged: which are follows from the text up to there."""
     p = dying(target())
-    case = Case(lambda: Table(p, V), drafters(V)[kind], RULES[rule], 3, steps=1)
+    case = Case(lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], 3, steps=1)
     assert bias(case, p, monkeypatch) < 1e-12
     texts = {text for (text,) in distribution_of(case, monkeypatch)}
     assert any(len(text) == 2 and text[0] == text[1] for text in texts)
@@ -290,8 +290,8 @@ def test_texts_that_get_to_invalid_logits_end_there_and_no_others(kind, rule, mo
 def test_a_draft_token_that_leads_to_invalid_logits_must_be_judged(monkeypatch):
     """Negative control: to leave it out, as if the draft had stopped before it, shifts the
     distribution."""
-    leading = step_module._leading
-    monkeypatch.setattr(step_module, "_leading", lambda valid: (leading(valid) - 1).clamp(min=0))
+    leading = step_module._count_leading_valid
+    monkeypatch.setattr(step_module, "_count_leading_valid", lambda valid: (leading(valid) - 1).clamp(min=0))
     p = dying(target())
-    case = Case(lambda: Table(p, V), drafters(V)["lm"], RULES["speculative"], 3, steps=1)
+    case = Case(lambda: Table(p, V), drafters(V)["lm"], EXACT_RULES["speculative"], 3, steps=1)
     assert bias(case, p, monkeypatch) > 1e-3

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from exact.worlds import Case, Table, bias
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import FixedGamma
 from foretoken.drafters.base import Draft
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -23,11 +23,11 @@ from foretoken.models.vocabularies import translated
 from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
 from foretoken.models.vocabularies.translation import Translation, find_continuations
 from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import choose
-from foretoken.sampling.verify import RULES, block
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import make_verifier
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block
 from oracle import random_model
 from running import running
 
@@ -130,10 +130,10 @@ def test_the_words_that_both_have():
     assert dict(zip(DICTIONARY.target_ids, DICTIONARY.draft_ids, strict=True)) == SHARED
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_a_draft_of_another_vocabulary(kind, rule, monkeypatch):
-    assert bias(case(DRAFTERS[kind], RULES[rule]), P, monkeypatch) < 1e-12
+    assert bias(case(DRAFTERS[kind], EXACT_RULES[rule]), P, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["shared", "written"])
@@ -148,20 +148,20 @@ def test_at_other_settings(kind, params, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["shared", "written"])
 def test_behind_a_longer_prompt(kind, monkeypatch):
-    rows = (Request([2, 1, 1, 0, 2, 0], 4, RowKey(0, 0)),)
+    rows = (Request([2, 1, 1, 0, 2, 0], 4, SequenceKey(0, 0)),)
     assert bias(case(DRAFTERS[kind], rows=rows), P, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("by_text", [False, True])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_ends_of_a_text_are_the_same_token(rule, by_text, monkeypatch):
     both = VocabularyMap(Vocabulary({0: b"b", 1: b"a"}, eos_id=2), Vocabulary({0: b"a", 1: b"b", 2: b"c"}, eos_id=3))
 
     def drafter() -> LMDrafter:
         return LMDrafter(TranslatedModel(draft(), both, V, TextDrafting(by_text, by_text)))
 
-    rows = (Request([0], 100, RowKey(0, 0), eos=frozenset({2})),)
-    assert bias(case(drafter, RULES[rule], rows=rows), P, monkeypatch) < 1e-12
+    rows = (Request([0], 100, SequenceKey(0, 0), eos=frozenset({2})),)
+    assert bias(case(drafter, EXACT_RULES[rule], rows=rows), P, monkeypatch) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["shared", "written"])
@@ -174,20 +174,20 @@ def test_its_draft_tokens_are_judged(kind, monkeypatch):
         return find_continuations(text, before)
 
     monkeypatch.setattr(translated, "ways_on", spied)
-    rows = [Row.of(Request([1, 0], 12, RowKey(0, b))) for b in range(8)]
-    for _ in running(Batch(Table(P, V), DRAFTERS[kind]()), rows, choose(block), Fixed(GAMMA)):
+    rows = [SequenceState.from_request(Request([1, 0], 12, SequenceKey(0, b))) for b in range(8)]
+    for _ in running(Batch(Table(P, V), DRAFTERS[kind]()), rows, make_verifier(block), FixedGamma(GAMMA)):
         pass
     assert sum(step.accepted for row in rows for step in row.records) > 0
     assert distributions
 
 
 @pytest.mark.parametrize("distribution", [unnormalized, untranslated])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_a_q_of_other_words_is_seen(rule, distribution, monkeypatch):
-    assert bias(case(lambda: Lies(distribution), RULES[rule]), P, monkeypatch) > VISIBLE
+    assert bias(case(lambda: Lies(distribution), EXACT_RULES[rule]), P, monkeypatch) > VISIBLE
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 def test_a_text_that_is_said_to_be_drawn_is_seen(rule, monkeypatch):
-    drafter = case(lambda: ClaimsDistribution(written()), RULES[rule])
+    drafter = case(lambda: ClaimsDistribution(written()), EXACT_RULES[rule])
     assert bias(drafter, P, monkeypatch) > VISIBLE

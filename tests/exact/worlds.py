@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from foretoken.controls.chain import Matcher, chain
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import FixedGamma
 from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
-from foretoken.inputs import check
+from foretoken.inputs import resolve_verifier
 from foretoken.models.base import Model
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.distributions import SamplingParams, sample
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import Purpose, RowKey
-from foretoken.sampling.verify import Outcome, Rule
+from foretoken.sampling.keys import Purpose, SequenceKey
+from foretoken.sampling.acceptance_rules import Outcome, Rule
 from oracle import Model as Distribution
 from oracle import Text, extend, joint, standardize, tv
 from running import running
@@ -73,15 +73,15 @@ class WorldDraw(Draw):
         self._note(ids, i)
         return ids
 
-    def within(self) -> list[RowKey]:
+    def derive_keys(self) -> list[SequenceKey]:
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
-        return [RowKey(key.seed, hash((key.row, *name))) for key, *name in names]
+        return [SequenceKey(key.seed, hash((key.number, *name))) for key, *name in names]
 
-    def accepted(self, outcome: Outcome) -> Tensor:
+    def draw_accepted(self, outcome: Outcome) -> Tensor:
         # the most draft tokens are kept for the least u
         return outcome.n(1 - self.middles(outcome.n_distribution, 0, Purpose.ACCEPT))
 
-    def next_token(self, distribution: Tensor) -> Tensor:
+    def draw_next_token(self, distribution: Tensor) -> Tensor:
         return sample(distribution, self.middles(distribution, 0, Purpose.NEXT))
 
     def middles(self, distributions: Tensor, i: int, purpose: Purpose) -> Tensor:
@@ -90,7 +90,7 @@ class WorldDraw(Draw):
         middles = []
         names = zip(self.keys, self.lengths, self.offsets, distributions.tolist(), strict=True)
         for key, length, first, distribution in names:
-            k = self.wave[key.seed].take((key.row, length, first + i, purpose), distribution)
+            k = self.wave[key.seed].take((key.number, length, first + i, purpose), distribution)
             middles.append((sum(distribution[:k]) + distribution[k] / 2) / sum(distribution))
         return torch.tensor(middles, dtype=torch.float64)
 
@@ -120,7 +120,7 @@ class Case:
     rule: Rule | str
     gamma: int
     params: SamplingParams | None = SamplingParams(temperature=1.0)
-    rows: tuple[Request, ...] = (Request([0], 100, RowKey(0, 0)),)
+    rows: tuple[Request, ...] = (Request([0], 100, SequenceKey(0, 0)),)
     steps: int = 2
     draw: type[Draw] = WorldDraw  # with a `wave`
     together: bool = True
@@ -145,12 +145,12 @@ def distribution_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
 
 
 def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
-    verifier = check(case.gamma, case.rule, case.lenience)
+    verifier = resolve_verifier(case.gamma, case.rule, case.lenience)
     draw = type("ThisWave", (case.draw,), {"wave": wave})
     monkeypatch.setattr(type(verifier), "draws", draw)
     target = case.target()
     rows = [
-        Row.of(replace(request, key=RowKey(w, b), params=case.params or request.params))
+        SequenceState.from_request(replace(request, key=SequenceKey(w, b), params=case.params or request.params))
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]
@@ -158,7 +158,7 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
         controls = chain(row.request, target.vocab_size, matcher=case.matcher())
         row.controls = case.controls(controls)
     run = running(
-        Batch(target, case.drafter()), rows, verifier, Fixed(case.gamma), behind=case.behind
+        Batch(target, case.drafter()), rows, verifier, FixedGamma(case.gamma), behind=case.behind
     )
     for _ in range(1 + case.steps):  # the first yield is the prefill's
         next(run, None)

@@ -116,7 +116,7 @@ class Callers(RuleBasedStateMachine):
             and len(completion.tokens) <= sampling.params.max_new_tokens
         )
         assert stats.accepted <= stats.drafted
-        assert sum((step.kept for step in completion.steps), ()) == tuple(completion.tokens)
+        assert sum((step.new_tokens for step in completion.steps), ()) == tuple(completion.tokens)
         assert stats.cached_tokens == 0 or self.kept
         self.seen.update([completion.finish_reason])
         self.seen["accepted"] += stats.accepted
@@ -144,8 +144,8 @@ class Callers(RuleBasedStateMachine):
     @rule()
     def read_anew(self) -> None:
         """All rows lose their places in the models, as when costs are measured."""
-        with self.spec.core.idle():
-            assert not self.spec.core.batch.rows
+        with self.spec.core.release_models():
+            assert not self.spec.core.batch.seqs
 
     @precondition(lambda self: self.spec.core.scheduler.running)
     @rule()
@@ -153,7 +153,7 @@ class Callers(RuleBasedStateMachine):
         """A row waits again, as where memory runs short."""
         running = len(self.spec.core.scheduler.running)
         self.spec.core.preempt()
-        assert len(self.spec.core.batch.rows) == running - 1
+        assert len(self.spec.core.batch.seqs) == running - 1
 
     @rule(data=st.data())
     def generate_beside(self, data: st.DataObject) -> None:
@@ -162,7 +162,7 @@ class Callers(RuleBasedStateMachine):
             [list(sampling.prompt)], [sampling.params], [(sampling.seed, 1)]
         )
         verifier = moving.check(sampling.gamma, self.how, 1.0)
-        (completion,) = self.spec.completions(self.spec.inputs.rows(made), verifier, sampling.gamma)
+        (completion,) = self.spec.generate_completions(self.spec.inputs.make_sequences(made), verifier, sampling.gamma)
         self.alone.require(sampling, completion.tokens, completion)
 
     @precondition(lambda self: self.pieces is None)
@@ -274,7 +274,7 @@ def test_what_a_rejected_draft_token_left_ends_no_text_beside_a_longer_one() -> 
             id = engine.add([122, 279, 67, 190], params, gamma=4, seed=(0, 1))
             events = (event for _ in range(40) for event in engine.step())
             done = next(e.completion for e in events if e.id == id and e.completion is not None)
-        assert done.error is None and any(317 in step.guesses for step in done.steps)
+        assert done.error is None and any(317 in step.draft_tokens for step in done.steps)
         texts.append(done.tokens)
     assert texts[0] == texts[1]
 

@@ -17,7 +17,7 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from oracle import random_model
 from table import TableModel
 
@@ -59,7 +59,7 @@ def same(one: Draft, other: Draft) -> bool:
 
 
 def draw(lengths: list[int], temperature: float) -> Draw:
-    keys = [RowKey(0, b) for b in range(len(lengths))]
+    keys = [SequenceKey(0, b) for b in range(len(lengths))]
     return Draw(keys, lengths, [SamplingParams(temperature)] * len(keys))
 
 

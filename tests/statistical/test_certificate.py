@@ -31,7 +31,7 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import Purpose
-from foretoken.sampling.verify import Outcome, block, speculative
+from foretoken.sampling.acceptance_rules import Outcome, block, speculative
 from foretoken.speculator import Speculator
 from oracle import random_model
 from pairdrafts import eagle_file, pairs_drafter
@@ -223,7 +223,7 @@ def test_noise_that_is_used_twice_is_found(drafter, changes, monkeypatch):
     def again(self: Draw, distribution: Tensor) -> Tensor:
         return self._drawn(distribution, 0, Purpose.DRAFT)
 
-    monkeypatch.setattr(Draw, "next_token", again)
+    monkeypatch.setattr(Draw, "draw_next_token", again)
     certificate = issue(drafter(), **changes)
     assert min(test.p_value for test in certificate.failed) < 1e-8
 

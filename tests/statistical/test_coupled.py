@@ -11,7 +11,7 @@ from scipy import stats
 
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw, SharedDraw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.theory import beta, match_probability
 
 N, ALPHA = 20_000, 1e-6
@@ -21,11 +21,11 @@ Q = torch.tensor([0.1, 0.3, 0.1, 0.3, 0.2], dtype=torch.float64)
 
 def draws(kind: type[Draw]) -> tuple[list[int], list[int]]:
     """Guess and token of N rows, at different positions."""
-    keys = [RowKey(11, b) for b in range(N)]
+    keys = [SequenceKey(11, b) for b in range(N)]
     draw = kind(keys, [b % 7 for b in range(N)], SamplingParams(temperature=1.0))
     draft_tokens = draw(Q.expand(N, -1), 0)
-    own = draw.winners(P.expand(N, 1, -1))[:, 0] if isinstance(draw, SharedDraw) else None
-    tokens = draw.next_token(P.expand(N, -1)) if own is None else own
+    own = draw.find_winners(P.expand(N, 1, -1))[:, 0] if isinstance(draw, SharedDraw) else None
+    tokens = draw.draw_next_token(P.expand(N, -1)) if own is None else own
     return draft_tokens.tolist(), tokens.tolist()
 
 

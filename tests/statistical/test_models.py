@@ -21,7 +21,7 @@ from faulty import Liar
 from foretoken import SamplingParams, Speculator, load
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.small_copy import randomize_weights
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from tiny_families import FAMILIES
 
 ALPHA = 1e-6
@@ -91,7 +91,7 @@ def sampled(
     """Texts of n rows, `BATCH` of them at a time."""
     how = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foretoken.speculator.MAX_ROWS", BATCH)
+        patch.setattr("foretoken.speculator.MAX_BATCH_SIZE", BATCH)
         pair = load(network(name), DRAFTS[kind](network(name)), runtime=runtime)
         texts = pair.generate(
             [PROMPT] * n, max_new_tokens=LENGTH, gamma=gamma, rule=rule, seed=gamma, **how
@@ -137,7 +137,7 @@ def test_passes_of_fixed_shapes_keep_the_distribution(kind: str, params: Samplin
 
 @pytest.mark.prove
 @pytest.mark.parametrize("params", [PLAIN, CUT], ids=["plain", "cut"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES)
 @pytest.mark.parametrize("kind", ["model", "uniform"])
 @pytest.mark.parametrize("name", ["Llama", "T5"])
 def test_every_case(name: str, kind: str, rule: str, params: SamplingParams) -> None:
@@ -171,11 +171,11 @@ def test_a_text_does_not_depend_on_its_batch_others(name: str) -> None:
     pair: Speculator = pairs.speculator(model, pairs.relative(model))
     prompts = [*pairs.PROMPTS, pairs.PROMPTS[0]]
     seeds = [(7, 0), (8, 1), (9, 5), (7, 2)]
-    for rule in RULES:
+    for rule in EXACT_RULES:
         how = {"temperature": 1.0, "top_p": 0.95, "gamma": 3, "max_new_tokens": 12, "rule": rule}
         together = pair.generate(prompts, seed=seeds, **how)
         assert together[0].tokens != together[3].tokens  # one prompt, two keys
         for prompt, seed, row in zip(prompts, seeds, together, strict=True):
             (alone,) = pair.generate(prompt, seed=[seed], **how)
             assert alone.tokens == row.tokens
-            assert [r.guesses for r in alone.steps] == [r.guesses for r in row.steps]
+            assert [r.draft_tokens for r in alone.steps] == [r.draft_tokens for r in row.steps]

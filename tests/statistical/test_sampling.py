@@ -13,15 +13,15 @@ from collections import Counter
 import pytest
 from scipy import stats
 
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import FixedGamma
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import Batch
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import Coupled, Sampled, Verifier
-from foretoken.sampling.verify import RULES, Outcome, speculative
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import CoupledVerifier, SampledVerifier, Verifier
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, speculative
 from oracle import joint, random_model
 from running import running
 from table import TableModel
@@ -30,7 +30,7 @@ V, LENGTH, N, BATCH = 3, 3, 6000, 2000
 ALPHA = 1e-6
 P, Q = random_model(21, V), random_model(22, V)
 TARGET_DISTRIBUTION = joint(lambda text: P((0, *text)), LENGTH)
-VERIFIERS = {name: Sampled(rule) for name, rule in RULES.items()} | {"coupled": Coupled()}
+VERIFIERS = {name: SampledVerifier(rule) for name, rule in EXACT_RULES.items()} | {"coupled": CoupledVerifier()}
 DRAFTERS = {
     "lm": lambda: LMDrafter(TableModel(Q, V), V),
     "lookup": lambda: LookupDrafter(),
@@ -43,9 +43,9 @@ def continuations(drafter, verifier: Verifier, gamma: int) -> Counter[tuple[int,
     params = SamplingParams(temperature=1.0)
     texts: Counter[tuple[int, ...]] = Counter()
     for batch in range(N // BATCH):
-        keys = [RowKey(batch, b) for b in range(BATCH)]
-        rows = [Row.of(Request([0], LENGTH, key, params=params)) for key in keys]
-        for _ in running(engine, rows, verifier, Fixed(gamma)):
+        keys = [SequenceKey(batch, b) for b in range(BATCH)]
+        rows = [SequenceState.from_request(Request([0], LENGTH, key, params=params)) for key in keys]
+        for _ in running(engine, rows, verifier, FixedGamma(gamma)):
             pass
         texts.update(tuple(row.new_tokens) for row in rows)
     return texts
@@ -92,16 +92,16 @@ def biased(p, q, x, lengths):
 
 def test_a_planted_bias_is_seen():
     """The residual skipped; by chance it would be missed once in 1e20 times."""
-    assert p_value(continuations(DRAFTERS["lm"], Sampled(biased), 2)) < 1e-20
+    assert p_value(continuations(DRAFTERS["lm"], SampledVerifier(biased), 2)) < 1e-20
 
 
 def test_rows_of_different_keys_are_independent():
     """Texts of neighbouring rows form a product distribution; fails by chance for one seed in a
     million."""
     engine = Batch(TableModel(P, V), DRAFTERS["lm"]())
-    params, keys = SamplingParams(temperature=1.0), [RowKey(99, b) for b in range(2 * BATCH)]
-    rows = [Row.of(Request([0], LENGTH, key, params=params)) for key in keys]
-    for _ in running(engine, rows, Sampled(speculative), Fixed(2)):
+    params, keys = SamplingParams(temperature=1.0), [SequenceKey(99, b) for b in range(2 * BATCH)]
+    rows = [SequenceState.from_request(Request([0], LENGTH, key, params=params)) for key in keys]
+    for _ in running(engine, rows, SampledVerifier(speculative), FixedGamma(2)):
         pass
     table = [[0] * V for _ in range(V)]
     for a, b in zip(rows[::2], rows[1::2], strict=True):

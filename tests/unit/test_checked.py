@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from foretoken import checked
-from foretoken.errors import InputError, shown
+from foretoken import argument_checks
+from foretoken.errors import InputError, format_value
 
 
 def test_a_distribution_comes_back_in_float64():
-    distribution = checked.distribution("p", np.array([0.25, 0.75], dtype=np.float32))
+    distribution = argument_checks.check_distribution("p", np.array([0.25, 0.75], dtype=np.float32))
     assert distribution.dtype == np.float64 and distribution.tolist() == [0.25, 0.75]
-    assert [distribution.tolist() for distribution in checked.distributions([1], [1.00005])] == [
+    assert [distribution.tolist() for distribution in argument_checks.check_distributions([1], [1.00005])] == [
         [1.0],
         [1.00005],
     ]
@@ -35,34 +35,34 @@ def test_a_distribution_comes_back_in_float64():
 )
 def test_what_is_not_a_distribution(values, says):
     with pytest.raises(InputError, match=f"^{says}"):
-        checked.distribution("p", values)
+        argument_checks.check_distribution("p", values)
 
 
 def test_distributions_over_different_tokens():
     with pytest.raises(InputError, match="p has 1 tokens and q 2"):
-        checked.distributions([1.0], [0.5, 0.5])
+        argument_checks.check_distributions([1.0], [0.5, 0.5])
 
 
 @pytest.mark.parametrize(
-    "value", [-0.1, 1.1, math.nan, "half", True, -(10**5000)], ids=lambda value: shown(value)
+    "value", [-0.1, 1.1, math.nan, "half", True, -(10**5000)], ids=lambda value: format_value(value)
 )
 def test_numbers_outside_their_range(value):
     with pytest.raises(InputError, match="^alpha is .*"):
-        checked.probability("alpha", value)
+        argument_checks.check_probability("alpha", value)
     with pytest.raises(InputError, match="^lenience is .*"):
-        checked.lenience(value)
+        argument_checks.check_lenience(value)
     if value != 1.1:
         with pytest.raises(InputError, match="^c is .*"):
-            checked.cost("c", value)
+            argument_checks.check_cost("c", value)
     with pytest.raises(InputError, match="^gamma is .*"):
-        checked.count("gamma", value)
+        argument_checks.check_count("gamma", value)
 
 
 def test_counts():
-    assert checked.count("gamma", 3.0) == 3 and type(checked.count("gamma", np.int8(3))) is int
-    assert checked.count("tokens", 1_000_000, least=1) == 1_000_000
+    assert argument_checks.check_count("gamma", 3.0) == 3 and type(argument_checks.check_count("gamma", np.int8(3))) is int
+    assert argument_checks.check_count("tokens", 1_000_000, minimum=1) == 1_000_000
     with pytest.raises(InputError, match="^tokens is 0"):
-        checked.count("tokens", 0, least=1)
+        argument_checks.check_count("tokens", 0, minimum=1)
     for value in (1_000_001, math.inf):
         with pytest.raises(InputError, match="^tokens is .*"):
-            checked.count("tokens", value)
+            argument_checks.check_count("tokens", value)

@@ -20,9 +20,9 @@ from foretoken.errors import (
     NumericsError,
     RefusedError,
     base_name,
-    mismatch,
-    one_line,
-    shown,
+    describe_mismatch,
+    to_one_line,
+    format_value,
 )
 
 
@@ -33,14 +33,14 @@ def test_the_tree():
 
 
 def test_values_are_shown_in_one_short_line():
-    assert shown(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
-    assert len(shown("x" * 500)) == 60 and shown("x" * 500).endswith("...")
-    assert shown(10**5000) == "a int too large to show"
+    assert format_value(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
+    assert len(format_value("x" * 500)) == 60 and format_value("x" * 500).endswith("...")
+    assert format_value(10**5000) == "a int too large to show"
 
 
 def test_a_librarys_message_is_one_short_line():
-    assert one_line(ValueError("a\n  b")) == "a b" and len(one_line(ValueError("x" * 500))) == 200
-    assert one_line(KeyError()) == "KeyError"
+    assert to_one_line(ValueError("a\n  b")) == "a b" and len(to_one_line(ValueError("x" * 500))) == 200
+    assert to_one_line(KeyError()) == "KeyError"
 
 
 class Shape(BaseModel):
@@ -81,7 +81,7 @@ class Shape(BaseModel):
 def test_what_is_wrong_with_a_value_is_said_in_our_words(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Shape.model_validate(values)
-    assert mismatch(dict(caught.value.errors()[0])) == said
+    assert describe_mismatch(dict(caught.value.errors()[0])) == said
 
 
 def test_a_look_up_in_front_of_a_folder_shows_no_folder(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken.errors import InputError
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.inputs import InputProcessor
 from foretoken.sampling.params import SamplingParams
 from oracle import random_model
@@ -13,10 +13,10 @@ from table import TableModel
 from tiny import byte_level
 
 V = 320
-ENDS = Ends(eos=frozenset({5}), forced_bos=6, forced_eos=7)
+ENDS = EndTokens(eos=frozenset({5}), forced_bos=6, forced_eos=7)
 
 
-def intake(tokenizer=None, ends: Ends = ENDS, **controls) -> InputProcessor:
+def intake(tokenizer=None, ends: EndTokens = ENDS, **controls) -> InputProcessor:
     return InputProcessor(TableModel(random_model(1, V), V, context=20), tokenizer, ends, controls)
 
 
@@ -52,9 +52,9 @@ def test_a_special_token_as_a_stop_string_may_stand_within_the_least_new_tokens(
     """It is written and ends nothing there, as any stop string, and unlike the model's own end."""
     special = byte_level().all_special_tokens[0]
     sampling = SamplingParams(stop_strings=special, min_new_tokens=2)
-    for ends, least in ((Ends(), [0, 5, 0]), (Ends(frozenset({0})), [0])):
+    for ends, least in ((EndTokens(), [0, 5, 0]), (EndTokens(frozenset({0})), [0])):
         reader = InputProcessor(TableModel(lambda _: [1.0], V), byte_level(), ends, {})
-        (row,) = reader.rows(reader.requests(["It"], sampling, 0))
+        (row,) = reader.make_sequences(reader.requests(["It"], sampling, 0))
         assert row.commit([0, 5, 0, 7]) == least and row.stop_reason == 0
         names = [] if row.controls is None else [name for name, _ in row.controls.controls]
         assert names == (["min_new_tokens"] if ends.eos else [])

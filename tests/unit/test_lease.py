@@ -10,9 +10,9 @@ from threading import Event, Thread
 import pytest
 
 from foretoken.certificate.greedy_identity import measure_shape_noise, replay
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import FixedGamma
 from foretoken.costing.pair_costs import PROBE_KEY
-from foretoken.costing.probe import TOKENS
+from foretoken.costing.probe import PROBE_TOKENS
 from foretoken.drafters.base import Draft, held, pack
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -20,12 +20,12 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, RefusedError
-from foretoken.lease import tenancy_of
+from foretoken.lease import find_lease_record
 from foretoken.measurement.agreement import compute_overlaps
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import Greedy
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import GreedyVerifier
 from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
@@ -46,7 +46,7 @@ def three() -> tuple[Speculator, Speculator]:
 
 def nobody_has(*specs: Speculator) -> bool:
     parts = [part for spec in specs for part in (*held(spec.target), *held(spec.drafter))]
-    return all(tenancy_of(part) is None for part in parts)
+    return all(find_lease_record(part) is None for part in parts)
 
 
 def text(spec: Speculator, tokens: int = 12) -> list[int]:
@@ -70,7 +70,7 @@ def test_a_copy_of_a_part_in_use_is_free() -> None:
     pieces = mid.stream([0, 1], max_new_tokens=8, gamma=2)
     next(pieces)
     copied = copy.copy(mid.target)
-    assert tenancy_of(mid.target) is not None and tenancy_of(copied) is None
+    assert find_lease_record(mid.target) is not None and find_lease_record(copied) is None
     pieces.close()
 
 
@@ -182,15 +182,15 @@ def test_a_ctrl_c_anywhere_leaves_both_usable(
 
 def run(spec: Speculator) -> None:
     """As `generate` does, which would take the Ctrl-C for the end of its texts."""
-    rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
-    for _ in running(Batch(spec.target, spec.drafter), rows, Greedy(), Fixed(3)):
+    rows = [SequenceState.from_request(Request([0, 1], limit, SequenceKey(0, 0))) for limit in (1, 3)]
+    for _ in running(Batch(spec.target, spec.drafter), rows, GreedyVerifier(), FixedGamma(3)):
         pass
 
 
 def run_queued(spec: Speculator) -> None:
     """Through the queue that `generate` and `stream` share."""
-    rows = [Row.of(Request([0, 1], limit, RowKey(0, 0))) for limit in (1, 3)]
-    for _ in spec.core.run(rows, Greedy(), Fixed(3)):
+    rows = [SequenceState.from_request(Request([0, 1], limit, SequenceKey(0, 0))) for limit in (1, 3)]
+    for _ in spec.core.run(rows, GreedyVerifier(), FixedGamma(3)):
         pass
 
 
@@ -213,7 +213,7 @@ def test_the_probe_has_a_key_that_no_row_has(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="seed"):
         mid.generate([[0]], seed=PROBE_KEY.seed)
     asked: list[Request] = []
-    original = Row.of
-    monkeypatch.setattr(Row, "of", lambda request: asked.append(request) or original(request))
-    mid.costing.step_costs(SamplingParams(1.0))
-    assert {request.key for request in asked if request.limit > TOKENS // 2} == {PROBE_KEY}
+    original = SequenceState.from_request
+    monkeypatch.setattr(SequenceState, "from_request", lambda request: asked.append(request) or original(request))
+    mid.costing.get_step_costs(SamplingParams(1.0))
+    assert {request.key for request in asked if request.limit > PROBE_TOKENS // 2} == {PROBE_KEY}

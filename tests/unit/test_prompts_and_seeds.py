@@ -10,7 +10,7 @@ from transformers import BatchEncoding
 from foretoken import inputs
 from foretoken.errors import InputError
 from foretoken.sampling import speculation, verifier
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from tiny import byte_level
 
 ONE, TWO = [5, 6, 7], [[5, 6, 7], [8, 9, 1]]
@@ -40,7 +40,7 @@ ONE, TWO = [5, 6, 7], [[5, 6, 7], [8, 9, 1]]
     ],
 )
 def test_one_prompt(prompts):
-    (ids,) = inputs.as_list(prompts)
+    (ids,) = inputs.to_prompt_list(prompts)
     assert ids == ONE and all(type(token) is int for token in ids)
 
 
@@ -56,7 +56,7 @@ def test_one_prompt(prompts):
     ],
 )
 def test_two_prompts(prompts):
-    assert inputs.as_list(prompts) == TWO
+    assert inputs.to_prompt_list(prompts) == TWO
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -66,15 +66,15 @@ def test_what_a_tokenizer_returns_is_read_without_its_padding(side, kind):
     tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token or "a", side
     texts = ["It was", "It was the first day", "a"]
     ragged = [tokenizer(text).input_ids for text in texts]
-    assert inputs.as_list(tokenizer(texts, padding=True, return_tensors=kind)) == ragged
-    assert inputs.as_list(tokenizer(texts)) == ragged
-    assert inputs.as_list(tokenizer(texts[0])) == ragged[:1]
+    assert inputs.to_prompt_list(tokenizer(texts, padding=True, return_tensors=kind)) == ragged
+    assert inputs.to_prompt_list(tokenizer(texts)) == ragged
+    assert inputs.to_prompt_list(tokenizer(texts[0])) == ragged[:1]
 
 
 def test_texts_stay_texts():
-    assert inputs.as_list(np.array(["a", "b"])) == ["a", "b"]
-    assert inputs.as_list(["a", torch.tensor(ONE)]) == ["a", ONE]
-    assert inputs.as_list(torch.zeros(0, 4, dtype=torch.long)) == []
+    assert inputs.to_prompt_list(np.array(["a", "b"])) == ["a", "b"]
+    assert inputs.to_prompt_list(["a", torch.tensor(ONE)]) == ["a", ONE]
+    assert inputs.to_prompt_list(torch.zeros(0, 4, dtype=torch.long)) == []
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_texts_stay_texts():
 )
 def test_what_is_no_prompt(prompts, says):
     with pytest.raises(InputError, match=says):
-        inputs.as_list(prompts)
+        inputs.to_prompt_list(prompts)
 
 
 def test_seeds_of_numpy():
-    keys = inputs.keys_of(np.int64(3), [1, 1])
-    assert keys == [RowKey(3, 0), RowKey(3, 1)] and type(keys[0].seed) is int
-    assert inputs.keys_of([np.uint8(4), (np.int32(5), 6)], [1, 1]) == [RowKey(4, 0), RowKey(5, 6)]
+    keys = inputs.make_keys(np.int64(3), [1, 1])
+    assert keys == [SequenceKey(3, 0), SequenceKey(3, 1)] and type(keys[0].seed) is int
+    assert inputs.make_keys([np.uint8(4), (np.int32(5), 6)], [1, 1]) == [SequenceKey(4, 0), SequenceKey(5, 6)]
 
 
 def test_every_name_has_its_rule():
-    assert set(speculation.RULES) == {*verifier.NAMED, speculation.COUPLED}
+    assert set(speculation.RULE_NAMES) == {*verifier.RULES_BY_NAME, speculation.COUPLED_RULE}

@@ -11,13 +11,13 @@ import pytest
 
 from foretoken.errors import ControlError
 from foretoken.records import StepRecord
-from foretoken.request import Completion, Request, Row, stats, uninterrupted
-from foretoken.sampling.keys import RowKey
+from foretoken.request import Completion, Request, SequenceState, compute_stats, require_uninterrupted
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 
 
-def row(limit: int = 5, eos: tuple[int, ...] = (9,)) -> Row:
-    return Row.of(Request([1, 2], limit, RowKey(0, 0), frozenset(eos)))
+def row(limit: int = 5, eos: tuple[int, ...] = (9,)) -> SequenceState:
+    return SequenceState.from_request(Request([1, 2], limit, SequenceKey(0, 0), frozenset(eos)))
 
 
 def record(**changes) -> StepRecord:
@@ -38,7 +38,7 @@ def record(**changes) -> StepRecord:
 
 def test_a_fresh_row():
     fresh = row()
-    assert (fresh.tokens, fresh.new_tokens, fresh.room) == ([1, 2], [], 5)
+    assert (fresh.tokens, fresh.new_tokens, fresh.num_remaining) == ([1, 2], [], 5)
     fresh.commit([3])
     assert fresh.request.prompt == [1, 2]  # not the same list
 
@@ -50,7 +50,7 @@ def test_commit_ends_at_the_first_end_of_sequence():
 
 
 def test_an_end_of_sequence_in_the_prompt_is_none():
-    r = Row.of(Request([9], 5, RowKey(0, 0), frozenset({9})))
+    r = SequenceState.from_request(Request([9], 5, SequenceKey(0, 0), frozenset({9})))
     assert r.commit([3]) == [3]
     assert r.finish_reason is None
 
@@ -60,7 +60,7 @@ def test_stats_sum_up_the_records():
     r.commit([3, 5])
     r.commit([6])
     r.records = [record(), record(guesses=(), kept=(6,), accepted=0, overlaps=(), draft_calls=0)]
-    s = stats(r, "table", "none")
+    s = compute_stats(r, "table", "none")
     assert (s.target_calls, s.draft_calls, s.drafted, s.accepted) == (2, 2, 2, 1)
     # of the distributions, where accepted / drafted is 1 / 2
     assert s.alpha == pytest.approx(0.375)
@@ -74,13 +74,13 @@ def test_a_completion_is_shown_in_a_line():
     for _ in range(200):
         fresh.records.append(record())
         fresh.commit([3, 5])
-    stats_of = stats(fresh, "table", "table")
+    stats_of = compute_stats(fresh, "table", "table")
     long = Completion("It was, " * 300, fresh.new_tokens, "length", (0, 0), stats_of, fresh.records)
     assert repr(long) == (
         "Completion(text='It was, It was, It was, It was, It was, It was, It was, ..., 400 tokens, "
         "finish_reason='length', alpha=0.38, tokens_per_call=2.00)"
     )
-    stats_of = stats(row(), "table", "table")
+    stats_of = compute_stats(row(), "table", "table")
     bare = Completion(None, [3, 5], "stop", (0, 0), stats_of, [])
     assert repr(bare) == "Completion(tokens=[3, 5], 2 tokens, finish_reason='stop')"
     assert repr([bare]) == f"[{bare!r}]"
@@ -104,30 +104,30 @@ class Third:
 def test_the_reason_of_a_stop_is_the_id() -> None:
     r = row()
     assert r.commit([3, 9]) == [3, 9]
-    assert (r.finish_reason, r.stop_reason, r.visible) == ("stop", 9, [3])
+    assert (r.finish_reason, r.stop_reason, r.visible_tokens) == ("stop", 9, [3])
 
 
 def test_an_id_is_shown_where_it_is_to_be_included() -> None:
     r = row()
     params = SamplingParams(include_stop_string=True, stop_token_ids=(9,))
-    r.request, r.endings = replace(r.request, params=params), [Third()]
+    r.request, r.stop_conditions = replace(r.request, params=params), [Third()]
     r.commit([3, 9])
-    assert r.visible == [3, 9] and r.endings[0].read_so_far == [3, 9]
+    assert r.visible_tokens == [3, 9] and r.stop_conditions[0].read_so_far == [3, 9]
 
 
 def test_what_else_ends_a_text_is_asked_token_by_token() -> None:
     r = row(limit=9)
-    r.endings = [Third()]
+    r.stop_conditions = [Third()]
     assert r.commit([1, 2]) == [1, 2] and r.finish_reason is None
     assert r.commit([3, 4]) == [3]
-    assert (r.finish_reason, r.stop_reason, r.visible) == ("stop", "third", [1, 2, 3])
-    assert r.endings[0].closed == 1
+    assert (r.finish_reason, r.stop_reason, r.visible_tokens) == ("stop", "third", [1, 2, 3])
+    assert r.stop_conditions[0].closed == 1
     assert r.commit([5]) == []  # nothing follows
 
 
 def test_what_could_not_be_read_before_may_end_it_at_the_limit() -> None:
     r = row(limit=2)
-    r.endings = [Third(late=True)]
+    r.stop_conditions = [Third(late=True)]
     r.commit([1, 2])
     assert (r.finish_reason, r.stop_reason) == ("stop", "late")
 
@@ -138,7 +138,7 @@ def test_an_ending_that_fails_fails_its_row() -> None:
             raise ControlError("stopping Broken raised ValueError: no")
 
     r, late = row(), Third(late=True)
-    r.endings = [Broken(), late]
+    r.stop_conditions = [Broken(), late]
     assert r.commit([1, 2]) == [1]
     assert r.finish_reason == "error" and "Broken" in str(r.error)
     assert late.read_so_far == [1] and late.closed == 1 and r.stop_reason is None
@@ -146,6 +146,6 @@ def test_an_ending_that_fails_fails_its_row() -> None:
 
 def test_interrupted_rows_raise():
     whole: Any = [SimpleNamespace(finish_reason="length"), SimpleNamespace(finish_reason="eos")]
-    assert uninterrupted(whole) is whole and uninterrupted([]) == []
+    assert require_uninterrupted(whole) is whole and require_uninterrupted([]) == []
     with pytest.raises(KeyboardInterrupt):
-        uninterrupted([*whole, SimpleNamespace(finish_reason="interrupted")])
+        require_uninterrupted([*whole, SimpleNamespace(finish_reason="interrupted")])

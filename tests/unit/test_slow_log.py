@@ -39,7 +39,7 @@ def heard() -> Heard:
 
 
 def test_a_wait_is_told_while_it_lasts(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_log, "AFTER", 0.0)
+    monkeypatch.setattr(slow_log, "LOG_AFTER_SECONDS", 0.0)
     with log_if_slow(log, "loading %s", "T"):
         assert heard.one.wait(60)
     assert heard.lines == ["loading T"]
@@ -50,8 +50,8 @@ def test_a_child_repeats_what_its_parents_terminal_shows(
     heard: Heard, monkeypatch: pytest.MonkeyPatch, on_terminal: bool
 ) -> None:
     """A server's engine cannot draw on it; elsewhere one line is enough."""
-    monkeypatch.setattr(slow_log, "AFTER", 1e-9)
-    monkeypatch.setattr(slow_log, "EVERY", 0.01)
+    monkeypatch.setattr(slow_log, "LOG_AFTER_SECONDS", 1e-9)
+    monkeypatch.setattr(slow_log, "REPEAT_LOG_SECONDS", 0.01)
     monkeypatch.setattr(slow_log, "parent_process", lambda: "a server")
     stream = Terminal() if on_terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -66,7 +66,7 @@ def test_a_child_repeats_what_its_parents_terminal_shows(
 
 
 def test_what_is_over_at_once_is_not_told(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_log, "AFTER", 0.2)
+    monkeypatch.setattr(slow_log, "LOG_AFTER_SECONDS", 0.2)
     with pytest.raises(KeyError), log_if_slow(log, "loading"):
         raise KeyError
     assert not heard.one.wait(0.5)
@@ -103,16 +103,16 @@ def test_a_terminal_shows_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "stderr", stream)
     with log_if_slow(log, "loading %s", "[T]"), pytest.raises(KeyError):
         with show_waiting("converting T"):
-            slow_log._SHOWN[0].refresh()
+            slow_log._DISPLAYS[0].refresh()
             print("a message", file=sys.stderr)
             raise KeyError
-    assert not slow_log._SHOWN and sys.stderr is stream
+    assert not slow_log._DISPLAYS and sys.stderr is stream
     written = stream.getvalue()
     assert re.search(r"loading \[T\].*0:00:00", written) and "converting T" in written
     assert "a message\n" in written
     stream.truncate(0)
     with show_waiting("a second one"):
-        slow_log._SHOWN[0].refresh()
+        slow_log._DISPLAYS[0].refresh()
     assert "a second one" in stream.getvalue() and "loading" not in stream.getvalue()
 
 

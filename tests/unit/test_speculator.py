@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.costing import stored
+from foretoken.costing import stored_costs
 from foretoken.costing.costs import Costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import ForetokenError, InputError
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.verify import speculative
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.sampling.acceptance_rules import speculative
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.text.decoding import decode
 from oracle import random_model
 from table import TableModel
@@ -29,16 +29,16 @@ from tiny import byte_level, llama, metaspace, t5
 
 V = 7
 P, Q = random_model(1, V), random_model(2, V)
-FREE = Ends()
+FREE = EndTokens()
 IDS = [[1, 2, 3], [4], [5, 6, 5, 6, 5], [2, 2]]
 
 
-def table(context: int | None = None, ends: Ends = FREE, drafter=None) -> Speculator:
+def table(context: int | None = None, ends: EndTokens = FREE, drafter=None) -> Speculator:
     drafter = LMDrafter(TableModel(Q, V), V) if drafter is None else drafter
     return Speculator(TableModel(P, V, context=context), drafter, ends=ends)
 
 
-def spoken(tokenizer, V: int, ends: Ends = FREE, seed: int = 0) -> Speculator:
+def spoken(tokenizer, V: int, ends: EndTokens = FREE, seed: int = 0) -> Speculator:
     target, draft = (TableModel(random_model(n, V), V, context=96) for n in (seed, seed + 50))
     return Speculator(target, LMDrafter(draft, V), tokenizer, ends)
 
@@ -74,7 +74,7 @@ def test_no_prompts_are_no_completions_and_measure_nothing():
 
 
 def test_a_text_prompt_gets_the_special_tokens_of_the_tokenizer():
-    spec = Speculator(Seq2SeqModel(t5(321)), NoDrafter(), metaspace(), Ends(decoder_start=0))
+    spec = Speculator(Seq2SeqModel(t5(321)), NoDrafter(), metaspace(), EndTokens(decoder_start=0))
     assert spec.inputs.ids("It was") == metaspace()("It was").input_ids
 
 
@@ -106,7 +106,7 @@ def test_a_prompt_that_fills_the_context_is_refused_and_one_less_is_not():
 def test_a_source_may_fill_the_encoder_but_not_more():
     target = TableModel(P, V, encoder_decoder=True)
     target.source_context = 4
-    spec = Speculator(target, NoDrafter(), ends=Ends(decoder_start=0))
+    spec = Speculator(target, NoDrafter(), ends=EndTokens(decoder_start=0))
     assert len(spec.generate([1] * 4, max_new_tokens=3)[0].tokens) == 3
     with pytest.raises(InputError, match="prompt 0 has 5 tokens, the model holds 4"):
         spec.generate([1] * 5)
@@ -262,10 +262,10 @@ def test_costs_are_kept_and_the_next_process_measures_nothing(busy, tmp_path, mo
     """However busy the machine is; and then the text is the same: it follows from frozen costs and
     the row's own past."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: busy)
+    monkeypatch.setattr("foretoken.costing.contention.compute_others_share", lambda spans: busy)
     options = {"temperature": 1.0, "max_new_tokens": 40}
     first = named_pair().generate(IDS, **options)
-    assert [each.others for each in stored.entries()] == [busy, busy]  # of one row, and of four
+    assert [each.others for each in stored_costs.list_entries()] == [busy, busy]  # of one row, and of four
     monkeypatch.setattr("foretoken.costing.pair_costs.probe", None)
     monkeypatch.setattr("foretoken.costing.pair_costs.probe_shared", None)
     again = named_pair().generate(IDS, **options)
@@ -279,7 +279,7 @@ def test_costs_of_models_without_a_name_are_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     table().generate([1, 2])
     named_pair(draft="").generate([1, 2])
-    assert stored.entries() == []
+    assert stored_costs.list_entries() == []
 
 
 @pytest.mark.real_costs
@@ -288,15 +288,15 @@ def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     hour = Costs(((0, 0.0), (16, 3600.0)), ((1, 3600.0), (17, 7200.0)), ((1, 0.0),))
     spec = named_pair()
-    name = stored.key(spec.target, spec.drafter, "greedy", 1)
-    stored.keep(name, stored.Kept(hour, 1.0, 0.0, when=1.0))
+    name = stored_costs.make_key(spec.target, spec.drafter, "greedy", 1)
+    stored_costs.store_costs(name, stored_costs.StoredCosts(hour, 1.0, 0.0, when=1.0))
     for _ in range(2):
-        before = spec.costing.step_costs(SamplingParams())
+        before = spec.costing.get_step_costs(SamplingParams())
         spec.generate([1, 2], max_new_tokens=60, ignore_eos=True)
-        assert spec.costing.step_costs(SamplingParams()) is before  # frozen here
-    assert before == hour and stored.recall(name).off > 2
+        assert spec.costing.get_step_costs(SamplingParams()) is before  # frozen here
+    assert before == hour and stored_costs.load_costs(name).off > 2
     named_pair().generate([1, 2], max_new_tokens=4)
-    assert stored.recall(name).costs.seconds(0) < 60 and stored.recall(name).off is None
+    assert stored_costs.load_costs(name).costs.seconds(0) < 60 and stored_costs.load_costs(name).off is None
 
 
 def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():
@@ -333,13 +333,13 @@ def test_automatic_gamma_fails_no_call_that_is_valid(context):
 def test_automatic_gamma_with_a_short_encoder(source):
     target = TableModel(P, V, encoder_decoder=True)
     target.source_context = source
-    spec = Speculator(target, UniformDrafter(V), ends=Ends(decoder_start=0))
+    spec = Speculator(target, UniformDrafter(V), ends=EndTokens(decoder_start=0))
     assert len(spec.generate([1], max_new_tokens=3)[0].tokens) == 3
 
 
 def test_automatic_gamma_with_a_tokenizer_that_does_not_fit_the_model():
     """Its text is longer than the context, or has ids beyond the vocabulary, as ends may be."""
-    ends = Ends(eos=frozenset({V + 9}))
+    ends = EndTokens(eos=frozenset({V + 9}))
     for context in (6, 64):
         target = TableModel(P, V, context=context)
         spec = Speculator(target, UniformDrafter(V), byte_level(), ends)
@@ -372,7 +372,7 @@ def test_seed_none_is_drawn_and_reported():
 
 
 def test_the_end_of_sequence_is_in_tokens_and_not_in_text():
-    spec = spoken(byte_level(), 320, Ends(eos=frozenset(range(100, 140))))
+    spec = spoken(byte_level(), 320, EndTokens(eos=frozenset(range(100, 140))))
     ended = spec.generate(["It was", "The day", "Where"], temperature=1.0, max_new_tokens=60)
     assert {c.finish_reason for c in ended} == {"stop"}
     for done in ended:
@@ -383,7 +383,7 @@ def test_the_end_of_sequence_is_in_tokens_and_not_in_text():
 
 
 def test_the_end_of_sequence_as_the_last_token_allowed_is_a_stop():
-    ends = Ends(eos=frozenset(range(V)))
+    ends = EndTokens(eos=frozenset(range(V)))
     (completion,) = table(ends=ends).generate([1], max_new_tokens=1)
     assert completion.finish_reason == "stop" and len(completion.tokens) == 1
     assert table().generate([1], max_new_tokens=1)[0].finish_reason == "length"
@@ -401,7 +401,7 @@ def test_the_context_ends_a_text_with_length():
 @pytest.mark.parametrize("gamma", [0, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_forced_ends(gamma, temperature):
-    ends = Ends(decoder_start=0, forced_bos=5, forced_eos=6, eos=frozenset({6}))
+    ends = EndTokens(decoder_start=0, forced_bos=5, forced_eos=6, eos=frozenset({6}))
     drafter = LMDrafter(TableModel(Q, V), V)
     spec = Speculator(TableModel(P, V, encoder_decoder=True), drafter, ends=ends)
     options = {"gamma": gamma, "temperature": temperature, "max_new_tokens": 8}
@@ -415,7 +415,7 @@ def test_forced_ends(gamma, temperature):
 
 
 def test_a_causal_prompt_of_several_tokens_has_its_second_token_already():
-    ends = Ends(forced_bos=5)
+    ends = EndTokens(forced_bos=5)
     options = {"gamma": 0, "max_new_tokens": 3}
     free, forced = table().generate(IDS, **options), table(ends=ends).generate(IDS, **options)
     for prompt, a, b in zip(IDS, free, forced, strict=True):
@@ -430,7 +430,7 @@ def test_a_causal_prompt_of_several_tokens_has_its_second_token_already():
 def test_pieces_are_exactly_what_generate_returns(words, gamma):
     """Random tokens: characters are cut anywhere, specials and ids without a token come between."""
     tokenizer = {"byte_level": byte_level, "metaspace": metaspace}[words]()
-    spec = spoken(tokenizer, 330, Ends(eos=frozenset({2})), seed=7)
+    spec = spoken(tokenizer, 330, EndTokens(eos=frozenset({2})), seed=7)
     for seed in range(5):
         options = {"temperature": 2.0, "gamma": gamma, "seed": seed, "max_new_tokens": 40}
         (whole,) = spec.generate("It was \U0001f600", **options)
@@ -492,15 +492,15 @@ class Impatient(TableModel):
 
 
 def test_ctrl_c_returns_what_is_there_for_every_prompt():
-    prompts = [[i % V] for i in range(MAX_ROWS + 2)]
+    prompts = [[i % V] for i in range(MAX_BATCH_SIZE + 2)]
     spec = Speculator(Impatient(5), NoDrafter())
     completions = spec.generate(prompts, gamma=0, max_new_tokens=9)
     whole = table().generate(prompts, gamma=0, max_new_tokens=9)
     assert len(completions) == len(prompts)
     assert {c.finish_reason for c in completions} == {"interrupted"}
-    for part, full in zip(completions[:MAX_ROWS], whole, strict=False):
+    for part, full in zip(completions[:MAX_BATCH_SIZE], whole, strict=False):
         assert part.tokens == full.tokens[:4]
-    assert [c.tokens for c in completions[MAX_ROWS:]] == [[], []]
+    assert [c.tokens for c in completions[MAX_BATCH_SIZE:]] == [[], []]
     assert completions[-1].stats.tokens_per_call is None
     again = spec.generate(prompts, gamma=0, max_new_tokens=9)
     assert [c.tokens for c in again] == [c.tokens for c in whole]
@@ -594,7 +594,7 @@ def test_a_score_that_a_temperature_would_take_beyond_a_float():
 
 
 def test_a_bad_grammar_is_told_before_a_stream_measures_costs(monkeypatch):
-    spec = spoken(byte_level(), 320, Ends(eos=frozenset({0})))
+    spec = spoken(byte_level(), 320, EndTokens(eos=frozenset({0})))
     monkeypatch.setattr(spec.target, "score", None)  # nothing runs
     with pytest.raises(InputError, match="^structured's json_schema cannot be followed"):
         spec.stream("It was", structured={"json_schema": False})

@@ -13,11 +13,11 @@ import torch
 from foretoken.controls.chain import chain
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import NumericsError, RefusedError
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import choose
-from foretoken.sampling.verify import RULES, speculative
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import make_verifier
+from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from foretoken.step import step
 from table import TableModel
 
@@ -56,19 +56,19 @@ class Says(Drafter):
 def one_step(
     draft: Draft,
     gamma: list[int],
-    rows: list[Row] | None = None,
+    rows: list[SequenceState] | None = None,
     params: SamplingParams | None = None,
     distribution=counting,
     rule=speculative,
-) -> tuple[list[Row], TableModel, Says]:
-    keys = [RowKey(0, b) for b in range(len(gamma))]
-    rows = rows or [Row.of(Request([0], 100, key)) for key in keys]
+) -> tuple[list[SequenceState], TableModel, Says]:
+    keys = [SequenceKey(0, b) for b in range(len(gamma))]
+    rows = rows or [SequenceState.from_request(Request([0], 100, key)) for key in keys]
     for row in rows:
         row.request = replace(row.request, params=params or row.request.params)
         row.controls = row.controls or chain(row.request, V)
     target, drafter = TableModel(distribution, V), Says(draft)
     target.start([row.tokens[:-1] for row in rows])
-    step(rows, target, drafter, choose(rule), gamma)
+    step(rows, target, drafter, make_verifier(rule), gamma)
     return rows, target, drafter
 
 
@@ -85,7 +85,7 @@ def test_a_greedy_row_is_verified_alike_with_lists_and_with_tensors():
 
     def told(params: SamplingParams) -> list[list[Any]]:
         drafts = [pack([[dice.randrange(V) for _ in range(g)] for g in (3, 0, 2)]) for _ in (1, 2)]
-        rows = [Row.of(Request([0], 100, RowKey(0, b))) for b in range(3)]
+        rows = [SequenceState.from_request(Request([0], 100, SequenceKey(0, b))) for b in range(3)]
         for draft in drafts:
             one_step(draft, [3, 0, 2], rows, params)
         records = [replace(r, **SECONDS) for row in rows for r in row.records]
@@ -102,15 +102,15 @@ def test_the_record_of_a_greedy_step():
     (row, _), _, _ = one_step(pack([[1, 3, 3], [1]], calls=3), [3, 2])
     (record,) = row.records
     assert record.gamma == 3
-    assert record.guesses == (1, 3, 3)
+    assert record.draft_tokens == (1, 3, 3)
     assert record.accepted == 1
-    assert record.kept == (1, 2)
+    assert record.new_tokens == (1, 2)
     assert record.overlaps == (1.0, 0.0)  # judged: the kept one and the first that was not
     assert (record.draft_calls, record.rows, record.drafted) == (3, 2, 3)
     assert min(record.draft_seconds, record.score_seconds, record.verify_seconds) >= 0
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES.values(), ids=EXACT_RULES)
 def test_the_record_holds_the_distributions_overlap(rule):
     q = torch.full((1, 2, V), 0.25, dtype=torch.float64)
     (row,), _, _ = one_step(
@@ -119,8 +119,8 @@ def test_the_record_holds_the_distributions_overlap(rule):
     (record,) = row.records
     assert len(record.overlaps) == min(record.accepted + 1, 2)
     assert record.overlaps == pytest.approx([0.25 + 0.03] * len(record.overlaps))
-    assert record.kept[: record.accepted] == record.guesses[: record.accepted]
-    assert len(record.kept) == record.accepted + 1
+    assert record.new_tokens[: record.accepted] == record.draft_tokens[: record.accepted]
+    assert len(record.new_tokens) == record.accepted + 1
 
 
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (0.0, "nothing but -inf")])
@@ -129,7 +129,7 @@ def test_invalid_logits_raise_and_leave_the_rows(bad, what, params):
     def distribution(text):
         return [bad] * V if len(text) == 3 else counting(text)
 
-    rows = [Row.of(Request([0], 9, RowKey(0, 0))), Row.of(Request([0, 1, 2], 9, RowKey(0, 1)))]
+    rows = [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0))), SequenceState.from_request(Request([0, 1, 2], 9, SequenceKey(0, 1)))]
     message = f"the target's logits hold {what} at position 3 of row 1; try dtype='float32'"
     with pytest.raises(NumericsError, match=message):
         one_step(pack([[1], [3, 0]]), [1, 2], rows, params, distribution)
@@ -145,12 +145,12 @@ def test_invalid_logits_behind_draft_tokens_that_are_kept_fail_their_row(bad, wh
     def distribution(text):
         return [bad] * V if len(text) == 5 else counting(text)
 
-    rows = [Row.of(Request([0], 9, RowKey(0, 0))), Row.of(Request([0, 1, 2], 9, RowKey(0, 1)))]
+    rows = [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0))), SequenceState.from_request(Request([0, 1, 2], 9, SequenceKey(0, 1)))]
     one_step(pack([[1, 2], [3, 0, 1]]), [3, 3], rows, params, distribution)
     assert [row.tokens for row in rows] == [[0, 1, 2, 3], [0, 1, 2, 3, 0]]
     assert f"target's logits hold {what} at position 5 of row 1" in str(rows[1].error)
     assert [row.finish_reason for row in rows] == [None, "error"]
-    assert rows[1].records[0].guesses == (3, 0) and rows[1].records[0].accepted == 2
+    assert rows[1].records[0].draft_tokens == (3, 0) and rows[1].records[0].accepted == 2
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -164,7 +164,7 @@ def test_invalid_logits_behind_a_rejected_draft_token_fail_nobody(whose, params)
     tops = torch.tensor([[0.0, math.nan, math.nan]]) if whose == "draft" else None
     draft = replace(pack([[3, 0, 1]]), tops=tops)
     (row,), _, _ = one_step(
-        draft, [3], [Row.of(Request([0], 9, RowKey(0, 0)))], params, distribution
+        draft, [3], [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0)))], params, distribution
     )
     assert row.tokens == [0, 1] and row.finish_reason is None and row.error is None
 
@@ -181,7 +181,7 @@ def test_an_invalid_draft_is_no_concern_of_a_row_that_mends_its_logits(gets):
 
 def test_a_draft_that_is_invalid_where_the_text_gets_is_named():
     draft = replace(pack([[1, 2, 3]]), tops=torch.tensor([[0.0, math.nan, 0.0]]))
-    rows = [Row.of(Request([0], 9, RowKey(0, 0)))]
+    rows = [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0)))]
     with pytest.raises(NumericsError, match="the draft's logits hold NaN at position 2 of row 0"):
         one_step(draft, [3], rows)
     assert rows[0].tokens == [0]
@@ -206,7 +206,7 @@ def test_a_draft_that_is_invalid_where_the_text_gets_is_named():
     ],
 )
 def test_drafts_that_are_refused(draft, message):
-    rows = [Row.of(Request([0], 9, RowKey(0, b))) for b in range(2)]
+    rows = [SequenceState.from_request(Request([0], 9, SequenceKey(0, b))) for b in range(2)]
     with pytest.raises(RefusedError, match=message):
         one_step(draft, [2, 2], rows)
     assert [row.tokens for row in rows] == [[0], [0]]
@@ -214,7 +214,7 @@ def test_drafts_that_are_refused(draft, message):
 
 def test_a_q_that_holds_nan_is_refused():
     """A NaN row must raise, not turn into some token (vLLM #41834)."""
-    rows = [Row.of(Request([0], 9, RowKey(0, 0)))]
+    rows = [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0)))]
     with pytest.raises((RefusedError, NumericsError), match="NaN"):
         one_step(pack([[1]], torch.full((1, 1, V), math.nan)), [1], rows, SAMPLED)
     assert rows[0].tokens == [0]
@@ -226,8 +226,8 @@ def test_at_temperature_0_the_overlap_is_q_at_the_argmax():
     assert rows[0].records[0].overlaps == (1 / V,)
 
 
-def controlled(tokens: list[int], **sampling) -> Row:
-    row = Row.of(Request(tokens, 10, RowKey(0, 0), params=SamplingParams(**sampling)))
+def controlled(tokens: list[int], **sampling) -> SequenceState:
+    row = SequenceState.from_request(Request(tokens, 10, SequenceKey(0, 0), params=SamplingParams(**sampling)))
     row.controls = chain(row.request, V)
     return row
 
@@ -246,11 +246,11 @@ def test_a_dead_end_ends_a_row_behind_the_draft_tokens_before_it(told):
     """Guesses behind it do not count, though the target's own logits would have kept them."""
     sampling = {"no_repeat_ngram_size": 1, "suppress_tokens": [2, 3], "logprobs": 0}
     row = controlled([0], **sampling, logprobs_of=told)
-    mate = Row.of(Request([0], 10, RowKey(0, 1)))
+    mate = SequenceState.from_request(Request([0], 10, SequenceKey(0, 1)))
     (failed, whole), _, drafter = one_step(pack([[1, 2, 3], [1, 2, 3]]), [3, 3], [row, mate])
     assert failed.tokens == [0, 1] and failed.finish_reason == "error"
     assert str(failed.error) == "suppress_tokens leaves no token behind 2 tokens"
-    assert failed.records[0].accepted == 1 and failed.records[0].kept == (1,)
+    assert failed.records[0].accepted == 1 and failed.records[0].new_tokens == (1,)
     assert len(failed.records[0].overlaps) == len(failed.logprobs) == 1
     assert whole.tokens == [0, 1, 2, 3, 0] and whole.error is None
     assert drafter.committed == [[1], [1, 2, 3, 0]]
@@ -260,15 +260,15 @@ def test_a_dead_end_at_once_leaves_a_row_as_it_was():
     row = controlled([0], suppress_tokens=range(V), logprobs=1, logprobs_of="drawn")
     (failed,), _, drafter = one_step(pack([[1, 2]]), [2], [row])
     assert failed.tokens == [0] and failed.error is not None and failed.logprobs == []
-    assert failed.records[0].kept == () and drafter.committed == [[]]
+    assert failed.records[0].new_tokens == () and drafter.committed == [[]]
 
 
 def test_a_record_has_the_padding_of_its_pass():
     class Padded(TableModel):
         padding = 5
 
-    rows = [Row.of(Request([0], 100, RowKey(0, b))) for b in range(2)]
+    rows = [SequenceState.from_request(Request([0], 100, SequenceKey(0, b))) for b in range(2)]
     target = Padded(counting, V)
     target.start([[], []])
-    step(rows, target, Says(pack([[1], []])), choose(speculative), [1, 0])
+    step(rows, target, Says(pack([[1], []])), make_verifier(speculative), [1, 0])
     assert [row.records[-1].padding for row in rows] == [5, 5]

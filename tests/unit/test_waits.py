@@ -21,13 +21,13 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.graphs import GraphModel
 from foretoken.models.stock.model import CausalModel
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import Coupled, Verifier, choose
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import CoupledVerifier, Verifier, make_verifier
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from foretoken.step import step
-from foretoken.transfer import read
+from foretoken.transfer import read_lists
 
 pytestmark = pytest.mark.daily
 
@@ -47,7 +47,7 @@ class Pretend(TorchFunctionMode):
 
     def __init__(self, *networks: torch.nn.Module) -> None:
         super().__init__()
-        self.reads: list[str] = []
+        self.schedule_tokens: list[str] = []
         for network in networks:
             for weight in (*network.parameters(), *network.buffers()):
                 weight.there = True
@@ -61,7 +61,7 @@ class Pretend(TorchFunctionMode):
         if func == torch.Tensor.device.__get__ and not there[0]:
             return torch.device("cpu", 1)  # elsewhere than what is marked
         if any(there) and name in READS:
-            self.reads.append(name)
+            self.schedule_tokens.append(name)
         if any(there) and name not in MEETS:
             host = [x for x, mark in zip(tensors, there, strict=True) if not mark and x.ndim]
             assert not host, f"{name} of a device's tensor and the host's {host}"
@@ -69,7 +69,7 @@ class Pretend(TorchFunctionMode):
         moved = name == "to" and any(isinstance(x, torch.device) for x in tree_leaves(args))
         made = kwargs.get("device") is not None
         if name == "tensor" and made:
-            self.reads.append("tensor(device=)")  # a copy that is waited for
+            self.schedule_tokens.append("tensor(device=)")  # a copy that is waited for
         if any(there) or moved or made:
             return tree_map(lambda x: self.marked(x, tensors), result)
         return result
@@ -82,9 +82,9 @@ class Pretend(TorchFunctionMode):
         return x
 
 
-def fresh(params: SamplingParams) -> list[Row]:
+def fresh(params: SamplingParams) -> list[SequenceState]:
     prompts = enumerate(pairs.PROMPTS)
-    return [Row.of(Request(p, 50, RowKey(0, b), params=params)) for b, p in prompts]
+    return [SequenceState.from_request(Request(p, 50, SequenceKey(0, b), params=params)) for b, p in prompts]
 
 
 def reads(
@@ -96,7 +96,7 @@ def reads(
     lenience: float = 1.0,
 ) -> list[list[str]]:
     """Of every step, over ragged rows."""
-    verifier = choose(RULES[rule], lenience) if isinstance(rule, str) else rule
+    verifier = make_verifier(EXACT_RULES[rule], lenience) if isinstance(rule, str) else rule
     rows = fresh(params)
     networks = [m.model for m in (target, getattr(drafter, "model", None)) if m is not None]
     found = []
@@ -104,9 +104,9 @@ def reads(
         target.start([row.tokens[:-1] for row in rows])
         drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
         for gamma in gammas:
-            pretend.reads = []
+            pretend.schedule_tokens = []
             step(rows, target, drafter, verifier, gamma)
-            found.append(pretend.reads)
+            found.append(pretend.schedule_tokens)
     return found
 
 
@@ -117,7 +117,7 @@ def networks() -> tuple[Any, Any]:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("rule", [*RULES, Coupled()])
+@pytest.mark.parametrize("rule", [*EXACT_RULES, CoupledVerifier()])
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_reads_once(case: str, rule: str | Verifier) -> None:
     big, small = networks()
@@ -155,8 +155,8 @@ def test_parts_of_different_batches_are_read_at_once() -> None:
     """Draft tokens are drawn for all rows, and only rows whose prompt has been read are judged."""
     with Pretend() as pretend:
         parts = [torch.ones(2, device="cpu"), torch.zeros(3, 1, device="cpu"), torch.tensor([7])]
-        assert read(*parts) == [[1.0, 1.0], [[0.0], [0.0], [0.0]], [7]]
-    assert pretend.reads == ["tolist"]
+        assert read_lists(*parts) == [[1.0, 1.0], [[0.0], [0.0], [0.0]], [7]]
+    assert pretend.schedule_tokens == ["tolist"]
 
 
 @pytest.mark.cpu_only
@@ -175,7 +175,7 @@ def test_the_host_waits_once_on_a_gpu(case: str) -> None:
     rows = fresh(CASES[case])
     target.start([row.tokens[:-1] for row in rows])
     drafter.start([0, 1, 2], [list(row.tokens) for row in rows], None)
-    verifier = choose(RULES["block"])
+    verifier = make_verifier(EXACT_RULES["block"])
     for _ in range(6):  # all is recorded
         step(rows, target, drafter, verifier, [4, 4, 4])
     torch.cuda.set_sync_debug_mode("warn")

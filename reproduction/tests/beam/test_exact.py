@@ -12,7 +12,7 @@ import torch
 import oracle
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from pairs import DEVICE, PROMPTS, relative, scores, speculator, target
 from pairs import random as network
 from reproduction.beam import speculative
@@ -65,7 +65,7 @@ def mixed(p: oracle.Model, share: float, V: int, seed: int) -> oracle.Model:
 def tables(
     p: oracle.Model, q: oracle.Model, V: int, eos: frozenset[int] = frozenset()
 ) -> Speculator:
-    return Speculator(TableModel(p, V), LMDrafter(TableModel(q, V), V), ends=Ends(eos))
+    return Speculator(TableModel(p, V), LMDrafter(TableModel(q, V), V), ends=EndTokens(eos))
 
 
 def compare(case: int) -> None:

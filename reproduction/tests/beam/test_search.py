@@ -13,7 +13,7 @@ from foretoken.controls.chain import chain
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.request import Request
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from pairs import PROMPTS, relative, speculator, target
 from reproduction.beam.search import BeamParams, Hypothesis, Search, continuations
 from reproduction.beam.speculative import beam_search
@@ -23,7 +23,7 @@ from table import TableModel
 
 def search(limit: int = 3, eos: frozenset[int] = frozenset(), **options) -> Search:
     forced = options.pop("forced", {})
-    request = Request([7], limit, RowKey(0, 0), eos, forced=forced)
+    request = Request([7], limit, SequenceKey(0, 0), eos, forced=forced)
     return Search(request, BeamParams(**options), chain(request, 3))
 
 

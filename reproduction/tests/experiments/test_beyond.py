@@ -42,7 +42,7 @@ def test_every_way_in_turn_after_a_short_run_that_does_not_count():
 def text(tokens: int, seconds: float) -> Completion:
     """A step of one token and nine seconds, which does not count, and one of these."""
     times = 9 + seconds, 8.0, 9.0
-    stats = Stats(2, 0, 0, 0, 2, None, None, None, *times, "", "", read_seconds=9.0)
+    stats = Stats(2, 0, 0, 0, 2, None, None, None, *times, "", "", prefill_end_seconds=9.0)
     first, rest = (
         StepRecord(0, (), 0, (0,) * n, (), 0, 0.0, 0.0, 0.0, rows=1) for n in (1, tokens)
     )

@@ -26,14 +26,14 @@ from foretoken.certificate.sampled_trial import (
 )
 from foretoken.certificate.watched_drafter import DraftLog, WatchedDrafter, run_draft_token_tests
 from foretoken.drafters.base import Drafter
-from foretoken.errors import InputError, whole
-from foretoken.inputs import Prompt, as_list, check, keys_of
+from foretoken.errors import InputError, is_whole_number
+from foretoken.inputs import Prompt, to_prompt_list, resolve_verifier, make_keys
 from foretoken.measurement.estimate import TEST_POWER, HypothesisTest
-from foretoken.request import Request, uninterrupted
+from foretoken.request import Request, require_uninterrupted
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.verifier import NAMED
-from foretoken.sampling.verify import Rule, block
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.sampling.verifier import RULES_BY_NAME
+from foretoken.sampling.acceptance_rules import Rule, block
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
 FALSE_ALARM_PROBABILITY = 1e-4  # for the whole certificate of an exact pair
 DEFAULT_DISTRIBUTIONS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
@@ -73,12 +73,12 @@ class CertificatePlan:
                     f"temperature is {distribution.temperature} in one of distributions; give "
                     "more, greedy text is compared anyway"
                 )
-        check(self.gamma, self.rule, lenience=1.0)
-        keys_of(self.seed, [1])
+        resolve_verifier(self.gamma, self.rule, lenience=1.0)
+        make_keys(self.seed, [1])
         SamplingParams(max_new_tokens=self.num_greedy_tokens)
         if not self.gamma or self.gamma < 1:
             raise InputError(f"gamma is {self.gamma}; give 1 or more to certify a draft")
-        if not whole(self.num_samples):
+        if not is_whole_number(self.num_samples):
             raise InputError(f"num_samples is {self.num_samples!r:.60}; give a whole number")
         if self.num_samples < 16:
             raise InputError(f"num_samples is {self.num_samples}; give 16 or more, for the tests")
@@ -158,7 +158,7 @@ def certify(
     cannot continue the prompts; KeyboardInterrupt where it was interrupted.
     """
     plan = plan or CertificatePlan()
-    prompts = as_list(prompts)
+    prompts = to_prompt_list(prompts)
     if not spec.costing.drafts:
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
@@ -217,12 +217,12 @@ class _Pair:
             gamma=gamma,
             rule=self.plan.rule if gamma else PLAIN_RULE,
         )
-        return [row.tokens for row in uninterrupted(completions)]
+        return [row.tokens for row in require_uninterrupted(completions)]
 
     def measure_shapes(self, plain: list[list[int]]) -> ShapeNoise:
         """Compare passes over blocks along the plain texts with single tokens."""
         width = self.plan.gamma + 1
-        return measure_shape_noise(self.spec.target, self.make_requests()[:MAX_ROWS], plain[:MAX_ROWS], width)
+        return measure_shape_noise(self.spec.target, self.make_requests()[:MAX_BATCH_SIZE], plain[:MAX_BATCH_SIZE], width)
 
     def compare_greedy(
         self, plain: list[list[int]], shapes: ShapeNoise
@@ -269,7 +269,7 @@ class _Pair:
         """Look for replacements from the wrong position, in sampled text."""
         drafter, rule = self.spec.drafter, self.plan.rule
         # A named mode that has no verification rule: the bug is planted in block verification
-        broken = break_rule(NAMED.get(rule, block) if isinstance(rule, str) else rule)
+        broken = break_rule(RULES_BY_NAME.get(rule, block) if isinstance(rule, str) else rule)
         trial = self._make_trial(self.plan.distributions[0], drafter)
         trial = replace(trial, rule=broken, label="planted bug", stream=3)
 

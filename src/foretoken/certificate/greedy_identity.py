@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.controls.chain import chain
 from foretoken.drafters.base import Draft, Drafter
-from foretoken.lease import leased
+from foretoken.lease import hold_lease
 from foretoken.models.base import Model
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, one_hot, probabilities
@@ -40,7 +40,7 @@ def replay(
     live = list(range(len(outputs)))
     chains = [chain(request, target.vocab_size) for request in requests]
     sources = _copy_sources(target, requests)
-    with leased(target, drafter) as lease:
+    with hold_lease(target, drafter) as lease:
         lease.expect(len(outputs))
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
@@ -71,7 +71,7 @@ def replay(
 def score_token_by_token(target: Model, request: Request, output: list[int]) -> Tensor:
     """The target's own logits for every token of `text`, which continues the request:
     `[len(text), V]`, one row alone, a token a pass. RefusedError where the target is in use."""
-    with leased(target):
+    with hold_lease(target):
         target.start([request.prompt[:-1]], _copy_sources(target, [request]))
         return torch.cat([_score_position(target, [request], [output], t).cpu() for t in range(len(output))])
 
@@ -163,7 +163,7 @@ def _score_blocks(
     live, scored = [row for row, text in enumerate(outputs) if text], [0] * len(outputs)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
-    with leased(target) as lease:
+    with hold_lease(target) as lease:
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:

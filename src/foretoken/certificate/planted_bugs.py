@@ -12,7 +12,7 @@ from foretoken.drafters.base import Draft, Drafter
 from foretoken.models.base import Blocks, Capabilities, SharedKV, Model
 from foretoken.models.hidden_states import HiddenStates
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.verify import Outcome, Rule
+from foretoken.sampling.acceptance_rules import Outcome, Rule
 
 
 class NextPositionOutcome(Outcome):

@@ -22,10 +22,10 @@ from foretoken.measurement.estimate import (
     compute_uniforms,
     run_correlation_test,
 )
-from foretoken.request import uninterrupted
+from foretoken.request import require_uninterrupted
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.verify import Rule
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.sampling.acceptance_rules import Rule
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
 TokenTuple = tuple[int, ...]
 Track = Callable[[Sequence[int], str], Iterable[int]]
@@ -64,8 +64,8 @@ class SampledTrial:
         models."""
         count, params = len(self.prompts), replace(self.params, max_new_tokens=self.num_new_tokens)
         last = self.num_samples * count
-        for first in self.track(range(0, last, MAX_ROWS), f"{self.name}: {self.label}"):
-            batch = range(first, min(first + MAX_ROWS, last))
+        for first in self.track(range(0, last, MAX_BATCH_SIZE), f"{self.name}: {self.label}"):
+            batch = range(first, min(first + MAX_BATCH_SIZE, last))
             alone = [k for k in batch if self.gamma and k % UNBATCHED_STRIDE == 0]
             outputs: dict[int, list[int]] = {}
             for numbers in ([k for k in batch if k not in alone], *([k] for k in alone)):
@@ -76,7 +76,7 @@ class SampledTrial:
                     rule=self.rule,
                     seed=[(self.seed, (self.stream << 32) + k) for k in numbers],
                 )
-                tokens = (row.tokens for row in uninterrupted(rows))
+                tokens = (row.tokens for row in require_uninterrupted(rows))
                 outputs |= zip(numbers, tokens, strict=True)
             yield [self.prompts[k % count] for k in batch], [outputs[k] for k in batch]
 

@@ -161,7 +161,7 @@ def _print_document(document: dict[str, Any], console: Console) -> None:
     console.print()
     if line := _describe_memory_floor(document):
         print_paragraph(console, line)
-    if warning := contention.remark(document["others"]):
+    if warning := contention.describe_contention(document["others"]):
         print_paragraph(console, warning, bold=warning)
     if options["repeats"] < MIN_QUARTILE_ROUNDS:
         print_paragraph(console, f"of fewer than {MIN_QUARTILE_ROUNDS} rounds the quartiles are unknown")

@@ -111,12 +111,12 @@ def _list_models(models: list[inventory.LocalModel]) -> list[dict[str, Any]]:
 
 def _list_stored() -> dict[str, Any]:
     """Return the conversions and measured costs in the cache folder."""
-    from foretoken.costing import stored  # late: torch takes seconds, and `--help` does without
+    from foretoken.costing import stored_costs  # late: torch takes seconds, and `--help` does without
 
     if problem := find_cache_problem():
         return {"folder": None, "problem": problem, "conversions": [], "costs": []}
     entries = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.list_entries()]
-    costs = [{**asdict(each), "trust": each.trust} for each in stored.entries()]
+    costs = [{**asdict(each), "trust": each.trust} for each in stored_costs.list_entries()]
     return {"folder": str(store.get_folder()), "problem": None, "conversions": entries, "costs": costs}
 
 

@@ -19,8 +19,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from foretoken.errors import InputError, one_line
-from foretoken.sampling.params import meant
+from foretoken.errors import InputError, to_one_line
+from foretoken.sampling.params import suggest_name
 from foretoken.slow_log import log_if_slow
 from foretoken.storage.files import read_text
 
@@ -140,13 +140,13 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     try:
         content = yaml.safe_load(read_text(path, "a YAML mapping of options"))
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is no YAML: {one_line(error)}") from None
+        raise InputError(f"{path} is no YAML: {to_one_line(error)}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} holds no mapping; give lines such as 'port: 8000'")
     options = {str(name).replace("-", "_"): value for name, value in content.items()}
     known = {str(parameter.name) for parameter in context.command.params} - {"config"}
     if unknown := sorted(options.keys() - known):
-        near = meant(unknown[0], known)
+        near = suggest_name(unknown[0], known)
         remedy = f"did you mean {near}?" if near else "see --help"
         raise InputError(f"{path} holds the unknown option {unknown[0]!r}; {remedy}")
     for parameter in context.command.params:

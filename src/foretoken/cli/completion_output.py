@@ -15,7 +15,7 @@ from rich.text import Text
 from foretoken.cli import token_styles
 from foretoken.cli.prompts import PromptWithParams
 from foretoken.cli.render import open_console, print_paragraph
-from foretoken.costing.contention import remark
+from foretoken.costing.contention import describe_contention
 from foretoken.sampling.params import SamplingParams
 from foretoken.slow_log import show_waiting
 
@@ -198,7 +198,7 @@ def print_speedup(comparison: Any) -> None:
         )
     else:
         _print_ratio(console, times, comparison)
-    if warning := remark(comparison.others):
+    if warning := describe_contention(comparison.others):
         print_paragraph(console, warning, bold=warning)
 
 

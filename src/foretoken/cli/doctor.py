@@ -69,7 +69,7 @@ def _format_machine(document: dict[str, Any]) -> Iterator[str]:
         free = device["free_bytes"]
         yield f"{device['name']}: {'?' if free is None else f'{free / 1e9:.1f}'} GB free"
     yield f"native decoder: {document['native']}"
-    if warning := contention.remark(document["others"]):
+    if warning := contention.describe_contention(document["others"]):
         yield warning
     yield "what a model runs on, and why: foretoken doctor MODEL"
 

@@ -19,7 +19,7 @@ from foretoken.sampling.checks import SEED
 from foretoken.sampling.speculation import SpeculationOptions
 
 if TYPE_CHECKING:
-    from foretoken.request import Completion, Request, Row
+    from foretoken.request import Completion, Request, SequenceState
     from foretoken.speculator import Speculator
 
 PROMPT_FILE_HELP = (
@@ -128,7 +128,7 @@ def _print_completions(
     completions = (
         [_stream_completion(spec, tasks[0], model_prompts[0], keys, speculation)]
         if streamed
-        else _generate_completions(spec, spec.inputs.rows(requests), speculation)  # a bad grammar fails now
+        else _generate_completions(spec, spec.inputs.make_sequences(requests), speculation)  # a bad grammar fails now
     )
     pairs = completion_output.pair_answers(tasks, requests, completions)
     comparison = None
@@ -192,16 +192,16 @@ def _stream_completion(
         release_messages()
 
 
-def _generate_completions(spec: Speculator, seqs: list[Row], speculation: dict[str, Any]) -> Iterator[Completion]:
+def _generate_completions(spec: Speculator, seqs: list[SequenceState], speculation: dict[str, Any]) -> Iterator[Completion]:
     """Yield completions in order, each as it is done; after Ctrl-C those that have begun.
 
     Progress of many is shown on standard error.
     """
-    from foretoken.inputs import check  # late: after mistakes are told
+    from foretoken.inputs import resolve_verifier  # late: after mistakes are told
 
-    completions = spec.completions(seqs, check(**speculation), speculation["gamma"])
-    many = len(seqs) > spec.costing.batch
+    completions = spec.generate_completions(seqs, resolve_verifier(**speculation), speculation["gamma"])
+    many = len(seqs) > spec.costing.max_batch_size
     several = track_progress(completions, "generating", len(seqs)) if many else completions
     for seq, completion in zip(seqs, several, strict=True):
-        if seq.began or seq.finish_reason is not None:
+        if seq.start_time or seq.finish_reason is not None:
             yield completion

@@ -45,7 +45,7 @@ class LocalModel:
     def get_plain_seconds(self, options: Mapping[str, Any]) -> float | None:
         """Return what a token takes by plain decoding, after a short prompt; None if it has not
         been measured. `options`: all of them, defaults included."""
-        costs = self.gamma is None and self.spec.costing.nearest(SamplingParams(**options))
+        costs = self.gamma is None and self.spec.costing.find_nearest(SamplingParams(**options))
         return costs[0].seconds(0) if costs else None
 
     def require(self, options: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class LocalModel:
         ids = spec.inputs.ids(self.template.make_prompt(line, spec))
         params = SamplingParams(**{**self.get_default_options(messages=messages), **options})
         if not messages:
-            spec.tell_suggested([params])
+            spec.warn_about_suggested([params])
         context_ids = [] if spec.target.encoder_decoder else ids
         stream = Stream(spec.tokenizer, context_ids) if spec.tokenizer else None
         id = self.engine.add(ids, params, gamma=self.gamma, seed=(self.seed, number))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args
 from typer import Argument, Option
 
 from foretoken.cli.command import format_flag
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import InputError, RefusedError, format_value
 from foretoken.loading import adapters, hub, named_models
 from foretoken.loading.options import LOAD_OPTIONS as LOADING
 from foretoken.loading.options import LoadOptions
@@ -38,8 +38,8 @@ from foretoken.sampling.checks import (
     as_strings,
 )
 from foretoken.sampling.options import DeclaredOption, Panel
-from foretoken.sampling.params import OPTIONS, SamplingParams
-from foretoken.sampling.speculation import OPTIONS as SPECULATION
+from foretoken.sampling.params import SAMPLING_OPTIONS, SamplingParams
+from foretoken.sampling.speculation import SPECULATION_OPTIONS as SPECULATION
 from foretoken.storage.files import name_path_in_errors, parse_json, read_text
 
 # Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
@@ -58,7 +58,7 @@ def parse_json_option(name: str, value: str) -> Any:
         read = json.loads(value)
         json.dumps(read, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is {shown(value)}, which is no JSON: {error}") from None
+        raise InputError(f"{name} is {format_value(value)}, which is no JSON: {error}") from None
     return read
 
 
@@ -66,7 +66,7 @@ def _parse_list(name: str, value: str) -> Any:
     try:
         return parse_json(f"[{value}]")
     except ValueError:
-        raise InputError(f"{name} is {shown(value)}; give numbers with commas between") from None
+        raise InputError(f"{name} is {format_value(value)}; give numbers with commas between") from None
 
 
 def parse_numbers(name: str, text: str, kind: type[NumberType]) -> tuple[NumberType, ...]:
@@ -138,8 +138,8 @@ def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: obje
 
 def _select_options(*, one_text: bool) -> dict[str, DeclaredOption]:
     """Return the options for commands with one text, or all others, by panel."""
-    names = [n for n, each in OPTIONS.items() if each.one_text is one_text and n != "structured"]
-    return {n: OPTIONS[n] for panel in get_args(Panel) for n in names if OPTIONS[n].panel == panel}
+    names = [n for n, each in SAMPLING_OPTIONS.items() if each.one_text is one_text and n != "structured"]
+    return {n: SAMPLING_OPTIONS[n] for panel in get_args(Panel) for n in names if SAMPLING_OPTIONS[n].panel == panel}
 
 
 PerSequenceGroup: Any = make_option_group(_select_options(one_text=True), SamplingParams())
@@ -182,7 +182,7 @@ class SequenceOptions(StructuredOutputOptions, PerSequenceGroup):
         values: dict[str, Any] = {**vars(self), "structured": self.structured()}
         defaults = {field.name: field.default for field in fields(self)}
         options: dict[str, Any] = {}
-        for name, declared in OPTIONS.items():  # in this order errors are told
+        for name, declared in SAMPLING_OPTIONS.items():  # in this order errors are told
             value = values.get(name)
             if value is None or value is False or value == [] or value == defaults.get(name):
                 continue
@@ -196,13 +196,13 @@ DEFAULT_ANSWER_TOKENS = 1024  # of an answer for which no limit is given
 _MODEL_DEFAULT_HELP = "Default: what the model's generation config asks for"
 _ANSWER_HELP = {
     "temperature": f"Sampling temperature; 0 is greedy. {_MODEL_DEFAULT_HELP}, else 0.",
-    "top_k": f"{OPTIONS['top_k'].help} {_MODEL_DEFAULT_HELP}.",
-    "top_p": f"{OPTIONS['top_p'].help} {_MODEL_DEFAULT_HELP}.",
-    "min_p": f"{OPTIONS['min_p'].help} {_MODEL_DEFAULT_HELP}.",
+    "top_k": f"{SAMPLING_OPTIONS['top_k'].help} {_MODEL_DEFAULT_HELP}.",
+    "top_p": f"{SAMPLING_OPTIONS['top_p'].help} {_MODEL_DEFAULT_HELP}.",
+    "min_p": f"{SAMPLING_OPTIONS['min_p'].help} {_MODEL_DEFAULT_HELP}.",
     "max_new_tokens": f"New tokens per answer, at most. Default: {DEFAULT_ANSWER_TOKENS:,}.",
 }
 _ChatGroup: Any = make_option_group(
-    {name: replace(OPTIONS[name], help=help) for name, help in _ANSWER_HELP.items()},
+    {name: replace(SAMPLING_OPTIONS[name], help=help) for name, help in _ANSWER_HELP.items()},
     SimpleNamespace(**dict.fromkeys(_ANSWER_HELP)),
 )
 
@@ -344,9 +344,9 @@ Prompts = Annotated[Path, f"File of prompts. {PROMPTS_HELP}"]
 Gamma = Annotated[int | None, SPECULATION["gamma"].help]
 Rule = Annotated[str, SPECULATION["rule"].help]
 Lenience = Annotated[float, SPECULATION["lenience"].help]
-Temperature = Annotated[float, OPTIONS["temperature"].help]
-TopK = Annotated[int, OPTIONS["top_k"].help]
-TopP = Annotated[float, OPTIONS["top_p"].help]
+Temperature = Annotated[float, SAMPLING_OPTIONS["temperature"].help]
+TopK = Annotated[int, SAMPLING_OPTIONS["top_k"].help]
+TopP = Annotated[float, SAMPLING_OPTIONS["top_p"].help]
 Seed = Annotated[int, "Seed of the random numbers."]
 TextSeed = Annotated[int, "Seed of the text. The same seed, pair and gamma give the same text."]
 DraftRevision = Annotated[

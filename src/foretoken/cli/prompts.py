@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from foretoken.cli.option import parse_json_option, require_extra
-from foretoken.errors import ForetokenError, InputError, shown, whole
+from foretoken.errors import ForetokenError, InputError, format_value, is_whole_number
 from foretoken.sampling.checks import SEED
-from foretoken.sampling.params import WRITABLE, SamplingParams, meant
+from foretoken.sampling.params import TEXT_OPTIONS, SamplingParams, suggest_name
 from foretoken.storage.files import read_text
 from foretoken.text.messages import Message, require
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # What a line of a file may hold, by what a command follows
 PROMPT_KEYS = ("prompt", "id")
 MESSAGE_KEYS = (*PROMPT_KEYS, "messages")
-SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *WRITABLE)
+SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *TEXT_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,9 @@ def _parse_line(location: str, row: str, keys: tuple[str, ...]) -> PromptLine:
         if messages is not None:
             require(messages)
         elif not (
-            isinstance(prompt, str) or (isinstance(prompt, list) and all(map(whole, prompt)))
+            isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_whole_number, prompt)))
         ):
-            raise InputError(f"prompt is {shown(prompt)}; give text or ids")
+            raise InputError(f"prompt is {format_value(prompt)}; give text or ids")
         elif not prompt:
             raise InputError("the prompt is empty; give text or ids")
         return PromptLine(prompt, id, messages or [], options, seed, location)
@@ -133,7 +133,7 @@ def _parse_line(location: str, row: str, keys: tuple[str, ...]) -> PromptLine:
 def require_key(key: str, keys: tuple[str, ...]) -> None:
     """Raise InputError for an option of a text that is not among these."""
     if key not in keys:
-        near = meant(key, keys)
+        near = suggest_name(key, keys)
         remedy = f"did you mean {near}?" if near else f"give some of {', '.join(keys)}"
         raise InputError(f"{key[:40]} is unknown here; {remedy}")
 
@@ -197,7 +197,7 @@ class TemplateOptions:
             return ChatTemplate(text)
         variables = parse_json_option("chat_template_kwargs", arguments)
         if not isinstance(variables, dict):
-            raise InputError(f"chat_template_kwargs is {shown(arguments)}; give a JSON object")
+            raise InputError(f"chat_template_kwargs is {format_value(arguments)}; give a JSON object")
         return ChatTemplate(text, variables)
 
 

@@ -25,8 +25,8 @@ from openai import (
 from foretoken.cli.command import StderrLines
 from foretoken.cli.option import DEFAULT_ANSWER_TOKENS
 from foretoken.cli.reply import ChatReply, ChatPrompt, ReplyPart, ReplyToken, ReplyError
-from foretoken.errors import InputError, one_line, shown
-from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
+from foretoken.errors import InputError, to_one_line, format_value
+from foretoken.sampling.params import MAX_NEW_TOKENS, SAMPLING_OPTIONS, SamplingParams
 from foretoken.slow_log import log_if_slow
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ MAX_RETRIES = 12  # where a server is busy, loading or broken; it may say when t
 MAX_PAUSE_SECONDS = 5.0  # seconds between questions to a server that loads, at most
 MAX_MESSAGE_CHARS = 300  # characters of a server's message
 # OpenAI's names and, for what these lack, vLLM's
-API_NAMES = {name: each.api.name for name, each in OPTIONS.items() if each.api}
+API_NAMES = {name: each.api.name for name, each in SAMPLING_OPTIONS.items() if each.api}
 API_GRAMMAR_NAMES = {"json_schema": "json", "regex": "regex", "lark": "grammar", "choice": "choice"}
 
 
@@ -176,7 +176,7 @@ def make_client(url: str, key: str | None) -> OpenAI:
     try:
         return OpenAI(base_url=base, api_key=key or "none", http_client=http, max_retries=0)
     except httpx2.InvalidURL as error:
-        raise InputError(f"url is {shown(url)}: {one_line(error)}") from None
+        raise InputError(f"url is {format_value(url)}: {to_one_line(error)}") from None
 
 
 def get_address(client: OpenAI) -> str:
@@ -239,7 +239,7 @@ def translate_errors(client: OpenAI) -> Generator[None]:
     except UnicodeEncodeError:  # a part of the command line that is no text
         raise InputError("the request is not valid text; give text in UTF-8") from None
     except (ValueError, RecursionError) as error:  # of its JSON
-        raise ReplyError(f"the server sent no JSON: {one_line(error)}") from None
+        raise ReplyError(f"the server sent no JSON: {to_one_line(error)}") from None
 
 
 def _make_error(error: APIError, server: str) -> Exception:
@@ -259,8 +259,8 @@ def _make_error(error: APIError, server: str) -> Exception:
         if isinstance(
             cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.UnsupportedProtocol
         ):
-            return InputError(f"{server} cannot be reached: {one_line(cause)}")
-        return ReplyError(f"{server} broke off: {one_line(cause)}")
+            return InputError(f"{server} cannot be reached: {to_one_line(cause)}")
+        return ReplyError(f"{server} broke off: {to_one_line(cause)}")
     return ReplyError(reason)  # said within a stream
 
 
@@ -273,7 +273,7 @@ def _parse_chunk(chunk: Any, reply: ChatReply) -> ReplyPart:
         steps = ((chunk.model_extra or {}).get("speculation") or {}).get("steps") or []
         tokens = [token for step in steps for token in _parse_step(step, reply)]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ReplyError(f"the server sent {shown(chunk)}, which is no chunk") from None
+        raise ReplyError(f"the server sent {format_value(chunk)}, which is no chunk") from None
     return ReplyPart(text, tokens)
 
 

@@ -28,8 +28,8 @@ from foretoken.cli import (
     train,
     transcribe,
 )
-from foretoken.errors import ForetokenError, mismatch, shown
-from foretoken.sampling.params import meant
+from foretoken.errors import ForetokenError, describe_mismatch, format_value
+from foretoken.sampling.params import suggest_name
 
 # Options of vLLM's commands, by the name of ours, and what is said where there is none
 VLLM_OPTION_NAMES = {
@@ -135,7 +135,7 @@ def _format_error(error: typer.TyperException) -> str:
 
     if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):
         (first, *_) = error.__cause__.errors()
-        error.message = f"{mismatch(dict(first))}, not {shown(first['input'])}"
+        error.message = f"{describe_mismatch(dict(first))}, not {format_value(first['input'])}"
     if (option := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
         return _describe_unknown_option(option, getattr(error, "ctx", None))
     return error.format_message()
@@ -150,7 +150,7 @@ def _describe_unknown_option(option: str, context: Any) -> str:
             path = f"{context.command_path} {name}"
             return f"No such option: {option}; options go after the command: {path} {option}"
     name, ours = _to_field_name(option), {_to_field_name(each): each for each in flags}
-    near = VLLM_OPTION_NAMES[name] if VLLM_OPTION_NAMES.get(name) in ours else meant(name, ours)
+    near = VLLM_OPTION_NAMES[name] if VLLM_OPTION_NAMES.get(name) in ours else suggest_name(name, ours)
     hint = UNSUPPORTED_OPTIONS.get(name) or (f"did you mean {ours[near]}?" if near else "")
     return f"No such option: {option}{'; ' * bool(hint)}{hint}"
 

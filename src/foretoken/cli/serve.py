@@ -15,9 +15,9 @@ from foretoken.cli import option
 from foretoken.cli.command import Config, command, format_flag
 from foretoken.cli.speculative_config import SpeculativeConfig, load_plan, parse_speculative_config
 from foretoken.cluster import session
-from foretoken.engine.options import OPTIONS as ENGINE
+from foretoken.engine.options import ENGINE_OPTIONS as ENGINE
 from foretoken.engine.options import EngineOptions
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, format_value
 from foretoken.loading import adapters, hub
 from foretoken.loading.options import LOAD_OPTIONS as LOADING
 from foretoken.sampling.options import DeclaredOption
@@ -115,8 +115,8 @@ class ServeLoadOptions(option.PairLoadOptions):
 
 def make_mismatch_error(flag: str, given: object, measured: object) -> InputError:
     return InputError(
-        f"{flag} is {shown(given)}, but the file of --speculative-config was measured with "
-        f"{shown(measured)}; leave {flag} out, or run foretoken bench with it"
+        f"{flag} is {format_value(given)}, but the file of --speculative-config was measured with "
+        f"{format_value(measured)}; leave {flag} out, or run foretoken bench with it"
     )
 
 

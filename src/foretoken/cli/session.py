@@ -30,7 +30,7 @@ from foretoken.cli.prompts import require_key
 from foretoken.cli.render import print_labelled, open_console
 from foretoken.cli.reply import ChatReply, ReplyPart, ReplyError
 from foretoken.errors import ForetokenError, InputError
-from foretoken.sampling.params import MAX_NEW_TOKENS, OPTIONS, SamplingParams
+from foretoken.sampling.params import MAX_NEW_TOKENS, SAMPLING_OPTIONS, SamplingParams
 from foretoken.storage.files import parse_json, read_text, write_atomically
 from foretoken.text.decoding import REPLACEMENT
 from foretoken.text.messages import require
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FATE_STYLES = {"accepted": token_styles.ACCEPTED_STYLE, "corrected": token_styles.CORRECTED_STYLE, "bonus": token_styles.CORRECTED_STYLE}
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
-SETTABLE_OPTIONS = tuple(name for name, each in OPTIONS.items() if each.panel and each.one_text)
+SETTABLE_OPTIONS = tuple(name for name, each in SAMPLING_OPTIONS.items() if each.panel and each.one_text)
 MIN_PACE_TOKENS = 8  # tokens whose pace says little
 MIN_REPORTED_SPEEDUP = 1.05  # times plain decoding's pace from which on it is told: less is within its noise
 HELP_COLUMN_CHARS = 22  # of the first column of /help

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from foretoken.cli.option import parse_json_option
-from foretoken.errors import InputError, shown, whole
+from foretoken.errors import InputError, format_value, is_whole_number
 from foretoken.loading.published_drafts import get_cached_kind
-from foretoken.sampling.params import meant
+from foretoken.sampling.params import suggest_name
 
 if TYPE_CHECKING:
     from foretoken.measurement.plan import Plan
@@ -60,12 +60,12 @@ def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettin
         return SpeculativeSettings(plan.draft, plan.generate.gamma, plan.generate.rule)
     config = parse_json_option("--speculative-config", text)
     if not isinstance(config, dict):
-        raise InputError(f"--speculative-config is {shown(text)}; give a JSON object")
+        raise InputError(f"--speculative-config is {format_value(text)}; give a JSON object")
     for name in config:
         if name not in CONFIG_KEYS:
-            near = meant(name, CONFIG_KEYS)
+            near = suggest_name(name, CONFIG_KEYS)
             remedy = f"did you mean {near}?" if near else f"known here are {', '.join(CONFIG_KEYS)}"
-            raise InputError(f"--speculative-config holds {shown(name)}; {remedy}")
+            raise InputError(f"--speculative-config holds {format_value(name)}; {remedy}")
     model, gamma = config.get("model"), config.get("num_speculative_tokens")
     method = _require_choice(config, "method", METHOD_DRAFTS, "draft_model" if model else None)
     draft = METHOD_DRAFTS[method] or model
@@ -75,7 +75,7 @@ def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettin
         kind = get_cached_kind(draft, None)
         if kind not in (None, method):
             raise _make_error("method", method, f"{draft} is a draft of kind {kind}")
-    if gamma is not None and (not whole(gamma) or gamma < 1):
+    if gamma is not None and (not is_whole_number(gamma) or gamma < 1):
         remedy = "give a whole number from 1, or leave it out: it is then chosen before every step"
         raise _make_error("num_speculative_tokens", gamma, remedy)
     rule = _require_choice(config, "rejection_sample_method", VLLM_RULES, "block")
@@ -90,4 +90,4 @@ def _require_choice(config: dict[str, Any], key: str, choices: dict[str, Any], d
 
 
 def _make_error(key: str, value: object, remedy: str) -> InputError:
-    return InputError(f"--speculative-config's {key} is {shown(value)}; {remedy}")
+    return InputError(f"--speculative-config's {key} is {format_value(value)}; {remedy}")

@@ -15,7 +15,7 @@ from typer import Argument, Exit, Option
 
 from foretoken.cli import option
 from foretoken.cli.command import command, set_up_logging
-from foretoken.errors import ForetokenError, InputError, RefusedError, shown
+from foretoken.errors import ForetokenError, InputError, RefusedError, format_value
 from foretoken.media.spoken import FORMATS
 from foretoken.storage import files
 
@@ -52,7 +52,7 @@ def transcribe(
     if target is None:
         raise InputError("no model is given; give --target with a folder or hub id")
     if format not in FORMATS:
-        raise InputError(f"--format is {shown(format)}; give one of {', '.join(FORMATS)}")
+        raise InputError(f"--format is {format_value(format)}; give one of {', '.join(FORMATS)}")
     if output is None and len(audio) > 1 and format != "text":
         raise InputError(f"{len(audio)} files cannot be printed as one {format}; give --output")
     if output is not None and output.exists() and not output.is_dir():

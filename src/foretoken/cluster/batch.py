@@ -19,7 +19,7 @@ import ray.data
 import torch
 from transformers.utils import logging as transformers
 
-from foretoken.engine.asynchronous import AsyncEngine
+from foretoken.engine.async_engine import AsyncEngine
 from foretoken.errors import ForetokenError
 from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 from foretoken.storage.files import write_atomically
 
 RESULT_COLUMN_TYPES = {  # of results; each other one holds JSON
@@ -32,7 +32,7 @@ def read_json_lines(file: Path) -> list[str]:
         return [json.dumps({n: v for n, v in row.items() if v is not None}) for row in rows]
     except (OSError, TypeError, pyarrow.ArrowException) as error:
         raise InputError(
-            f"{file} cannot be read as Parquet: {one_line(error)}; give a .parquet file of prompts"
+            f"{file} cannot be read as Parquet: {to_one_line(error)}; give a .parquet file of prompts"
         ) from None
 
 

@@ -25,7 +25,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from foretoken.cluster import session
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 from foretoken.server.app import create_app
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, run_engine_process
@@ -108,7 +108,7 @@ class ReplicaHandle:
             self._pipe.set_result(Client(address, authkey=key))
             ray.get(running)
         except Exception as error:  # Ray's own, of every kind, and those of sockets
-            log.warning("a replica ended: %s", one_line(error)[:200])
+            log.warning("a replica ended: %s", to_one_line(error)[:200])
         finally:
             self._close_pipe()
 

@@ -12,7 +12,7 @@ from logging import WARNING
 from pathlib import Path
 from threading import current_thread, main_thread
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 
 LOCAL_RAY = "local"
 OBJECT_STORE_BYTES = 100_000_000  # bytes of Ray's object store, where it is started here: little goes through
@@ -61,7 +61,7 @@ def join(address: str, cpus: int | None = None) -> None:
             )
     except Exception as error:  # of every kind, a plain one where a busy machine is too slow
         remedy = f"; give the address of a running one, or --ray {LOCAL_RAY}"
-        raise InputError(f"Ray at {address!r}: {one_line(error)[:300]}{remedy}") from None
+        raise InputError(f"Ray at {address!r}: {to_one_line(error)[:300]}{remedy}") from None
     if current_thread() is main_thread() and sigterm_handler is not None:
         signal.signal(signal.SIGTERM, sigterm_handler)  # Ray's own ends the process at once, with a dump
 
@@ -132,7 +132,7 @@ def _require_answer(address: str) -> None:
                 if not os.environ.get("RAY_USE_TLS") and answer.read(4)[3:] != SETTINGS_FRAME:
                     raise OSError("something else listens there")
     except OSError as error:
-        reason = error.strerror or one_line(error)
+        reason = error.strerror or to_one_line(error)
         raise InputError(
             f"no Ray answers at {address} ({reason}); start one with ray start --head, or give "
             f"--ray {LOCAL_RAY}"

@@ -32,7 +32,7 @@ class Matcher(Rewindable, Protocol):
         """Scores where no other token is possible than those that the grammar allows."""
         ...
 
-    def forced(self) -> list[int]:
+    def find_forced_tokens(self) -> list[int]:
         """The next tokens, where the grammar leaves no choice."""
         ...
 
@@ -49,13 +49,13 @@ class Chain:
         self._matcher = row.matcher
         self._ahead: list[int] = []  # guesses pushed behind the committed text
 
-    def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
+    def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
         """The scores `[V]` behind the committed text and the draft tokens `ahead`, from the model's
         logits there, which stay as they are.
 
         ControlError where a control leaves no token or fails; it names the control.
         """
-        self._seek(ahead)
+        self._seek(draft_tokens)
         scores = logits.clone()
         for _, control in self.controls:
             scores = control(scores, self.history)
@@ -64,12 +64,12 @@ class Chain:
             raise self._blame(logits)
         return scores if abs(top) <= LARGEST else scores - top  # the same distribution
 
-    def forced(self, ahead: list[int]) -> list[int]:
+    def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
         """The tokens behind `ahead` that the grammar leaves no choice about."""
         if self._matcher is None:
             return []
-        self._seek(ahead)
-        return self._matcher.forced()
+        self._seek(draft_tokens)
+        return self._matcher.find_forced_tokens()
 
     def commit(self, tokens: list[int]) -> None:
         """The text goes on by these."""
@@ -176,8 +176,8 @@ def _banned(params: SamplingParams, row: _Setting) -> Named:
     ends = [token for token in row.stops if token not in row.request.late_eos]
     if params.min_new_tokens and ends:
         yield "min_new_tokens", penalties.Suppressed(ends, until=params.min_new_tokens)
-    if row.request.forced:
-        yield "forced_bos_token_id and forced_eos_token_id", penalties.Forced(row.request.forced)
+    if row.request.find_forced_tokens:
+        yield "forced_bos_token_id and forced_eos_token_id", penalties.Forced(row.request.find_forced_tokens)
 
 
 def _ends(params: SamplingParams, row: _Setting) -> Named:

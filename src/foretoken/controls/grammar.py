@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import ControlError, InputError, one_line
+from foretoken.errors import ControlError, InputError, to_one_line
 from foretoken.sampling.checks import Structured
 from foretoken.shared_cache import SharedCache
 from foretoken.text.decoding import REPLACEMENT, decode
@@ -119,7 +119,7 @@ class Grammar:
         """InputError where no token can begin a text, or none goes on where its forced beginning
         ends. A failure further on is found when a text gets there."""
         first = self.matcher()
-        for token in first.forced():
+        for token in first.find_forced_tokens():
             first.push(token)
         if not first.allowed().any():
             raise _refused(self.kind, "no text of this vocabulary satisfies it")
@@ -193,7 +193,7 @@ class GrammarMatcher:
             raise ControlError(self._stuck()).about("structured")
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
-    def forced(self) -> list[int]:
+    def find_forced_tokens(self) -> list[int]:
         """The tokenizer's spelling of the text that must follow, if any. They are draft tokens:
         other tokens spell that text too, and its last token may go on."""
         if self._forced is None:
@@ -240,7 +240,7 @@ def _lexicon(tokenizer: Any, end: int) -> LLTokenizer:
         lexicon = llguidance.LLTokenizer(spelled(tokenizer), eos_token=end)
     except ValueError as error:
         raise InputError(
-            f"structured output cannot read this tokenizer: {one_line(error)}; leave structured out"
+            f"structured output cannot read this tokenizer: {to_one_line(error)}; leave structured out"
         ) from None
     _require_spelling(lexicon, tokenizer)
     return lexicon
@@ -307,7 +307,7 @@ def source(structured: Structured) -> str:
     try:
         return json.dumps({"grammars": _grammars(kind, text)})
     except (ValueError, RecursionError) as error:
-        raise _refused(kind, one_line(error)) from None
+        raise _refused(kind, to_one_line(error)) from None
 
 
 def _grammars(kind: str, text: str) -> list[dict[str, Any]]:
@@ -334,7 +334,7 @@ def symbol(structured: Structured) -> str:
     try:
         grammars = _grammars(kind, text)
     except (ValueError, RecursionError) as error:
-        raise _refused(kind, one_line(error)) from None
+        raise _refused(kind, to_one_line(error)) from None
     if kind == "json_schema":
         return f"%json {json.dumps(grammars[1]['json_schema'])}"
     return f"%lark {{\n{grammars[0]['lark_grammar'].removesuffix(SETTING)}}}"

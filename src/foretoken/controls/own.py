@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.controls.penalties import History
-from foretoken.errors import ControlError, ForeignError, InputError, RefusedError, one_line, shown
+from foretoken.errors import ControlError, ForeignError, InputError, RefusedError, to_one_line, format_value
 from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
 
@@ -47,7 +47,7 @@ class Own:
             changed = self.processor(ids, scores[None])
         except Exception as error:  # anybody's code
             kind = type(error).__name__
-            raise ControlError(f"processor {name} raised {kind}: {one_line(error)}") from error
+            raise ControlError(f"processor {name} raised {kind}: {to_one_line(error)}") from error
         if not isinstance(changed, Tensor) or changed.shape != (1, len(scores)):
             shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
             raise ControlError(f"processor {name} gave {shape}; it must give (1, {len(scores)})")
@@ -73,7 +73,7 @@ class OwnEnding:
             raise
         except Exception as error:  # anybody's code
             kind = type(error).__name__
-            raise ControlError(f"stopping {name} raised {kind}: {one_line(error)}") from error
+            raise ControlError(f"stopping {name} raised {kind}: {to_one_line(error)}") from error
         return name if over else None
 
     def close(self) -> None:
@@ -121,13 +121,13 @@ def require(params: SamplingParams, target: Model, tokenizer: bool) -> None:
     for name, ids in params.ids().items():
         for token in ids:
             if token >= V:
-                problem = f"{name} names the id {shown(token)}; ids must be in 0..{V - 1}"
+                problem = f"{name} names the id {format_value(token)}; ids must be in 0..{V - 1}"
                 raise InputError(problem).about(name)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         if count is not None and count > V:
             raise InputError(
-                f"{name} is {shown(count)}, but there are {V} tokens; give at most that"
+                f"{name} is {format_value(count)}, but there are {V} tokens; give at most that"
             ).about(name)
     if params.prompt_logprobs is not None and target.encoder_decoder:
         raise RefusedError(

@@ -20,38 +20,38 @@ from numpy.typing import NDArray
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 
-TICK = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
+MIN_FORWARD_SECONDS = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
 
-PLAIN = SamplingParams()
+DEFAULT_PARAMS = SamplingParams()
 Numbers = int | float | NDArray[Any]
-Table = tuple[tuple[int, float], ...]  # ascending; linear between and beyond its points
+CostTable = tuple[tuple[int, float], ...]  # ascending; linear between and beyond its points
 
 
 @dataclass(frozen=True, slots=True)
-class Far:
+class LongContextCosts:
     """The same parts of a step behind a longer text: attention to it takes time, of some kernels
     far more for several tokens than for one."""
 
     context: int  # tokens of the text
-    draft: Table
-    score: Table
+    draft: CostTable
+    score: CostTable
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds of a step's three parts, and the acceptance expected of a new row."""
 
-    draft: Table  # by the number of draft tokens, for one row
-    score: Table  # the target's pass, by the tokens of all rows
-    verify: Table  # what follows the pass, by the same tokens
-    rows: Table = ((1, 1.0),)  # a draft for so many rows, relative to one row
+    draft: CostTable  # by the number of draft tokens, for one row
+    score: CostTable  # the target's pass, by the tokens of all rows
+    verify: CostTable  # what follows the pass, by the same tokens
+    rows: CostTable = ((1, 1.0),)  # a draft for so many rows, relative to one row
     prior: tuple[float, float] = (3.0, 0.8)  # weight, in draft tokens, and alpha
     change: float = 0.0  # what a pass takes more where its size is another than that of the last
     context: int = 0  # tokens of the text behind which all these were measured
-    far: Far | None = None
+    far: LongContextCosts | None = None
 
     @property
-    def sound(self) -> bool:
+    def is_valid(self) -> bool:
         """True where these can be costs, wherever they were read from."""
         weight, alpha = self.prior
         single = ((0, self.change),)
@@ -61,85 +61,85 @@ class Costs:
         if self.far is not None:
             tables += self.far.draft, self.far.score
             positive = positive and self.far.context > self.context
-        return positive and 0 <= alpha <= 1 and all(map(sound, tables))
+        return positive and 0 <= alpha <= 1 and all(map(is_valid_table, tables))
 
     @property
-    def undrafted(self) -> Costs:
+    def without_draft_seconds(self) -> Costs:
         """Where draft tokens cost nothing to make."""
         return replace(self, draft=((0, 0.0),))
 
-    def seconds(self, gamma: int, rows: int = 1) -> float:
+    def step_seconds(self, gamma: int, batch_size: int = 1) -> float:
         """A step in which each of `rows` rows makes `gamma` guesses."""
-        n = rows * (gamma + 1)
-        return float(self.drafting(gamma, rows * gamma, rows) + self.passing(n, n))
+        n = batch_size * (gamma + 1)
+        return float(self.draft_seconds(gamma, batch_size * gamma, batch_size) + self.target_seconds(n, n))
 
-    def drafting(self, depth: Numbers, draft_tokens: Numbers, rows: int) -> Numbers:
+    def draft_seconds(self, depth: Numbers, num_draft_tokens: Numbers, batch_size: int) -> Numbers:
         """A draft of so many draft tokens, `depth` of them for the row that has most of `rows`."""
-        share = (at(self.rows, rows) - 1) / max(1, rows - 1)  # of a pass, for every row but one
-        extra = np.maximum(draft_tokens / np.maximum(depth, 1) - 1, 0)
-        return at(self.draft, depth) * (1 + share * extra)
+        share = (interpolate(self.rows, batch_size) - 1) / max(1, batch_size - 1)  # of a pass, for every row but one
+        extra = np.maximum(num_draft_tokens / np.maximum(depth, 1) - 1, 0)
+        return interpolate(self.draft, depth) * (1 + share * extra)
 
-    def passing(self, positions: Numbers, judged: Numbers) -> Numbers:
+    def target_seconds(self, positions: Numbers, num_verified: Numbers) -> Numbers:
         """The target's pass, and what follows it for the positions that are judged."""
-        return at(self.score, positions) + at(self.verify, judged)
+        return interpolate(self.score, positions) + interpolate(self.verify, num_verified)
 
     @property
     def c(self) -> float:
         """T_q / T_p (Definition 3.7), T_q from the longest draft; 0 without a measured draft."""
         longest, seconds = self.draft[-1]
-        return float(seconds / longest / at(self.score, 1)) if longest else 0.0
+        return float(seconds / longest / interpolate(self.score, 1)) if longest else 0.0
 
     def v(self, n: int) -> float:
         """A pass over n tokens and what follows it, relative to plain decoding."""
-        plain = at(self.score, 1) + at(self.verify, 1)
-        return float((at(self.score, n) + at(self.verify, n)) / plain)
+        plain = interpolate(self.score, 1) + interpolate(self.verify, 1)
+        return float((interpolate(self.score, n) + interpolate(self.verify, n)) / plain)
 
-    def among(self, steps: list[StepRecord], draft_tokens: list[int], rows: int) -> Costs:
+    def extend_to_batch(self, steps: list[StepRecord], num_draft_tokens: list[int], batch_size: int) -> Costs:
         """These costs, extended by steps of `rows` rows, as one of the rows that guessed most tells
         of them, with so many `draft_tokens` of all in each."""
-        positions = [rows + count for count in draft_tokens]
-        score = dict(self.score) | dict(_medians("score_seconds", steps, positions))
-        verify = dict(self.verify) | dict(_medians("verify_seconds", steps, positions))
-        longest, seconds = _medians("draft_seconds", steps, [step.drafted for step in steps])[-1]
-        drafting = at(self.draft, longest)
+        positions = [batch_size + count for count in num_draft_tokens]
+        score = dict(self.score) | dict(_compute_medians("score_seconds", steps, positions))
+        verify = dict(self.verify) | dict(_compute_medians("verify_seconds", steps, positions))
+        longest, seconds = _compute_medians("draft_seconds", steps, [step.drafted for step in steps])[-1]
+        drafting = interpolate(self.draft, longest)
         ratio = max(1.0, seconds / drafting) if longest and drafting > 0 else 1.0
         return replace(
             self,
-            score=_rising(score),
+            score=_make_rising(score),
             verify=tuple(sorted(verify.items())),
-            rows=((1, 1.0), (rows, float(ratio))),
+            rows=((1, 1.0), (batch_size, float(ratio))),
         )
 
 
 @lru_cache(256)
-def behind(costs: Costs, context: int, rows: int = 1) -> Costs:
+def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
     """The costs of steps of `rows` rows behind texts of so many tokens: in proportion, by those
     behind a longer text."""
-    near, far = costs, costs.far
-    if far is None or context <= near.context:
+    short, long = costs, costs.far
+    if long is None or context <= short.context:
         return costs
-    share = (context - near.context) / (far.context - near.context)
+    share = (context - short.context) / (long.context - short.context)
 
-    def more(there: Table, here: Table, x: float) -> float:
-        return share * max(0.0, float(at(there, x) - at(here, x)))
+    def more(there: CostTable, here: CostTable, x: float) -> float:
+        return share * max(0.0, float(interpolate(there, x) - interpolate(here, x)))
 
-    score = ((n, t + rows * more(far.score, near.score, max(1, n / rows))) for n, t in near.score)
-    draft = ((n, t + more(far.draft, near.draft, n)) for n, t in near.draft)
-    return replace(near, score=_rising(dict(score)), draft=tuple(draft))
+    score = ((n, t + batch_size * more(long.score, short.score, max(1, n / batch_size))) for n, t in short.score)
+    draft = ((n, t + more(long.draft, short.draft, n)) for n, t in short.draft)
+    return replace(short, score=_make_rising(dict(score)), draft=tuple(draft))
 
 
-def of(steps: list[StepRecord]) -> Costs:
+def costs_from_steps(steps: list[StepRecord]) -> Costs:
     """Costs from steps of one row, at least one."""
     draft_tokens = [step.drafted for step in steps]
     positions = [1 + count for count in draft_tokens]
     return Costs(
-        draft=_medians("draft_seconds", steps, draft_tokens),
-        score=_rising(dict(_medians("score_seconds", steps, positions))),
-        verify=_medians("verify_seconds", steps, positions),
+        draft=_compute_medians("draft_seconds", steps, draft_tokens),
+        score=_make_rising(dict(_compute_medians("score_seconds", steps, positions))),
+        verify=_compute_medians("verify_seconds", steps, positions),
     )
 
 
-def _rising(table: dict[int, float]) -> Table:
+def _make_rising(table: dict[int, float]) -> CostTable:
     """A pass takes no longer than a larger one: one that seems to was disturbed, and is told from
     those around it. With the larger one's time, draft tokens in between would seem free."""
     sizes, rising = sorted(table), list[int]()
@@ -147,16 +147,16 @@ def _rising(table: dict[int, float]) -> Table:
         if not rising or table[n] <= table[rising[-1]]:
             rising.append(n)
     rising.reverse()
-    times = [max(table[n], TICK) for n in rising]
+    times = [max(table[n], MIN_FORWARD_SECONDS) for n in rising]
     if rising[0] > sizes[0] and len(rising) > 1:
         slope = (times[1] - times[0]) / (rising[1] - rising[0])
-        least = times[0] * sizes[0] / rising[0]  # a token of a pass takes no less in a smaller one
-        times.insert(0, max(TICK, least, times[0] - slope * (rising[0] - sizes[0])))
+        proportional = times[0] * sizes[0] / rising[0]  # a token of a pass takes no less in a smaller one
+        times.insert(0, max(MIN_FORWARD_SECONDS, proportional, times[0] - slope * (rising[0] - sizes[0])))
         rising.insert(0, sizes[0])
     return tuple(zip(sizes, np.interp(sizes, rising, times).tolist(), strict=True))
 
 
-def _medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Table:
+def _compute_medians(name: str, steps: list[StepRecord], sizes: list[int]) -> CostTable:
     """The medians of what steps of each size took."""
     groups: dict[int, list[float]] = {}
     for step, size in zip(steps, sizes, strict=True):
@@ -164,7 +164,7 @@ def _medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Table:
     return tuple((size, median_low(groups[size])) for size in sorted(groups))
 
 
-def at(table: Table, x: Numbers) -> Numbers:
+def interpolate(table: CostTable, x: Numbers) -> Numbers:
     """The table at x, continued beyond its end with the slope of its last half, but never falling:
     between its last two points alone, noise would be the slope."""
     sizes, values = zip(*table, strict=True)
@@ -174,20 +174,20 @@ def at(table: Table, x: Numbers) -> Numbers:
     return np.interp(x, sizes, values) + max(0.0, slope) * np.maximum(x - sizes[-1], 0)
 
 
-KINDS = ("greedy", "sampled")  # of sampling, which cost differently
+SAMPLING_KINDS = ("greedy", "sampled")  # of sampling, which cost differently
 
 
-def kind(params: SamplingParams) -> str:
+def sampling_kind(params: SamplingParams) -> str:
     return "greedy" if params.greedy else "sampled"
 
 
-def dearest(params: list[SamplingParams]) -> SamplingParams:
+def select_costliest(params: list[SamplingParams]) -> SamplingParams:
     """The params that cost most, with nothing but how they make a distribution."""
-    most = max(params, key=lambda each: (not each.greedy, each.standard[1:] != PLAIN.standard[1:]))
-    return SamplingParams(**most.standard._asdict())
+    costliest = max(params, key=lambda each: (not each.greedy, each.standard[1:] != DEFAULT_PARAMS.standard[1:]))
+    return SamplingParams(**costliest.standard._asdict())
 
 
-def sound(table: Table) -> bool:
+def is_valid_table(table: CostTable) -> bool:
     """Tell whether it holds finite seconds, not below 0, by ascending sizes."""
     rising = all(a < b for (a, _), (b, _) in pairwise(table))
     return bool(table) and rising and all(isfinite(value) and value >= 0 for _, value in table)

@@ -18,9 +18,9 @@ from foretoken.errors import InputError
 from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.sampling.distributions import mended
+from foretoken.sampling.distributions import mask_invalid
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 
 class BorrowingModel(Protocol):
@@ -101,13 +101,13 @@ class AssistantDrafter(Drafter):
         if not on:
             return pack([[] for _ in gamma])
         state = torch.stack([x for x in (self.texts[b].state for b in on) if x is not None])
-        ids = [sent(torch.tensor([text.last for text in self.texts]), state.device)]
+        ids = [send(torch.tensor([text.last for text in self.texts]), state.device)]
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
         self.network.begin(on)
         for i in range(max(budget)):
             logits, state = self.network.step(self.embedding(ids[-1][on]), state)
-            logits, top = mended(_spread(logits, on, len(gamma)))
+            logits, top = mask_invalid(_spread(logits, on, len(gamma)))
             token, q = draw.sample(logits, i)
             ids.append(token)
             tops.append(top)

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import InputError, RefusedError, format_value
 from foretoken.models.base import ChainedTokens, Model, Component, TokenChoice
 from foretoken.models.guidance import GuidedModel
-from foretoken.sampling.distributions import OFF, SamplingParams, known_finite
+from foretoken.sampling.distributions import EXTRA_WARPERS_OFF, SamplingParams, is_known_finite
 from foretoken.sampling.draw import Draw
 
 
@@ -336,7 +336,7 @@ def require_rewind(gamma: int, *owners: object) -> None:
     for model in parts_of(*owners):
         if isinstance(model, Model) and model.max_rewind is not None and gamma >= model.max_rewind:
             raise InputError(
-                f"gamma is {shown(gamma)}, but the model's states go back by {model.max_rewind} "
+                f"gamma is {format_value(gamma)}, but the model's states go back by {model.max_rewind} "
                 "tokens; give less"
             )
 
@@ -405,16 +405,16 @@ def choice(
     if all(each.greedy for each in rules):
         return TokenChoice(V, ids)
     first = rules[0].standard
-    if first[4:] != OFF or any(each.greedy or each.standard != first for each in rules):
+    if first[4:] != EXTRA_WARPERS_OFF or any(each.greedy or each.standard != first for each in rules):
         return None
-    return TokenChoice(V, ids, first[:4], draw.for_draft_tokens(G))
+    return TokenChoice(V, ids, first[:4], draw.draft_numbers(G))
 
 
 def chained(made: ChainedTokens, budget: list[int], calls: int, draw: Draw) -> Draft:
     """Return the draft of tokens that were made in one call, of which draw then knows the masses of
     what they were drawn from."""
     draw.masses += [] if made.q is None else made.masses.unbind(1)
-    tops = None if known_finite(made.tops) else made.tops
+    tops = None if is_known_finite(made.tops) else made.tops
     return Draft(made.tokens, _counted(budget), made.q, calls, tops)
 
 

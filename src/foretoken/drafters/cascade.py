@@ -24,12 +24,12 @@ from foretoken.errors import NumericsError
 from foretoken.models.base import Blocks, Model, Scorer, require_model
 from foretoken.models.draft_sequences import DraftSequences
 from foretoken.models.row_slots import list_remaining_rows
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.checks import Count
-from foretoken.sampling.draw import Draw, Shaping
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import COUPLED, choose
-from foretoken.sampling.verify import block
+from foretoken.sampling.draw import Draw, LogitShaper
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import COUPLED_VERIFIER, make_verifier
+from foretoken.sampling.acceptance_rules import block
 from foretoken.step import step
 
 
@@ -82,15 +82,15 @@ class CascadeDrafter(Drafter):
         self._draft_tokens += [[] for _ in prompts]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        tasks = zip(self._sequences.token_ids, self._sequences.compute_budgets(gamma), draw.within(), strict=True)
+        tasks = zip(self._sequences.token_ids, self._sequences.compute_budgets(gamma), draw.derive_keys(), strict=True)
         rows = [_row(*task, b, draw) for b, task in enumerate(tasks)]
         # in coupled mode the middle model meets the target's own noise
-        verifier = COUPLED if draw.coupled else choose(block)
+        verifier = COUPLED_VERIFIER if draw.coupled else make_verifier(block)
         target = _Middle(self._sequences, rows)
         distributions: list[list[Tensor]] = [[] for _ in rows]
         calls = 0
         while any(map(_open, rows)):
-            gammas = [min(self.gamma, row.room - 1) if _open(row) else 0 for row in rows]
+            gammas = [min(self.gamma, row.num_remaining - 1) if _open(row) else 0 for row in rows]
             try:
                 p = step(rows, target, self.drafter, verifier, gammas)
             except NumericsError as error:
@@ -102,7 +102,7 @@ class CascadeDrafter(Drafter):
                 continue
             if p is not None:
                 for b, row in enumerate(rows):
-                    distributions[b].append(p[b, : len(row.records[-1].kept)])
+                    distributions[b].append(p[b, : len(row.records[-1].new_tokens)])
             calls += 1
         self._draft_tokens = [row.new_tokens for row in rows]
         q = (
@@ -147,7 +147,7 @@ class _Middle(Scorer):
     """The middle model as the inner step's target: what its cache lacks of a row is read first,
     and rows that have all their draft tokens rest."""
 
-    def __init__(self, reader: DraftSequences, rows: list[Row]) -> None:
+    def __init__(self, reader: DraftSequences, rows: list[SequenceState]) -> None:
         self.model, self.cached, self.rows = reader.model, reader.num_cached, rows
         self.vocab_size, self.device = self.model.vocab_size, self.model.device
 
@@ -171,33 +171,33 @@ class _Middle(Scorer):
 class _Ahead:
     """A row's controls as the inner step meets them: its text is draft tokens of the outer one."""
 
-    def __init__(self, controls: Shaping, before: list[int]) -> None:
+    def __init__(self, controls: LogitShaper, before: list[int]) -> None:
         self.controls, self.V, self.text = controls, controls.V, list(before)
 
-    def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
-        return self.controls.shape(logits, [*self.text, *ahead])
+    def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
+        return self.controls.shape(logits, [*self.text, *draft_tokens])
 
-    def forced(self, ahead: list[int]) -> list[int]:
-        return self.controls.forced([*self.text, *ahead])
+    def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
+        return self.controls.find_forced_tokens([*self.text, *draft_tokens])
 
     def commit(self, tokens: list[int]) -> None:
         self.text += tokens
 
 
-def _row(text: list[int], draft_tokens: int, key: RowKey, b: int, draw: Draw) -> Row:
+def _row(text: list[int], draft_tokens: int, key: SequenceKey, b: int, draw: Draw) -> SequenceState:
     """A row of the inner step, which makes row b's guesses; nothing is reported of it."""
     params, controls = draw.params[b], draw.controls[b]
     if params.logprobs is not None:
         params = replace(params, logprobs=None, logprobs_of="raw")
-    row = Row.of(Request(text, draft_tokens, key, params=params))
+    row = SequenceState.from_request(Request(text, draft_tokens, key, params=params))
     if controls is not None:
-        row.controls = _Ahead(controls, draw.before[b])
+        row.controls = _Ahead(controls, draw.previous_draft_tokens[b])
     return row
 
 
-def _open(row: Row) -> bool:
+def _open(row: SequenceState) -> bool:
     """Tell whether a row of the inner step goes on."""
-    return row.finish_reason is None and row.room > 0
+    return row.finish_reason is None and row.num_remaining > 0
 
 
 def _agreed(draft_tokens: list[int], tokens: list[int]) -> int:

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.drafters.base import Draft, Drafter, drawn, pack, widened
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, format_value
 from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.hidden_states import append_new_states
-from foretoken.sampling.distributions import SamplingParams, mended
+from foretoken.sampling.distributions import SamplingParams, mask_invalid
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import listed, sent
+from foretoken.transfer import to_list, send
 
 AHEAD = 32  # states of a row that drafts nothing, from which on they are read all the same
 WORTH = 0.2  # chance that a guess is judged and accepted, below which it costs more than it brings
@@ -111,7 +111,7 @@ class TwoWays:
         """Count what was right, by the tokens that each row gained and how many guesses it had."""
         for i, ways in enumerate(self.tried):
             for way, ids in ways.items():
-                rows = zip(listed(ids), lengths, tokens, strict=True)
+                rows = zip(to_list(ids), lengths, tokens, strict=True)
                 self.right[i, way] += sum(i < min(n, len(x)) and x[i] == y for y, n, x in rows)
         self.tried = []
 
@@ -136,7 +136,7 @@ class BlockDrafter(Drafter):
         self.lengths: list[int] = []  # of the last blocks
         if model.ids is not None and int(model.ids.max()) >= target.vocab_size:
             raise InputError(
-                f"the draft guesses id {shown(int(model.ids.max()))}, the target has "
+                f"the draft guesses id {format_value(int(model.ids.max()))}, the target has "
                 f"{target.vocab_size} tokens; give a draft for this target"
             )
 
@@ -195,12 +195,12 @@ class BlockDrafter(Drafter):
         for i in range(max(budget)):
             scores, sure, memory = self.blocks.condition_on_previous(states[:, i], logits[:, i], before, memory)
             if sure is not None:  # before token i is drawn, by those before it alone
-                chances = [c * s for c, s in zip(chances, listed(sure), strict=True)]
+                chances = [c * s for c, s in zip(chances, to_list(sure), strict=True)]
                 pairs = zip(lengths, chances, strict=True)
                 lengths = [n if c >= WORTH else min(n, i) for n, c in pairs]
                 if max(lengths) <= i:
                     break
-            scores, top = mended(scores)
+            scores, top = mask_invalid(scores)
             before, q = self._sample(draw, scores, i)
             ids.append(before)
             tops.append(top)
@@ -218,7 +218,7 @@ class BlockDrafter(Drafter):
     def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
         ids, V, chained = self.blocks.ids, self.target.vocab_size, self.blocks.chained
         if ids is not None:
-            ids = self.blocks.ids = sent(ids, logits.device)  # where they stay
+            ids = self.blocks.ids = send(ids, logits.device)  # where they stay
         if draw.coupled and not chained:
             return self.ways.sample(draw, widened(logits, ids, V), i)
         return drawn(draw, logits, i, ids, V, None if chained else LIKELIEST)

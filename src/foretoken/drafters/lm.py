@@ -9,9 +9,9 @@ from foretoken.drafters.base import Draft, Drafter, certain, chained, choice, dr
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, require_model
 from foretoken.models.draft_sequences import DraftSequences
-from foretoken.sampling.distributions import SamplingParams, mended, peaks
+from foretoken.sampling.distributions import SamplingParams, mask_invalid, find_peaks
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import listed
+from foretoken.transfer import to_list
 
 
 class LMDrafter(Drafter):
@@ -113,7 +113,7 @@ class LMDrafter(Drafter):
             need = [int(g > i) for g in budget]
             logits = self.model.score(feed, need)[:, 0]
             logits = logits if logits.shape[1] <= V else logits[:, :V]  # no other id is drawn
-            logits, top = mended(logits)
+            logits, top = mask_invalid(logits)
             tops.append(top)
             draft_token, q = drawn(draw, logits, i, None, V, self.params)
             ids.append(draft_token)
@@ -138,7 +138,7 @@ class LMDrafter(Drafter):
         """One more token for every row that goes on; where it can, it stays on its device."""
         if self.model.capabilities.tensors:
             return ids[:, None]
-        tokens: list[int] = listed(ids)
+        tokens: list[int] = to_list(ids)
         return [[token] if on else [] for token, on in zip(tokens, active, strict=True)]
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -165,7 +165,7 @@ def token_by_token(
     made, logits = [list[int]() for _ in counts], [list[float]() for _ in counts]
     for i in range(max(counts)):
         need = [int(count > i) for count in counts]
-        best = zip(*peaks(model.score(blocks, need), V), need, strict=True)
+        best = zip(*find_peaks(model.score(blocks, need), V), need, strict=True)
         for b, (x, top, on) in enumerate(best):
             made[b].extend(x if on else [])
             logits[b].extend(top if on else [])

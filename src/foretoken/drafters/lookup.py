@@ -107,12 +107,12 @@ class Repeats:
         self._text = _Text(request.prompt, request.source or [], request.salt)
         self._read: list[int] = []
 
-    def after(self, text: list[int], most: int) -> list[int]:
-        common = len(self._read) if text[: len(self._read)] == self._read else 0
+    def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
+        common = len(self._read) if new_tokens[: len(self._read)] == self._read else 0
         self._text.unread(len(self._read) - common)
-        self._text.read(text[common:])
-        self._read = list(text)
-        return self._text.propose(most, least=LEAST)
+        self._text.read(new_tokens[common:])
+        self._read = list(new_tokens)
+        return self._text.propose(max_tokens, least=LEAST)
 
 
 class _Text:

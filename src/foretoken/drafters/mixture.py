@@ -22,9 +22,9 @@ from foretoken.drafters.base import (
     require_vocabulary,
     rewinding,
 )
-from foretoken.errors import InputError, whole
+from foretoken.errors import InputError, is_whole_number
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import listed
+from foretoken.transfer import to_list
 
 
 class MixtureDrafter(Drafter):
@@ -62,7 +62,7 @@ class MixtureDrafter(Drafter):
             )
         counts = [most for _, most in parts]
         numbers = counts[:-1] if counts and counts[-1] is None else counts
-        if not parts or any(not whole(n) or (n or 0) < 1 for n in numbers):
+        if not parts or any(not is_whole_number(n) or (n or 0) < 1 for n in numbers):
             raise InputError(
                 f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
             )
@@ -139,7 +139,7 @@ class KnownTokensDrafter(_ForOneStep):
         if not any(budget):
             return draft
         drafts = [draft, self.drafter.propose(budget, draw)]
-        drafted = zip(listed(drafts[1].tokens), listed(drafts[1].lengths), strict=True)
+        drafted = zip(to_list(drafts[1].tokens), to_list(drafts[1].lengths), strict=True)
         draft_tokens = [x or ids[:n] for x, (ids, n) in zip(self.given, drafted, strict=True)]
         packed = pack(draft_tokens, joined(drafts), drafts[1].calls)
         return replace(packed, tops=joined_tops(drafts), predicted=self.predicted)
@@ -159,7 +159,7 @@ class FirstRowsDrafter(_ForOneStep):
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         if not self.count:
             return pack([[] for _ in gamma])
-        draft = self.drafter.propose(gamma[: self.count], draw.of([*range(self.count)]))
+        draft = self.drafter.propose(gamma[: self.count], draw.select([*range(self.count)]))
         more = len(gamma) - self.count
         return replace(
             draft,
@@ -187,13 +187,13 @@ def _continue(
         return drafter.propose(gammas, draw)
     counts = [len(x) for x in draft_tokens]
     drafter.commit([list(x) for x in draft_tokens])
-    draft = drafter.propose(gammas, draw.after(draft_tokens))
+    draft = drafter.propose(gammas, draw.continue_after(draft_tokens))
     drafter.rewind(counts)
     return draft
 
 
 def _extend(draft_tokens: list[list[int]], draft: Draft) -> None:
-    for x, ids, n in zip(draft_tokens, listed(draft.tokens), listed(draft.lengths), strict=True):
+    for x, ids, n in zip(draft_tokens, to_list(draft.tokens), to_list(draft.lengths), strict=True):
         x += ids[:n]
 
 
@@ -210,7 +210,7 @@ def joined(drafts: list[Draft]) -> Tensor | None:
     for draft in drafts:
         x = draft.tokens.to(like.device)
         q = x[..., None] == ids if draft.q is None else draft.q
-        for row, distribution, n in zip(rows, q.to(like), listed(draft.lengths), strict=True):
+        for row, distribution, n in zip(rows, q.to(like), to_list(draft.lengths), strict=True):
             row.append(distribution[:n])
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)
 
@@ -223,6 +223,6 @@ def joined_tops(drafts: list[Draft]) -> Tensor | None:
     rows: list[list[Tensor]] = [[] for _ in drafts[0].lengths]
     for draft in drafts:
         tops = torch.zeros(draft.tokens.shape) if draft.tops is None else draft.tops.cpu()
-        for row, top, n in zip(rows, tops, listed(draft.lengths), strict=True):
+        for row, top, n in zip(rows, tops, to_list(draft.lengths), strict=True):
             row.append(top[:n])
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)

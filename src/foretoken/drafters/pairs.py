@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.drafters.base import Draft, Drafter, certain, chained, choice, drawn, pack
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, format_value
 from foretoken.models.base import ChainedTokens, Model, HiddenStateDraftModel, TokenChoice
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, list_remaining_rows
 from foretoken.models.hidden_states import append_new_states
-from foretoken.sampling.distributions import mended, peaks
+from foretoken.sampling.distributions import mask_invalid, find_peaks
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import listed, sent
+from foretoken.transfer import to_list, send
 
 AHEAD = 32  # pairs of a row that drafts nothing, from which on they are read all the same: a page
 
@@ -99,7 +99,7 @@ class PairsDrafter(Drafter):
         self._chains = decoder.capabilities.chain
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(
-                f"the draft guesses id {shown(int(ids.max()))}, the target has "
+                f"the draft guesses id {format_value(int(ids.max()))}, the target has "
                 f"{target.vocab_size} tokens; give a draft for this target"
             )
 
@@ -171,7 +171,7 @@ class PairsDrafter(Drafter):
             if i:
                 last = [ids[-1] if ids else 0 for ids in made]
                 logits = self._follow(last, [int(g > i) for g in budget])
-            best, tops = peaks(logits[:, :1])
+            best, tops = find_peaks(logits[:, :1])
             for b, g in enumerate(budget):
                 if g > i:
                     ((x,), (top,)) = best[b], tops[b]
@@ -185,8 +185,8 @@ class PairsDrafter(Drafter):
         tops: list[Tensor] = []
         for i in range(max(budget)):
             if i:
-                logits = self._follow(listed(ids[-1]), [int(g > i) for g in budget])
-            logits, top = mended(logits[:, 0])
+                logits = self._follow(to_list(ids[-1]), [int(g > i) for g in budget])
+            logits, top = mask_invalid(logits[:, 0])
             token, q = drawn(draw, logits, i, self.ids, self.target.vocab_size)
             ids.append(token)
             tops.append(top)
@@ -262,7 +262,7 @@ class PairsDrafter(Drafter):
         return self.decoder.score(blocks, need)
 
     def _give(self, blocks: list[list[int]], tokens: Tensor, states: Tensor) -> None:
-        embedded = self.embedding(sent(tokens, states.device)).to(states.dtype)
+        embedded = self.embedding(send(tokens, states.device)).to(states.dtype)
         pairs = torch.cat([embedded, states], -1)
         self.decoder.set_next_pairs(pairs, [len(block) for block in blocks])
 

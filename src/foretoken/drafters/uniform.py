@@ -11,7 +11,7 @@ import torch
 from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.sampling.checks import Count
 from foretoken.sampling.distributions import running_sum
-from foretoken.transfer import listed
+from foretoken.transfer import to_list
 
 
 class UniformDrafter(Drafter):
@@ -49,7 +49,7 @@ class UniformDrafter(Drafter):
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         B, G = len(gamma), max(gamma, default=0)
         distributions, cdf = self.distribution.expand(B, -1), self.cdf.expand(B, -1).contiguous()
-        columns = [listed(draw(distributions, i, cdf)) for i in range(G)]
+        columns = [to_list(draw(distributions, i, cdf)) for i in range(G)]
         draft_tokens = [[ids[b] for ids in columns[: gamma[b]]] for b in range(B)]
         return pack(draft_tokens, distributions[:, None].expand(-1, G, -1))
 

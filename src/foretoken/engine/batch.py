@@ -17,17 +17,17 @@ import torch
 from foretoken.drafters.base import Drafter, parts_of, require_apart
 from foretoken.drafters.mixture import FirstRowsDrafter, KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
+from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
 from foretoken.lease import Lease
 from foretoken.models.base import Model
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS as PASS
-from foretoken.request import Row
-from foretoken.sampling.distributions import working
+from foretoken.request import SequenceState
+from foretoken.sampling.distributions import working_dtype
 from foretoken.sampling.logprobs import logprobs
 from foretoken.sampling.verifier import Verifier
 from foretoken.step import step
 
-CHUNK = 32  # positions of a prompt in a pass whose logits are all needed: they take much memory
+PROMPT_LOGPROBS_CHUNK_TOKENS = 32  # positions of a prompt in a pass whose logits are all needed: they take much memory
 
 
 class Batch:
@@ -36,29 +36,29 @@ class Batch:
     def __init__(self, target: Model, drafter: Drafter) -> None:
         require_apart(target, drafter)
         self.target, self.drafter = target, drafter
-        self.rows: list[Row] = []  # in the models' order
-        self.keeping = [
+        self.seqs: list[SequenceState] = []  # in the models' order
+        self.prefix_caching_parts = [
             part
             for part in parts_of(target, drafter)
             if isinstance(part, Drafter) or part.capabilities.prefix_cache
         ]
         # the target, if it reads long rows in another way
-        self._switches = target if target.max_context != target.context else None
-        self._reads_target = any(part.reads_target for part in parts_of(drafter))
+        self._switching_target = target if target.max_context != target.context else None
+        self._drafter_reads_target = any(part.reads_target for part in parts_of(drafter))
         self._lease: Lease | None = None  # while there are rows
-        self._stepped = 0  # of the first rows: they have taken a step since they joined
+        self._num_stepped = 0  # of the first rows: they have taken a step since they joined
 
     @property
-    def outgrown(self) -> list[Row]:
+    def outgrown_seqs(self) -> list[SequenceState]:
         """Rows that have to leave and join again: the target reads so long a text otherwise."""
-        if self._switches is None:
+        if self._switching_target is None:
             return []
-        rows = zip(self.rows, self._switches.long, strict=True)
-        return [row for row, long in rows if self._is_long(row) and not long]
+        seqs = zip(self.seqs, self._switching_target.long, strict=True)
+        return [seq for seq, long in seqs if self._is_long(seq) and not long]
 
-    def _is_long(self, row: Row) -> bool:
-        context = None if self._switches is None else self._switches.context
-        return context is not None and len(row.tokens) > context
+    def _is_long(self, seq: SequenceState) -> bool:
+        context = None if self._switching_target is None else self._switching_target.context
+        return context is not None and len(seq.tokens) > context
 
     @property
     def drafts(self) -> bool:
@@ -67,7 +67,7 @@ class Batch:
         return self._lease is not None and (none or self._lease.drafter is self.drafter)
 
     def join(
-        self, rows: list[Row], *, drafts: bool = True, read: bool = True, behind: bool = False
+        self, seqs: list[SequenceState], *, drafts: bool = True, prefill: bool = True, defer_drafter: bool = False
     ) -> None:
         """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
         read it. A row that is alone has as much of its end left as fits a pass, which the first
@@ -76,224 +76,224 @@ class Batch:
         drafts nothing for them: no first token waits for it."""
         if self._lease is None:
             self._lease = Lease(self.target, self.drafter if drafts else NoDrafter())
-            self._lease.take()
-            keep_freed()
+            self._lease.acquire()
+            retain_freed_memory()
         start = perf_counter()
-        with threads(self.target):
-            for some in self._alike(rows):
-                self._announce(some[0])
-                self._start(some, read)
-                self.rows = [*self.rows, *some]
-                _mark_in_batch(some, True)
+        with limit_torch_threads(self.target):
+            for group in self._group_alike(seqs):
+                self._prepare_join(group[0])
+                self._start_target(group, prefill)
+                self.seqs = [*self.seqs, *group]
+                _mark_in_batch(group, True)
             seconds = perf_counter() - start
-            if not behind or self._reads_target or any(row.records for row in rows):
+            if not defer_drafter or self._drafter_reads_target or any(seq.records for seq in seqs):
                 self.join_drafter()
-                self._join_drafter(self.rows[self._lease.drafted :], [])
-        for row in rows:
-            row.began = row.began or start
-            row.prefill_seconds += seconds
+                self._join_drafter(self.seqs[self._lease.num_drafted :], [])
+        for seq in seqs:
+            seq.start_time = seq.start_time or start
+            seq.prefill_seconds += seconds
 
-    def step(self, verifier: Verifier, gamma: list[int], reads: list[int] | None = None) -> None:
+    def step(self, verifier: Verifier, gamma: list[int], num_scheduled: list[int] | None = None) -> None:
         """Advance the rows, by `gamma` draft tokens at most, which are trimmed near their ends;
         those that finish leave. `reads`: as `step.step` takes them, but all rows may keep something
         for later."""
         assert self._lease is not None and self._lease.drafter is not None
-        reads = [row.pending for row in self.rows] if reads is None else reads
-        telling = [row.telling for row in self.rows]
-        reads = [0 if t else count for t, count in zip(telling, reads, strict=True)]
-        open_ = [row.pending <= count for row, count in zip(self.rows, reads, strict=True)]
-        limits = zip(gamma, open_, self.rows, strict=True)
-        trimmed = [min(g, self._most(row)) if ready else 0 for g, ready, row in limits]
+        num_scheduled = [seq.num_pending for seq in self.seqs] if num_scheduled is None else num_scheduled
+        scored = [seq.needs_prompt_logprobs for seq in self.seqs]
+        num_scheduled = [0 if t else count for t, count in zip(scored, num_scheduled, strict=True)]
+        complete = [seq.num_pending <= count for seq, count in zip(self.seqs, num_scheduled, strict=True)]
+        limits = zip(gamma, complete, self.seqs, strict=True)
+        trimmed = [min(g, self._limit_gamma(seq)) if ready else 0 for g, ready, seq in limits]
         self.join_drafter()
-        with threads(self.target):
-            if any(telling):
-                self._tell(telling)
-            if any(open_):
-                step(self.rows, self.target, self._given_drafter(trimmed), verifier, trimmed, reads)
+        with limit_torch_threads(self.target):
+            if any(scored):
+                self._compute_prompt_logprobs(scored)
+            if any(complete):
+                step(self.seqs, self.target, self._select_drafter(trimmed), verifier, trimmed, num_scheduled)
             else:
-                self._read(reads)
-        for row in self.rows:
-            row.seconds = perf_counter() - row.began
-            if row.records and not row.first_seconds:
-                row.first_seconds = row.read_seconds = row.seconds
-        self._stepped = len(self.rows)
-        self.leave([row for row in self.rows if row.finish_reason])
+                self._prefill_chunks(num_scheduled)
+        for seq in self.seqs:
+            seq.seconds = perf_counter() - seq.start_time
+            if seq.records and not seq.first_seconds:
+                seq.first_seconds = seq.prefill_end_seconds = seq.seconds
+        self._num_stepped = len(self.seqs)
+        self.leave([seq for seq in self.seqs if seq.finish_reason])
 
-    def grade(self) -> None:
+    def update_grades(self) -> None:
         """Note in each row how far its next draft tokens are to be trusted, before their number is
         chosen."""
         if self.drafter.priors and self._lease and self._lease.drafter is self.drafter:
             # rows that have not joined it yet keep what they have
-            for row, grade in zip(self.rows, self.drafter.grades(), strict=False):
-                row.grade = grade
+            for seq, grade in zip(self.seqs, self.drafter.grades(), strict=False):
+                seq.grade = grade
 
     @property
-    def undrafted(self) -> list[Row]:
+    def seqs_awaiting_drafter(self) -> list[SequenceState]:
         """Rows that have taken a step, and that the drafter is to read before the next one."""
-        return self.rows[self._lease.drafted : self._stepped] if self._lease else []
+        return self.seqs[self._lease.num_drafted : self._num_stepped] if self._lease else []
 
     def join_drafter(self) -> None:
         """They join the drafter with their prompts, and go on by what they have gained since."""
-        rows = self.undrafted
-        if rows:
-            with threads(self.target):
-                self._join_drafter(rows, [row.new_tokens for row in rows])
+        seqs = self.seqs_awaiting_drafter
+        if seqs:
+            with limit_torch_threads(self.target):
+                self._join_drafter(seqs, [seq.new_tokens for seq in seqs])
 
-    def unread(self, row: Row) -> int:
+    def count_prefill_tokens(self, seq: SequenceState) -> int:
         """Count the tokens of a joining row that need a prefill."""
-        self._announce(row)
-        return len(row.tokens) - 1 - self._known(row.tokens[:-1])
+        self._prepare_join(seq)
+        return len(seq.tokens) - 1 - self._count_cached(seq.tokens[:-1])
 
-    def leave(self, rows: list[Row]) -> None:
+    def leave(self, seqs: list[SequenceState]) -> None:
         """Rows leave, finished or not."""
-        leaving = {id(row) for row in rows}
-        places = [b for b, row in enumerate(self.rows) if id(row) in leaving]
-        if self._lease is not None and places:
-            self._lease.leave(places)
-            self._stepped -= sum(b < self._stepped for b in places)
-            _mark_in_batch(rows, False)
-            self.rows = [row for row in self.rows if id(row) not in leaving]
-        if not self.rows:
+        leaving = {id(seq) for seq in seqs}
+        leaving_rows = [b for b, seq in enumerate(self.seqs) if id(seq) in leaving]
+        if self._lease is not None and leaving_rows:
+            self._lease.leave(leaving_rows)
+            self._num_stepped -= sum(b < self._num_stepped for b in leaving_rows)
+            _mark_in_batch(seqs, False)
+            self.seqs = [seq for seq in self.seqs if id(seq) not in leaving]
+        if not self.seqs:
             self.clear()
 
     def clear(self) -> None:
         """All rows leave, also where a step was broken off."""
-        _mark_in_batch(self.rows, False)
-        lease, self._lease, self.rows = self._lease, None, []
-        self._stepped = 0
+        _mark_in_batch(self.seqs, False)
+        lease, self._lease, self.seqs = self._lease, None, []
+        self._num_stepped = 0
         if lease is not None:  # broken off here, it ends with its last reference
             lease.release()
 
-    def _given_drafter(self, gamma: list[int]) -> Drafter:
+    def _select_drafter(self, gamma: list[int]) -> Drafter:
         """The drafter, behind what rows have without one."""
         assert self._lease is not None and self._lease.drafter is not None
         drafter = self._lease.drafter
-        if self._lease.drafted < len(self.rows):
-            drafter = FirstRowsDrafter(drafter, self._lease.drafted)
-        pairs = zip(self.rows, gamma, strict=True)
-        predicted = [row.predicted(g) if g and row.trusts else [] for row, g in pairs]
-        every = zip(predicted, self.rows, gamma, strict=True)
-        draft_tokens = [x or row.forced(g) for x, row, g in every]
+        if self._lease.num_drafted < len(self.seqs):
+            drafter = FirstRowsDrafter(drafter, self._lease.num_drafted)
+        pairs = zip(self.seqs, gamma, strict=True)
+        predicted = [seq.predict_tokens(g) if g and seq.uses_prediction else [] for seq, g in pairs]
+        every = zip(predicted, self.seqs, gamma, strict=True)
+        draft_tokens = [x or seq.find_forced_tokens(g) for x, seq, g in every]
         if not any(draft_tokens):
             return drafter
         places = frozenset(b for b, x in enumerate(draft_tokens) if x)
         return KnownTokensDrafter(drafter, draft_tokens, places)
 
-    def _alike(self, rows: list[Row]) -> list[list[Row]]:
+    def _group_alike(self, seqs: list[SequenceState]) -> list[list[SequenceState]]:
         """Rows that join at once: neighbours of the same salt, which are read in the same way."""
-        groups = groupby(rows, lambda row: (row.request.salt, self._is_long(row)))
+        groups = groupby(seqs, lambda seq: (seq.request.salt, self._is_long(seq)))
         return [list(some) for _, some in groups]
 
-    def _sources(self, rows: list[Row]) -> list[list[int]] | None:
+    def _copy_sources(self, seqs: list[SequenceState]) -> list[list[int]] | None:
         """Copies, which a drafter may keep and add to."""
         encodes = self.target.encoder_decoder
-        return [list(row.request.source or []) for row in rows] if encodes else None
+        return [list(seq.request.source or []) for seq in seqs] if encodes else None
 
-    def _start(self, rows: list[Row], read: bool) -> None:
-        last = read and not self.rows and len(rows) == 1 and not self.target.capabilities.tensors
-        heads = [self._head(row, read, last) for row in rows]
-        encoded = _encoded(self.target)
+    def _start_target(self, seqs: list[SequenceState], prefill: bool) -> None:
+        last = prefill and not self.seqs and len(seqs) == 1 and not self.target.capabilities.tensors
+        heads = [self._select_prefill(seq, prefill, last) for seq in seqs]
+        encoded = _sum_encoder_seconds(self.target)
         # rows that join again have written some
-        self.target.set_prompt_lengths([len(row.request.prompt) for row in rows])
-        _attach(self.target, rows)
-        with _reading(rows):
-            self.target.start(heads, self._sources(rows))
-        encoded = _encoded(self.target) - encoded
+        self.target.set_prompt_lengths([len(seq.request.prompt) for seq in seqs])
+        _attach_media(self.target, seqs)
+        with _refusing_media_errors(seqs):
+            self.target.start(heads, self._copy_sources(seqs))
+        encoded = _sum_encoder_seconds(self.target) - encoded
         caches = self.target.capabilities.prefix_cache
-        recalled = self.target.num_cached_tokens if caches else [0] * len(rows)
-        for row, head, k in zip(rows, heads, recalled, strict=True):
-            row.pending = len(row.tokens) - len(head)
-            row.cached = row.cached if row.began else k  # its own pages are not others'
-            row.encoder_seconds += encoded
+        recalled = self.target.num_cached_tokens if caches else [0] * len(seqs)
+        for seq, head, k in zip(seqs, heads, recalled, strict=True):
+            seq.num_pending = len(seq.tokens) - len(head)
+            seq.cached = seq.cached if seq.start_time else k  # its own pages are not others'
+            seq.encoder_seconds += encoded
 
-    def _join_drafter(self, rows: list[Row], gained: list[list[int]]) -> None:
+    def _join_drafter(self, seqs: list[SequenceState], gained: list[list[int]]) -> None:
         """The first rows that are not in the drafter yet join there, without what they gained."""
         lease = self._lease
         assert lease is not None and lease.drafter is not None
-        drafter, before = lease.drafter, lease.drafted
-        for some in self._alike(rows):
-            self._announce(some[0])
-            places = [*range(lease.drafted, lease.drafted + len(some))]
-            texts = [list(row.request.prompt if gained else row.tokens) for row in some]
-            start, encoded = perf_counter(), _encoded(drafter)
-            lease.expect(len(some))
-            _attach(drafter, some)
-            with _reading(some):
-                drafter.start(places, texts, self._sources(some))
-            seconds, encoded = perf_counter() - start, _encoded(drafter) - encoded
-            for row in some:
-                row.draft_encoder_seconds += encoded
-                row.draft_prefill_seconds += seconds
+        drafter, before = lease.drafter, lease.num_drafted
+        for group in self._group_alike(seqs):
+            self._prepare_join(group[0])
+            places = [*range(lease.num_drafted, lease.num_drafted + len(group))]
+            prompts = [list(seq.request.prompt if gained else seq.tokens) for seq in group]
+            start, encoded = perf_counter(), _sum_encoder_seconds(drafter)
+            lease.count_joining(len(group))
+            _attach_media(drafter, group)
+            with _refusing_media_errors(group):
+                drafter.start(places, prompts, self._copy_sources(group))
+            seconds, encoded = perf_counter() - start, _sum_encoder_seconds(drafter) - encoded
+            for seq in group:
+                seq.draft_encoder_seconds += encoded
+                seq.draft_prefill_seconds += seconds
                 if gained:
-                    row.read_seconds = perf_counter() - row.began
+                    seq.prefill_end_seconds = perf_counter() - seq.start_time
         if gained:
             drafter.commit([*([] for _ in range(before)), *gained])
 
-    def _head(self, row: Row, read: bool, last: bool) -> list[int]:
+    def _select_prefill(self, seq: SequenceState, prefill: bool, leave_last_chunk: bool) -> list[int]:
         """Return the tokens of a joining row that are prefilled at once: all but the last token, or
         but the `last` forward, or those that need no prefill; none of a prompt whose logprobs are
         asked for, which a prefill does not give."""
-        if row.telling:
-            row.prompt_logprobs = []  # of a reading broken off
+        if seq.needs_prompt_logprobs:
+            seq.prompt_logprobs = []  # of a reading broken off
             return []
-        if (read and not last) or row.request.media is not None:
-            return row.tokens[:-1]
-        cached = self._known(row.tokens[:-1])
-        passes = (len(row.tokens) - 1 - cached) // PASS if read else 0
-        return row.tokens[: cached + passes * PASS]
+        if (prefill and not leave_last_chunk) or seq.request.media is not None:
+            return seq.tokens[:-1]
+        cached = self._count_cached(seq.tokens[:-1])
+        passes = (len(seq.tokens) - 1 - cached) // PASS if prefill else 0
+        return seq.tokens[: cached + passes * PASS]
 
-    def _known(self, text: list[int]) -> int:
+    def _count_cached(self, tokens: list[int]) -> int:
         """Count the first tokens whose keys and values the target has kept from other texts."""
-        return self.target.count_cached_tokens(text)
+        return self.target.count_cached_tokens(tokens)
 
-    def _most(self, row: Row) -> int:
+    def _limit_gamma(self, seq: SequenceState) -> int:
         """Guesses that a row has a use for: behind them comes a token of the target's own, and the
         target reads all of a pass in one way."""
-        most = row.room - 1
-        if self._switches is None or self._switches.context is None or self._is_long(row):
-            return most
-        return min(most, self._switches.context - len(row.tokens))
+        max_gamma = seq.num_remaining - 1
+        if self._switching_target is None or self._switching_target.context is None or self._is_long(seq):
+            return max_gamma
+        return min(max_gamma, self._switching_target.context - len(seq.tokens))
 
-    def _announce(self, row: Row) -> None:
+    def _prepare_join(self, seq: SequenceState) -> None:
         """The rows that join next are like this one: only texts of the same salt serve them."""
-        for part in self.keeping:
-            part.set_salt(row.request.salt)
-        if self._switches is not None:
-            self._switches.set_long_context(self._is_long(row))
+        for part in self.prefix_caching_parts:
+            part.set_salt(seq.request.salt)
+        if self._switching_target is not None:
+            self._switching_target.set_long_context(self._is_long(seq))
 
-    def _read(self, reads: list[int]) -> None:
+    def _prefill_chunks(self, num_scheduled: list[int]) -> None:
         """A pass in which no row is advanced."""
-        blocks = [row.unread[:count] for row, count in zip(self.rows, reads, strict=True)]
+        blocks = [seq.pending_tokens[:count] for seq, count in zip(self.seqs, num_scheduled, strict=True)]
         self.target.score(blocks, [0] * len(blocks))
-        for row, block in zip(self.rows, blocks, strict=True):
-            row.pending -= len(block)
+        for seq, block in zip(self.seqs, blocks, strict=True):
+            seq.num_pending -= len(block)
 
     @torch.inference_mode()
-    def _tell(self, telling: list[bool]) -> None:
+    def _compute_prompt_logprobs(self, selected: list[bool]) -> None:
         """A pass over the next tokens of prompts whose logprobs are asked for."""
-        unread = zip(telling, self.rows, strict=True)
-        blocks = [row.unread[:-1][: min(CHUNK, row.untold)] if t else [] for t, row in unread]
+        unread = zip(selected, self.seqs, strict=True)
+        blocks = [seq.pending_tokens[:-1][: min(PROMPT_LOGPROBS_CHUNK_TOKENS, seq.num_missing_prompt_logprobs)] if t else [] for t, seq in unread]
         logits = self.target.score(blocks, [len(block) for block in blocks])
-        for row, block, row_logits in zip(self.rows, blocks, logits, strict=True):
+        for seq, block, row_logits in zip(self.seqs, blocks, logits, strict=True):
             if block:
-                scores = row_logits[: len(block)].to(working(row_logits.dtype)).log_softmax(-1)
-                at = len(row.tokens) - row.pending + 1
-                count = row.request.params.prompt_logprobs or 0
-                likelihoods = logprobs(scores, row.tokens[at : at + len(block)], count)
-                row.prompt_logprobs, row.pending = (
-                    row.prompt_logprobs + likelihoods,
-                    row.pending - len(block),
+                scores = row_logits[: len(block)].to(working_dtype(row_logits.dtype)).log_softmax(-1)
+                at = len(seq.tokens) - seq.num_pending + 1
+                count = seq.request.params.prompt_logprobs or 0
+                likelihoods = logprobs(scores, seq.tokens[at : at + len(block)], count)
+                seq.prompt_logprobs, seq.num_pending = (
+                    seq.prompt_logprobs + likelihoods,
+                    seq.num_pending - len(block),
                 )
 
 
-def _mark_in_batch(rows: list[Row], present: bool) -> None:
-    for row in rows:
-        row.in_batch = present
+def _mark_in_batch(seqs: list[SequenceState], present: bool) -> None:
+    for seq in seqs:
+        seq.in_batch = present
 
 
-def _attach(part: object, rows: list[Row]) -> None:
+def _attach_media(part: object, seqs: list[SequenceState]) -> None:
     """Hand the media of rows that are about to join to the models that can read them."""
-    media = [row.request.media for row in rows]
+    media = [seq.request.media for seq in seqs]
     for each in parts_of(part):
         # what a join that failed has left goes, too
         if isinstance(each, Model) and each.capabilities.media:
@@ -302,7 +302,7 @@ def _attach(part: object, rows: list[Row]) -> None:
 
 
 @contextmanager
-def _reading(rows: list[Row]) -> Generator[None]:
+def _refusing_media_errors(seqs: list[SequenceState]) -> Generator[None]:
     """Rows join; where a model's code raises anything over their media, that is refused, as other
     rows have nothing to do with it."""
     try:
@@ -310,20 +310,20 @@ def _reading(rows: list[Row]) -> Generator[None]:
     except (ForetokenError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        names = {name for row in rows if row.request.media for name in row.request.media.inputs}
+        names = {name for seq in seqs if seq.request.media for name in seq.request.media.inputs}
         if not names:
             raise
-        reason = f"its code raised {kind_of(error)}: {one_line(error)}"
+        reason = f"its code raised {log_error_kind(error)}: {to_one_line(error)}"
         raise RefusedError(f"the model cannot read {', '.join(sorted(names))}: {reason}") from error
 
 
-def _encoded(part: object) -> float:
+def _sum_encoder_seconds(part: object) -> float:
     """Seconds that encoders in a model or drafter have run so far."""
     return sum(each.encoder_seconds for each in parts_of(part))
 
 
 @cache
-def keep_freed() -> None:
+def retain_freed_memory() -> None:
     """Let glibc keep some memory that is freed for whoever asks next. Elsewhere nothing changes.
 
     Otherwise the memory that a step frees, some MB of distributions, goes back to the system and is
@@ -334,7 +334,7 @@ def keep_freed() -> None:
 
 
 @contextmanager
-def threads(target: Model) -> Generator[None]:
+def limit_torch_threads(target: Model) -> Generator[None]:
     """Torch on one thread while the target runs in a library with threads of its own: torch's idle
     threads spin, and would take the cores from it. Outside the `with` torch has the caller's
     setting."""

@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 
-from foretoken.costing.gamma import Gamma
+from foretoken.costing.gamma import GammaPolicy
 from foretoken.drafters.base import Drafter, held, parts_of
 from foretoken.engine.batch import Batch
-from foretoken.engine.memory import Memory, reserve_kept
-from foretoken.engine.scheduler import ScheduledStep, Scheduler, Task
+from foretoken.engine.memory import KVCacheBudget, reserve_prefix_cache
+from foretoken.engine.scheduler import ScheduledStep, Scheduler, SequenceTask
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.lease import disengage, engage
 from foretoken.models.base import Model
-from foretoken.request import Row
+from foretoken.request import SequenceState
 from foretoken.sampling.verifier import Verifier
 
 LOGGER = logging.getLogger(__name__)
-YIELD_S = 0.01  # a thread that takes steps waits for others that want the lock, at most
+LOCK_YIELD_SECONDS = 0.01  # a thread that takes steps waits for others that want the lock, at most
 
 
 class EngineCore:
@@ -46,107 +46,107 @@ class EngineCore:
         self._lock = RLock()  # a stream that is collected within a step aborts in the same thread
         self._waiting_threads: set[Thread] = set()  # for the lock
         self._stepping = False  # by the thread that has the lock
-        self._aborted: list[Row] = []
+        self._aborted: list[SequenceState] = []
 
-    def add(self, tasks: list[Task]) -> None:
+    def add(self, tasks: list[SequenceTask]) -> None:
         """Put sequences behind those that wait. Raises InputError where memory is too small for one
         of them."""
-        self.refuse_inner()
-        with self._locked():
+        self.refuse_reentry()
+        with self._hold_lock():
             self.scheduler.add(tasks)
 
     def step(self) -> bool:
         """Advance all sequences that run; return whether any did. Raises the error that broke the
         step off: its sequences then wait again."""
-        self.refuse_inner()
+        self.refuse_reentry()
         self._yield_lock()
-        with self._locked():
+        with self._hold_lock():
             return self._step()
 
-    def run(self, rows: list[Row], verifier: Verifier, gamma: Gamma) -> Generator[None]:
+    def run(self, seqs: list[SequenceState], verifier: Verifier, gamma: GammaPolicy) -> Generator[None]:
         """Add sequences and take steps until all of these are finished; yields whenever they may
         have advanced. Raises what a step raises; unfinished ones are then dropped, as they are when
         the generator is closed."""
         try:
-            self.add([Task(row, verifier, gamma) for row in rows])
-            going = True
-            while going:
-                self.refuse_inner()
+            self.add([SequenceTask(seq, verifier, gamma) for seq in seqs])
+            unfinished = True
+            while unfinished:
+                self.refuse_reentry()
                 self._yield_lock()
-                with self._locked():  # another thread's steps may have finished them
-                    going = any(row.finish_reason is None for row in rows)
-                    if going:
+                with self._hold_lock():  # another thread's steps may have finished them
+                    unfinished = any(seq.finish_reason is None for seq in seqs)
+                    if unfinished:
                         self._step()
                 yield
         finally:
-            self.abort(rows)
+            self.abort(seqs)
 
-    def abort(self, rows: list[Row]) -> None:
+    def abort(self, seqs: list[SequenceState]) -> None:
         """Drop these sequences, waiting or running; finished ones are ignored. Within a step, they
         are dropped after it."""
-        rows = [row for row in rows if row.finish_reason is None]
-        self._aborted += rows
-        if rows and not self._within_step():
-            with self._locked():
+        seqs = [seq for seq in seqs if seq.finish_reason is None]
+        self._aborted += seqs
+        if seqs and not self._within_step():
+            with self._hold_lock():
                 self._drop_aborted()
 
     def fail(self, error: RefusedError) -> None:
         """Fail the sequences that joined or ran in the step that raised `error`."""
-        with self._locked():
+        with self._hold_lock():
             self.scheduler.fail(error)
 
     def preempt(self) -> None:
         """Let the sequence that runs and would be preempted first wait again."""
-        with self._locked():
+        with self._hold_lock():
             self.scheduler.preempt()
 
     @property
-    def unused(self) -> bool:
+    def is_unused(self) -> bool:
         """True where no sequence runs or waits."""
         return not self.scheduler.running and not self.scheduler.waiting
 
     @contextmanager
-    def paused(self) -> Generator[None]:
+    def pause(self) -> Generator[None]:
         """Take no step meanwhile, so that sequences can be looked at."""
-        with self._locked():
+        with self._hold_lock():
             yield
 
     @contextmanager
-    def idle(self) -> Generator[None]:
+    def release_models(self) -> Generator[None]:
         """Free the models of all sequences meanwhile; those that ran are prefilled again later."""
-        self.refuse_inner()
-        with self._locked():
+        self.refuse_reentry()
+        with self._hold_lock():
             self.scheduler.requeue()
             yield
 
-    def configure(self, max_rows: int, memory: int | None, *, keep: bool) -> None:
+    def configure(self, max_rows: int, memory: int | None, *, cache_prefixes: bool) -> None:
         """Become an engine's: run at most `max_rows` sequences within `memory` bytes (None: what
         they need); keep: cache prefixes. Raises InputError where the models have an engine, and as
         `Memory`."""
         parts = [*held(self.batch.target), *held(self.batch.drafter)]
         engage(parts, self)
         try:
-            with self.idle():
+            with self.release_models():
                 own = parts_of(self.batch.target, self.batch.drafter)
-                limited = None if memory is None else Memory(own, memory)
-                if limited is not None:
-                    limited.reserve()
-                elif keep:
-                    reserve_kept(self.batch.keeping)
-                self._keep_prefixes(keep)
-                self.scheduler.limit(max_rows, limited)
+                kv_budget = None if memory is None else KVCacheBudget(own, memory)
+                if kv_budget is not None:
+                    kv_budget.reserve()
+                elif cache_prefixes:
+                    reserve_prefix_cache(self.batch.prefix_caching_parts)
+                self._set_prefix_caching(cache_prefixes)
+                self.scheduler.set_limits(max_rows, kv_budget)
         except BaseException:
             disengage(parts, self)
             raise
 
     def reset(self, max_rows: int) -> None:
         """Belong to no engine any more."""
-        with self.idle():
+        with self.release_models():
             disengage([*held(self.batch.target), *held(self.batch.drafter)], self)
-            self.scheduler.limit(max_rows, None)
-            self._keep_prefixes(False)
+            self.scheduler.set_limits(max_rows, None)
+            self._set_prefix_caching(False)
 
-    def refuse_inner(self) -> None:
+    def refuse_reentry(self) -> None:
         """Raise RefusedError within a step, which a processor or criterion may be in."""
         if self._within_step():
             raise RefusedError(
@@ -173,17 +173,17 @@ class EngineCore:
 
     def _execute(self, scheduled: ScheduledStep) -> None:
         try:
-            self.batch.step(scheduled.verifier, scheduled.gamma, scheduled.reads)
+            self.batch.step(scheduled.verifier, scheduled.gamma, scheduled.num_scheduled)
         except NumericsError as error:
             if error.row is None:
                 raise
             drafted = scheduled.gamma[error.row] > 0
-            handle_nonfinite(scheduled.rows[error.row], error, drafted=drafted)
+            handle_nonfinite(scheduled.seqs[error.row], error, drafted=drafted)
             self.scheduler.requeue()  # the others take the step again
 
     def _postprocess(self, scheduled: ScheduledStep, seconds: float) -> None:
         if not scheduled.scores_prompts:  # which takes a pass of its own
-            self.scheduler.prefill_budget.see(scheduled.reads, seconds)
+            self.scheduler.prefill_budget.record_step(scheduled.num_scheduled, seconds)
         self.scheduler.remove_finished()
 
     def _drop_aborted(self) -> None:
@@ -191,8 +191,8 @@ class EngineCore:
             aborted, self._aborted = self._aborted, []
             self.scheduler.drop(aborted)
 
-    def _keep_prefixes(self, on: bool) -> None:
-        for part in self.batch.keeping:
+    def _set_prefix_caching(self, on: bool) -> None:
+        for part in self.batch.prefix_caching_parts:
             part.set_prefix_caching(on)
 
     def _within_step(self) -> bool:
@@ -203,7 +203,7 @@ class EngineCore:
         return self._lock._is_owned()  # pyright: ignore
 
     @contextmanager
-    def _locked(self) -> Generator[None]:
+    def _hold_lock(self) -> Generator[None]:
         me, outermost = current_thread(), not self._has_lock()
         self._waiting_threads.add(me)
         try:
@@ -217,12 +217,12 @@ class EngineCore:
 
     def _yield_lock(self) -> None:
         """Let threads that wait for the lock have it first: Python's locks are not fair."""
-        until = perf_counter() + YIELD_S
+        until = perf_counter() + LOCK_YIELD_SECONDS
         while self._waiting_threads and perf_counter() < until:
-            sleep(YIELD_S / 10)
+            sleep(LOCK_YIELD_SECONDS / 10)
 
 
-def handle_nonfinite(row: Row, error: NumericsError, *, drafted: bool) -> None:
+def handle_nonfinite(seq: SequenceState, error: NumericsError, *, drafted: bool) -> None:
     """Fail a sequence with invalid logits, unless its draft tokens may be the cause.
 
     Attention sums over all positions of a pass and 0 * NaN is NaN, so a draft token with invalid
@@ -232,9 +232,9 @@ def handle_nonfinite(row: Row, error: NumericsError, *, drafted: bool) -> None:
     again once, over what is then prefilled again.
     """
     if drafted and error.whose == "target":
-        row.plain = True
+        seq.drafting_disabled = True
         LOGGER.warning("%s; the sequence goes on without draft tokens", error)
-    elif drafted and row.doubted < len(row.tokens):
-        row.doubted = len(row.tokens)
+    elif drafted and seq.last_retry_length < len(seq.tokens):
+        seq.last_retry_length = len(seq.tokens)
     else:
-        row.fail(error)
+        seq.fail(error)

@@ -13,16 +13,16 @@ from typing import Any, Unpack, cast
 
 from foretoken.engine.core import EngineCore
 from foretoken.engine.options import EngineKeywords, EngineOptions
-from foretoken.engine.output_stream import OutputStream, output_stream
-from foretoken.engine.scheduler import Task
-from foretoken.errors import BusyError, InputError, RefusedError, shown, whole
-from foretoken.inputs import Prompt, Prompts, check, keys_of
-from foretoken.records import Begun, StepRecord
+from foretoken.engine.output_stream import OutputStream, make_output_stream
+from foretoken.engine.scheduler import SequenceTask
+from foretoken.errors import BusyError, InputError, RefusedError, format_value, is_whole_number
+from foretoken.inputs import Prompt, Prompts, resolve_verifier, make_keys
+from foretoken.records import PartialOutput, StepRecord
 from foretoken.request import Completion, FinishReason, Piece
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams
-from foretoken.sampling.verify import Rule
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.sampling.acceptance_rules import Rule
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.text.decoding import TokenText
 
 
@@ -132,7 +132,7 @@ class Engine:
         self, spec: Speculator, max_rows: int = 16, **options: Unpack[EngineKeywords]
     ) -> None:
         if not isinstance(spec, Speculator):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(f"spec is {shown(spec)}; give a Speculator, as foretoken.load makes")
+            raise InputError(f"spec is {format_value(spec)}; give a Speculator, as foretoken.load makes")
         own = self._options = EngineOptions(max_rows, **options)
         context, length = spec.target.context, own.max_length
         if length is not None and context is not None and length > context:
@@ -141,8 +141,8 @@ class Engine:
             )
         self._spec, self._inputs = spec, replace(spec.inputs, max_length=length)
         self._core: EngineCore = spec.core
-        self._core.configure(own.max_rows, own.kv_memory, keep=own.prefix_cache)
-        self._entries: dict[int, OutputStream] = {}
+        self._core.configure(own.max_rows, own.kv_memory, cache_prefixes=own.prefix_cache)
+        self._streams: dict[int, OutputStream] = {}
         self._ids = count()
         self._stats = EngineStats()
         self._closed = self._released = False
@@ -159,7 +159,7 @@ class Engine:
         cache_salt: str | None = None,
         priority: int = 0,
         prediction: Prompt | None = None,
-        begun: Begun | None = None,
+        begun: PartialOutput | None = None,
         id: int | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -191,12 +191,12 @@ class Engine:
             RefusedError: The request asks for what cannot be followed exactly.
         """
         self._require_open()
-        if len(self._entries) >= self.max_rows + self._options.max_waiting:
+        if len(self._streams) >= self.max_rows + self._options.max_waiting:
             raise BusyError(
                 f"{self._options.max_waiting} requests wait already; take steps first, or give a "
                 "larger max_waiting"
             )
-        verifier = check(
+        verifier = resolve_verifier(
             gamma,
             self._options.rule if rule is None else rule,
             self._options.lenience if lenience is None else lenience,
@@ -206,32 +206,32 @@ class Engine:
         if len(requests) != 1:
             problem = f"a request has one text of one prompt, not {len(requests)}"
             raise InputError(f"{problem}; add each by itself, with a seed of its own")
-        (key,) = keys_of([seed], [1])
-        if id is not None and (not whole(id) or id in self._entries):
-            raise InputError(f"id is {shown(id)}; give a whole number that no other request has")
+        (key,) = make_keys([seed], [1])
+        if id is not None and (not is_whole_number(id) or id in self._streams):
+            raise InputError(f"id is {format_value(id)}; give a whole number that no other request has")
         if not isinstance(cache_salt, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(f"cache_salt is {shown(cache_salt)}; give a str")
+            raise InputError(f"cache_salt is {format_value(cache_salt)}; give a str")
         if begun is not None:
             _require_begun(begun, self._spec.target.vocab_size)
-        if not whole(priority):
-            raise InputError(f"priority is {shown(priority)}; give a whole number")
-        expected = () if prediction is None else inputs.prediction(prediction)
+        if not is_whole_number(priority):
+            raise InputError(f"priority is {format_value(priority)}; give a whole number")
+        expected = () if prediction is None else inputs.tokenize_prediction(prediction)
         own = {"key": key, "salt": cache_salt or "", "prediction": expected}
         requests = [replace(requests[0], **own)]
-        (row,) = inputs.rows(requests)
-        policy = self._spec.costing.policy(requests, gamma, self.max_rows)
-        output = output_stream(row, self._spec.tokenizer)
+        (seq,) = inputs.make_sequences(requests)
+        policy = self._spec.costing.make_policy(requests, gamma, self.max_rows)
+        output = make_output_stream(seq, self._spec.tokenizer)
         if begun is not None:
             output.resume(begun)
-            if row.finish_reason is not None:
+            if seq.finish_reason is not None:
                 raise InputError("begun ends the text already; add the request without it")
-        self._core.add([Task(row, verifier, policy, int(priority))])
+        self._core.add([SequenceTask(seq, verifier, policy, int(priority))])
         if id is None:
-            id = next(number for number in self._ids if number not in self._entries)
-        self._entries[id] = output
+            id = next(number for number in self._ids if number not in self._streams)
+        self._streams[id] = output
         if self._closed:  # meanwhile, by another thread
-            self._entries.pop(id, None)
-            self._core.abort([row])
+            self._streams.pop(id, None)
+            self._core.abort([seq])
             self._require_open()
         return id
 
@@ -246,13 +246,13 @@ class Engine:
             InputError: The engine is closed.
         """
         self._require_open()
-        self._core.refuse_inner()
+        self._core.refuse_reentry()
         try:
             self._stats.steps += self._core.step()
         except RefusedError as error:  # nobody knows of which row
             self._core.fail(error)
-        with self._core.paused():
-            events = [self._event(*entry) for entry in list(self._entries.items())]
+        with self._core.pause():
+            events = [self._make_event(*entry) for entry in list(self._streams.items())]
         return [event for event in events if event is not None]
 
     def abort(self, id: int) -> None:
@@ -264,11 +264,11 @@ class Engine:
         Raises:
             InputError: The request is unknown or finished.
         """
-        entry = self._entries.pop(id, None)
+        entry = self._streams.pop(id, None)
         if entry is None:
-            raise InputError(f"request {shown(id)} is unknown or finished; give an id that runs")
+            raise InputError(f"request {format_value(id)} is unknown or finished; give an id that runs")
         self._stats.aborted += 1
-        self._core.abort([entry.row])
+        self._core.abort([entry.seq])
 
     @property
     def max_rows(self) -> int:
@@ -276,7 +276,7 @@ class Engine:
         return self._core.scheduler.max_rows
 
     @property
-    def longest(self) -> int | None:
+    def max_length(self) -> int | None:
         """Tokens of a text at most, its prompt included; None without a limit."""
         limits = [n for n in (self._options.max_length, self._spec.target.max_context) if n is not None]
         return min(limits, default=None)
@@ -284,12 +284,12 @@ class Engine:
     @property
     def running(self) -> int:
         """Requests that have begun, and whose last event is still to come."""
-        return len(self._entries) - self.waiting
+        return len(self._streams) - self.waiting
 
     @property
     def waiting(self) -> int:
         """Requests that have not begun."""
-        return sum(not entry.row.began for entry in list(self._entries.values()))
+        return sum(not entry.seq.start_time for entry in list(self._streams.values()))
 
     def stats(self) -> EngineStats:
         """Return a copy of the engine's counters.
@@ -302,12 +302,12 @@ class Engine:
 
     def close(self) -> None:
         """Drop all requests; the Speculator can have another engine afterwards."""
-        self._core.refuse_inner()
+        self._core.refuse_reentry()
         self._closed = True
         if not self._released:  # broken off, it is gone on with by the next call
-            self._core.abort([entry.row for entry in list(self._entries.values())])
-            self._entries.clear()
-            self._core.reset(MAX_ROWS)
+            self._core.abort([entry.seq for entry in list(self._streams.values())])
+            self._streams.clear()
+            self._core.reset(MAX_BATCH_SIZE)
             self._released = True
 
     def __enter__(self) -> Engine:
@@ -320,15 +320,15 @@ class Engine:
         if self._closed:
             raise InputError("the engine is closed; make another one")
 
-    def _event(self, id: int, entry: OutputStream) -> Event | None:
-        row, piece = entry.row, entry.piece()
-        if piece is None and row.finish_reason is None:
+    def _make_event(self, id: int, entry: OutputStream) -> Event | None:
+        seq, piece = entry.seq, entry.take_piece()
+        if piece is None and seq.finish_reason is None:
             return None
         piece = piece or Piece(entry.text(), [])
         completion = None
-        if row.finish_reason is not None:
-            self._entries.pop(id, None)
-            completion = self._spec.completion(row)
+        if seq.finish_reason is not None:
+            self._streams.pop(id, None)
+            completion = self._spec.make_completion(seq)
             self._stats.finished += 1
         self._stats.tokens += len(piece.tokens)
         steps = entry.records()
@@ -337,24 +337,24 @@ class Engine:
             piece.text,
             piece.tokens,
             piece.logprobs,
-            row.finish_reason,
+            seq.finish_reason,
             completion,
             steps,
-            row.error,
+            seq.error,
             entry.pieces,
         )
 
 
 def _require_begun(begun: object, V: int) -> None:
     """Raise InputError unless it is the beginning of a sequence of V ids."""
-    if not isinstance(begun, Begun):
-        raise InputError(f"begun is {shown(begun)}; give a foretoken.records.Begun")
+    if not isinstance(begun, PartialOutput):
+        raise InputError(f"begun is {format_value(begun)}; give a foretoken.records.Begun")
     steps: Any = begun.steps
     if not isinstance(steps, list) or not all(
         isinstance(step, StepRecord) for step in cast(list[Any], steps)
     ):
-        problem = f"begun's steps are {shown(begun.steps)}"
+        problem = f"begun's steps are {format_value(begun.steps)}"
         raise InputError(f"{problem}; give the steps of a completion")
-    for token in (token for step in begun.steps for token in step.kept):
-        if not whole(token) or not 0 <= token < V:
-            raise InputError(f"begun holds the id {shown(token)}; ids must be in 0..{V - 1}")
+    for token in (token for step in begun.steps for token in step.new_tokens):
+        if not is_whole_number(token) or not 0 <= token < V:
+            raise InputError(f"begun holds the id {format_value(token)}; ids must be in 0..{V - 1}")

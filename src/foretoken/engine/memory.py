@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model, Component
-from foretoken.request import Row
+from foretoken.request import SequenceState
 
 # For texts that have left, where no budget is stated: bytes, and tokens, whose pages are looked at
 # when a row leaves. Rows that run come first, and grow the memory where it is not enough.
-KEPT, KEPT_TOKENS = 1_000_000_000, 65_536
+DEFAULT_PREFIX_CACHE_BYTES, DEFAULT_PREFIX_CACHE_TOKENS = 1_000_000_000, 65_536
 
 
-def reserve_kept(parts: Sequence[Component]) -> None:
+def reserve_prefix_cache(parts: Sequence[Component]) -> None:
     """Room for texts that have left, in the parts that keep them; it is touched as it is used."""
-    _reserve(parts, min(KEPT, sum(part.memory([KEPT_TOKENS], [1]) for part in parts)))
+    _reserve(parts, min(DEFAULT_PREFIX_CACHE_BYTES, sum(part.memory([DEFAULT_PREFIX_CACHE_TOKENS], [1]) for part in parts)))
 
 
 def _reserve(parts: Sequence[Component], total: int) -> None:
@@ -27,7 +27,7 @@ def _reserve(parts: Sequence[Component], total: int) -> None:
             part.reserve(total * share // sum(shares))
 
 
-class Memory:
+class KVCacheBudget:
     """At most `total` bytes for the rows of these parts, counted as if they shared nothing.
     InputError for a total below one token's, RefusedError for parts that do not say what their
     rows take."""
@@ -40,40 +40,40 @@ class Memory:
                     "take; leave kv_memory out"
                 )
         self.parts, self.total = parts, total
-        least = self._bytes([1], [1])
-        if total < least:
-            raise InputError(f"kv_memory is {total} bytes, one token takes {least}; give more")
+        min_bytes = self._count_bytes([1], [1])
+        if total < min_bytes:
+            raise InputError(f"kv_memory is {total} bytes, one token takes {min_bytes}; give more")
 
     def reserve(self) -> None:
         """Take all of it now, where parts can; it is touched as rows need it."""
         _reserve(self.parts, self.total)
 
-    def fits(self, rows: list[Row], gain: int) -> bool:
+    def fits(self, seqs: list[SequenceState], num_new_tokens: int) -> bool:
         """Tell whether there is memory for these rows with `gain` tokens more, or to their ends."""
-        lengths = [min(len(row.tokens) + gain, _end(row)) for row in rows]
-        return self._bytes(lengths, [self._source(row) for row in rows]) <= self.total
+        lengths = [min(len(seq.tokens) + num_new_tokens, _max_length(seq)) for seq in seqs]
+        return self._count_bytes(lengths, [self._count_source_states(seq) for seq in seqs]) <= self.total
 
-    def require(self, row: Row) -> None:
+    def require_fit(self, seq: SequenceState) -> None:
         """InputError for a row that can never fit."""
-        if not self.fits([row], _end(row)):
-            prompt, limit = len(row.request.prompt), row.request.limit
-            takes = self._bytes([_end(row)], [self._source(row)])
+        if not self.fits([seq], _max_length(seq)):
+            prompt, limit = len(seq.request.prompt), seq.request.limit
+            takes = self._count_bytes([_max_length(seq)], [self._count_source_states(seq)])
             raise InputError(
                 f"a prompt of {prompt} tokens and up to {limit} new ones take {takes} bytes, "
                 f"kv_memory is {self.total}; shorten one of them, or give more memory"
             )
 
-    def _source(self, row: Row) -> int:
+    def _count_source_states(self, seq: SequenceState) -> int:
         """States that an encoder makes for a row; of media as many as it can make."""
-        if row.request.media is None:
-            return len(row.request.source or [])
+        if seq.request.media is None:
+            return len(seq.request.source or [])
         models = (part for part in self.parts if isinstance(part, Model))
         return max((model.source_context or 0 for model in models), default=0)
 
-    def _bytes(self, lengths: list[int], sources: list[int]) -> int:
+    def _count_bytes(self, lengths: list[int], sources: list[int]) -> int:
         return sum(part.memory(lengths, sources) for part in self.parts)
 
 
-def _end(row: Row) -> int:
+def _max_length(seq: SequenceState) -> int:
     """Tokens of the longest text that the row can become."""
-    return len(row.request.prompt) + row.request.limit
+    return len(seq.request.prompt) + seq.request.limit

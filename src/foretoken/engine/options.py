@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from foretoken.sampling.checks import FROM_ONE, as_flag, as_given
-from foretoken.sampling.options import check, declared, option
+from foretoken.sampling.options import check_options, get_options, option
 from foretoken.sampling.speculation import SpeculationOptions
 
 if TYPE_CHECKING:
-    from foretoken.sampling.verify import Rule
+    from foretoken.sampling.acceptance_rules import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EngineOptions:
     lenience: float = option(1.0, as_given, "The lenience of requests that name none.", None)
 
     def __post_init__(self) -> None:
-        check(self)
+        check_options(self)
         SpeculationOptions(None, self.rule, self.lenience)
 
 
@@ -60,4 +60,4 @@ class EngineKeywords(TypedDict, total=False):
     lenience: float
 
 
-OPTIONS = declared(EngineOptions)
+ENGINE_OPTIONS = get_options(EngineOptions)

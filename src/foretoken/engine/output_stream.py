@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from foretoken.inputs import transcript as read_text
-from foretoken.records import Begun, StepRecord
-from foretoken.request import Piece, Row
+from foretoken.inputs import make_transcript as read_text
+from foretoken.records import PartialOutput, StepRecord
+from foretoken.request import Piece, SequenceState
 from foretoken.text.decoding import TokenText, Transcript, continued
 
 if TYPE_CHECKING:
@@ -19,35 +19,35 @@ class OutputStream:
     """A row, and how much of it has been shown. The pieces' texts and tokens concatenate to the
     completion's; between two of them no step may run."""
 
-    row: Row
+    seq: SequenceState
     transcript: Transcript | None  # among the row's endings; None without a tokenizer
-    number: int = 0  # of the row among those that are shown together
-    sent: int = 0  # tokens
-    told: int = 0  # steps
-    before: int = 0  # tokens that were written elsewhere
+    index: int = 0  # of the row among those that are shown together
+    num_sent_tokens: int = 0  # tokens
+    num_sent_steps: int = 0  # steps
+    num_resumed_tokens: int = 0  # tokens that were written elsewhere
     pieces: list[TokenText] = field(default_factory=list[TokenText])  # of the last tokens
 
-    def resume(self, begun: Begun) -> None:
+    def resume(self, begun: PartialOutput) -> None:
         """The fresh row goes on behind what was written of it elsewhere."""
-        tokens = [token for step in begun.steps for token in step.kept]
-        self.row.commit(tokens)
-        self.row.records += begun.steps
-        self.sent = self.before = len(tokens)
-        self.told = len(begun.steps)
+        tokens = [token for step in begun.steps for token in step.new_tokens]
+        self.seq.commit(tokens)
+        self.seq.records += begun.steps
+        self.num_sent_tokens = self.num_resumed_tokens = len(tokens)
+        self.num_sent_steps = len(begun.steps)
         if self.transcript is not None:
             self.transcript.pieces()  # were shown there
 
-    def piece(self) -> Piece | None:
+    def take_piece(self) -> Piece | None:
         """Return the new tokens and their text; None where there are none."""
-        tokens = self.row.new_tokens[self.sent :]
+        tokens = self.seq.new_tokens[self.num_sent_tokens :]
         if not tokens:
             return None
-        wanted = self.row.request.params.logprobs is not None
-        likelihoods = self.row.logprobs[self.sent - self.before :] if wanted else None
-        self.sent += len(tokens)
-        return Piece(self.text(len(tokens)), tokens, likelihoods, self.number)
+        wanted = self.seq.request.params.logprobs is not None
+        likelihoods = self.seq.logprobs[self.num_sent_tokens - self.num_resumed_tokens :] if wanted else None
+        self.num_sent_tokens += len(tokens)
+        return Piece(self.text(len(tokens)), tokens, likelihoods, self.index)
 
-    def text(self, count: int = 0) -> str | None:
+    def take_text(self, count: int = 0) -> str | None:
         """Return the new text that may be shown, of `count` new tokens; None without a
         tokenizer."""
         if self.transcript is None:
@@ -60,34 +60,34 @@ class OutputStream:
         self.pieces = pieces
         return "".join(piece.text for piece in pieces)
 
-    def records(self) -> list[StepRecord]:
+    def take_records(self) -> list[StepRecord]:
         """The steps that are new."""
-        fresh = self.row.records[self.told :]
-        self.told += len(fresh)
+        fresh = self.seq.records[self.num_sent_steps :]
+        self.num_sent_steps += len(fresh)
         return fresh
 
 
-def output_stream(
-    row: Row, tokenizer: PreTrainedTokenizerBase | None, number: int = 0
+def make_output_stream(
+    seq: SequenceState, tokenizer: PreTrainedTokenizerBase | None, index: int = 0
 ) -> OutputStream:
     """Return the stream of a fresh row, whose text is read from now on."""
-    transcript = transcript_of(row)
+    transcript = find_transcript(seq)
     if transcript is None and tokenizer is not None:
-        transcript = read_text(row.request, tokenizer)
-        row.endings.append(transcript)
-    return OutputStream(row, transcript, number)
+        transcript = read_text(seq.request, tokenizer)
+        seq.stop_conditions.append(transcript)
+    return OutputStream(seq, transcript, index)
 
 
-def text_of(row: Row, tokenizer: PreTrainedTokenizerBase | None) -> str | None:
+def decode_output(seq: SequenceState, tokenizer: PreTrainedTokenizerBase | None) -> str | None:
     """Return the text that new tokens add to the prompt's; None without a tokenizer."""
     if tokenizer is None:
         return None
-    transcript = transcript_of(row)
-    if transcript is not None and row.finish_reason is not None:
+    transcript = find_transcript(seq)
+    if transcript is not None and seq.finish_reason is not None:
         return transcript.text
-    return continued(tokenizer, row.request.prompt, row.visible)
+    return continued(tokenizer, seq.request.prompt, seq.visible_tokens)
 
 
-def transcript_of(row: Row) -> Transcript | None:
+def find_transcript(seq: SequenceState) -> Transcript | None:
     """Return the reader of a row's text for stop strings."""
-    return next((each for each in row.endings if isinstance(each, Transcript)), None)
+    return next((each for each in seq.stop_conditions if isinstance(each, Transcript)), None)

@@ -12,12 +12,12 @@ from itertools import chain, combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.request import Row, RowState
+from foretoken.request import SequenceState, SequenceStatus
 
-LONGEST = 1.75  # times a step that reads nothing
-UNNOTICED = 0.03  # seconds that a step may take in any case
-LEAST, FIRST, MOST = 16, 64, 512  # tokens of a step: in any case, as long as nothing is known
-STEPS = 32  # of each kind that are remembered
+MAX_STEP_SLOWDOWN = 1.75  # times a step that reads nothing
+UNNOTICED_STEP_SECONDS = 0.03  # seconds that a step may take in any case
+MIN_CHUNK_TOKENS, FIRST_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 64, 512  # tokens of a step: in any case, as long as nothing is known
+MAX_MEASURED_STEPS = 32  # of each kind that are remembered
 
 
 class PrefillBudget:
@@ -25,45 +25,45 @@ class PrefillBudget:
 
     def __init__(self) -> None:
         # apart, as for as long as a long prompt is read there are none of the others
-        self._plain: deque[tuple[int, int, float]] = deque(maxlen=STEPS)
-        self._reading: deque[tuple[int, int, float]] = deque(maxlen=STEPS)
+        self._plain_steps: deque[tuple[int, int, float]] = deque(maxlen=MAX_MEASURED_STEPS)
+        self._prefill_steps: deque[tuple[int, int, float]] = deque(maxlen=MAX_MEASURED_STEPS)
 
-    def most(self, running: int, reading: int) -> int:
+    def compute_budget(self, num_running: int, num_prefilling: int) -> int:
         """Tokens to read in a step beside so many rows that run, of so many others."""
-        if not running:
-            return MOST
-        if not self._reading:
-            return FIRST
-        plain, token = self._costs(running)
-        longer = max((LONGEST - 1) * plain * reading, UNNOTICED - plain)
-        return int(min(MOST, max(LEAST, longer / token)))
+        if not num_running:
+            return MAX_CHUNK_TOKENS
+        if not self._prefill_steps:
+            return FIRST_CHUNK_TOKENS
+        base_seconds, token_seconds = self._fit_costs(num_running)
+        longer = max((MAX_STEP_SLOWDOWN - 1) * base_seconds * num_prefilling, UNNOTICED_STEP_SECONDS - base_seconds)
+        return int(min(MAX_CHUNK_TOKENS, max(MIN_CHUNK_TOKENS, longer / token_seconds)))
 
-    def reads(self, rows: list[Row], already: int = 0) -> list[int]:
+    def schedule_tokens(self, seqs: list[SequenceState], already_prefilled: int = 0) -> list[int]:
         """Return how many tokens each row reads: running rows their last one, rows in prefill as
         many as the budget allows, first come first, where `already` have been read. Rows that
         report logprobs of their prompts read these in forwards of their own."""
         room = 0
-        running = sum(row.state is RowState.RUNNING for row in rows)
-        if running < len(rows):
-            room = max(LEAST, self.most(running, len(rows) - running) - already)
-        reads: list[int] = []
-        for row in rows:
-            runs = row.state is RowState.RUNNING
-            count = 1 if runs else min(row.pending, room) * (not row.telling)
+        running = sum(seq.status is SequenceStatus.RUNNING for seq in seqs)
+        if running < len(seqs):
+            room = max(MIN_CHUNK_TOKENS, self.compute_budget(running, len(seqs) - running) - already_prefilled)
+        num_scheduled: list[int] = []
+        for seq in seqs:
+            runs = seq.status is SequenceStatus.RUNNING
+            count = 1 if runs else min(seq.num_pending, room) * (not seq.needs_prompt_logprobs)
             room -= 0 if runs else count
-            reads.append(count)
-        return reads
+            num_scheduled.append(count)
+        return num_scheduled
 
-    def see(self, reads: list[int], seconds: float) -> None:
+    def record_step(self, num_scheduled: list[int], seconds: float) -> None:
         """Note the time of a step."""
-        more = sum(count for count in reads if count > 1)
-        (self._reading if more else self._plain).append((reads.count(1), more, seconds))
+        more = sum(count for count in num_scheduled if count > 1)
+        (self._prefill_steps if more else self._plain_steps).append((num_scheduled.count(1), more, seconds))
 
-    def _costs(self, running: int) -> tuple[float, float]:
+    def _fit_costs(self, running: int) -> tuple[float, float]:
         """Seconds of a step of so many rows that reads nothing, and of a token that it reads: a
         fit that is linear in both, of the least relative error, as some steps take many times as
         long as others like them."""
-        steps = np.array([*self._plain, *self._reading])
+        steps = np.array([*self._plain_steps, *self._prefill_steps])
         weights = 1 / np.maximum(steps[:, 2], 1e-9)
         weighted = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
         base, row, token = _positive_fit(weighted)
@@ -74,14 +74,14 @@ def _positive_fit(columns: NDArray[np.float64]) -> list[float]:
     """The factors of columns, none below 0, whose sum is nearest to 1: nothing takes less than no
     time, and noise that says so would leave all to the others."""
     count, best, least = columns.shape[1], [0.0] * columns.shape[1], np.inf
-    for kept in chain.from_iterable(combinations(range(count), n) for n in range(count, 0, -1)):
-        some = columns[:, kept]
+    for chosen in chain.from_iterable(combinations(range(count), n) for n in range(count, 0, -1)):
+        some = columns[:, chosen]
         factors = np.linalg.lstsq(some, np.ones(len(some)))[0]
         error = float(((some @ factors - 1) ** 2).sum())
         if (factors >= 0).all() and error < least:
             best, least = [0.0] * count, error
-            for i, factor in zip(kept, factors.tolist(), strict=True):
+            for i, factor in zip(chosen, factors.tolist(), strict=True):
                 best[i] = factor
-            if len(kept) == count:  # fewer are no nearer
+            if len(chosen) == count:  # fewer are no nearer
                 break
     return best

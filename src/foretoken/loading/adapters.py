@@ -8,7 +8,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from foretoken.errors import InputError, RefusedError, one_line, shown
+from foretoken.errors import InputError, RefusedError, to_one_line, format_value
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
@@ -22,13 +22,13 @@ def find_adapter(name: object) -> Path:
     """Return the folder of an adapter, fetched from the hub where it is no folder. Raises
     InputError where it holds none, RefusedError for one that cannot be merged."""
     if not isinstance(name, str | Path):
-        raise InputError(f"adapter is {shown(name)}; give a folder or a hub id")
+        raise InputError(f"adapter is {format_value(name)}; give a folder or a hub id")
     path = expand_home(name)
     folder = Path(path) if hub.is_folder(path) else _fetch(path)
     try:
         config = parse_json((folder / ADAPTER_CONFIG_FILE).read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{name} holds no adapter: {ADAPTER_CONFIG_FILE}: {one_line(error)}") from None
+        raise InputError(f"{name} holds no adapter: {ADAPTER_CONFIG_FILE}: {to_one_line(error)}") from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise RefusedError(

@@ -24,7 +24,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.drafters.uniform import UniformDrafter
-from foretoken.errors import InputError, RefusedError, SameModelError, shown
+from foretoken.errors import InputError, RefusedError, SameModelError, format_value
 from foretoken.loading import named_models, published_drafts
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.hub import is_folder
@@ -167,7 +167,7 @@ def _make_drafter(
     result = make(argument, target)
     if isinstance(result, type) or not hasattr(result, "propose"):
         raise InputError(
-            f"draft is {draft!r:.100}, but its function {MAKER_FUNCTION} returned {shown(result)}; return a "
+            f"draft is {draft!r:.100}, but its function {MAKER_FUNCTION} returned {format_value(result)}; return a "
             "Drafter"
         )
     drafter = require_drafter(result)

@@ -17,12 +17,12 @@ from functools import cache, partial
 from operator import itemgetter
 from typing import cast
 
-from foretoken.costing import stored
-from foretoken.costing.costs import PLAIN, Costs
-from foretoken.costing.gamma import MAX_GAMMA, Past, prices_of, rate
+from foretoken.costing import stored_costs
+from foretoken.costing.costs import DEFAULT_PARAMS, Costs
+from foretoken.costing.gamma import MAX_GAMMA, AcceptanceEstimate, make_cost_table, best_token_rate
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import Repeats
-from foretoken.errors import FRONT, ForetokenError, base_name
+from foretoken.errors import LOOKUP_PREFIX, ForetokenError, base_name
 from foretoken.loading.draft import make_target_copy
 from foretoken.loading.options import ROUNDED_DTYPES, list_smaller_dtypes
 from foretoken.loading.target import LoadedTarget
@@ -76,7 +76,7 @@ def _apply_stored_choice(
 ) -> Speculator:
     """Return the `best` for the rounding that was chosen for this pair, "" for none. Where there is
     none yet, return the pair, which is to `choose`: to measure, and keep what is found."""
-    name = stored.key(spec.target, spec.drafter, DRAFT_CHOICES_FILE)
+    name = stored_costs.make_key(spec.target, spec.drafter, DRAFT_CHOICES_FILE)
     kind = load_cached_values(DRAFT_CHOICES_FILE).get(name) if name else None
     if kind in (*ROUNDED_DTYPES, ""):
         return apply(cast(str, kind))
@@ -94,7 +94,7 @@ def _apply_stored_choice(
 
 def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> str:
     """Return the draft's fastest precision, "" where it has it."""
-    best, base = "", spec.costing.step_costs(PLAIN)
+    best, base = "", spec.costing.get_step_costs(DEFAULT_PARAMS)
     best_rate = _predict_tokens_per_second(base)
     for smaller_dtype in list_smaller_dtypes(dtype):
         try:
@@ -102,7 +102,7 @@ def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], L
         except ForetokenError as error:
             log.info("%s cannot draft in %s: %s", spec.draft_name, smaller_dtype, error)
             break
-        measured = rounded_spec.costing.step_costs(PLAIN)
+        measured = rounded_spec.costing.get_step_costs(DEFAULT_PARAMS)
         # one text tells two acceptances apart no better than by luck; eight bits cost none
         prior = (
             base.prior if smaller_dtype == "int8" else min(base.prior, measured.prior, key=itemgetter(1))
@@ -116,14 +116,14 @@ def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], L
 
 def _measure_fastest_copy(lookup_spec: Speculator, make_copy_spec: Callable[[str], Speculator | None]) -> str:
     """Return the copy that is faster than look-up, "" where none is."""
-    if lookup_spec.costing.step_costs(PLAIN).seconds(0) < MIN_STEP_SECONDS:
+    if lookup_spec.costing.get_step_costs(DEFAULT_PARAMS).seconds(0) < MIN_STEP_SECONDS:
         return ""
     best, best_speedup, bound = "", MIN_COPY_SPEEDUP, float("inf")
     for kind in reversed(ROUNDED_DTYPES):
         copy_spec = make_copy_spec(kind) if bound > best_speedup else None
         if copy_spec is None:
             continue
-        measured = copy_spec.costing.step_costs(PLAIN)
+        measured = copy_spec.costing.get_step_costs(DEFAULT_PARAMS)
         speedup = _predict_speedup(measured)
         log.info("%s: %.2f times plain decoding is predicted", copy_spec.draft_name, speedup)
         int8_costs = tuple((n, MIN_INT8_TIME_RATIO * seconds) for n, seconds in measured.draft)
@@ -141,7 +141,7 @@ def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) ->
     except ForetokenError as error:
         log.info("%s cannot draft: %s", name, error)
         return None
-    name = f"{FRONT}{name}"
+    name = f"{LOOKUP_PREFIX}{name}"
     return replace(lookup_spec, drafter=drafter, draft_name=name, predicted_output=Repeats)
 
 
@@ -152,4 +152,4 @@ def _predict_speedup(measured: Costs) -> float:
 
 def _predict_tokens_per_second(measured: Costs) -> float:
     """Return tokens a second, by costs and the acceptance seen with them."""
-    return rate(Past(measured.prior), MAX_GAMMA, prices_of(measured, 1))
+    return best_token_rate(AcceptanceEstimate(measured.prior), MAX_GAMMA, make_cost_table(measured, 1))

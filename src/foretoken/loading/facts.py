@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from foretoken.generation_config import Settings, read_settings
+from foretoken.generation_config import GenerationSettings, read_settings
 from foretoken.loading.hub import is_folder
 from foretoken.loading.runtimes import native
 from foretoken.loading.sources import ModelSource
@@ -107,9 +107,9 @@ class ModelFacts:
         return self._facts["layers"] if self._facts else len(get_decoder_layers(self.structure))
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> GenerationSettings:
         """Its generation config; raises as `read_settings` does."""
         stored = self._facts and self._facts.get("settings")
         if stored and "controls" in stored:
-            return Settings.of(stored)
+            return GenerationSettings.from_dict(stored)
         return read_settings(self.structure)  # an older conversion has no controls

@@ -26,7 +26,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 from foretoken.storage.cache import get_cache_folder, get_versions
 from foretoken.text.templates import known_ends
 
@@ -139,7 +139,7 @@ def load_tokenizer(
                 file.parent, gguf_file=file.name, trust_remote_code=False
             )
     except Exception as error:  # the library raises many kinds
-        raise InputError(f"the tokenizer in {file} cannot be read: {one_line(error)}") from None
+        raise InputError(f"the tokenizer in {file} cannot be read: {to_one_line(error)}") from None
     if folder is not None:
         _save_tokenizer(loaded, folder)
     return loaded

@@ -18,12 +18,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from foretoken.costing import stored
+from foretoken.costing import stored_costs
 from foretoken.costing.pair_costs import PROBE_PROMPT
 from foretoken.drafters.assistant import AssistantDrafter
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
-from foretoken.errors import ForetokenError, RefusedError, kind_of, one_line
+from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
 from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions
 from foretoken.loading.published_drafts import BLOCK_KINDS, PublishedDraft
 from foretoken.loading.target import TargetInfo, LoadedTarget, PendingDraft, TargetEmbeddings
@@ -57,7 +57,7 @@ def prepare_draft(draft: PublishedDraft, target: TargetInfo, options: LoadOption
     except Exception as error:  # of files that may hold anything
         raise RefusedError(
             f"{draft.name} cannot be read as a draft of kind {draft.kind!r:.40}: its files raised "
-            f"{kind_of(error)}: {one_line(error)}; fetch it again, or give another draft"
+            f"{log_error_kind(error)}: {to_one_line(error)}; fetch it again, or give another draft"
         ) from error
 
 
@@ -214,7 +214,7 @@ class PendingPairsDraft:
         width = self.pairs.network.join.fc.in_features  # pyright: ignore
         drafters = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
         taps = [self.pairs.taps, self.pairs.other_taps]
-        key = stored.key(target.model, drafters[0], TAP_CHOICES_FILE)
+        key = stored_costs.make_key(target.model, drafters[0], TAP_CHOICES_FILE)
         choice = load_cached_values(TAP_CHOICES_FILE).get(key) if key else None
         if choice not in (0, 1):
             alphas = [_measure_alpha(target, way) for way in drafters]

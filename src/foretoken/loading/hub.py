@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, to_one_line, format_value
 from foretoken.loading import named_models
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
@@ -34,7 +34,7 @@ def import_hub():  # not annotated: the type is the module's
 def resolve_path(name: str | Path) -> str:
     """Return the folder or hub id as a string. Raises InputError for a name that can be neither."""
     if not isinstance(name, str | Path):
-        raise InputError(f"target is {shown(name)}; give a folder, a hub id or a model")
+        raise InputError(f"target is {format_value(name)}; give a folder, a hub id or a model")
     if pair := named_models.find_pair(name):
         return str(pair.target)
     if is_folder(name) or str(name).endswith(".gguf"):
@@ -141,13 +141,13 @@ def _fetch(id: str, name: str, revision: str | None) -> Path:
     try:
         return Path(import_hub().hf_hub_download(id, name, revision=revision))
     except Exception as error:  # of many kinds
-        raise InputError(f"{id}:{name} cannot be had from the hub: {one_line(error)}") from None
+        raise InputError(f"{id}:{name} cannot be had from the hub: {to_one_line(error)}") from None
 
 
 def _refuse_revision(name: str, kind: str, revision: str | None) -> None:
     if revision is not None:
         raise InputError(
-            f"revision is {shown(revision)}, but {name} is a {kind}, which has none; leave it out"
+            f"revision is {format_value(revision)}, but {name} is a {kind}, which has none; leave it out"
         )
 
 
@@ -193,7 +193,7 @@ def _resolve_hub_options(name: str, revision: str | None) -> dict[str, Any]:
         if getattr(getattr(error, "response", None), "status_code", None) == 404:
             why, remedy = "the hub has no such model", NAME_REMEDY
         else:
-            why, remedy = f"the hub cannot be reached ({one_line(error)})", OFFLINE_REMEDY
+            why, remedy = f"the hub cannot be reached ({to_one_line(error)})", OFFLINE_REMEDY
     if isinstance(hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
         return {"local_files_only": True}
     raise InputError(f"there is no folder {name!r}, and {why}; {remedy}")

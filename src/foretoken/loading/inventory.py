@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 from foretoken.loading import hub, named_models, published_drafts
 from foretoken.storage.files import parse_json
 
@@ -160,7 +160,7 @@ def _read_gguf_model(name: str, file: Path) -> LocalModel | None:
     except ImportError:
         facts["precision"] = "? (pip install 'foretoken[gguf]')"
     except Exception as error:  # files hold anything
-        facts["precision"] = f"unreadable: {one_line(error)}"
+        facts["precision"] = f"unreadable: {to_one_line(error)}"
     return LocalModel(name, draft=False, size=size, encoder=False, path=file, **facts)
 
 

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lookup import Repeats
-from foretoken.errors import FRONT, RefusedError, base_name
+from foretoken.errors import LOOKUP_PREFIX, RefusedError, base_name
 from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, merging, named_models
 from foretoken.loading.draft_choice import choose_draft, choose_draft_dtype
@@ -28,7 +28,7 @@ from foretoken.loading.sources import get_processor_loader
 from foretoken.loading.sources import resolve_model, find_source, unwrap_model
 from foretoken.loading.sources import load_tokenizer
 from foretoken.loading.target import TargetInfo, LoadedTarget, add_turn_ends
-from foretoken.sampling.options import with_args
+from foretoken.sampling.options import add_args_section
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
 
@@ -146,7 +146,7 @@ def _load(
     loaded = LoadedTarget(info, model)
     spec = loaded.make_speculator(pending.attach(loaded), get_name(draft_to_load))
     if draft_without_lookup is not full_draft:
-        name = f"{FRONT}{spec.draft_name}"
+        name = f"{LOOKUP_PREFIX}{spec.draft_name}"
         spec = replace(spec, draft_name=name, predicted_output=Repeats)
     gguf.forget_file()  # which a draft may have had parsed again
     if draft_without_lookup is None:
@@ -211,5 +211,5 @@ def _make_signature() -> Signature:
     return own.replace(parameters=[*first, *named])
 
 
-load.__doc__ = with_args(load.__doc__ or "", LOAD_OPTIONS)
+load.__doc__ = add_args_section(load.__doc__ or "", LOAD_OPTIONS)
 cast(Any, load).__signature__ = _make_signature()

@@ -9,7 +9,7 @@ import psutil
 import torch
 from torch import nn
 
-from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.errors import InputError, RefusedError, to_one_line
 
 MEMORY_FACTOR = 1.1  # weights plus what a short generation needs beside them
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -27,7 +27,7 @@ def require_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, TypeError) as error:
-        raise InputError(f"device {name!r:.60} cannot be used: {one_line(error)}") from None
+        raise InputError(f"device {name!r:.60} cannot be used: {to_one_line(error)}") from None
     if device.type == "meta":
         raise InputError("device 'meta' holds no numbers; give 'cpu' or 'cuda'")
     return device

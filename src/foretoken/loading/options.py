@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from foretoken.errors import InputError
 from foretoken.sampling.checks import Choice, as_flag, as_given
-from foretoken.sampling.options import check, declared, option
+from foretoken.sampling.options import check_options, get_options, option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -115,7 +115,7 @@ class LoadOptions:
     )
 
     def __post_init__(self) -> None:
-        check(self)
+        check_options(self)
 
     def refuse(self, *names: str, because: str) -> None:
         """InputError where one of these options is given, for this reason."""
@@ -141,7 +141,7 @@ class LoadKeywords(TypedDict, total=False):
     same_tokenizer: bool
 
 
-LOAD_OPTIONS = declared(LoadOptions)
+LOAD_OPTIONS = get_options(LoadOptions)
 
 
 def require_known(names: Iterable[str], caller: str) -> None:

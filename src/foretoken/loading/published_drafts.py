@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, to_one_line, format_value
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
@@ -36,7 +36,7 @@ class PublishedDraft:
         named = self.config.get("speculators_config")
         named = named.get("verifier") if isinstance(named, dict) else None
         named = named.get("name_or_path") if isinstance(named, dict) else None
-        target = shown(named) if named else "the model that it was trained with"
+        target = format_value(named) if named else "the model that it was trained with"
         return (
             f"is a draft of kind {self.kind} for {target}; it runs where its target does: give it "
             "as --draft"
@@ -105,7 +105,7 @@ def _fetch(name: str, revision: str | None) -> Path:
     try:
         return Path(hub.import_hub().snapshot_download(name, **options, **hub.resolve_options(name, revision)))
     except Exception as error:  # of many kinds
-        raise InputError(f"{name} cannot be had from the hub: {one_line(error)}") from None
+        raise InputError(f"{name} cannot be had from the hub: {to_one_line(error)}") from None
 
 
 def get_draft_kind(config: dict[str, Any]) -> str | None:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 import transformers
 
-from foretoken.errors import InputError, RefusedError, one_line
-from foretoken.generation_config import check_file, ids_of
+from foretoken.errors import InputError, RefusedError, to_one_line
+from foretoken.generation_config import check_file, list_ids
 from foretoken.loading import adapters, gguf, hub, memory, merging, named_models, weights
 from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.models.stock.sizes import get_max_positions
@@ -100,7 +100,7 @@ class ModelSource:
                     f"{self.name} is a draft ({kind}), no model; give it as --draft or draft="
                 ) from None
             raise InputError(
-                f"{self.name} cannot be read as a model: {one_line(error)}{self._hint}"
+                f"{self.name} cannot be read as a model: {to_one_line(error)}{self._hint}"
             ) from None
         weights.require_layer_count(self.name, config, self._dtypes)
         return config
@@ -121,12 +121,12 @@ class ModelSource:
                 network = auto.from_config(self.config, trust_remote_code=self.trust)
         except Exception as error:
             problem = f"{self.name} cannot be built from its config"
-            raise InputError(f"{problem}: {one_line(error)}") from None
+            raise InputError(f"{problem}: {to_one_line(error)}") from None
         get_max_positions(network.config.get_text_config(decoder=True))
         weights.require_matching_layers(self.name, network, self._dtypes, in_gguf=self.gguf is not None)
         if self.gguf:  # the model's config holds what else the file says
             settings: Any = network.generation_config
-            settings.eos_token_id = gguf.find_end_ids(self.gguf, ids_of(settings, "eos_token_id"))
+            settings.eos_token_id = gguf.find_end_ids(self.gguf, list_ids(settings, "eos_token_id"))
             return network.eval()
         options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
         options["revision"] = options["revision"] or "main"
@@ -157,7 +157,7 @@ class ModelSource:
                 network, report = auto.from_pretrained(self.path, dtype=dtype, **options)
         except Exception as error:
             raise InputError(
-                f"{self.name} cannot be loaded: {one_line(error)}{self._hint}"
+                f"{self.name} cannot be loaded: {to_one_line(error)}{self._hint}"
             ) from None
         _require_weights(self.name, type(network).__name__, report)
         if not self.gguf:
@@ -387,7 +387,7 @@ def load_tokenizer(
         if not local and not required:
             return None  # a hub model without one
         raise InputError(
-            f"the tokenizer in {model!s:.100} cannot be read: {one_line(error)}"
+            f"the tokenizer in {model!s:.100} cannot be read: {to_one_line(error)}"
         ) from None
 
 
@@ -402,7 +402,7 @@ def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
         try:
             return transformers.AutoProcessor.from_pretrained(model.path, **model.options)
         except Exception as error:  # the library raises many kinds, and its extras are missing
-            problem = f"the processor of {model.name} cannot be read: {one_line(error)}"
+            problem = f"the processor of {model.name} cannot be read: {to_one_line(error)}"
             named = next((each for each in PROCESSOR_LIBRARIES if each in str(error)), "'foretoken[media]'")
             raise InputError(f"{problem}; pip install {named}") from None
 

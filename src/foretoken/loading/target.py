@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
-from foretoken.generation_config import Ends, Settings
+from foretoken.generation_config import EndTokens, GenerationSettings
 from foretoken.loading import gguf
 from foretoken.loading.facts import ModelFacts
 from foretoken.loading.weights import FolderWeights
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 GGUF_EMBEDDING, GGUF_OUTPUT = "token_embd.weight", "output.weight"  # in GGUF files
 
 
-def add_turn_ends(ends: Ends, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Ends, str | None]:
+def add_turn_ends(ends: EndTokens, tokenizer: PreTrainedTokenizerBase | None) -> tuple[EndTokens, str | None]:
     """Return a model's ends, with the token that ends the chat template's turns where it is known
     to do so, and a remark where the model's files name none of the template's."""
     names = [] if tokenizer is None else turn_ends(tokenizer)
@@ -54,7 +54,7 @@ class TargetInfo:
 
     name: str
     facts: ModelFacts
-    settings: Settings
+    settings: GenerationSettings
     tokenizer: PreTrainedTokenizerBase | None
     processor: Callable[[], Any] | None = None  # loads that of pictures and sounds
 

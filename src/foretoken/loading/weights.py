@@ -21,7 +21,7 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor
 
-from foretoken.errors import InputError, RefusedError, one_line, shown
+from foretoken.errors import InputError, RefusedError, to_one_line, format_value
 from foretoken.loading import gguf
 from foretoken.loading.hub import is_folder
 
@@ -83,7 +83,7 @@ class FolderWeights:
 
     def _refusal(self, error: Exception) -> InputError:
         return InputError(
-            f"the weights in {self.folder} cannot be read: {one_line(error)}; fetch them again"
+            f"the weights in {self.folder} cannot be read: {to_one_line(error)}; fetch them again"
         )
 
 
@@ -128,11 +128,11 @@ def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, s
             if count > limit:
                 held = f"its files hold {len(dtypes)} weights" if dtypes else f"{MAX_LAYERS} is the limit"
                 raise InputError(
-                    f"{name} has {entry} {shown(count)} in its config, {held}; give a config and "
+                    f"{name} has {entry} {format_value(count)} in its config, {held}; give a config and "
                     "weights of one model"
                 )
             if count < 1 and entry == "num_hidden_layers":
-                problem = f"{name} has {entry} {shown(count)} in its config"
+                problem = f"{name} has {entry} {format_value(count)} in its config"
                 raise InputError(f"{problem}; give a whole number from 1 on")
 
 
@@ -210,7 +210,7 @@ def get_dequantize_options(config: PreTrainedConfig, name: str) -> dict[str, Any
     try:
         return {"quantization_config": kind(dequantize=True)}
     except ImportError as error:  # it says what to install
-        raise InputError(f"{name} is quantized by {method}: {one_line(error)}") from None
+        raise InputError(f"{name} is quantized by {method}: {to_one_line(error)}") from None
 
 
 def finish_dequantizing(network: PreTrainedModel, dtype: torch.dtype, name: str) -> None:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from foretoken.controls.chain import Chain, chain
 from foretoken.drafters.base import Draft, Drafter, parts_of
-from foretoken.lease import leased
+from foretoken.lease import hold_lease
 from foretoken.models.base import Model
 from foretoken.request import Request
-from foretoken.sampling.distributions import SamplingParams, check, probabilities, require_finite
+from foretoken.sampling.distributions import SamplingParams, require_valid_logits, probabilities, require_finite
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.verify import overlap
+from foretoken.sampling.acceptance_rules import overlap
 
 # positions in a pass of the target: distributions of a whole text would take much memory
 POSITIONS_PER_FORWARD = 32
@@ -62,8 +62,8 @@ def replay_positions(
     reads_target = any(part.reads_target for part in parts_of(drafter))
     size = 1 if reads_target else POSITIONS_PER_FORWARD
     p = torch.empty(0)
-    with leased(target, drafter) as lease:
-        lease.expect(1)
+    with hold_lease(target, drafter) as lease:
+        lease.count_joining(1)
         target.start([request.prompt[:-1]], sources)
         drafter.start([0], [list(request.prompt)], sources and [list(s) for s in sources])
         for i, token in enumerate(output):
@@ -88,7 +88,7 @@ def _compute_p(
     """p at the positions of `new` from `at` on, one pass: `[n, V]`."""
     block = [request.prompt[-1], *output][start : len(output)]
     logits = target.score([block], [len(block)])
-    check(logits, "target", [len(request.prompt) + start], [len(block)])
+    require_valid_logits(logits, "target", [len(request.prompt) + start], [len(block)])
     if controls is not None:
         shaped = [controls.shape(row, output[start : start + i]) for i, row in enumerate(logits[0])]
         logits = torch.stack(shaped)[None]

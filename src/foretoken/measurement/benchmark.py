@@ -34,7 +34,7 @@ from foretoken.measurement.footprint import compute_model_footprint
 from foretoken.measurement.machine import measure_bandwidth, get_machine, get_peak_bytes
 from foretoken.measurement.options import BenchOptions, format_gamma
 from foretoken.measurement.plan import BENCH_FILE_FORMAT, PlanOptions, choose_plan
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.storage import files
 
 LoadPair = Callable[[str, str | None, Callable[[TargetInfo], object]], Speculator]
@@ -66,8 +66,8 @@ class Benchmark:
 
     def __post_init__(self) -> None:
         """Begin with what the same command has saved. InputError for another file at `out`."""
-        if self.options.batch[-1] > MAX_ROWS:
-            raise InputError(f"batch is {self.options.batch}; give numbers from 1 to {MAX_ROWS}")
+        if self.options.batch[-1] > MAX_BATCH_SIZE:
+            raise InputError(f"batch is {self.options.batch}; give numbers from 1 to {MAX_BATCH_SIZE}")
         machine = get_machine(torch.device(self.options.loading.get("device", "cpu")))
         identity = {"format": BENCH_FILE_FORMAT, "machine": asdict(machine), "asked": asdict(self.options)}
         identity["files_sha256"] = self._hash_files()
@@ -121,10 +121,10 @@ class Benchmark:
         turns = make_own_turns(spec, options.gammas, options.rule)
         for batch_size in batch:
             batch_tasks = repeat_tasks(tasks, batch_size) if batch_size > 1 else tasks
-            reading = contention.read()
+            reading = contention.take_reading()
             raced = self._run_race(turns, batch_tasks, spec.draft_name, together=batch_size > 1)
             if raced.rounds:
-                others = contention.share([contention.taken(reading)])
+                others = contention.compute_others_share([contention.measure_since(reading)])
                 head = {"asked": draft, "draft": spec.draft_name, "batch": batch_size, "others": others}
                 self.document["figures"] += [
                     head | asdict(raced.compute_figures(key)) for key in raced.rounds[0]

@@ -27,7 +27,7 @@ REPORTED_PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".
 def describe_machine() -> dict[str, Any]:
     """Describe the machine, and measure how fast it reads memory, in a second or two."""
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    reading, here = contention.read(), machine.get_processor()
+    reading, here = contention.take_reading(), machine.get_processor()
     seconds, size = machine.measure_bandwidth(torch.device("cpu"))
     rate = {"bytes_per_second": size / seconds.median, "read_bytes": size}
     return {
@@ -37,7 +37,7 @@ def describe_machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": [{"name": n, "free_bytes": get_free_bytes(torch.device(n))} for n in names],
         "native": describe_abilities(),
-        "others": contention.share([contention.taken(reading)]),
+        "others": contention.compute_others_share([contention.measure_since(reading)]),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from foretoken.costing import contention
-from foretoken.errors import InputError, mismatch
+from foretoken.errors import InputError, describe_mismatch
 from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions, require_known
 from foretoken.measurement.options import MIN_QUARTILE_ROUNDS
 from foretoken.storage import files
@@ -90,7 +90,7 @@ def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[st
 def are_trusted(rows: list[dict[str, Any]]) -> bool:
     """Tell whether quartiles mean something: of enough rounds, on processors that others left."""
     enough = all(row["speedup"]["n"] >= MIN_QUARTILE_ROUNDS for row in rows)
-    return enough and not any(contention.remark(row["others"]) for row in rows)
+    return enough and not any(contention.describe_contention(row["others"]) for row in rows)
 
 
 def _are_beyond_one(rows: list[dict[str, Any]], quartile: str, *, above: bool) -> bool:
@@ -122,7 +122,7 @@ def read_plan(path: Path) -> Plan:
         require_known(options, "load")
         LoadOptions(**options)
     except ValidationError as error:
-        raise InputError(f"{path}: best: {mismatch(dict(error.errors()[0]))}") from None
+        raise InputError(f"{path}: best: {describe_mismatch(dict(error.errors()[0]))}") from None
     except InputError as error:
         raise InputError(f"{path}: best: {error}") from None
     return plan

@@ -17,12 +17,12 @@ from typing import Any
 
 from foretoken import theory
 from foretoken.costing import contention
-from foretoken.costing.costs import of
+from foretoken.costing.costs import costs_from_steps
 from foretoken.errors import InputError
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.inputs import Prompt
 from foretoken.records import StepRecord
-from foretoken.request import Completion, uninterrupted
+from foretoken.request import Completion, require_uninterrupted
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.speculator import Speculator
 from foretoken.timing import Spread, measure_seconds, summarize, take_turns
@@ -69,7 +69,7 @@ def prepare_tasks(
 
     Raises InputError for a prompt that leaves no room for `params.max_new_tokens`.
     """
-    spec = replace(spec, ends=Ends(decoder_start=spec.ends.decoder_start))
+    spec = replace(spec, ends=EndTokens(decoder_start=spec.ends.decoder_start))
     tokens = params.max_new_tokens
     for i, request in enumerate(spec.inputs.requests(list(prompts), params, seed)):
         if request.limit < tokens:
@@ -91,7 +91,7 @@ def run_own_turn(
     options = {"gamma": gamma, "rule": rule, "seed": [task.seed for task in tasks]}
     completions: list[Completion] = []
     seconds = measure_seconds(
-        lambda: completions.extend(uninterrupted(spec.generate(prompts, params, **options)))
+        lambda: completions.extend(require_uninterrupted(spec.generate(prompts, params, **options)))
     )
     # Time of a call outside its rows comes before the first token
     overhead_seconds = seconds - max(each.stats.seconds for each in completions)
@@ -181,7 +181,7 @@ def predict(
     if sum(step.drafted for step in steps) < MIN_PREDICTION_DRAFT_TOKENS:
         return None
     all_overlaps = overlaps or [overlap for step in steps for overlap in step.overlaps]
-    costs, alpha = of([*plain, *steps]), min(1.0, fmean(all_overlaps))
+    costs, alpha = costs_from_steps([*plain, *steps]), min(1.0, fmean(all_overlaps))
     return SpeedupPrediction(
         alpha=alpha,
         c=costs.c,
@@ -281,17 +281,17 @@ def compare_with_plain(spec: Speculator, prompt: Prompt, repeats: int = COMPARIS
     """
 
     def decode(**changed: Any) -> Completion:
-        (completion,) = uninterrupted(spec.generate(prompt, **(options | changed)))
+        (completion,) = require_uninterrupted(spec.generate(prompt, **(options | changed)))
         return completion
 
     plain: list[Completion] = []
     speculative: list[Completion] = []
     decode(max_new_tokens=max(4, options.get("min_new_tokens") or 0))  # first calls are slow
-    reading = contention.read()
+    reading = contention.take_reading()
     for _ in range(repeats):
         plain.append(decode(gamma=0))
         speculative.append(decode())
-    span = contention.taken(reading)
+    span = contention.measure_since(reading)
     steps = [step for text in speculative for step in text.steady.steps]
     plain_steps = [step for text in plain for step in text.steady.steps]
     overlaps = [overlap for text in speculative for step in text.steps for overlap in step.overlaps]
@@ -302,6 +302,6 @@ def compare_with_plain(spec: Speculator, prompt: Prompt, repeats: int = COMPARIS
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.drafted for step in steps),
         silent=fmean(not step.drafted for step in steps),
-        others=contention.share([span]),
+        others=contention.compute_others_share([span]),
         **(asdict(predicted) if predicted else {}),
     )

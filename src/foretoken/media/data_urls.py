@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import Any
 
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, format_value
 
 DATA = "data:"
 
@@ -20,7 +20,7 @@ def decoded(url: str, place: str) -> bytes:
     """Return the bytes in a data URL; InputError where they are not in base64."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        raise InputError(f"{place} is {shown(url)}; give a data URL in base64")
+        raise InputError(f"{place} is {format_value(url)}; give a data URL in base64")
     return from_base64(body, place)
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, format_value
 from foretoken.media import TEXT, UNREAD
 
 ENCODED = "encoder_outputs"  # states that an encoder has made of media, in place of these
@@ -145,8 +145,8 @@ def _tensor(name: str, value: Any) -> Tensor:
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        problem = f"{name} is {shown(value)}; let the processor return_tensors='pt'"
+        problem = f"{name} is {format_value(value)}; let the processor return_tensors='pt'"
         raise InputError(problem) from None
     if tensor.ndim == 0:
-        raise InputError(f"{name} is {shown(value)}, one number; give what the processor returns")
+        raise InputError(f"{name} is {format_value(value)}, one number; give what the processor returns")
     return tensor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, to_one_line, format_value
 from foretoken.media.data_urls import decoded, is_data_url
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def picture(value: Any, place: str, most: int | None = None) -> Image:
         raise _too_large(place, most) from None
     except Exception as error:  # a file that is cut off, or breaks its format's rules
         raise InputError(
-            f"{place} cannot be read: {one_line(error)}; give a whole picture"
+            f"{place} cannot be read: {to_one_line(error)}; give a whole picture"
         ) from None
 
 
@@ -99,8 +99,8 @@ def _opened(value: Any, place: str, most: int) -> Image:
     except Image.DecompressionBombError:
         raise _too_large(place, most) from None
     except Exception as error:  # files hold anything
-        raise InputError(f"{place} is no picture: {one_line(error)}; {GIVE}") from None
-    raise InputError(f"{place} is {shown(value)}; {GIVE}")
+        raise InputError(f"{place} is no picture: {to_one_line(error)}; {GIVE}") from None
+    raise InputError(f"{place} is {format_value(value)}; {GIVE}")
 
 
 def _too_large(place: str, most: int) -> InputError:

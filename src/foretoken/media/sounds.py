@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.errors import InputError, one_line, shown
+from foretoken.errors import InputError, to_one_line, format_value
 from foretoken.media.data_urls import decoded, is_data_url
 
 LEAST_RATE, MOST_RATE = 1000, 768_000  # Hz
@@ -62,7 +62,7 @@ def _read(value: Any, place: str, most: float | None) -> tuple[NDArray[np.float3
     if isinstance(value, bytes):
         value = io.BytesIO(value)
     elif not isinstance(value, str | Path) or "://" in str(value):
-        raise InputError(f"{place} is {shown(value)}; {GIVE}")
+        raise InputError(f"{place} is {format_value(value)}; {GIVE}")
     try:
         with soundfile.SoundFile(value) as file:
             rate = file.samplerate
@@ -76,7 +76,7 @@ def _read(value: Any, place: str, most: float | None) -> tuple[NDArray[np.float3
         elif getattr(error, "code", None) in VAGUE:
             problem = "it is damaged, or not a sound in a known format"
         else:  # without the name of the object that holds the file
-            problem = getattr(error, "error_string", "") or one_line(error)
+            problem = getattr(error, "error_string", "") or to_one_line(error)
             problem = problem.removeprefix("Error : ").rstrip(".")
         raise InputError(f"{place} cannot be read: {problem}; {GIVE}") from None
     return samples, rate
@@ -126,7 +126,7 @@ def _floats(value: Any, place: str) -> NDArray[np.float32]:
     try:
         values = np.asarray(value)
     except Exception as error:  # a tensor with gradients, in bfloat16 or on a GPU
-        problem = f"{place} cannot be taken as an array: {one_line(error)}"
+        problem = f"{place} cannot be taken as an array: {to_one_line(error)}"
         raise InputError(f"{problem}; give floats, -1 to 1, or int16") from None
     if values.ndim != 1:
         raise InputError(f"{place} has the shape {values.shape}; give one channel of samples")

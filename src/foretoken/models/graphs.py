@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from foretoken.errors import RefusedError, kind_of
+from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models.base import Blocks, Capabilities, Model, count_block_tokens
 from foretoken.models.row_slots import LONG_ROW_OFFSET, check_lengths, check_room, pad_blocks
 from foretoken.models.stock.attention import RaggedTwin, NeededPositions, HiddenStatesRecorder
@@ -30,7 +30,7 @@ from foretoken.models.stock.compiled import CompiledLayers
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedBackend
 from foretoken.models.stock.sizes import make_empty_logits
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 
 class FixedCache(RaggedCache):
@@ -195,14 +195,14 @@ class GraphModel(Model):
     def _send_lengths(self) -> Tensor:
         if self.offset is None:
             lengths = [self.cache.lengths[b] for b in self.cache.order]
-            self.offset = sent(torch.tensor(lengths), self.device)
+            self.offset = send(torch.tensor(lengths), self.device)
         return self.offset
 
     def _send_first_positions(self) -> Tensor | None:
         """The position of every place's first token, on the device; None: of all it is 0."""
         if not any(self.long):
             return None
-        return sent(torch.tensor([LONG_ROW_OFFSET * self.long[b] for b in self.cache.order]), self.device)
+        return send(torch.tensor([LONG_ROW_OFFSET * self.long[b] for b in self.cache.order]), self.device)
 
     def _advance(self, counts: list[int]) -> None:
         """Rows that grow alike are counted on the device, so that nothing need be sent."""
@@ -338,7 +338,7 @@ def rehearse(model: GraphModel) -> GraphModel:
     except RefusedError:
         raise
     except Exception as error:  # recording raises many kinds
-        raise RefusedError(f"it cannot be recorded as a graph: {kind_of(error)}") from error
+        raise RefusedError(f"it cannot be recorded as a graph: {log_error_kind(error)}") from error
     return model
 
 

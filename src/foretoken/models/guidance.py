@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, RefusedError, as_float, shown
+from foretoken.errors import InputError, RefusedError, as_float, format_value
 from foretoken.models.base import Blocks, Model
 from foretoken.models.row_slots import list_remaining_rows
 
@@ -49,7 +49,7 @@ class GuidedModel(Model):
         self.inner, self.scale, self.negative = model, as_float(scale), [*(negative or ())]
         if not abs(self.scale) <= MAX_ABS_SCALE:  # NaN included
             raise InputError(
-                f"scale is {shown(scale)}; give one from -{MAX_ABS_SCALE} to {MAX_ABS_SCALE}, 1 being no guidance"
+                f"scale is {format_value(scale)}; give one from -{MAX_ABS_SCALE} to {MAX_ABS_SCALE}, 1 being no guidance"
             )
         self.holds = (model,)
         self.vocab_size, self.device = model.vocab_size, model.device

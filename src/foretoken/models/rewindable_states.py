@@ -25,7 +25,7 @@ from torch import Tensor
 
 from foretoken.errors import InputError
 from foretoken.models.row_slots import RowSlots
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 MAX_REWIND_TOKENS = 32  # tokens that a row can always go back
 MAX_PENDING_TOKENS = 64  # tokens behind a base, at most, those of a pass included
@@ -153,11 +153,11 @@ class RecurrentStateLayer:
     def fold(self, counts: list[int], first: int = 0) -> None:
         """Move the bases of rows, in places from `first` on, by so many tokens."""
         rows, to = slice(first, first + len(counts)), torch.tensor(counts)
-        tokens = sent(to, self.device)
+        tokens = send(to, self.device)
         for call in range(sum(name[0] == "n" for name in self.arrays)):
             own = self._get_scan_arrays(call, rows)
             own["S"].copy_(_compute_scan_states(own, to))
-            late = sent(own["n"] < to, self.device)[:, None, None]
+            late = send(own["n"] < to, self.device)[:, None, None]
             own["L"].copy_(torch.where(late, own["S"], own["L"]))
             own["n"].sub_(to).clamp_(min=0)
         arrays = {name: x[rows] for name, x in self.arrays.items()}
@@ -362,11 +362,11 @@ def _compute_scan_states(own: Arrays, to: Tensor) -> Tensor:
     begin = torch.where(near, own["n"], 0)
     steps = int((to - begin).max())
     index = (to - steps)[:, None] + torch.arange(steps)
-    there = sent(index >= begin[:, None], own["S"].device)[:, :, None]
-    index = sent(index.clamp(min=0), own["S"].device)
+    there = send(index >= begin[:, None], own["S"].device)[:, :, None]
+    index = send(index.clamp(min=0), own["S"].device)
     row = torch.arange(len(to), device=index.device)[:, None]
     t, u, k = (torch.where(there, own[name][row, 0, index], 0) for name in "tuk")
-    S = torch.where(sent(near, index.device)[:, None, None], own["L"], own["S"])
+    S = torch.where(send(near, index.device)[:, None, None], own["L"], own["S"])
     return _run_scan_steps(S, own["A"], t, u, k)[0]
 
 

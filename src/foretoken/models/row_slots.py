@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 if TYPE_CHECKING:
     from foretoken.models.base import Blocks
@@ -180,7 +180,7 @@ def pad_blocks(blocks: Blocks, device: torch.device) -> Tensor:
         return blocks
     width = max(map(len, blocks), default=0)
     rows = [b + [0] * (width - len(b)) for b in blocks]
-    return sent(torch.tensor(rows, dtype=torch.long), device)
+    return send(torch.tensor(rows, dtype=torch.long), device)
 
 
 def check_sources(

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from foretoken import slow_log
 from foretoken.errors import RefusedError, base_name
-from foretoken.slow_log import log_if_slow, tell
+from foretoken.slow_log import log_if_slow, log_visibly
 from foretoken.storage.cache import get_cache_folder, is_owned, save_cached_value, load_cached_values, get_versions
 from foretoken.storage.files import parse_json
 
@@ -191,8 +191,8 @@ def find_or_convert(
     with log_if_slow(log, "converting %s to %s for the native decoder, once", name, form):
         saved = save(key, write, get_title(source), form)
     seconds = time.perf_counter() - start
-    if seconds > slow_log.AFTER:
-        tell(log, "converted %s in %.1f s", name, seconds)
+    if seconds > slow_log.LOG_AFTER_SECONDS:
+        log_visibly(log, "converted %s in %.1f s", name, seconds)
     if not saved:
         where = get_folder() or "a cache folder"
         log.warning("it could not be kept in %s and is made again each time", where)

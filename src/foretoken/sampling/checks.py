@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
-from foretoken.errors import InputError, as_float, real, shown, whole
+from foretoken.errors import InputError, as_float, is_real_number, format_value, is_whole_number
 
 Ids = tuple[int, ...]
 Sequences = tuple[Ids, ...]
@@ -33,7 +33,7 @@ class Structured(NamedTuple):
 
 Check = Callable[[str, Any], Any]
 
-LONGEST_ID = 18  # digits: Python reads no more than 4,300, and a tensor no more than these
+MAX_ID_DIGITS = 18  # digits: Python reads no more than 4,300, and a tensor no more than these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Number:
     lt: float = math.inf
 
     def __call__(self, name: str, value: Any) -> float:
-        if not real(value):
-            raise InputError(f"{name} is {shown(value)}; give a number")
+        if not is_real_number(value):
+            raise InputError(f"{name} is {format_value(value)}; give a number")
         number = as_float(value)
         if not (self.gt < number < self.lt and self.ge <= number <= self.le):
             raise InputError(f"{name} is {number}; give {self.remedy}")
@@ -70,10 +70,10 @@ class Count:
     le: float = math.inf
 
     def __call__(self, name: str, value: Any) -> int:
-        if not whole(value) or not self.ge <= value <= self.le:
-            named = whole(value) or self.remedy.startswith("a whole number")
+        if not is_whole_number(value) or not self.ge <= value <= self.le:
+            named = is_whole_number(value) or self.remedy.startswith("a whole number")
             advice = self.remedy if named else "a whole number"
-            raise InputError(f"{name} is {shown(value)}; give {advice}")
+            raise InputError(f"{name} is {format_value(value)}; give {advice}")
         return int(value)
 
     @property
@@ -95,7 +95,7 @@ class Choice:
     def __call__(self, name: str, value: Any) -> str:
         if value not in self.values:
             allowed = self.remedy or f"one of {', '.join(self.values)}"
-            raise InputError(f"{name} is {shown(value)}; give {allowed}")
+            raise InputError(f"{name} is {format_value(value)}; give {allowed}")
         return value
 
 
@@ -106,35 +106,35 @@ def as_given(name: str, value: Any) -> Any:
 
 def as_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"{name} is {shown(value)}; give True or False")
+        raise InputError(f"{name} is {format_value(value)}; give True or False")
     return value
 
 
-def _listed(name: str, value: Any, remedy: str) -> list[Any]:
+def _to_list(name: str, value: Any, remedy: str) -> list[Any]:
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InputError(f"{name} is {shown(value)}; give {remedy}")
+        raise InputError(f"{name} is {format_value(value)}; give {remedy}")
     return list(cast(Iterable[Any], value))
 
 
-def _token(name: str, value: Any) -> int:
-    if not whole(value) or value < 0:
-        raise InputError(f"{name} holds {shown(value)}; give ids, 0 or more")
+def _check_token(name: str, value: Any) -> int:
+    if not is_whole_number(value) or value < 0:
+        raise InputError(f"{name} holds {format_value(value)}; give ids, 0 or more")
     return int(value)
 
 
 def as_id(name: str, value: Any) -> int:
-    value = _listed(name, value, "one id") if isinstance(value, list | tuple) else [value]
+    value = _to_list(name, value, "one id") if isinstance(value, list | tuple) else [value]
     if len(value) != 1:
-        raise InputError(f"{name} is {shown(value)}; give one id")
-    return _token(name, value[0])
+        raise InputError(f"{name} is {format_value(value)}; give one id")
+    return _check_token(name, value[0])
 
 
 def as_ids(name: str, value: Any) -> Ids:
-    return tuple(_token(name, token) for token in _listed(name, value, "a list of ids"))
+    return tuple(_check_token(name, token) for token in _to_list(name, value, "a list of ids"))
 
 
-def _sequence(name: str, value: Any) -> Ids:
+def _check_sequence(name: str, value: Any) -> Ids:
     ids = as_ids(name, value)
     if not ids:
         raise InputError(f"{name} holds an empty sequence; give one or more ids in each")
@@ -142,27 +142,27 @@ def _sequence(name: str, value: Any) -> Ids:
 
 
 def as_sequences(name: str, value: Any) -> Sequences:
-    return tuple(_sequence(name, ids) for ids in _listed(name, value, "a list of lists of ids"))
+    return tuple(_check_sequence(name, ids) for ids in _to_list(name, value, "a list of lists of ids"))
 
 
 def as_biases(name: str, value: Any) -> Biases:
     """Biases of sequences, from a mapping or pairs; an id alone is a sequence of one."""
     remedy = "a mapping from ids to numbers"
-    pairs = list(value.items()) if isinstance(value, Mapping) else _listed(name, value, remedy)
+    pairs = list(value.items()) if isinstance(value, Mapping) else _to_list(name, value, remedy)
     biases: dict[Ids, float] = {}
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise InputError(f"{name} holds {shown(pair)}; give {remedy}")
+            raise InputError(f"{name} holds {format_value(pair)}; give {remedy}")
         ids, bias = pair
         if isinstance(ids, str):  # as JSON's keys are
-            if not ids.isascii() or not ids.isdigit() or len(ids) > LONGEST_ID:
-                raise InputError(f"{name} holds {shown(ids)}; give {remedy}")
+            if not ids.isascii() or not ids.isdigit() or len(ids) > MAX_ID_DIGITS:
+                raise InputError(f"{name} holds {format_value(ids)}; give {remedy}")
             ids = int(ids)
-        ids = _sequence(name, [ids] if whole(ids) else ids)
+        ids = _check_sequence(name, [ids] if is_whole_number(ids) else ids)
         number = as_float(bias)
         if math.isnan(number) or number == math.inf:
             raise InputError(
-                f"{name} adds {shown(bias)} to {shown(list(ids))}; give a finite number"
+                f"{name} adds {format_value(bias)} to {format_value(list(ids))}; give a finite number"
             )
         biases[ids] = number
     return tuple(biases.items())
@@ -173,24 +173,24 @@ def as_logit_bias(name: str, value: Any) -> Biases:
     for ids, _ in biases:
         if len(ids) != 1:
             raise InputError(
-                f"{name} holds {shown(list(ids))}; give single ids, or use sequence_bias"
+                f"{name} holds {format_value(list(ids))}; give single ids, or use sequence_bias"
             )
     return biases
 
 
 def as_strings(name: str, value: Any) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else _listed(name, value, "a string or a list")
+    strings = [value] if isinstance(value, str) else _to_list(name, value, "a string or a list")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise InputError(f"{name} holds {shown(string)}; give strings that are not empty")
+            raise InputError(f"{name} holds {format_value(string)}; give strings that are not empty")
     return tuple(dict.fromkeys(strings))
 
 
 def as_decay(name: str, value: Any) -> tuple[int, float]:
-    pair = _listed(name, value, "a start and a factor")
-    if len(pair) != 2 or not whole(pair[0]) or pair[0] < 0 or not 0 < as_float(pair[1]) < math.inf:
+    pair = _to_list(name, value, "a start and a factor")
+    if len(pair) != 2 or not is_whole_number(pair[0]) or pair[0] < 0 or not 0 < as_float(pair[1]) < math.inf:
         raise InputError(
-            f"{name} is {shown(value)}; give a start, 0 or more tokens, and a factor above 0"
+            f"{name} is {format_value(value)}; give a start, 0 or more tokens, and a factor above 0"
         )
     return int(pair[0]), as_float(pair[1])
 
@@ -200,7 +200,7 @@ def as_callables(name: str, value: Any) -> tuple[Any, ...]:
     objects = list(value) if isinstance(value, list | tuple) else [value]
     for each in cast(list[Any], objects):
         if isinstance(each, type) or not callable(each):
-            raise InputError(f"{name} holds {shown(each)}; give objects that can be called")
+            raise InputError(f"{name} holds {format_value(each)}; give objects that can be called")
     return tuple(objects)
 
 
@@ -209,7 +209,7 @@ def as_structured(name: str, value: Any) -> Structured:
         return value
     kinds = ", ".join(GRAMMARS)
     if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in GRAMMARS:
-        raise InputError(f"{name} is {shown(value)}; give a dict with one of {kinds}")
+        raise InputError(f"{name} is {format_value(value)}; give a dict with one of {kinds}")
     kind, grammar = next(iter(cast(Mapping[Grammar, Any], value).items()))
     if kind == "choice":
         strings = as_strings(f"{name}'s choice", grammar)
@@ -222,7 +222,7 @@ def as_structured(name: str, value: Any) -> Structured:
         except (TypeError, ValueError) as error:
             raise InputError(f"{name}'s json_schema is no JSON ({error}); give a schema") from None
     if not isinstance(grammar, str) or not grammar.strip():
-        raise InputError(f"{name}'s {kind} is {shown(grammar)}; give its text")
+        raise InputError(f"{name}'s {kind} is {format_value(grammar)}; give its text")
     return Structured(kind, grammar)
 
 
@@ -236,9 +236,9 @@ class ThinkingBudget(NamedTuple):
 
 
 def as_thinking_budget(name: str, value: Any) -> ThinkingBudget:
-    parts = _listed(name, value, "a number of tokens and two lists of ids")
-    if len(parts) != 3 or not whole(parts[0]) or parts[0] < 0:
-        raise InputError(f"{name} is {shown(value)}; give (tokens, ids that open, ids that close)")
+    parts = _to_list(name, value, "a number of tokens and two lists of ids")
+    if len(parts) != 3 or not is_whole_number(parts[0]) or parts[0] < 0:
+        raise InputError(f"{name} is {format_value(value)}; give (tokens, ids that open, ids that close)")
     opening, closing = (as_ids(name, ids) for ids in parts[1:])
     if not closing:
         raise InputError(f"{name} closes with no id; give one or more")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.sampling.verify import Outcome, Rule, live, speculative
+from foretoken.sampling.acceptance_rules import Outcome, Rule, draft_mask, speculative
 
 
 def match(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
@@ -36,8 +36,8 @@ def rejection(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcom
     at = x[..., None]
     px, qx = (distribution.gather(2, at).squeeze(2).double() for distribution in (p[:, :G], q))
     ratio = px / qx.where(qx > 0, torch.inf)  # a draft token that q cannot make is not kept
-    accept = (ratio * _least_ratio(p[:, :G], q)).clamp(max=1.0)
-    survival = accept.where(live(x, lengths), 0.0).cumprod(1)
+    accept = (ratio * _min_ratio(p[:, :G], q)).clamp(max=1.0)
+    survival = accept.where(draft_mask(x, lengths), 0.0).cumprod(1)
     nothing = q.new_zeros(1).expand(q.shape)  # is taken from p after a rejection
     return Outcome(survival, p, nothing, x, lengths, survival.new_ones(len(x), G + 1))
 
@@ -45,7 +45,7 @@ def rejection(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcom
 COMPARATORS: dict[str, Rule] = {"match": match, "rejection": rejection}
 
 
-def _least_ratio(p: Tensor, q: Tensor) -> Tensor:
+def _min_ratio(p: Tensor, q: Tensor) -> Tensor:
     """1/M = min q/p over what p can give, `[...]` in float64."""
     ratio = torch.where(p > 0, q.double() / p.double(), torch.inf)
     return ratio.amin(-1).clamp(max=1.0)  # but for rounding

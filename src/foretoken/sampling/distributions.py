@@ -21,9 +21,9 @@ from torch import Tensor
 
 from foretoken.errors import NumericsError
 from foretoken.kernels import tokens
-from foretoken.sampling.params import SamplingParams, Standard
+from foretoken.sampling.params import SamplingParams, WarpingParams
 
-OFF = SamplingParams(1.0).standard[4:]  # typical, epsilon and eta, which torch computes
+EXTRA_WARPERS_OFF = SamplingParams(1.0).standard[4:]  # typical, epsilon and eta, which torch computes
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -33,17 +33,17 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     (erratum to C1: the paper leaves ties open).
     """
     if params.greedy:
-        return one_hot(likeliest(logits), logits.shape[-1]).to(working(logits.dtype))
-    logits, standard = logits.to(working(logits.dtype)), params.standard
-    if tokens.can_compute(logits) and standard[4:] == OFF:
+        return one_hot(argmax_ids(logits), logits.shape[-1]).to(working_dtype(logits.dtype))
+    logits, standard = logits.to(working_dtype(logits.dtype)), params.standard
+    if tokens.can_compute(logits) and standard[4:] == EXTRA_WARPERS_OFF:
         return tokens.softmax(logits, *standard[:4])
-    return warped(logits, standard).softmax(-1)
+    return warp_logits(logits, standard).softmax(-1)
 
 
-def warped(logits: Tensor, params: Standard) -> Tensor:
+def warp_logits(logits: Tensor, params: WarpingParams) -> Tensor:
     """The scores whose softmax is the distribution, -inf where it has no mass: temperature, top-k,
     top-p, min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
-    scores = logits.to(working(logits.dtype))
+    scores = logits.to(working_dtype(logits.dtype))
     if params.temperature != 1:
         scores = scores / params.temperature
     if params.top_k:
@@ -55,7 +55,7 @@ def warped(logits: Tensor, params: Standard) -> Tensor:
     if params.typical_p < 1:
         scores = _typical(scores, params.typical_p)
     if params.epsilon_cutoff:
-        scores = _cut(scores, scores.softmax(-1), params.epsilon_cutoff)
+        scores = _drop_below(scores, scores.softmax(-1), params.epsilon_cutoff)
     if params.eta_cutoff:
         scores = _eta(scores, params.eta_cutoff)
     return scores
@@ -66,23 +66,23 @@ def row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tenso
     first = params[0]
     if all(each is first or each.standard == first.standard for each in params):
         return probabilities(logits, first)
-    alike: dict[Standard, list[int]] = {}
+    alike: dict[WarpingParams, list[int]] = {}
     for b, each in enumerate(params):
         alike.setdefault(each.standard, []).append(b)
-    out = torch.empty(logits.shape, dtype=working(logits.dtype), device=logits.device)
+    out = torch.empty(logits.shape, dtype=working_dtype(logits.dtype), device=logits.device)
     for rows in alike.values():
         out[rows] = probabilities(logits[rows], params[rows[0]])
     return out
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def argmax_ids(logits: Tensor) -> Tensor:
     """The argmax, the lowest index on ties, of `[..., V]`."""
     if logits.is_cpu:  # NumPy needs 2 us for V = 32,000, torch 50
         return torch.as_tensor(as_array(logits).argmax(-1))
     return logits.argmax(-1)
 
 
-def peaks(logits: Tensor, V: int | None = None) -> tuple[list[list[int]], list[list[float]]]:
+def find_peaks(logits: Tensor, V: int | None = None) -> tuple[list[list[int]], list[list[float]]]:
     """`likeliest` of `[B, n, V]` on the host, among the first V ids, and the logits there, by one
     look at all numbers: these are NaN or infinite exactly where the position is invalid."""
     scores = as_array(logits)[..., :V]
@@ -114,7 +114,7 @@ def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -
     invalid distribution.
     """
     ids, masses = locate(distributions, uniforms, cdf)
-    require_mass(_floats(masses))
+    require_mass(_to_floats(masses))
     return ids
 
 
@@ -126,16 +126,16 @@ def locate(
     if cdf is None and tokens.can_compute(distributions):
         return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
-        return _locate_here(distributions, uniforms, cdf)
+        return _locate_on_host(distributions, uniforms, cdf)
     cdf = running_sum(distributions) if cdf is None else cdf
     total = cdf[:, -1:].clone()  # a view would keep the whole CDF in memory
     mark = uniforms.to(cdf)[:, None] * total
     mark = mark.minimum(total.nextafter(torch.zeros_like(total)))
-    ids = possible(distributions, torch.searchsorted(cdf, mark, right=True))
+    ids = find_possible(distributions, torch.searchsorted(cdf, mark, right=True))
     return ids.squeeze(-1), total.squeeze(-1)
 
 
-def _locate_here(
+def _locate_on_host(
     distributions: Tensor, uniforms: Tensor, cdf: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`locate` on the host, row by row: for a few numbers NumPy takes a tenth of torch's time."""
@@ -152,7 +152,7 @@ def _locate_here(
     return torch.from_numpy(np.array(ids, np.int64)), torch.from_numpy(np.array(masses, np.float64))
 
 
-def possible(distributions: Tensor, ids: Tensor) -> Tensor:
+def find_possible(distributions: Tensor, ids: Tensor) -> Tensor:
     """For each of `ids [B, 1]` the last id up to it that has mass in `distributions [B, V]`, else
     the first that has."""
     V = distributions.shape[-1]
@@ -170,7 +170,7 @@ def require_mass(masses: list[float]) -> None:
         )
 
 
-def check(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
+def require_valid_logits(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
     """Raise NumericsError for invalid `logits [B, n, V]`: NaN, +inf, or -inf throughout.
 
     Row b's first `counts[b]` positions matter; `starts[b]` is the place of the first of them in
@@ -193,10 +193,10 @@ def require_finite(
     for b, (place, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
         for i, top in enumerate(tops[b][:count]):
             if not math.isfinite(top):
-                raise invalid(top, whose, starts[b] + i, place)
+                raise make_invalid_error(top, whose, starts[b] + i, place)
 
 
-def invalid(top: float, whose: str, position: int, row: int) -> NumericsError:
+def make_invalid_error(top: float, whose: str, position: int, row: int) -> NumericsError:
     """The error for logits whose largest is `top`, at a position of a row's text."""
     kind = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
     return NumericsError(
@@ -207,16 +207,16 @@ def invalid(top: float, whose: str, position: int, row: int) -> NumericsError:
     )
 
 
-def mended(logits: Tensor) -> tuple[Tensor, Tensor]:
+def mask_invalid(logits: Tensor) -> tuple[Tensor, Tensor]:
     """`logits [.., V]` with zeros where they are invalid, and the largest of each position, `[..]`,
     in which that still shows: whether it matters is known later."""
-    tops = _tops(as_array(logits)) if logits.is_cpu else logits.amax(-1)
-    if known_finite(tops):
+    tops = _max_logits(as_array(logits)) if logits.is_cpu else logits.amax(-1)
+    if is_known_finite(tops):
         return logits, tops
     return torch.where(torch.isfinite(tops)[..., None], logits, 0.0), tops
 
 
-def _tops(scores: NDArray[Any]) -> Tensor:
+def _max_logits(scores: NDArray[Any]) -> Tensor:
     """The largest of each position of the host, NaN where there is one: NumPy finds its place in a
     tenth of the time that its value takes."""
     flat = scores.reshape(-1, scores.shape[-1])
@@ -224,28 +224,28 @@ def _tops(scores: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.array(tops, scores.dtype).reshape(scores.shape[:-1]))
 
 
-def known_finite(tops: Tensor) -> bool:
+def is_known_finite(tops: Tensor) -> bool:
     """Tell whether the host knows, without waiting for a device, that all of them are finite."""
     # a list: to load NumPy's own way takes longer than to look at a few numbers
-    return tops.is_cpu and all(map(math.isfinite, _floats(tops.flatten())))
+    return tops.is_cpu and all(map(math.isfinite, _to_floats(tops.flatten())))
 
 
 def _top_k(scores: Tensor, k: int) -> Tensor:
-    edge = _ascending(scores, min(k, scores.shape[-1]))[..., :1]
-    return _without(scores, scores < edge)
+    edge = _sort_ascending(scores, min(k, scores.shape[-1]))[..., :1]
+    return _mask_out(scores, scores < edge)
 
 
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
     """Without the longest ascending run of scores whose mass is at most 1 - top_p; of equals the
     lower index goes first. The likeliest stays."""
-    edge, tied = _edges(scores, top_p)
-    return _without(scores, (scores < edge) | _first(scores == edge, tied))
+    edge, tied = _find_top_p_edge(scores, top_p)
+    return _mask_out(scores, (scores < edge) | _keep_first(scores == edge, tied))
 
 
-def _edges(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+def _find_top_p_edge(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     """The least score that stays, and how many of its equals do not, `[..., 1]` each."""
     V = scores.shape[-1]
-    ordered = _ascending(scores, V)
+    ordered = _sort_ascending(scores, V)
     mass = ordered.softmax(-1).cumsum(-1)
     most = torch.full_like(mass[..., :1], 1 - top_p)
     count = torch.searchsorted(mass, most, right=True).clamp(max=V - 1)
@@ -253,14 +253,14 @@ def _edges(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     return edge, count - torch.searchsorted(ordered, edge)
 
 
-def _first(mask: Tensor, count: Tensor) -> Tensor:
+def _keep_first(mask: Tensor, count: Tensor) -> Tensor:
     """The first `count [..., 1]` that are true, of `mask [..., V]`."""
     return mask & (mask.cumsum(-1) <= count)
 
 
 def _min_p(scores: Tensor, min_p: float) -> Tensor:
     p = scores.softmax(-1)
-    return _without(scores, p < min_p * p.amax(-1, keepdim=True))
+    return _mask_out(scores, p < min_p * p.amax(-1, keepdim=True))
 
 
 def _typical(scores: Tensor, mass: float) -> Tensor:
@@ -273,7 +273,7 @@ def _typical(scores: Tensor, mass: float) -> Tensor:
     ordered, places = apart.sort(-1)
     before = (p.gather(-1, places).cumsum(-1) < mass).sum(-1, keepdim=True)
     edge = ordered.gather(-1, before.clamp(max=scores.shape[-1] - 1))
-    return _without(scores, apart > edge)
+    return _mask_out(scores, apart > edge)
 
 
 def _eta(scores: Tensor, epsilon: float) -> Tensor:
@@ -282,15 +282,15 @@ def _eta(scores: Tensor, epsilon: float) -> Tensor:
     log_p = scores.log_softmax(-1)
     p = log_p.exp()
     entropy = -(log_p * p).nansum(-1, keepdim=True)
-    return _cut(scores, p, (epsilon**0.5 * (-entropy).exp()).clamp(max=epsilon))
+    return _drop_below(scores, p, (epsilon**0.5 * (-entropy).exp()).clamp(max=epsilon))
 
 
-def _cut(scores: Tensor, p: Tensor, least: Tensor | float) -> Tensor:
+def _drop_below(scores: Tensor, p: Tensor, min_probability: Tensor | float) -> Tensor:
     """Without ids of less probability; the likeliest stay."""
-    return _without(scores, (p < least) & (scores < scores.amax(-1, keepdim=True)))
+    return _mask_out(scores, (p < min_probability) & (scores < scores.amax(-1, keepdim=True)))
 
 
-def _ascending(scores: Tensor, k: int) -> Tensor:
+def _sort_ascending(scores: Tensor, k: int) -> Tensor:
     """The k largest, the largest last: `[..., k]`. Values alone, which NumPy sorts 20 times as
     fast as torch sorts with their places."""
     if not scores.is_cpu:
@@ -301,14 +301,14 @@ def _ascending(scores: Tensor, k: int) -> Tensor:
     return torch.from_numpy(np.sort(array))
 
 
-def _without(scores: Tensor, drop: Tensor) -> Tensor:
+def _mask_out(scores: Tensor, drop: Tensor) -> Tensor:
     return scores.masked_fill(drop, -torch.inf)
 
 
-def _floats(tensor: Tensor) -> list[float]:
+def _to_floats(tensor: Tensor) -> list[float]:
     return cast(list[float], tensor.flatten().tolist())
 
 
-def working(dtype: torch.dtype) -> torch.dtype:
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which distributions of logits are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32

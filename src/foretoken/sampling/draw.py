@@ -18,29 +18,29 @@ from torch.nn import functional
 from foretoken.errors import ControlError
 from foretoken.sampling.distributions import (
     SamplingParams,
-    likeliest,
+    argmax_ids,
     locate,
     row_probabilities,
-    working,
+    working_dtype,
 )
-from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform, within
-from foretoken.sampling.verify import Outcome
-from foretoken.transfer import listed, sent
+from foretoken.sampling.keys import Purpose, SequenceKey, exponentials, uniform, derive_key
+from foretoken.sampling.acceptance_rules import Outcome
+from foretoken.transfer import to_list, send
 
-Places = tuple[tuple[RowKey, int], ...]  # a row's key and an absolute position, of every row
+NoisePositions = tuple[tuple[SequenceKey, int], ...]  # a row's key and an absolute position, of every row
 
 
-class Shaping(Protocol):
+class LogitShaper(Protocol):
     """A row's controls, as whoever standardizes its logits knows them."""
 
     V: int  # the target's, whose ids controls speak of
 
-    def shape(self, logits: Tensor, ahead: list[int]) -> Tensor:
+    def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
         """The scores `[V]` behind the committed text and the draft tokens `ahead`; ControlError
         where there are none."""
         ...
 
-    def forced(self, ahead: list[int]) -> list[int]:
+    def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
         """The tokens behind these that the controls leave no choice about, as far as they know."""
         ...
 
@@ -73,19 +73,19 @@ class Draw:
 
     def __init__(
         self,
-        keys: list[RowKey],
+        keys: list[SequenceKey],
         lengths: list[int],
         params: Sequence[SamplingParams],
-        controls: Sequence[Shaping | None] | None = None,
+        controls: Sequence[LogitShaper | None] | None = None,
     ) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
         self.controls = [None] * len(keys) if controls is None else controls
         self.masses: list[Tensor] = []  # [B] of every distribution that was drawn from
         # draft tokens of others, in each row's block
-        self.before: list[list[int]] = [[] for _ in keys]
+        self.previous_draft_tokens: list[list[int]] = [[] for _ in keys]
         # behind those, for controls to read
         self._draft_tokens: list[list[int]] = [[] for _ in keys]
-        self._ahead: Tensor | None = None  # [guesses + 2, B]
+        self._prefetched: Tensor | None = None  # [guesses + 2, B]
 
     @property
     def greedy(self) -> bool:
@@ -97,7 +97,7 @@ class Draw:
         """True where any sequence has controls."""
         return any(controls is not None for controls in self.controls)
 
-    def of(self, rows: list[int]) -> Self:
+    def select(self, rows: list[int]) -> Self:
         """Return the same step's draws for some of the sequences.
 
         Args:
@@ -110,7 +110,7 @@ class Draw:
         for name in ("keys", "lengths", "params", "controls", "before", "_draft_tokens"):
             every = getattr(self, name)
             setattr(some, name, [every[b] for b in rows])
-        some._ahead = None if self._ahead is None else self._ahead[:, rows]
+        some._prefetched = None if self._prefetched is None else self._prefetched[:, rows]
         return some
 
     def sample(
@@ -127,42 +127,42 @@ class Draw:
             Ids `[B]`, and the distribution that they were drawn from, `[B, V]`; None in place of
             the latter where all are the likeliest.
         """
-        logits = self._shaped(logits, i)
+        logits = self._apply_controls(logits, i)
         rules = self.params if params is None else [params] * len(self.params)
         if all(each.greedy for each in rules):
-            ids = likeliest(logits)
-            self._note(ids, i)
+            ids = argmax_ids(logits)
+            self._remember(ids, i)
             return ids, None
         q = row_probabilities(logits, rules)
         return self(q, i), q
 
-    def _shaped(self, logits: Tensor, i: int) -> Tensor:
+    def _apply_controls(self, logits: Tensor, i: int) -> Tensor:
         """Logits as the rows' controls leave them; where they leave nothing, as they are: any
         distribution may be guessed from."""
         if not self.controlled:
             return logits
         V = next(controls.V for controls in self.controls if controls is not None)
-        scores = logits.to(working(logits.dtype))
+        scores = logits.to(working_dtype(logits.dtype))
         if scores.shape[-1] < V:
             scores = functional.pad(scores, (0, V - scores.shape[-1]), value=-torch.inf)
-        return torch.stack([self._row(b, i, row) for b, row in enumerate(scores)])
+        return torch.stack([self._shape_row(b, i, row) for b, row in enumerate(scores)])
 
-    def _row(self, b: int, i: int, scores: Tensor) -> Tensor:
+    def _shape_row(self, b: int, i: int, scores: Tensor) -> Tensor:
         controls = self.controls[b]
         if controls is None:
             return scores
         try:
-            return controls.shape(scores, [*self.before[b], *self._draft_tokens[b][:i]])
+            return controls.shape(scores, [*self.previous_draft_tokens[b], *self._draft_tokens[b][:i]])
         except ControlError:  # a draft token of others is impossible, so this one is not judged
             return scores
 
-    def _note(self, ids: Tensor, i: int) -> None:
+    def _remember(self, ids: Tensor, i: int) -> None:
         """Remember draft token i for the controls of those behind it."""
         if self.controlled:
-            for draft_tokens, token in zip(self._draft_tokens, listed(ids), strict=True):
+            for draft_tokens, token in zip(self._draft_tokens, to_list(ids), strict=True):
                 draft_tokens[i:] = [token]
 
-    def ahead(self, draft_tokens: int, device: torch.device) -> None:
+    def prefetch(self, num_draft_tokens: int, device: torch.device) -> None:
         """Send the step's numbers to a device in one copy.
 
         Args:
@@ -170,8 +170,8 @@ class Draw:
             device: The device.
         """
         names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]
-        names += [(i, Purpose.DRAFT) for i in range(draft_tokens)]
-        self._ahead = sent(self._numbers(*names), device)
+        names += [(i, Purpose.DRAFT) for i in range(num_draft_tokens)]
+        self._prefetched = send(self._compute_numbers(*names), device)
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         """Draw draft token i of every sequence from a distribution.
@@ -184,11 +184,11 @@ class Draw:
         Returns:
             Ids, `[B]`.
         """
-        ids = self._drawn(distribution, i, Purpose.DRAFT, cdf)
-        self._note(ids, i)
+        ids = self._draw_ids(distribution, i, Purpose.DRAFT, cdf)
+        self._remember(ids, i)
         return ids
 
-    def after(self, draft_tokens: list[list[int]]) -> Draw:
+    def continue_after(self, draft_tokens: list[list[int]]) -> Draw:
         """Return the same step's draws for a drafter that goes on after other drafters' tokens.
 
         Args:
@@ -198,17 +198,17 @@ class Draw:
             The draws.
         """
         later = copy(self)  # `masses` stays one list
-        later.before = [[*x, *new] for x, new in zip(self.before, draft_tokens, strict=True)]
+        later.previous_draft_tokens = [[*x, *new] for x, new in zip(self.previous_draft_tokens, draft_tokens, strict=True)]
         later._draft_tokens = [[] for _ in draft_tokens]
-        later._ahead = None
+        later._prefetched = None
         return later
 
     @property
     def offsets(self) -> list[int]:
         """Offset of draft token 0 in each sequence's block."""
-        return [len(x) for x in self.before]
+        return [len(x) for x in self.previous_draft_tokens]
 
-    def within(self) -> list[RowKey]:
+    def derive_keys(self) -> list[SequenceKey]:
         """Return keys for a drafter that takes steps of its own.
 
         Draws under them are independent of this step and of every other.
@@ -216,9 +216,9 @@ class Draw:
         Returns:
             A key for each sequence.
         """
-        return [within(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)]
+        return [derive_key(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)]
 
-    def for_draft_tokens(self, count: int) -> Tensor:
+    def draft_numbers(self, count: int) -> Tensor:
         """Return the numbers that draw so many draft tokens of every sequence.
 
         Args:
@@ -227,19 +227,19 @@ class Draw:
         Returns:
             `[count, B]`, in float64.
         """
-        return self._numbers(*((i, Purpose.DRAFT) for i in range(count)))
+        return self._compute_numbers(*((i, Purpose.DRAFT) for i in range(count)))
 
-    def for_verification(self) -> tuple[Tensor, Tensor]:
+    def verification_numbers(self) -> tuple[Tensor, Tensor]:
         """Return the numbers that decide how many draft tokens are accepted, and those that draw
         the tokens after them.
 
         Returns:
             `[B]` each, in float64.
         """
-        accept, following = self._numbers((0, Purpose.ACCEPT), (0, Purpose.NEXT))
+        accept, following = self._compute_numbers((0, Purpose.ACCEPT), (0, Purpose.NEXT))
         return accept, following
 
-    def accepted(self, outcome: Outcome) -> Tensor:
+    def draw_accepted(self, outcome: Outcome) -> Tensor:
         """Draw how many draft tokens of every sequence are accepted.
 
         Args:
@@ -250,9 +250,9 @@ class Draw:
         """
         if not outcome.survival.shape[1]:  # plain decoding
             return torch.zeros_like(outcome.lengths)
-        return outcome.n(self._uniforms(0, Purpose.ACCEPT, outcome.survival.device))
+        return outcome.n(self._get_uniforms(0, Purpose.ACCEPT, outcome.survival.device))
 
-    def next_token(self, distribution: Tensor) -> Tensor:
+    def draw_next_token(self, distribution: Tensor) -> Tensor:
         """Draw the target's own token of every sequence.
 
         Args:
@@ -261,21 +261,21 @@ class Draw:
         Returns:
             Ids, `[B]`.
         """
-        return self._drawn(distribution, 0, Purpose.NEXT)
+        return self._draw_ids(distribution, 0, Purpose.NEXT)
 
-    def _drawn(
+    def _draw_ids(
         self, distribution: Tensor, i: int, purpose: Purpose, cdf: Tensor | None = None
     ) -> Tensor:
-        ids, mass = locate(distribution, self._uniforms(i, purpose, distribution.device), cdf)
+        ids, mass = locate(distribution, self._get_uniforms(i, purpose, distribution.device), cdf)
         self.masses.append(mass)
         return ids
 
-    def _uniforms(self, offset: int, purpose: Purpose, device: torch.device) -> Tensor:
-        if self._ahead is None or self._ahead.device != device:
-            return sent(self._numbers((offset, purpose))[0], device)
-        return self._ahead[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
+    def _get_uniforms(self, offset: int, purpose: Purpose, device: torch.device) -> Tensor:
+        if self._prefetched is None or self._prefetched.device != device:
+            return send(self._compute_numbers((offset, purpose))[0], device)
+        return self._prefetched[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
 
-    def _numbers(self, *names: tuple[int, Purpose]) -> Tensor:
+    def _compute_numbers(self, *names: tuple[int, Purpose]) -> Tensor:
         """Return every sequence's numbers at these offsets, for these purposes, `[names, B]`."""
         rows = list(zip(self.keys, self.lengths, self.offsets, strict=True))
         numbers = [
@@ -303,40 +303,40 @@ class SharedDraw(Draw):
     coupled: ClassVar[bool] = True
 
     @cached_property
-    def _noise(self) -> dict[tuple[Places, int], Tensor]:
+    def _noise(self) -> dict[tuple[NoisePositions, int], Tensor]:
         """By whose positions it is and how many ids, `[B, V]`."""
         return {}
 
-    def ahead(self, draft_tokens: int, device: torch.device) -> None:
+    def prefetch(self, num_draft_tokens: int, device: torch.device) -> None:
         """Nothing is sent ahead: the noise is as wide as the distribution, which is not known
         yet."""
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         self.masses.append(distribution.sum(-1, dtype=torch.float64))
-        ids = self.winners(distribution[:, None], i).squeeze(1)
-        self._note(ids, i)
+        ids = self.find_winners(distribution[:, None], i).squeeze(1)
+        self._remember(ids, i)
         return ids
 
-    def within(self) -> list[RowKey]:
+    def derive_keys(self) -> list[SequenceKey]:
         """The same keys: at any depth a position has its one noise."""
         return self.keys
 
-    def winners(self, distributions: Tensor, first: int = 0) -> Tensor:
+    def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
         """The ids of consecutive positions, `[B, n]`, from their `distributions [B, n, V]`; the
         first position is `first` behind the committed text."""
         _, n, V = distributions.shape
         noise = torch.stack([self._exponentials(first + i, V) for i in range(n)], 1)
         # in float64; where the distribution is 0, inf
-        return (sent(noise, distributions.device) / distributions).argmin(-1)
+        return (send(noise, distributions.device) / distributions).argmin(-1)
 
     def _exponentials(self, offset: int, V: int) -> Tensor:
-        places = self._places(offset)
+        places = self._noise_positions(offset)
         if (places, V) not in self._noise:
             rows = [exponentials(key, position, V) for key, position in places]
             self._noise[places, V] = torch.as_tensor(np.stack(rows))
         return self._noise[places, V]
 
-    def _places(self, offset: int) -> Places:
+    def _noise_positions(self, offset: int) -> NoisePositions:
         """Each row's key, and the absolute position at that offset."""
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
         return tuple((key, length + first + offset) for key, length, first in names)

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FRESH = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+INITIAL_PHILOX_STATE = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 
-class RowKey(NamedTuple):
+class SequenceKey(NamedTuple):
     """Who draws: the seed of the call and the row's number in it."""
 
     seed: int
-    row: int
+    number: int
 
 
 class Purpose(IntEnum):
@@ -37,32 +37,32 @@ class Purpose(IntEnum):
     WITHIN = 4
 
 
-def uniform(key: RowKey, length: int, offset: int, purpose: Purpose) -> float:
+def uniform(key: SequenceKey, length: int, offset: int, purpose: Purpose) -> float:
     """The number in [0, 1) of that name: Philox 4x64 (Salmon et al. 2011), name in key and
     counter."""
     return (int(_bits(key, length, offset, purpose).random_raw()) >> 11) * 2.0**-53
 
 
-def exponentials(key: RowKey, position: int, count: int) -> np.ndarray:
+def exponentials(key: SequenceKey, position: int, count: int) -> np.ndarray:
     """Coupled mode's noise at an absolute position: Exp(1) for each of the ids 0..count-1,
     `[count]` in float64, none of them 0; an id's number does not depend on `count`."""
     raw = _bits(key, position, 0, Purpose.SHARED).random_raw(count)
     return -np.log(((raw >> np.uint64(12)) + 0.5) * 2.0**-52)
 
 
-def within(key: RowKey, length: int, offset: int) -> RowKey:
+def derive_key(key: SequenceKey, length: int, offset: int) -> SequenceKey:
     """Who draws where a drafter takes steps of its own (a cascade): a key that is itself a number
     of that name, so that what is drawn under it is new in every outer step, at any depth."""
     seed, row = _bits(key, length, offset, Purpose.WITHIN).random_raw(2).tolist()
-    return RowKey(seed >> 1, row >> 1)
+    return SequenceKey(seed >> 1, row >> 1)
 
 
-def _bits(key: RowKey, length: int, offset: int, purpose: Purpose) -> Any:
+def _bits(key: SequenceKey, length: int, offset: int, purpose: Purpose) -> Any:
     bits = _generator(get_ident())
     bits.state = {
         "bit_generator": "Philox",
         "state": {"key": key, "counter": (0, length, offset, purpose)},
-        **FRESH,
+        **INITIAL_PHILOX_STATE,
     }
     return bits
 

@@ -18,25 +18,25 @@ import math
 import torch
 from torch import Tensor
 
-from foretoken import checked
-from foretoken.sampling.verify import Outcome, Rule, live
+from foretoken import argument_checks
+from foretoken.sampling.acceptance_rules import Outcome, Rule, draft_mask
 
 
-def lenient(rule: Rule, lenience: float) -> Rule:
+def make_lenient(rule: Rule, lenience: float) -> Rule:
     """`rule`, which must be exact, judging by P_l: its outcome's `p` says so.
 
     Made of Algorithm 1 this is the paper's; made of block verification it has P_l at every draft
     token too, and keeps more.
     """
-    checked.lenience(lenience)
+    argument_checks.check_lenience(lenience)
 
-    def judged(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+    def judge_leniently(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         G = x.shape[1]
-        drafted = live(x, lengths)[..., None]
+        drafted = draft_mask(x, lengths)[..., None]
         P = torch.where(drafted, lenient_distribution(p[:, :G], q, x, lenience), p[:, :G])
         return rule(torch.cat([P, p[:, G:]], 1), q, x, lengths)
 
-    return judged
+    return judge_leniently
 
 
 def lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
@@ -48,11 +48,11 @@ def lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float
         accepted = (px / lenience).clamp(max=1)  # alpha_l; below 1 only where 1 - p(x) > 1 - l
         scale = (1 - accepted) / (1 - px).clamp(min=max(1 - lenience, math.ulp(1.0)))
         return (p * scale).scatter(2, at, accepted)
-    most = torch.minimum(q, p / lenience)
+    accepted_mass = torch.minimum(q, p / lenience)
     residual = (p - q).clamp(min=0)
     mass = residual.sum(-1, keepdim=True)
-    scale = (1 - most.sum(-1, keepdim=True)).clamp(min=0) / mass.where(mass > 0, 1.0)
-    return most + residual * scale
+    scale = (1 - accepted_mass.sum(-1, keepdim=True)).clamp(min=0) / mass.where(mass > 0, 1.0)
+    return accepted_mass + residual * scale
 
 
 def near_best(logits: Tensor, lenience: float) -> Tensor:

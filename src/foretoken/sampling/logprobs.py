@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.transfer import listed
+from foretoken.transfer import to_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
         return []
     at = torch.tensor(tokens, device=scores.device)[:, None]
     token_scores = scores.gather(1, at)
-    values: list[float] = listed(token_scores[:, 0])
-    ranks: list[int] = listed(1 + (scores > token_scores).sum(1))
+    values: list[float] = to_list(token_scores[:, 0])
+    ranks: list[int] = to_list(1 + (scores > token_scores).sum(1))
     return [
         Logprobs(token, value, _top(row, count), rank)
         for token, value, rank, row in zip(tokens, values, ranks, scores, strict=True)
@@ -44,4 +44,4 @@ def _top(scores: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     edge = scores.topk(count).values[-1]
     ids = (scores >= edge).nonzero()[:, 0]
     ids = ids[scores[ids].argsort(descending=True, stable=True)[:count]]
-    return tuple(zip(listed(ids), listed(scores[ids]), strict=True))
+    return tuple(zip(to_list(ids), to_list(scores[ids]), strict=True))

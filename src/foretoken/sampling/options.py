@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-from foretoken.errors import about
+from foretoken.errors import naming_option
 from foretoken.sampling.checks import Check
 
 T = TypeVar("T")
@@ -77,24 +77,24 @@ def option(default: T, check: Check, help: str, panel: Panel | None, **more: Any
     return field(default=default, metadata={DeclaredOption: declared})
 
 
-def declared(kind: Any) -> dict[str, DeclaredOption]:
+def get_options(kind: Any) -> dict[str, DeclaredOption]:
     """The options that a dataclass declares, by field, in their order."""
     members: tuple[Field[Any], ...] = fields(kind)
     return {each.name: each.metadata[DeclaredOption] for each in members}
 
 
-def check(options: Any) -> None:
+def check_options(options: Any) -> None:
     """Check the fields of a dataclass of options, each by its declaration; None passes where it is
     the default. Fields become what their checks return. Raises InputError, about the option."""
     for member in fields(options):
         value = getattr(options, member.name)
         if value is not None or member.default is not None:
-            with about(member.name):
+            with naming_option(member.name):
                 checked = member.metadata[DeclaredOption].check(member.name, value)
             object.__setattr__(options, member.name, checked)
 
 
-def with_args(docstring: str, options: Mapping[str, DeclaredOption]) -> str:
+def add_args_section(docstring: str, options: Mapping[str, DeclaredOption]) -> str:
     """Return a docstring with the help texts of these options in its Args section: at the end of
     one that it has, else of a new one before `Raises:`."""
     args = "".join(f"        {name}: {each.help}\n" for name, each in options.items())

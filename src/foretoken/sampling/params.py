@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypedDict, cast
 
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import InputError, RefusedError, format_value
 from foretoken.sampling.checks import (
     Biases,
     Check,
@@ -35,24 +35,24 @@ from foretoken.sampling.checks import (
     as_structured,
     as_thinking_budget,
 )
-from foretoken.sampling.options import ApiField, check, declared, option, with_args
+from foretoken.sampling.options import ApiField, check_options, get_options, option, add_args_section
 
 GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
 MAX_NEW_TOKENS = 64
-MOST_TEXTS = 100_000  # of one prompt
+MAX_RETURN_SEQUENCES = 100_000  # of one prompt
 
 
 # Checks that several options share
-PENALTY = Number(ge=1e-30, le=1e30, remedy="a number above 0, 1 being off (1e-30 to 1e30)")
-FINITE = Number(remedy="a finite number, 0 being off")
-CUTOFF = Number(ge=0, lt=1, remedy="a number in [0, 1), 0 being off")
-SHARE = Number(gt=0, le=1, remedy="a number in (0, 1], 1 being off")
+POSITIVE_PENALTY = Number(ge=1e-30, le=1e30, remedy="a number above 0, 1 being off (1e-30 to 1e30)")
+FINITE_NUMBER = Number(remedy="a finite number, 0 being off")
+PROBABILITY_CUTOFF = Number(ge=0, lt=1, remedy="a number in [0, 1), 0 being off")
+PROBABILITY_SHARE = Number(gt=0, le=1, remedy="a number in (0, 1], 1 being off")
 OFF_OR_COUNT = Count(ge=0, remedy="0 (off) or more")
-COUNT = Count(ge=1, remedy="1 or more")
-REPORTED = Count(ge=0, remedy="0 (the token's own alone) or more")
+COUNT_FROM_ONE = Count(ge=1, remedy="1 or more")
+LOGPROBS_COUNT = Count(ge=0, remedy="0 (the token's own alone) or more")
 
 
-class Standard(NamedTuple):
+class WarpingParams(NamedTuple):
     """The options that turn logits into a distribution: those that `sampling.distributions`
     reads."""
 
@@ -101,7 +101,7 @@ class SamplingParams:
     )
     top_p: float = option(
         1.0,
-        SHARE,
+        PROBABILITY_SHARE,
         "Draw from the likeliest tokens that together have this probability; 1 is off.",
         "Sampling",
         api="top_p",
@@ -115,7 +115,7 @@ class SamplingParams:
     )
     typical_p: float | None = option(
         None,
-        SHARE,
+        PROBABILITY_SHARE,
         "Draw from the most typical tokens that together have this probability; 1 is off.",
         "Sampling",
         aliases=("typical",),
@@ -123,21 +123,21 @@ class SamplingParams:
     )
     epsilon_cutoff: float | None = option(
         None,
-        CUTOFF,
+        PROBABILITY_CUTOFF,
         "Draw from tokens of at least this probability; 0 is off.",
         "Sampling",
         off=(0.0,),
     )
     eta_cutoff: float | None = option(
         None,
-        CUTOFF,
+        PROBABILITY_CUTOFF,
         "As epsilon_cutoff, with a lower bound where many tokens are likely; 0 is off.",
         "Sampling",
         off=(0.0,),
     )
     max_new_tokens: int = option(
         MAX_NEW_TOKENS,
-        COUNT,
+        COUNT_FROM_ONE,
         "New tokens per text, at most.",
         "Stop conditions",
         api="max_tokens",
@@ -154,7 +154,7 @@ class SamplingParams:
     )
     repetition_penalty: float | None = option(
         None,
-        PENALTY,
+        POSITIVE_PENALTY,
         "Above 1: tokens that are in the prompt or text get less likely.",
         "Penalties and bans",
         api="repetition_penalty",
@@ -163,21 +163,21 @@ class SamplingParams:
     )
     encoder_repetition_penalty: float | None = option(
         None,
-        PENALTY,
+        POSITIVE_PENALTY,
         "Above 1: tokens that are in the source (a decoder's prompt) get likelier.",
         "Penalties and bans",
         off=(1.0,),
     )
     presence_penalty: float = option(
         0.0,
-        FINITE,
+        FINITE_NUMBER,
         "Subtract this from the logits of tokens that are in the new text.",
         "Penalties and bans",
         api=ApiField("presence_penalty", {"ge": -2, "le": 2}),
     )
     frequency_penalty: float = option(
         0.0,
-        FINITE,
+        FINITE_NUMBER,
         "Subtract this once for each time a token is in the new text.",
         "Penalties and bans",
         api=ApiField("frequency_penalty", {"ge": -2, "le": 2}),
@@ -290,7 +290,7 @@ class SamplingParams:
     )
     num_return_sequences: int = option(
         1,
-        COUNT,
+        COUNT_FROM_ONE,
         "Texts per prompt.",
         "Sampling",
         api=ApiField("n", {"le": 128}),
@@ -299,7 +299,7 @@ class SamplingParams:
     )
     logprobs: int | None = option(
         None,
-        REPORTED,
+        LOGPROBS_COUNT,
         "Log probabilities of the text's tokens, and of this many of the likeliest at each place.",
         "Reported",
         aliases=("top_logprobs",),
@@ -314,7 +314,7 @@ class SamplingParams:
     )
     prompt_logprobs: int | None = option(
         None,
-        REPORTED,
+        LOGPROBS_COUNT,
         "As logprobs, for the prompt's tokens.",
         "Reported",
         api=ApiField("prompt_logprobs", {"le": 20}),
@@ -350,12 +350,12 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        check(self)
-        _agree(self)
+        check_options(self)
+        _require_agreement(self)
 
     def __repr__(self) -> str:
         """The temperature, and all that differs from the defaults."""
-        values = {name: getattr(self, name) for name in FIELDS}
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         unlike = (f.name for f in fields(self) if values[f.name] != f.default)
         names = dict.fromkeys(("temperature", *unlike))
         return f"SamplingParams({', '.join(f'{name}={values[name]!r}' for name in names)})"
@@ -366,9 +366,9 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
-    def standard(self) -> Standard:
+    def standard(self) -> WarpingParams:
         """The options that turn logits into a distribution, with None read as off."""
-        return Standard(
+        return WarpingParams(
             self.temperature,
             self.top_k,
             self.top_p,
@@ -385,9 +385,9 @@ class SamplingParams:
             Ids by the option that names them.
         """
         ids_of = {
-            name: IDS_IN[declaration.check](getattr(self, name))
-            for name, declaration in OPTIONS.items()
-            if declaration.check in IDS_IN and getattr(self, name) is not None
+            name: ID_EXTRACTORS[declaration.check](getattr(self, name))
+            for name, declaration in SAMPLING_OPTIONS.items()
+            if declaration.check in ID_EXTRACTORS and getattr(self, name) is not None
         }
         return {name: ids for name, ids in ids_of.items() if ids}
 
@@ -436,7 +436,7 @@ class Controls(TypedDict, total=False):
     deterministic: bool
 
 
-def gathered(
+def gather_params(
     params: SamplingParams | Iterable[SamplingParams] | None,
     controls: Mapping[str, Any],
     prompts: int,
@@ -446,9 +446,9 @@ def gathered(
     (`method` has none of that name), for params and controls at once, or for a list of another
     length."""
     for name in controls:
-        if name not in FIELDS:
-            near = meant(name, FIELDS)
-            remedy = f"did you mean {near}?" if near else f"give one of {', '.join(FIELDS)}"
+        if name not in SAMPLING_FIELDS:
+            near = suggest_name(name, SAMPLING_FIELDS)
+            remedy = f"did you mean {near}?" if near else f"give one of {', '.join(SAMPLING_FIELDS)}"
             raise InputError(f"{name} is no option of {method}; {remedy}")
     if params is None:
         return [SamplingParams(**controls)] * prompts
@@ -462,27 +462,27 @@ def gathered(
     if not isinstance(params, list | tuple) or not all(
         isinstance(each, SamplingParams) for each in cast(list[Any], params)
     ):
-        raise InputError(f"params is {shown(params)}; give a foretoken.SamplingParams, or a list")
+        raise InputError(f"params is {format_value(params)}; give a foretoken.SamplingParams, or a list")
     if len(params) != prompts:
         raise InputError(f"params has {len(params)} entries for {prompts} prompts; give one each")
     return list(params)
 
 
-def _agree(params: SamplingParams) -> None:
+def _require_agreement(params: SamplingParams) -> None:
     """Raise RefusedError for two options that contradict one another."""
-    least = params.min_new_tokens or 0
-    if least > params.max_new_tokens:
+    min_new_tokens = params.min_new_tokens or 0
+    if min_new_tokens > params.max_new_tokens:
         raise RefusedError(
-            f"min_new_tokens={shown(least)} is above "
-            f"max_new_tokens={shown(params.max_new_tokens)}; give at most that"
+            f"min_new_tokens={format_value(min_new_tokens)} is above "
+            f"max_new_tokens={format_value(params.max_new_tokens)}; give at most that"
         ).about("min_new_tokens")
-    texts = shown(params.num_return_sequences)
-    if params.num_return_sequences > MOST_TEXTS:
-        problem = f"num_return_sequences is {texts}; give at most {MOST_TEXTS}"
+    count = format_value(params.num_return_sequences)
+    if params.num_return_sequences > MAX_RETURN_SEQUENCES:
+        problem = f"num_return_sequences is {count}; give at most {MAX_RETURN_SEQUENCES}"
         raise InputError(problem).about("num_return_sequences")
     if params.num_return_sequences > 1 and params.greedy:
         raise RefusedError(
-            f"num_return_sequences={texts} at temperature 0 gives equal texts; give a temperature"
+            f"num_return_sequences={count} at temperature 0 gives equal texts; give a temperature"
         ).about("num_return_sequences")
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
         problem = "include_stop_string has nothing to include; give stop_strings too"
@@ -496,13 +496,13 @@ def _agree(params: SamplingParams) -> None:
         raise RefusedError(problem).about("logprobs_of")
 
 
-OPTIONS = declared(SamplingParams)
-SamplingParams.__doc__ = with_args(SamplingParams.__doc__ or "", OPTIONS)
-FIELDS = tuple(OPTIONS)
-WRITABLE = tuple(name for name, each in OPTIONS.items() if each.panel)  # as text: not code
-ELSEWHERE = {alias: name for name, each in OPTIONS.items() for alias in each.aliases}
+SAMPLING_OPTIONS = get_options(SamplingParams)
+SamplingParams.__doc__ = add_args_section(SamplingParams.__doc__ or "", SAMPLING_OPTIONS)
+SAMPLING_FIELDS = tuple(SAMPLING_OPTIONS)
+TEXT_OPTIONS = tuple(name for name, each in SAMPLING_OPTIONS.items() if each.panel)  # as text: not code
+FOREIGN_NAMES = {alias: name for name, each in SAMPLING_OPTIONS.items() for alias in each.aliases}
 # How a value of each kind names ids
-IDS_IN: dict[Check, Callable[[Any], list[int]]] = {
+ID_EXTRACTORS: dict[Check, Callable[[Any], list[int]]] = {
     as_id: lambda value: [value],
     as_ids: list,
     as_thinking_budget: lambda value: [*value.opening, *value.closing],
@@ -512,9 +512,9 @@ IDS_IN: dict[Check, Callable[[Any], list[int]]] = {
 }
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
+def suggest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that an unknown one stands for: another library's name, or a similar one."""
     names = list(known)
-    same = ELSEWHERE.get(name)
+    same = FOREIGN_NAMES.get(name)
     near = [same] if same in names else get_close_matches(name, names, 1, 0.5)
     return near[0] if near else None

@@ -9,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import InputError, RefusedError, format_value
 from foretoken.sampling.checks import Count, Number
-from foretoken.sampling.options import check, declared, option
+from foretoken.sampling.options import check_options, get_options, option
 
 if TYPE_CHECKING:
-    from foretoken.sampling.verify import Rule
+    from foretoken.sampling.acceptance_rules import Rule
 
-COUPLED = "coupled"  # not a Rule: it keeps draft tokens by shared noise, not by p and q alone
-RULES = ("speculative", "block", "match", "rejection", COUPLED)
+COUPLED_RULE = "coupled"  # not a Rule: it keeps draft tokens by shared noise, not by p and q alone
+RULE_NAMES = ("speculative", "block", "match", "rejection", COUPLED_RULE)
 
 
 def as_rule(name: str, value: Any) -> Any:
     """Return a name of RULES, or a function."""
-    if value not in RULES if isinstance(value, str) else not callable(value):
-        raise InputError(f"{name} is {shown(value)}; give one of {', '.join(RULES)}, or a function")
+    if value not in RULE_NAMES if isinstance(value, str) else not callable(value):
+        raise InputError(f"{name} is {format_value(value)}; give one of {', '.join(RULE_NAMES)}, or a function")
     return value
 
 
@@ -58,12 +58,12 @@ class SpeculationOptions:
     )
 
     def __post_init__(self) -> None:
-        check(self)
-        if self.lenience != 1 and self.rule == COUPLED:
+        check_options(self)
+        if self.lenience != 1 and self.rule == COUPLED_RULE:
             raise RefusedError(
                 f"lenience={self.lenience} has no meaning for rule='coupled', which keeps the "
                 "target's own tokens and no others; leave it at 1.0"
             ).about("lenience")
 
 
-OPTIONS = declared(SpeculationOptions)
+SPECULATION_OPTIONS = get_options(SpeculationOptions)

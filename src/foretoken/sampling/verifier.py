@@ -13,16 +13,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from foretoken.errors import ForetokenError, RefusedError, one_line, shown
+from foretoken.errors import ForetokenError, RefusedError, to_one_line, format_value
 from foretoken.kernels import tokens
 from foretoken.sampling.comparators import COMPARATORS
-from foretoken.sampling.distributions import likeliest, row_probabilities
+from foretoken.sampling.distributions import argmax_ids, row_probabilities
 from foretoken.sampling.draw import Draw, LenientDraw, SharedDraw
-from foretoken.sampling.lenience import lenient, near_best
-from foretoken.sampling.verify import RULES, Outcome, Rule, greedy, leading, overlap, overlap_greedy
+from foretoken.sampling.lenience import make_lenient, near_best
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, Rule, count_greedy, count_leading, overlap, overlap_greedy
 
-NAMED: dict[str, Rule] = {**RULES, **COMPARATORS}
-COMPILED = {RULES[name]: name for name in tokens.KERNEL_RULES}  # those that the kernels apply and draw by
+RULES_BY_NAME: dict[str, Rule] = {**EXACT_RULES, **COMPARATORS}
+COMPILED_RULES = {EXACT_RULES[name]: name for name in tokens.KERNEL_RULES}  # those that the kernels apply and draw by
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ScoredBlock:
     # [B, G, V], the distributions they were drawn from; None: proposed for certain
     q: Tensor | None
 
-    def of(self, rows: list[int]) -> ScoredBlock:
+    def select(self, rows: list[int]) -> ScoredBlock:
         """The same of some of the rows."""
         q = None if self.q is None else self.q[rows]
         return ScoredBlock(self.logits[rows], self.x[rows], self.lengths[rows], q)
@@ -59,7 +59,7 @@ class Verifier(Protocol):
     """Decides a block of every row."""
 
     @property
-    def draws(self) -> type[Draw]:
+    def draw_class(self) -> type[Draw]:
         """The class by which drafters and the verifier itself draw."""
         ...
 
@@ -70,37 +70,37 @@ class Verifier(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
+class GreedyVerifier:
     """Temperature 0, where every rule is the same: the draft tokens that equal the argmax, without
     a softmax."""
 
-    draws: type[Draw] = Draw
+    draw_class: type[Draw] = Draw
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
-        best = likeliest(block.logits)  # [B, G+1]
-        n = greedy(best, block.x, block.lengths)
-        return Verification(n, _after(best, n), overlap_greedy(best, block.q, block.x))
+        best = argmax_ids(block.logits)  # [B, G+1]
+        n = count_greedy(best, block.x, block.lengths)
+        return Verification(n, _gather_after(best, n), overlap_greedy(best, block.q, block.x))
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledVerifier:
     """A rule's outcome, drawn (paper, Algorithm 1). A rule may judge by another distribution than
     the target's: its outcome's p."""
 
     rule: Rule
-    draws: type[Draw] = Draw
+    draw_class: type[Draw] = Draw
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         q, x = block.q, block.x
         p = row_probabilities(block.logits, draw.params)
-        if self.rule in COMPILED and tokens.can_compute(p, q):
-            name, numbers = COMPILED[self.rule], draw.for_verification()
+        if self.rule in COMPILED_RULES and tokens.can_compute(p, q):
+            name, numbers = COMPILED_RULES[self.rule], draw.verification_numbers()
             made = tokens.verify(name, p, q, x, block.lengths, *numbers)
             draw.masses.append(made.masses)
             return Verification(made.n, made.t, made.beta, p=p)
         outcome = self.rule(p, q, x, block.lengths)
-        n = draw.accepted(outcome)
-        t, beta = draw.next_token(outcome.next_distribution(n)), overlap(outcome.p, q, x)
+        n = draw.draw_accepted(outcome)
+        t, beta = draw.draw_next_token(outcome.next_distribution(n)), overlap(outcome.p, q, x)
         if outcome.p is p:
             return Verification(n, t, beta, p=p)
         bias = (outcome.p - p)[:, : x.shape[1]].abs().sum(-1).double() / 2
@@ -108,26 +108,26 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class LenientGreedy:
+class LenientGreedyVerifier:
     """Temperature 0 with lenience (appendix A.5): guesses with at least l times the probability of
     the likeliest token, at temperature 1; after them the argmax. The bias is 1 at each draft token
     accepted that is not the argmax."""
 
     lenience: float
-    draws: type[Draw] = LenientDraw
+    draw_class: type[Draw] = LenientDraw
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         x, q, G = block.x, block.q, block.x.shape[1]
-        best = likeliest(block.logits)  # [B, G+1]
+        best = argmax_ids(block.logits)  # [B, G+1]
         near = near_best(block.logits[:, :G], self.lenience)  # [B, G, V]
         accepted = near.gather(2, x[..., None]).squeeze(2)
-        n = leading(accepted, block.lengths)
+        n = count_leading(accepted, block.lengths)
         beta = accepted.double() if q is None else (q * near).sum(-1).double()
-        return Verification(n, _after(best, n), beta, (accepted & (x != best[:, :G])).double())
+        return Verification(n, _gather_after(best, n), beta, (accepted & (x != best[:, :G])).double())
 
 
 @dataclass(frozen=True, slots=True)
-class Coupled:
+class CoupledVerifier:
     """Draft and target draw by the same noise: draft tokens are kept while they are the tokens that
     the target draws itself (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 
@@ -135,27 +135,27 @@ class Coupled:
     or batch.
     """
 
-    draws: type[Draw] = SharedDraw
+    draw_class: type[Draw] = SharedDraw
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         assert isinstance(draw, SharedDraw)
         p = row_probabilities(block.logits, draw.params)
-        winners = draw.winners(p)  # [B, G+1]
-        n = greedy(winners, block.x, block.lengths)
-        draw.masses.append(_after(p.sum(-1, dtype=torch.float64), n))
-        return Verification(n, _after(winners, n), overlap(p, block.q, block.x), p=p)
+        winners = draw.find_winners(p)  # [B, G+1]
+        n = count_greedy(winners, block.x, block.lengths)
+        draw.masses.append(_gather_after(p.sum(-1, dtype=torch.float64), n))
+        return Verification(n, _gather_after(winners, n), overlap(p, block.q, block.x), p=p)
 
 
 @dataclass(frozen=True, slots=True)
-class ByTemperature:
+class TemperatureVerifier:
     """One verifier for the rows at temperature 0, another for the rest."""
 
     greedy: Verifier
     sampled: Verifier
 
     @property
-    def draws(self) -> type[Draw]:
-        return LenientDraw if self.greedy.draws.lenient else self.sampled.draws
+    def draw_class(self) -> type[Draw]:
+        return LenientDraw if self.greedy.draw_class.lenient else self.sampled.draw_class
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         rows: tuple[list[int], list[int]] = ([], [])
@@ -164,7 +164,7 @@ class ByTemperature:
         if not all(rows):  # all are of one kind, as most often
             return (self.greedy if rows[0] else self.sampled)(block, draw)
         verifications = [
-            _full(verifier(block.of(some), draw.of(some)), block.of(some), draw.of(some))
+            _fill_in(verifier(block.select(some), draw.select(some)), block.select(some), draw.select(some))
             for verifier, some in zip((self.greedy, self.sampled), rows, strict=True)
         ]
         order = torch.tensor([*rows[0], *rows[1]], device=block.x.device).argsort()
@@ -174,7 +174,7 @@ class ByTemperature:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnRule:
+class CustomRule:
     """A rule of the user's own: what goes wrong in it is the end of the rows that asked for it."""
 
     rule: Rule
@@ -185,42 +185,42 @@ class OwnRule:
         except ForetokenError:
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            raise RefusedError(f"the rule {shown(self.rule)} failed: {reason}") from error
+            reason = f"{type(error).__name__}: {to_one_line(error)}"
+            raise RefusedError(f"the rule {format_value(self.rule)} failed: {reason}") from error
 
 
-def choose(rule: Rule, lenience: float = 1.0) -> Verifier:
+def make_verifier(rule: Rule, lenience: float = 1.0) -> Verifier:
     """The verifier of a call; exact at lenience 1."""
     if lenience == 1:
-        return ByTemperature(Greedy(), Sampled(rule))
-    return ByTemperature(LenientGreedy(lenience), Sampled(lenient(rule, lenience)))
+        return TemperatureVerifier(GreedyVerifier(), SampledVerifier(rule))
+    return TemperatureVerifier(LenientGreedyVerifier(lenience), SampledVerifier(make_lenient(rule, lenience)))
 
 
-def compares(verifier: Verifier, draw: Draw) -> bool:
+def compares_with_argmax(verifier: Verifier, draw: Draw) -> bool:
     """Tell whether draft tokens of these rows are only compared with the argmax."""
-    one = verifier.greedy if isinstance(verifier, ByTemperature) and draw.greedy else verifier
-    return isinstance(one, Greedy)
+    one = verifier.greedy if isinstance(verifier, TemperatureVerifier) and draw.greedy else verifier
+    return isinstance(one, GreedyVerifier)
 
 
-COUPLED: Verifier = ByTemperature(Greedy(), Coupled())
+COUPLED_VERIFIER: Verifier = TemperatureVerifier(GreedyVerifier(), CoupledVerifier())
 
 
-def _full(verification: Verification, block: ScoredBlock, draw: Draw) -> Verification:
+def _fill_in(verification: Verification, block: ScoredBlock, draw: Draw) -> Verification:
     """A verification with what its verifier leaves out."""
     bias = torch.zeros_like(verification.beta) if verification.bias is None else verification.bias
     p = row_probabilities(block.logits, draw.params) if verification.p is None else verification.p
     return verification._replace(bias=bias, p=p)
 
 
-def _after(values: Tensor, n: Tensor) -> Tensor:
+def _gather_after(values: Tensor, n: Tensor) -> Tensor:
     """Return the entries of `values [B, G+1]` after the n accepted draft tokens of each row,
     `[B]`."""
     return values.gather(1, n[:, None]).squeeze(1)
 
 
-def draws(verifier: Verifier, draw: Draw) -> bool:
+def draws_by_kernel(verifier: Verifier, draw: Draw) -> bool:
     """Tell whether these rows are judged by a rule that the kernels apply, all at a temperature: so
     exactly, and by distributions in which invalid logits show."""
-    one = verifier.sampled if isinstance(verifier, ByTemperature) else verifier
-    sampled = isinstance(one, Sampled) and one.rule in COMPILED
+    one = verifier.sampled if isinstance(verifier, TemperatureVerifier) else verifier
+    sampled = isinstance(one, SampledVerifier) and one.rule in COMPILED_RULES
     return sampled and not any(params.greedy for params in draw.params)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import httpx2
 
-from foretoken.errors import InputError, kind_of, shown
+from foretoken.errors import InputError, log_error_kind, format_value
 from foretoken.media.data_urls import decoded, from_base64, is_data_url
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import Prompt, is_chat
@@ -99,7 +99,7 @@ class MediaLoader:
         elif part["type"] == "audio":
             file = from_base64(source, place)
         else:
-            raise InputError(f"{place} is {shown(source)}; give a data URL")
+            raise InputError(f"{place} is {format_value(source)}; give a data URL")
         if len(file) > self.max_bytes:
             raise InputError(f"{place} has {len(file)} bytes, at most {self.max_bytes} go; send less")
         return file
@@ -121,7 +121,7 @@ class MediaLoader:
         except InputError:
             raise
         except Exception as error:  # hosts answer anything
-            raise InputError(f"{place} cannot be fetched ({kind_of(error)}); send it") from None
+            raise InputError(f"{place} cannot be fetched ({log_error_kind(error)}); send it") from None
         raise InputError(f"{place} is redirected more than {MAX_REDIRECTS} times; send it")
 
     async def _request_file(self, client: httpx2.AsyncClient, url: str, place: str) -> bytes | str:
@@ -167,7 +167,7 @@ def _require_supported(
         problem = f"this model reads text and {reads}, no {LABELS[kind]}; leave them out"
         raise BadRequestError(problem, field)
     if turn.get("role") not in MEDIA_ROLES:
-        problem = f"{place} is of the role {shown(turn.get('role'))}"
+        problem = f"{place} is of the role {format_value(turn.get('role'))}"
         raise BadRequestError(f"{problem}; pictures and sounds are a user's or a tool's", field)
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from time import time
 from typing import Any
 
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, format_value
 from foretoken.sampling.checks import FROM_ONE, Choice, Count, Number, as_strings
-from foretoken.sampling.options import check, declared, option
+from foretoken.sampling.options import check_options, get_options, option
 from foretoken.text.replies.formats import NAMES as FORMAT_NAMES
 
 LOG_FORMATS = ("text", "json")
@@ -24,7 +24,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 def as_string(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{name} is {shown(value)}; give a str")
+        raise InputError(f"{name} is {format_value(value)}; give a str")
     return value
 
 
@@ -100,7 +100,7 @@ class ServerOptions:
     )
 
     def __post_init__(self) -> None:
-        check(self)
+        check_options(self)
 
     @property
     def name(self) -> str:
@@ -108,7 +108,7 @@ class ServerOptions:
         return self.served_model_name or "foretoken"
 
 
-OPTIONS = declared(ServerOptions)
+OPTIONS = get_options(ServerOptions)
 
 
 LOG_LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

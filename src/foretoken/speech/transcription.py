@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretoken.errors import InputError, RefusedError, one_line, shown
+from foretoken.errors import InputError, RefusedError, to_one_line, format_value
 from foretoken.media.sounds import sound
 from foretoken.media.spoken import Segment, Transcription, Word
 from foretoken.sampling.params import SamplingParams
@@ -86,7 +86,7 @@ def transcribe(
     SamplingParams(temperature=temperature)  # InputError for one that is none
     for name, value in (("language", language), ("prompt", prompt)):
         if value is not None and not isinstance(value, str):
-            raise InputError(f"{name} is {shown(value)}; give a str, or leave it out")
+            raise InputError(f"{name} is {format_value(value)}; give a str, or leave it out")
     network, processor = _hearing(spec)
     rate = ear(processor).sampling_rate
     samples = sound(audio, rate, "the audio")
@@ -108,7 +108,7 @@ def transcribe(
     except ValueError as error:  # transformers', of a language that it does not know
         if isinstance(error, InputError):
             raise
-        raise InputError(f"the model cannot transcribe so: {one_line(error)}") from None
+        raise InputError(f"the model cannot transcribe so: {to_one_line(error)}") from None
     pieces = [piece for piece in pieces if piece.text.strip()]
     return Transcription(len(samples) / rate, pieces, spoken)
 

@@ -18,7 +18,7 @@ from unicodedata import east_asian_width
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 from foretoken.media.inputs import main_input
 from foretoken.text.chat import READERS, media
 
@@ -130,7 +130,7 @@ class WindowTranscriber:
         try:
             output: Mapping[str, Any] = ask(audio=samples, **plain, **self.asked)
         except Exception as error:  # a template is a program
-            problem = f"the processor refuses the sound: {one_line(error)}"
+            problem = f"the processor refuses the sound: {to_one_line(error)}"
             raise InputError(problem) from None
         network = self.network
         return {

@@ -13,7 +13,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 
 try:
     import fcntl
@@ -31,7 +31,7 @@ def name_path_in_errors(path: Path) -> Iterator[None]:
             folder = f"there is no folder {path.parent}; make it"
             raise OSError(f"{path} cannot be written: {folder}, and run it again") from error
         # An OSError's own text may name the file that would have been moved to `path`
-        reason = (isinstance(error, OSError) and error.strerror) or one_line(error)
+        reason = (isinstance(error, OSError) and error.strerror) or to_one_line(error)
         raise OSError(
             f"{path} cannot be written: {reason}; make room or allow it, and run it again"
         ) from error

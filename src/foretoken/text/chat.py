@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from jinja2 import Environment, TemplateError, meta
 
-from foretoken.errors import InputError, about, one_line, shown
+from foretoken.errors import InputError, naming_option, to_one_line, format_value
 from foretoken.media.pictures import picture
 from foretoken.media.sounds import sound
 from foretoken.text.messages import MEDIA, UNREAD, Message, parts_of, require
@@ -56,7 +56,7 @@ def ids(
         raise InputError("messages need a tokenizer, and there is none; give token ids")
     require(messages)
     source = _source(tokenizer, template)
-    with about("chat_template_kwargs"):
+    with naming_option("chat_template_kwargs"):
         variables = _variables(chat_template_kwargs)
     own = _resolved(tokenizer, template, variables)
     for i, message in enumerate(messages):
@@ -72,9 +72,9 @@ def ids(
             **variables,
         )
     except ImportError as error:  # jinja2, which torch brings, is gone or too old
-        raise InputError(f"messages cannot be rendered: {one_line(error)}") from None
+        raise InputError(f"messages cannot be rendered: {to_one_line(error)}") from None
     except Exception as error:  # a template is a program
-        raise InputError(f"the chat template refuses the messages: {one_line(error)}") from None
+        raise InputError(f"the chat template refuses the messages: {to_one_line(error)}") from None
     if not rendered:
         raise InputError("the chat template makes no text of the messages; give another one")
     return cast(list[int], rendered)
@@ -93,11 +93,11 @@ def _source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
             )
         return "\n".join(map(str, named.values())) if named else str(own)
     if not isinstance(template, str):
-        raise InputError(f"chat_template is {shown(template)}; give the text of a template")
+        raise InputError(f"chat_template is {format_value(template)}; give the text of a template")
     if "{" not in template and template not in named:
         alternatives = f", or one of {', '.join(named)}" if named else ""
         raise InputError(
-            f"chat_template is {shown(template)}, which holds no message; give the text of a "
+            f"chat_template is {format_value(template)}, which holds no message; give the text of a "
             f"Jinja template{alternatives}"
         )
     return str(named.get(template, template))
@@ -116,7 +116,7 @@ def _resolved(owner: Any, template: str | None, variables: Mapping[str, Any]) ->
 def _require_role(i: int, role: str, source: str) -> None:
     """InputError for one that no chat knows: OpenAI's, and what the template itself names."""
     if role not in ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
-        problem = f"message {i} has the role {shown(role)}; give one of {', '.join(ROLES)}"
+        problem = f"message {i} has the role {format_value(role)}; give one of {', '.join(ROLES)}"
         raise InputError(problem).about(f"prompt[{i}].role")
 
 
@@ -135,7 +135,7 @@ def _require_parts(
                 continue
             if f'"{kind}"' not in source:
                 raise InputError(
-                    f"{place} has the type {shown(kind)}, which the chat template "
+                    f"{place} has the type {format_value(kind)}, which the chat template "
                     "does not know; leave it out"
                 )
 
@@ -174,7 +174,7 @@ def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
         raise InputError(
-            f"chat_template_kwargs is {shown(arguments)}; give a dict of names to values"
+            f"chat_template_kwargs is {format_value(arguments)}; give a dict of names to values"
         )
     foreign = sorted(OURS & arguments.keys())
     if foreign:
@@ -197,7 +197,7 @@ def media(
     rendered.
     """
     require(messages)
-    with about("chat_template_kwargs"):
+    with naming_option("chat_template_kwargs"):
         variables = _variables(chat_template_kwargs)
     owner = processor if getattr(processor, "chat_template", None) else processor.tokenizer
     source, own = _source(owner, template), _resolved(owner, template, variables)
@@ -224,7 +224,7 @@ def media(
                 **variables,
             )
         except Exception as error:  # a template is a program
-            raise InputError(f"the processor refuses the messages: {one_line(error)}") from None
+            raise InputError(f"the processor refuses the messages: {to_one_line(error)}") from None
 
     made = rendered(read)
     _require_heard(read, made, rendered, processor)

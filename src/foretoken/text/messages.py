@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from foretoken.errors import InputError, shown
+from foretoken.errors import InputError, format_value
 
 Message = Mapping[str, Any]  # "role", and "content": a str or a list of parts
 
@@ -31,7 +31,7 @@ def conversations(prompts: Any) -> list[list[Message]] | None:
         return None
     for i, prompt in enumerate(prompts):
         if not _is_conversation(prompt):
-            problem = "empty" if prompt == [] else shown(prompt)
+            problem = "empty" if prompt == [] else format_value(prompt)
             raise InputError(
                 f"prompt {i} is {problem}, others are conversations; give lists of messages only"
             )
@@ -46,7 +46,7 @@ def _is_conversation(prompt: Any) -> bool:
 def require(messages: object) -> None:
     """InputError for what is no conversation."""
     if not isinstance(messages, list | tuple):
-        raise InputError(f"messages is {shown(messages)}; give a list of messages")
+        raise InputError(f"messages is {format_value(messages)}; give a list of messages")
     if not messages:
         raise InputError("the conversation is empty; give one message or more")
     for i, message in enumerate(messages):
@@ -55,21 +55,21 @@ def require(messages: object) -> None:
 
 def _require_message(i: int, message: Any) -> None:
     if not isinstance(message, Mapping):
-        raise InputError(f"message {i} is {shown(message)}; give a dict with 'role' and 'content'")
+        raise InputError(f"message {i} is {format_value(message)}; give a dict with 'role' and 'content'")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        problem = f"message {i} has the role {shown(role)}; give a str, such as 'user'"
+        problem = f"message {i} has the role {format_value(role)}; give a str, such as 'user'"
         raise InputError(problem).about(f"prompt[{i}].role")
     if not isinstance(content, str | list | tuple) and not _calls(message):
         raise InputError(
-            f"message {i} has the content {shown(content)}; give a str or a list of parts"
+            f"message {i} has the content {format_value(content)}; give a str or a list of parts"
         ).about(f"prompt[{i}].content")
     for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
         known = isinstance(part, Mapping)
         if not known or (
             part.get("type", "text") == "text" and not isinstance(part.get("text"), str)
         ):
-            problem = f"message {i}, part {j} is {shown(part)}"
+            problem = f"message {i}, part {j} is {format_value(part)}"
             raise InputError(
                 f"{problem}; give a dict with 'type', and 'text' in one of text"
             ).about(f"prompt[{i}].content")

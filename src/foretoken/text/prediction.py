@@ -31,15 +31,15 @@ class Prediction:
             self._behind.setdefault(token, []).append(place)
         self._begin()
 
-    def after(self, text: list[int], most: int) -> list[int]:
+    def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
         """At most so many tokens that follow `text`; [] where it does not stand in the
         prediction."""
-        if text[: len(self._text)] != self._text:
+        if new_tokens[: len(self._text)] != self._text:
             self._begin()
-        for token in text[len(self._text) :]:
+        for token in new_tokens[len(self._text) :]:
             self._text.append(token)
             self._follow(token)
-        return [] if self._place is None else self.ids[self._place : self._place + most]
+        return [] if self._place is None else self.ids[self._place : self._place + max_tokens]
 
     def _begin(self) -> None:
         """No text yet: it begins as the prediction does."""

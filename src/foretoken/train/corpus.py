@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from foretoken.errors import InputError, mismatch
+from foretoken.errors import InputError, describe_mismatch
 
 T = TypeVar("T")
 PROMPT_TOKENS = 16  # tokens of a prompt
@@ -187,7 +187,7 @@ def _parse_line(path: Path, number: int, text: str) -> ExampleLine:
         return ExampleLine.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        reason = ": ".join([*map(str, first["loc"]), mismatch(first)])
+        reason = ": ".join([*map(str, first["loc"]), describe_mismatch(first)])
         raise InputError(
             f'{path}, line {number}: {reason}; give {{"source": text}}, and "target": text if any'
         ) from None

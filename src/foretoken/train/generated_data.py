@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.request import uninterrupted
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.request import require_uninterrupted
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.storage import files
 from foretoken.train.corpus import Example, Examples
 
-SEQUENCES_PER_FILE = 4 * MAX_ROWS  # texts in a file
+SEQUENCES_PER_FILE = 4 * MAX_BATCH_SIZE  # texts in a file
 
 
 def generate_references(
@@ -50,7 +50,7 @@ def generate_references(
                 keys = [(seed, n) for n in indices[turn]]
                 options = {"temperature": temperature, "max_new_tokens": length, "seed": keys}
                 completions = spec.generate(prompts[turn], **options) if keys else []
-                ids[turn] = [text.tokens for text in uninterrupted(completions)]
+                ids[turn] = [text.tokens for text in require_uninterrupted(completions)]
             files.write_atomically(file, json.dumps({"prompts": prompts, "texts": ids}).encode())
         stored = files.read_own_json(file)
         if stored["prompts"] != prompts:

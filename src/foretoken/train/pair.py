@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.errors import InputError, RefusedError, one_line
+from foretoken.errors import InputError, RefusedError, to_one_line
 from foretoken.inputs import Seed
 from foretoken.loading import named_models, sources
 from foretoken.loading.load import load
@@ -34,7 +34,7 @@ from foretoken.models.row_slots import pad_blocks
 from foretoken.models.stock.check_results import self_check
 from foretoken.models.stock.selfcheck import build_torch_model
 from foretoken.models.stock.sizes import get_output_vocab_size, sketch_weights
-from foretoken.request import Request, uninterrupted
+from foretoken.request import Request, require_uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_words
@@ -142,7 +142,7 @@ def make_random_draft(target: PreTrainedModel, shape: ConfigSizes, seed: int) ->
     try:
         model = _make_random(target, {config.attribute_map.get(n, n): v for n, v in shape.items()}, seed)
     except Exception as error:  # architectures raise many kinds
-        raise InputError(f"no model has the shape {shape}: {one_line(error)}") from None
+        raise InputError(f"no model has the shape {shape}: {to_one_line(error)}") from None
     model.generation_config = copy.deepcopy(target.generation_config)
     model_any: Any = model
     return model_any.to(target.device)
@@ -278,7 +278,7 @@ class BatchSource:
         spec = self.pair.draft_spec if origin == "draft" else self.pair.target_spec
         prompts = [[int(token) for token in e.prompt] for e in examples]
         completions = spec.generate(list(prompts), self._sampling, gamma=gamma, seed=keys)
-        return [text.tokens for text in uninterrupted(completions)]
+        return [text.tokens for text in require_uninterrupted(completions)]
 
     @property
     def _sampling(self) -> SamplingParams:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from foretoken.drafters.base import Drafter
-from foretoken.errors import ForeignError, InputError, RefusedError, one_line, shown
+from foretoken.errors import ForeignError, InputError, RefusedError, to_one_line, format_value
 from foretoken.generation_config import find_unfollowed
 from foretoken.loading.load import load
 from foretoken.loading.options import require_known
@@ -80,9 +80,9 @@ def attach(
     """
     model = cast(Any, unwrap_model(model, "model"))
     if not isinstance(strict, bool):
-        raise InputError(f"strict is {shown(strict)}; give True or False")
+        raise InputError(f"strict is {format_value(strict)}; give True or False")
     if not callable(getattr(model, "generate", None)):
-        raise InputError(f"model is {shown(model)}; give a model of transformers in memory")
+        raise InputError(f"model is {format_value(model)}; give a model of transformers in memory")
     require_known(options, "attach")
     detach(model)
     if not strict and options.get("generation_config") is None:
@@ -110,7 +110,7 @@ def attach(
             reached = _reached(error)
             if strict or (reached and not isinstance(error, ForeignError)):
                 raise
-            log.info("transformers decodes this call: %s", one_line(error))
+            log.info("transformers decodes this call: %s", to_one_line(error))
         if reached and kwargs.get("streamer") is not None:
             kwargs["streamer"] = Prompted(kwargs["streamer"])
         torch.set_rng_state(state)  # a seed may have been drawn
@@ -154,7 +154,7 @@ def _passed_over(model: PreTrainedModel) -> dict[str, str]:
         "the model's generation config sets %s=%s: transformers decodes such calls, and the "
         "Speculator's own generate ignores this config",
         entry,
-        shown(getattr(config, entry)),
+        format_value(getattr(config, entry)),
     )
     return {"generation_config": "ignore"}
 

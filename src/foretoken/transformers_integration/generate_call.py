@@ -21,14 +21,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.controls.own import OwnEnding, require, require_own
 from foretoken.errors import ForeignError, InputError, RefusedError
-from foretoken.generation_config import forced
+from foretoken.generation_config import place_forced_ids
 from foretoken.media.inputs import Media, main_input, media_of
 from foretoken.models.base import Model
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.checks import as_id
-from foretoken.sampling.distributions import warped
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.params import OPTIONS, SamplingParams
+from foretoken.sampling.distributions import warp_logits
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.params import SAMPLING_OPTIONS, SamplingParams
 from foretoken.transformers_integration.unsupported import (
     given,
     media_in,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # criteria or count the padding
 SAME = tuple(
     name
-    for name, each in OPTIONS.items()
+    for name, each in SAMPLING_OPTIONS.items()
     if (each.off or each.check is as_id)
     and each.panel != "Sampling"
     and name not in ("min_new_tokens", "stop_strings")
@@ -227,10 +227,10 @@ class GenerateCall:
             Request(
                 prompt,
                 limit,
-                RowKey(seed, b),
+                SequenceKey(seed, b),
                 self.eos(),
                 sources[b] if sources else None,
-                forced(params, len(prompt), last),
+                place_forced_ids(params, len(prompt), last),
                 params,
                 media=None if media is None else media[b],
             )
@@ -306,7 +306,7 @@ class GenerateCall:
 
     def decoded(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceState],
         steps: Iterable[object],
         target: Model,
         streamer: BaseStreamer | None,
@@ -314,8 +314,8 @@ class GenerateCall:
         """Take the steps of the rows, hand the first one's tokens to the streamer (the prompt it
         has), and return what `generate` returns. Raises what a row failed with."""
         for row in rows if self.reports else ():
-            row.seen = []
-            for ending in row.endings:
+            row.step_logits = []
+            for ending in row.stop_conditions:
                 if self.config.output_scores and isinstance(ending, OwnEnding):
                     ending.scores = WithheldScores(type(ending.criterion).__name__)
         sent = 0
@@ -327,12 +327,12 @@ class GenerateCall:
                     streamer.put(torch.tensor([token]))
                     sent += 1
         for b, row in enumerate(rows):
-            row.require(b)
+            row.raise_error(b)
         if streamer is not None:
             streamer.end()
         return self.output(rows)
 
-    def output(self, rows: Sequence[Row]) -> Any:
+    def output(self, rows: Sequence[SequenceState]) -> Any:
         """The ids `[B, n]`, padded on the right, or with `return_dict_in_generate` an output of
         transformers'.
 
@@ -360,11 +360,11 @@ class GenerateCall:
             logits=_places([_raw(row) for row in rows]) if config.output_logits else None,
         )
 
-    def _scores(self, row: Row) -> Tensor:
+    def _scores(self, row: SequenceState) -> Tensor:
         """Return the scores that transformers' processors would leave of a row's logits."""
-        scores = torch.cat([block.shaped for block in row.seen or ()])
+        scores = torch.cat([block.shaped for block in row.step_logits or ()])
         if self.samples:
-            scores = warped(scores, row.request.params.standard)
+            scores = warp_logits(scores, row.request.params.standard)
         return (scores.log_softmax(-1) if self.config.renormalize_logits else scores).float()
 
 
@@ -389,8 +389,8 @@ def _places(rows: list[Tensor]) -> Any:
     return pad_sequence(rows, batch_first=True).unbind(1)
 
 
-def _raw(row: Row) -> Tensor:
-    return torch.cat([block.raw for block in row.seen or ()]).float()
+def _raw(row: SequenceState) -> Tensor:
+    return torch.cat([block.raw for block in row.step_logits or ()]).float()
 
 
 def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:

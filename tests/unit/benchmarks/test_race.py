@@ -180,9 +180,9 @@ def test_a_mistake_is_one_line(call: Run, pair: tuple[object, ...]):
 def batch_step(rows: int, drafted: int = 0, padded: int = 0) -> StepRecord:
     return StepRecord(
         gamma=drafted,
-        guesses=(0,) * drafted,
+        draft_tokens=(0,) * drafted,
         accepted=0,
-        kept=(0,),
+        new_tokens=(0,),
         overlaps=(),
         draft_calls=0,
         draft_seconds=0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import FixedGamma
 from scripts import BENCHMARKS, benchmark
 
 
@@ -20,9 +20,9 @@ def test_a_replay_by_hand():
     replay = benchmark("replay")
     costs = Costs(((0, 0.0), (16, 1.6)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
     text = replay.Text(4, [1.0, 0.0, 1.0, 1.0] + [0.0] * 20, [0.5] * 24)
-    seconds, row = replay.replay(Fixed(1), text, costs)
+    seconds, row = replay.replay(FixedGamma(1), text, costs)
     assert [step.accepted for step in row.records] == [1, 1] and seconds == pytest.approx(2.2)
     seconds, row = replay.replay(replay.Oracle(text), text, costs)
     assert [step.drafted for step in row.records] == [1, 1] and seconds == pytest.approx(2.2)
-    seconds, row = replay.replay(Fixed(2), text, costs)
+    seconds, row = replay.replay(FixedGamma(2), text, costs)
     assert [step.accepted for step in row.records] == [1, 1] and seconds == pytest.approx(2.3)

@@ -15,12 +15,12 @@ from foretoken.certificate.greedy_identity import (
 from foretoken.drafters.none import NoDrafter
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from oracle import random_model
 from table import TableModel
 
 V = 5
-REQUEST = Request([0], 9, RowKey(0, 0))
+REQUEST = Request([0], 9, SequenceKey(0, 0))
 
 
 def test_a_difference_is_rounding_or_a_bug():
@@ -43,7 +43,7 @@ def test_a_difference_is_rounding_or_a_bug():
 
 
 P, Q = random_model(1, V), random_model(2, V)
-REQUESTS = [Request([0], 9, RowKey(0, 0)), Request([2, 1], 9, RowKey(0, 1), forced={1: 4})]
+REQUESTS = [Request([0], 9, SequenceKey(0, 0)), Request([2, 1], 9, SequenceKey(0, 1), forced={1: 4})]
 TEXTS = [[1, 2, 3], [3, 4]]
 
 

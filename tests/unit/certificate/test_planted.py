@@ -8,9 +8,9 @@ import torch
 from exact.drafters import Certain, FunctionDrafter
 from foretoken.certificate.planted_bugs import ArgmaxDrafter, OffByOneModel, break_rule
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.verify import block
+from foretoken.sampling.acceptance_rules import block
 from oracle import random_model
 from table import TableModel
 
@@ -32,7 +32,7 @@ def test_the_likeliest_draft_tokens_keep_their_q():
     drafts = []
     for drafter in (FunctionDrafter(Q), ArgmaxDrafter(FunctionDrafter(Q)), ArgmaxDrafter(Certain(Q))):
         drafter.start([0], [[0]], None)
-        drafts.append(drafter.propose([1], Draw([RowKey(0, 0)], [1], [SamplingParams(1.0)])))
+        drafts.append(drafter.propose([1], Draw([SequenceKey(0, 0)], [1], [SamplingParams(1.0)])))
     honest, likeliest, certain = drafts
     torch.testing.assert_close(likeliest.q, honest.q)
     assert likeliest.tokens.tolist() == [[int(Q((0,)).argmax())]]

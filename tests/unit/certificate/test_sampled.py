@@ -11,7 +11,7 @@ from foretoken.certificate.watched_drafter import DraftLog, WatchedDrafter
 from foretoken.drafters.base import Drafter
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw, SharedDraw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from oracle import random_model
 
 SAMPLE = [(1, 2)] * 10 + [(1, 3)] * 5 + [(4, 5)] * 9 + [(6, 7)]
@@ -33,7 +33,7 @@ def logged(drafter: Drafter, kind: type[Draw] = Draw) -> DraftLog:
     watched = WatchedDrafter(drafter, seed=0)
     watched.start([0, 1], [[0], [1, 2]], None)
     for step in range(4):
-        keys, lengths = [RowKey(0, 0), RowKey(0, 1)], [1 + step, 2 + step]
+        keys, lengths = [SequenceKey(0, 0), SequenceKey(0, 1)], [1 + step, 2 + step]
         watched.propose([GAMMA, GAMMA], kind(keys, lengths, SamplingParams(1.0)))
         watched.commit([[3], [4]])
     watched.leave([0, 1])

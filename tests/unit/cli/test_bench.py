@@ -187,7 +187,7 @@ def test_what_is_printed_fits_the_terminal(
     call: Run, pair: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.compute_others_share", lambda spans: 0.23)
     code, out, _ = call(*pair, *QUICK, "--batch", "1,2", "--temperature", 1)
     assert code == 0
     heads = ("first ms", "tokens/s", "quartiles", "a call", "alpha", "theory", "speed-up")

@@ -15,8 +15,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.loading import load as loading
 from foretoken.sampling import speculation
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.verifier import NAMED
-from foretoken.sampling.verify import speculative
+from foretoken.sampling.verifier import RULES_BY_NAME
+from foretoken.sampling.acceptance_rules import speculative
 from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
@@ -67,8 +67,8 @@ def test_a_certificate_for_reading(run, base):
 
 
 def test_a_broken_rule_in_json(quick, monkeypatch):
-    monkeypatch.setitem(NAMED, "broken", break_rule(speculative))
-    monkeypatch.setattr(speculation, "RULES", ("broken", *speculation.RULES))
+    monkeypatch.setitem(RULES_BY_NAME, "broken", break_rule(speculative))
+    monkeypatch.setattr(speculation, "RULE_NAMES", ("broken", *speculation.RULE_NAMES))
     code, out, _ = quick("--rule", "broken", "--json")
     document = json.loads(out)
     assert code == 1 and document["verdict"] == "not lossless"

@@ -16,7 +16,7 @@ import foretoken
 from console import TEMPLATE, Run, mistake
 from foretoken import slow_log
 from foretoken.models.stock.model import CausalModel
-from foretoken.speculator import MAX_ROWS, Speculator
+from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from tiny import folder, llama
 
 USER = {"role": "user", "content": "Where?"}
@@ -43,7 +43,7 @@ def test_text_is_streamed(run, pair, spec):
 
 
 def test_json_is_one_document(run, pair, spec, base, monkeypatch):
-    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.compute_others_share", lambda spans: 0.23)
     (expected,) = spec.generate("It was", max_new_tokens=9)
     args = (*pair[:4], "--gamma", 3, "--max-new-tokens", 9, "--json")
     for extra in ((), ("--show-tokens",), ("--compare",)):
@@ -81,7 +81,7 @@ def test_lenience_is_said(run, pair, spec, temperature):
 
 
 def test_compare(run, pair, spec, monkeypatch):
-    monkeypatch.setattr("foretoken.costing.contention.share", lambda spans: 0.23)
+    monkeypatch.setattr("foretoken.costing.contention.compute_others_share", lambda spans: 0.23)
     flags = ("--compare", "--min-new-tokens", 9, "--max-new-tokens", 9)
     result = run("generate", "It was", *pair, *flags)
     *text, measured, predicted, said = result.out.splitlines()
@@ -168,7 +168,7 @@ def test_lines_have_ids_and_options_of_their_own(run, pair, spec, tmp_path):
 
 
 def test_many_prompts_show_progress_on_standard_error(run, base, spec, tmp_path):
-    prompts = [f"Day {i}" for i in range(MAX_ROWS + 2)]
+    prompts = [f"Day {i}" for i in range(MAX_BATCH_SIZE + 2)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
     args = ("--target", base / "target", "--draft", "none", "--max-new-tokens", 3, "--json")
     result = run("generate", "--prompt-file", tmp_path / "prompts.txt", *args, "--temperature", 1)
@@ -184,8 +184,8 @@ def test_bad_lines_fail_before_anything_is_generated(run, pair, tmp_path, monkey
         ({"prompt": "a", "suppress_tokens": [999]}, "suppress_tokens names the id 999"),
         ({"messages": [USER]}, "the tokenizer has no chat template; give chat_template="),
     ):
-        file = lines(tmp_path, *[{"prompt": "a"}] * (MAX_ROWS + 1), last)
-        mistake(run("generate", *file, *pair), f"line {MAX_ROWS + 2}: {says}")
+        file = lines(tmp_path, *[{"prompt": "a"}] * (MAX_BATCH_SIZE + 1), last)
+        mistake(run("generate", *file, *pair), f"line {MAX_BATCH_SIZE + 2}: {says}")
 
 
 def test_a_row_that_fails_leaves_the_others(run, pair, spec, tmp_path):
@@ -280,7 +280,7 @@ def test_messages(run, pair, base, spec, tmp_path):
 def test_a_long_measurement_says_so(run, pair, tmp_path, monkeypatch):
     """Once: the next command knows what steps cost, whatever the machine did meanwhile."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(slow_log, "AFTER", 0.0)
+    monkeypatch.setattr(slow_log, "LOG_AFTER_SECONDS", 0.0)
     err = run("generate", "It was", *pair[:4]).err
     assert re.search(r"^measuring what steps cost.*: target, draft, greedy, 1 row$", err, re.M)
     assert "loading target\n" in err and "loading the draft draft\n" in err

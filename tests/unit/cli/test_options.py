@@ -24,7 +24,7 @@ from foretoken.loading import load as loading
 from foretoken.loading.options import LOAD_OPTIONS
 from foretoken.measurement import races, machine
 from foretoken.sampling.checks import Choice, as_flag
-from foretoken.sampling.params import WRITABLE, SamplingParams
+from foretoken.sampling.params import TEXT_OPTIONS, SamplingParams
 from tiny import TEXT, byte_level, folder, llama
 
 # Of sampling: only those that are given
@@ -93,11 +93,11 @@ def test_every_field_has_an_option():
     """But code; what is left out is as `SamplingParams` has it."""
     options = {f.name: f.default for f in fields(SamplingOptions)}
     structures = {f.name for f in fields(StructuredOutputOptions)}
-    assert options.keys() - structures == {*WRITABLE} - {"structured"}
+    assert options.keys() - structures == {*TEXT_OPTIONS} - {"structured"}
     defaults = inspect.signature(SamplingParams).parameters
     for name in options.keys() - structures:
         assert options[name] == defaults[name].default or not options[name]
-    assert {name for _, values in SAID for name in values} == {*WRITABLE}
+    assert {name for _, values in SAID for name in values} == {*TEXT_OPTIONS}
     assert given(shown, "") == given(shown, "--temperature 0") == "{}\n"
 
 

@@ -48,7 +48,7 @@ def test_a_text_is_what_generate_gives(spec, number):
     assert text == completion.text == "".join(token.text for token in tokens)
     fates = [
         "accepted" if i < step.accepted else "corrected" if step.drafted else "plain"
-        for step in completion.steps for i in range(len(step.kept))
+        for step in completion.steps for i in range(len(step.new_tokens))
     ]  # fmt: skip
     assert [token.fate for token in tokens] == fates and {"accepted", "corrected"} <= {*fates}
     stats = completion.stats

@@ -13,9 +13,9 @@ from foretoken import SamplingParams
 from foretoken.controls.chain import Chain, chain
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ControlError
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.request import Request
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
@@ -45,7 +45,7 @@ EVERYTHING: dict[str, Any] = {
 
 def request(prompt: list[int], eos: frozenset[int] = frozenset(), **sampling) -> Request:
     params = SamplingParams(**sampling)
-    return Request(prompt, 50, RowKey(0, 0), eos, forced={49: 0}, params=params)
+    return Request(prompt, 50, SequenceKey(0, 0), eos, find_forced_tokens={49: 0}, params=params)
 
 
 def made(prompt: list[int], eos: frozenset[int] = frozenset(), **sampling) -> Chain:
@@ -67,12 +67,12 @@ class Alternating:
         self.tokens.pop()
 
     def __call__(self, scores):
-        (token,) = self.forced()[:1]
+        (token,) = self.find_forced_tokens()[:1]
         score = float(scores[token])
         scores.fill_(-torch.inf)[token] = score
         return scores
 
-    def forced(self) -> list[int]:
+    def find_forced_tokens(self) -> list[int]:
         return [1 + (len(self.tokens) + i) % 2 for i in range(3)]
 
 
@@ -84,7 +84,7 @@ OFF |= {"remove_invalid_values": False, "processors": [], "presence_penalty": 0}
 
 @pytest.mark.parametrize("name", OFF)
 def test_what_is_off_costs_nothing(name):
-    plain = Request([1], 50, RowKey(0, 0), params=SamplingParams(**{name: OFF[name]}))
+    plain = Request([1], 50, SequenceKey(0, 0), params=SamplingParams(**{name: OFF[name]}))
     assert chain(plain, V) is None
 
 
@@ -95,7 +95,7 @@ def test_what_could_do_nothing_costs_nothing():
         (frozenset({V, -1}), {"min_new_tokens": 3}),
         (frozenset({2}), {"bad_words_ids": [[2]]}),
     ]:
-        plain = Request([1], 50, RowKey(0, 0), eos, params=SamplingParams(**sampling))
+        plain = Request([1], 50, SequenceKey(0, 0), eos, params=SamplingParams(**sampling))
         assert chain(plain, V) is None
 
 
@@ -149,13 +149,13 @@ def test_a_position_is_shaped_by_its_own_text_whatever_was_asked_before(prompt, 
 
 
 def test_a_matcher_follows_the_text_and_says_what_it_forces():
-    row = Request([3], 50, RowKey(0, 0))
+    row = Request([3], 50, SequenceKey(0, 0))
     mine = chain(row, V, matcher=Alternating())
-    assert mine is not None and made([1], repetition_penalty=2).forced([1]) == []
+    assert mine is not None and made([1], repetition_penalty=2).find_forced_tokens([1]) == []
     zero = torch.zeros(V)
     assert mine.shape(zero, []).isfinite().nonzero().tolist() == [[1]]
     assert mine.shape(zero, [1]).isfinite().nonzero().tolist() == [[2]]
-    assert mine.forced([1]) == [2, 1, 2] and mine.forced([]) == [1, 2, 1]
+    assert mine.find_forced_tokens([1]) == [2, 1, 2] and mine.find_forced_tokens([]) == [1, 2, 1]
     mine.commit([1, 2, 1])
     assert mine.shape(zero, []).isfinite().nonzero().tolist() == [[2]]
 
@@ -198,7 +198,7 @@ def test_scores_beyond_what_a_temperature_leaves_finite_keep_their_distribution(
 def test_begin_is_behind_a_forced_second_token():
     for prompt, forced, first in (([1], 3, 1), ([1], None, 0), ([1, 2], 3, 0)):
         params = SamplingParams(begin_suppress_tokens=[4], forced_bos_token_id=forced)
-        mine = chain(Request(prompt, 50, RowKey(0, 0), params=params), V)
+        mine = chain(Request(prompt, 50, SequenceKey(0, 0), params=params), V)
         assert mine is not None
         banned = [not mine.shape(torch.zeros(V), [0] * n)[4].isfinite() for n in range(3)]
         assert banned == [n == first for n in range(3)]
@@ -206,7 +206,7 @@ def test_begin_is_behind_a_forced_second_token():
 
 def pair() -> Speculator:
     p, q = (TableModel(random_model(seed, V), V) for seed in (1, 2))
-    return Speculator(p, LMDrafter(q, V), ends=Ends())
+    return Speculator(p, LMDrafter(q, V), ends=EndTokens())
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])

@@ -155,7 +155,7 @@ def test_going_back_is_exact(grammar, eos, data):
             walker.pop()
             left.pop()
         elif move != "p":
-            forced = walker.forced()
+            forced = walker.find_forced_tokens()
             allowed = ids(walker.allowed()) or [1]
             among = {"a": allowed, "f": forced or allowed, "e": sorted(eos), "*": range(333)}
             token = data.draw(st.sampled_from(among[move]))
@@ -167,7 +167,7 @@ def test_going_back_is_exact(grammar, eos, data):
         for token in left:
             fresh.push(token)
         if data.draw(st.booleans()):
-            assert walker.forced() == fresh.forced()
+            assert walker.find_forced_tokens() == fresh.find_forced_tokens()
         assert (walker.dead, walker.ended) == (fresh.dead, fresh.ended)
         assert torch.equal(walker.allowed(), fresh.allowed())
     for _ in left:
@@ -183,7 +183,7 @@ def test_ends_are_alike():
     assert ids(row.allowed()) == [0, 5, 66, 300]  # 66 is the letter b
     for end in (0, 5, 66, 300):
         row.push(end)
-        assert row.ended and not row.allowed().any() and row.forced() == []
+        assert row.ended and not row.allowed().any() and row.find_forced_tokens() == []
         row.push(end)
         assert row.dead
         row.pop()
@@ -206,7 +206,7 @@ def test_output_layers_of_any_width(V):
         assert row.dead
         row.pop()
     assert torch.equal(row.allowed(), mask)
-    assert all(token < V for token in matcher(byte_level(), V, regex="the house").forced())
+    assert all(token < V for token in matcher(byte_level(), V, regex="the house").find_forced_tokens())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -337,7 +337,7 @@ def test_padding_and_truncation_of_a_tokenizer_do_not_matter():
     tokenizer.backend_tokenizer.enable_padding(length=50)
     tokenizer.backend_tokenizer.enable_truncation(2)
     row = matcher(tokenizer, choice=["the house"])
-    assert decode(tokenizer, row.forced()) == "the house"
+    assert decode(tokenizer, row.find_forced_tokens()) == "the house"
 
 
 def test_a_tokenizer_is_read_once_whatever_ends_a_text(monkeypatch):

@@ -20,7 +20,7 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ControlError, InputError, RefusedError
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
@@ -151,7 +151,7 @@ def test_ctrl_c_in_a_criterion_leaves_text_tokens_and_reports_alike(gamma):
     (part,) = pair().generate([1], stopping=impatient, **options)
     assert part.finish_reason == "interrupted" and 0 < len(part.tokens) < 5
     assert part.tokens == whole.tokens[: len(part.tokens)]
-    assert [*chain.from_iterable(step.kept for step in part.steps)] == part.tokens
+    assert [*chain.from_iterable(step.new_tokens for step in part.steps)] == part.tokens
     assert part.logprobs == whole.logprobs[: len(part.tokens)]
 
 
@@ -182,7 +182,7 @@ def test_a_criterion_that_raises_ends_its_row_and_no_other():
 
 def spec(encoder_decoder: bool = False) -> Speculator:
     target = TableModel(random_model(1, V), V, encoder_decoder=encoder_decoder)
-    return Speculator(target, NoDrafter(), ends=Ends(decoder_start=0))
+    return Speculator(target, NoDrafter(), ends=EndTokens(decoder_start=0))
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,22 @@ from statistics import fmean
 
 import pytest
 
-from foretoken.costing.costs import Costs, Far
+from foretoken.costing.costs import Costs, LongContextCosts
 from foretoken.costing.gamma import (
     MAX_GAMMA,
-    NOTHING,
-    Adaptive,
-    Beside,
-    Fixed,
-    Past,
-    allot,
-    free,
-    prices_of,
-    single,
+    NO_OTHER_WORK,
+    AdaptiveGamma,
+    OtherWork,
+    FixedGamma,
+    AcceptanceEstimate,
+    allot_gammas,
+    count_forced_tokens,
+    make_cost_table,
+    choose_single_gamma,
 )
 from foretoken.records import StepRecord
-from foretoken.request import Request, Row
-from foretoken.sampling.keys import RowKey
+from foretoken.request import Request, SequenceState
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.theory import optimal_gamma
 from scripts import benchmark
@@ -60,8 +60,8 @@ def record(asked: int, overlaps=(), drafted: int | None = None) -> StepRecord:
     )
 
 
-def row(records: list[StepRecord], limit: int = 10**6) -> Row:
-    return Row(Request([0], limit, RowKey(0, 0)), [0], records)
+def row(records: list[StepRecord], limit: int = 10**6) -> SequenceState:
+    return SequenceState(Request([0], limit, SequenceKey(0, 0)), [0], records)
 
 
 def judged(alpha: float, asked: int) -> StepRecord:
@@ -77,10 +77,10 @@ def text(alphas: list[float], span: int, seed: int, greedy: bool, decay: float =
     return Text(TOKENS, betas, [dice.random() for _ in betas], greedy, decay)
 
 
-def past(records: list[StepRecord]) -> Past:
-    estimate = Past(PRIOR)
+def past(records: list[StepRecord]) -> AcceptanceEstimate:
+    estimate = AcceptanceEstimate(PRIOR)
     for step in records:
-        estimate.see(step)
+        estimate.add_step(step)
     return estimate
 
 
@@ -95,10 +95,10 @@ def test_acceptance_is_learned_grade_by_grade():
     """A row whose short matches were wrong still copies behind long ones."""
     wrong, right = record(4, [0.0]), replace(judged(1.0, 4), grade=1)
     one = row([wrong, right] * 20)
-    policy = Adaptive(SMALL, priors=((6.0, 0.5), (6.0, 0.5)))
+    policy = AdaptiveGamma(SMALL, priors=((6.0, 0.5), (6.0, 0.5)))
     for grade, drafts in ((0, False), (1, True), (0, False)):
         one.grade = grade
-        assert (policy.ask([one])[0] > 1) == drafts
+        assert (policy.choose_gammas([one])[0] > 1) == drafts
         one.records.append(replace(right if drafts else record(0), grade=grade))
 
 
@@ -108,24 +108,24 @@ def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
     priced = costs(c, slope)
     past = [judged(alpha, MAX_GAMMA)] * 100
     wanted = optimal_gamma(alpha, c, v=lambda n: 1 + slope * (n - 1), max_gamma=MAX_GAMMA)
-    assert Adaptive(priced).ask([row(past)]) == [wanted]
+    assert AdaptiveGamma(priced).choose_gammas([row(past)]) == [wanted]
 
 
 def test_it_stays_with_a_size_that_another_gains_less_on_than_the_change_costs():
     priced = costs(0.05, 0.04)
-    wanted = {Adaptive(priced).ask([row([judged(alpha, 8)] * 60)])[0] for alpha in (0.7, 0.74)}
+    wanted = {AdaptiveGamma(priced).choose_gammas([row([judged(alpha, 8)] * 60)])[0] for alpha in (0.7, 0.74)}
     assert len(wanted) == 2
     steps = [judged(0.7, min(wanted))] * 60 + [judged(0.74, min(wanted))] * 60
     for change, gamma in ((0.0, max(wanted)), (1.0, min(wanted))):
-        sticky = Adaptive(replace(priced, change=change))
-        assert sticky.ask([row(steps[:60])]) == [min(wanted)]
-        assert sticky.ask([row(steps)]) == [gamma]
-        assert sticky.ask([row([judged(1.0, 8)] * 60)]) == [MAX_GAMMA]  # worth any change
+        sticky = AdaptiveGamma(replace(priced, change=change))
+        assert sticky.choose_gammas([row(steps[:60])]) == [min(wanted)]
+        assert sticky.choose_gammas([row(steps)]) == [gamma]
+        assert sticky.choose_gammas([row([judged(1.0, 8)] * 60)]) == [MAX_GAMMA]  # worth any change
 
 
 def test_never_more_than_there_is_room_for():
     for room in range(1, 8):
-        (gamma,) = Adaptive(CHEAP).ask([row([judged(1.0, 16)] * 9, limit=room)])
+        (gamma,) = AdaptiveGamma(CHEAP).choose_gammas([row([judged(1.0, 16)] * 9, limit=room)])
         assert gamma == room - 1
 
 
@@ -146,8 +146,8 @@ def test_places_in_a_draft_are_told_apart():
 
 def test_a_draft_that_stays_silent_costs_nothing_and_is_asked_again():
     silent = [record(8, drafted=0)] * 60
-    assert past(silent).answers < 0.1
-    assert Adaptive(SMALL).ask([row(silent)])[0] > 0
+    assert past(silent).answer_rate < 0.1
+    assert AdaptiveGamma(SMALL).choose_gammas([row(silent)])[0] > 0
 
 
 def test_only_the_recent_past_counts():
@@ -155,22 +155,22 @@ def test_only_the_recent_past_counts():
     recent = [judged(0.7, 4)] * 256
     for before in (0.0, 1.0):
         old = [judged(before, 4)] * 300
-        assert Adaptive(SMALL).ask([row(old + recent)]) == Adaptive(SMALL).ask([row(recent)])
+        assert AdaptiveGamma(SMALL).choose_gammas([row(old + recent)]) == AdaptiveGamma(SMALL).choose_gammas([row(recent)])
 
 
 def test_what_was_learned_is_the_rows_alone():
     """A policy that went on with its row, one that meets the row late, and one that was lent to
     another in between ask for the same."""
     records = [judged(0.9, 6)] * 3 + [record(5, [0.2])] * 4 + [judged(0.6, 3)] * 3
-    grown, went_on = row([]), Adaptive(SMALL)
+    grown, went_on = row([]), AdaptiveGamma(SMALL)
     for step in records:
-        went_on.ask([grown])
+        went_on.choose_gammas([grown])
         grown.records.append(step)
-    lent = Adaptive(SMALL)
-    lent.ask([row(records[:5])])
-    lent.ask([row([judged(0.1, 3)] * 9), row([])])
-    asked = went_on.ask([grown])
-    assert asked == Adaptive(SMALL).ask([row(records)]) == lent.ask([row(records)])
+    lent = AdaptiveGamma(SMALL)
+    lent.choose_gammas([row(records[:5])])
+    lent.choose_gammas([row([judged(0.1, 3)] * 9), row([])])
+    asked = went_on.choose_gammas([grown])
+    assert asked == AdaptiveGamma(SMALL).choose_gammas([row(records)]) == lent.choose_gammas([row(records)])
 
 
 def expected(kept: list[list[float]], gamma: tuple[int, ...], known: Costs) -> float:
@@ -178,7 +178,7 @@ def expected(kept: list[list[float]], gamma: tuple[int, ...], known: Costs) -> f
     rows, depth = len(gamma), max(gamma)
     tokens = rows + sum(sum(row[:g]) for row, g in zip(kept, gamma, strict=True))
     n = rows + sum(gamma)
-    return tokens / float(known.drafting(depth, sum(gamma), rows) + known.passing(n, n))
+    return tokens / float(known.draft_seconds(depth, sum(gamma), rows) + known.target_seconds(n, n))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -190,7 +190,7 @@ def test_no_other_allotment_gains_more(seed):
     draft = ((0, 0.0), (4, dice.uniform(0, 1)))
     priced = Costs(draft, score, ((1, 0.0), (15, 0.1)), ((1, 1.0), (4, dice.uniform(1, 3))))
     pasts = [past([judged(dice.random(), 4)] * 30) for _ in range(3)]
-    chosen = allot(pasts, [4] * 3, prices_of(priced, 3))
+    chosen = allot_gammas(pasts, [4] * 3, make_cost_table(priced, 3))
     kept = [each.survival for each in pasts]
     rates = {g: expected(kept, g, priced) for g in product(range(5), repeat=3)}
     assert rates[tuple(chosen)] == pytest.approx(max(rates.values()), rel=1e-12)
@@ -204,34 +204,34 @@ def test_a_row_alone_gets_what_it_would_get_among_others():
         priced = Costs(((0, 0.0), (16, dice.uniform(0, 3))), score, ((1, 0.1),), change=change)
         own = past([judged(dice.random(), 4) for _ in range(9)] + [record(3, drafted=0)] * 2)
         for last, most in product((0, 1, 4, 8), (0, 3, 16)):
-            together = allot([own], [most], prices_of(priced, 1), last)
-            assert together == [single(own, most, prices_of(priced, 1), last)]
+            together = allot_gammas([own], [most], make_cost_table(priced, 1), last)
+            assert together == [choose_single_gamma(own, most, make_cost_table(priced, 1), last)]
 
 
 def test_a_pass_that_reads_prompts_has_room_for_fewer_draft_tokens():
     priced = Costs(((0, 0.0), (16, 0.2)), ((1, 1.0), (16, 1.1), (32, 9.0)), ((1, 0.0),))
     good = row([judged(0.95, 8)] * 30)
-    assert Adaptive(priced).ask([good], Beside(positions=12)) == [3]
-    assert Adaptive(priced).ask([good]) == [15]
+    assert AdaptiveGamma(priced).choose_gammas([good], OtherWork(positions=12)) == [3]
+    assert AdaptiveGamma(priced).choose_gammas([good]) == [15]
 
 
 def test_reading_prompts_makes_no_draft_token_cheap():
     """Beside what reading takes, any would: but it has to be done with and without them."""
     steady = Costs(((0, 0.0), (16, 0.0)), ((1, 10.0), (2, 11.0), (200, 209.0)), ((1, 0.0),))
     bad = row([record(2, [0.05])] * 30)
-    assert Adaptive(steady).ask([bad]) == [0]
-    assert Adaptive(steady).ask([bad], Beside(positions=100, read=100)) == [0]
-    assert Adaptive(steady).ask([bad, bad], Beside(positions=100, read=100)) == [0, 0]
-    assert Adaptive(steady).ask([bad], Beside(positions=100)) != [0]  # as if part of every step
+    assert AdaptiveGamma(steady).choose_gammas([bad]) == [0]
+    assert AdaptiveGamma(steady).choose_gammas([bad], OtherWork(positions=100, read=100)) == [0]
+    assert AdaptiveGamma(steady).choose_gammas([bad, bad], OtherWork(positions=100, read=100)) == [0, 0]
+    assert AdaptiveGamma(steady).choose_gammas([bad], OtherWork(positions=100)) != [0]  # as if part of every step
     good = row([judged(0.95, 8)] * 30)
-    assert Adaptive(steady).ask([good], Beside(positions=100, read=100)) > [4]
+    assert AdaptiveGamma(steady).choose_gammas([good], OtherWork(positions=100, read=100)) > [4]
 
 
 def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():
     priced = Costs(((0, 0.0), (16, 16.0)), ((1, 1.0),), ((1, 0.0),))
     keen = row([judged(0.9, 8)] * 30)
-    assert Adaptive(priced).ask([keen], Beside(1, 5, 0)) == [0]
-    assert Adaptive(priced).ask([keen], Beside(1, 5, 4)) == [4]
+    assert AdaptiveGamma(priced).choose_gammas([keen], OtherWork(1, 5, 0)) == [0]
+    assert AdaptiveGamma(priced).choose_gammas([keen], OtherWork(1, 5, 4)) == [4]
 
 
 # Replays: nothing here is left to chance, the dice are seeded
@@ -242,8 +242,8 @@ def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():
 def test_useless_draft_tokens_cost_at_most_2_percent(known):
     for alpha, greedy in product((0.0, 0.02), (False, True)):
         texts = [text([alpha], 1, seed, greedy) for seed in range(4)]
-        plain = seconds(Fixed(0), texts, known)
-        assert plain / seconds(Adaptive(known), texts, known) >= 0.98
+        plain = seconds(FixedGamma(0), texts, known)
+        assert plain / seconds(AdaptiveGamma(known), texts, known) >= 0.98
 
 
 @pytest.mark.prove
@@ -265,8 +265,8 @@ def test_as_good_as_the_best_fixed_gamma_from_a_cold_start(alphas, span, decay, 
     ratios = []
     for priced in (CHEAP, SMALL, DEAR, STOCK):
         texts = [text(alphas, span, seed, greedy, decay) for seed in range(6)]
-        fixed = min(seconds(Fixed(g), texts, priced) for g in GAMMAS)
-        ratios.append(fixed / seconds(Adaptive(priced), texts, priced))
+        fixed = min(seconds(FixedGamma(g), texts, priced) for g in GAMMAS)
+        ratios.append(fixed / seconds(AdaptiveGamma(priced), texts, priced))
     assert fmean(ratios) >= 0.97 and min(ratios) >= 0.94
 
 
@@ -274,28 +274,28 @@ def test_as_good_as_the_best_fixed_gamma_from_a_cold_start(alphas, span, decay, 
 @pytest.mark.parametrize("known", [CHEAP, SMALL, DEAR, STOCK], ids=["cheap", "small", "dear", "v2"])
 def test_text_that_becomes_predictable_is_found(known):
     texts = [text([0.02, 0.9], TOKENS // 2, seed, greedy=True) for seed in range(4)]
-    fixed = min(seconds(Fixed(g), texts, known) for g in GAMMAS)
-    assert fixed / seconds(Adaptive(known), texts, known) > 1.05
+    fixed = min(seconds(FixedGamma(g), texts, known) for g in GAMMAS)
+    assert fixed / seconds(AdaptiveGamma(known), texts, known) > 1.05
 
 
 def test_a_deterministic_row_knows_no_others() -> None:
     """Its gamma is what it would be alone, by the costs of one row."""
     alone, shared = CHEAP, replace(CHEAP, score=((1, 1.0), (100, 100.0)))
     params = SamplingParams(1.0, deterministic=True)
-    rows = [Row.of(Request([1], 99, RowKey(0, b), params=params)) for b in range(3)]
-    (expected,) = Adaptive(alone).ask(rows[:1])
+    rows = [SequenceState.from_request(Request([1], 99, SequenceKey(0, b), params=params)) for b in range(3)]
+    (expected,) = AdaptiveGamma(alone).choose_gammas(rows[:1])
     assert expected > 0
-    assert Adaptive(shared, alone).ask(rows) == [expected] * 3
-    free = [Row.of(Request([1], 99, RowKey(0, b))) for b in range(3)]
-    assert Adaptive(shared, alone).ask(free) != [expected] * 3
+    assert AdaptiveGamma(shared, alone).choose_gammas(rows) == [expected] * 3
+    free = [SequenceState.from_request(Request([1], 99, SequenceKey(0, b))) for b in range(3)]
+    assert AdaptiveGamma(shared, alone).choose_gammas(free) != [expected] * 3
 
 
 # What requests predict
 
 
-def expecting(records: list[StepRecord], limit: int = 10**6) -> Row:
+def expecting(records: list[StepRecord], limit: int = 10**6) -> SequenceState:
     """A row whose prediction goes on behind its text, which is empty."""
-    state = Row.of(Request([0], limit, RowKey(0, 0), prediction=(1,) * 40))
+    state = SequenceState.from_request(Request([0], limit, SequenceKey(0, 0), prediction=(1,) * 40))
     state.records = records
     return state
 
@@ -303,9 +303,9 @@ def expecting(records: list[StepRecord], limit: int = 10**6) -> Row:
 def test_what_is_predicted_costs_no_draft_and_is_expected_to_be_right():
     useless = [record(4, [0.0])] * 50  # of the draft
     dear = costs(2.0, 0.02)
-    assert Adaptive(dear).ask([row(useless), expecting(useless)])[0] == 0
-    assert Adaptive(dear).ask([row(useless), expecting(useless)])[1] > 4
-    assert Adaptive(CHEAP).ask([expecting([])]) == Adaptive(CHEAP.undrafted).ask([expecting([])])
+    assert AdaptiveGamma(dear).choose_gammas([row(useless), expecting(useless)])[0] == 0
+    assert AdaptiveGamma(dear).choose_gammas([row(useless), expecting(useless)])[1] > 4
+    assert AdaptiveGamma(CHEAP).choose_gammas([expecting([])]) == AdaptiveGamma(CHEAP.without_draft_seconds).choose_gammas([expecting([])])
 
 
 def test_the_better_of_prediction_and_draft_guesses():
@@ -314,52 +314,52 @@ def test_the_better_of_prediction_and_draft_guesses():
     good, bad = [judged(0.95, 8)] * 40, [record(8, [0.0])] * 40
     for records, trusts in ((good + wrong, False), (bad + right, True), (good + right, True)):
         one = expecting(records)
-        asked = Adaptive(SMALL).ask([one])
-        assert one.trusts == trusts
-        assert trusts or asked == Adaptive(SMALL).ask([row(records)])
+        asked = AdaptiveGamma(SMALL).choose_gammas([one])
+        assert one.uses_prediction == trusts
+        assert trusts or asked == AdaptiveGamma(SMALL).choose_gammas([row(records)])
     one = expecting(bad + wrong)  # without a drafter there is nothing else to trust
-    assert Adaptive(SMALL, drafts=False).ask([one])[0] < 2 and one.trusts
+    assert AdaptiveGamma(SMALL, drafts=False).choose_gammas([one])[0] < 2 and one.uses_prediction
 
 
 def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_others():
     right = [replace(judged(1.0, 8), predicted=True)] * 40
-    assert Adaptive(CHEAP).ask([expecting(right, limit=5)]) == [4]
+    assert AdaptiveGamma(CHEAP).choose_gammas([expecting(right, limit=5)]) == [4]
     sure = expecting(right)
     sampling = SamplingParams(deterministic=True)
     sure.request = replace(sure.request, params=sampling)
     crowd = [row([judged(0.9, 8)] * 40) for _ in range(9)]
-    assert Adaptive(STOCK).ask([*crowd, sure])[-1] == Adaptive(STOCK).ask([sure])[0]
+    assert AdaptiveGamma(STOCK).choose_gammas([*crowd, sure])[-1] == AdaptiveGamma(STOCK).choose_gammas([sure])[0]
 
 
 def test_a_policy_asked_before_answers_as_a_new_one():
     """What it keeps of the last answer is asked for by all that a price depends on."""
-    far = Far(1024, ((0, 0.0), (16, 8.0)), ((1, 3.0), (17, 40.0)))
+    far = LongContextCosts(1024, ((0, 0.0), (16, 8.0)), ((1, 3.0), (17, 40.0)))
     priced, alone = replace(SMALL, far=far), costs(0.3, 0.05)
-    old = Adaptive(priced, alone)
+    old = AdaptiveGamma(priced, alone)
     near, long = row([judged(0.9, 8)] * 20), row([judged(0.9, 8)] * 20)
     long.tokens *= 900
-    own = Row(replace(near.request, params=SamplingParams(deterministic=True)), [0], near.records)
+    own = SequenceState(replace(near.request, params=SamplingParams(deterministic=True)), [0], near.records)
     asked = [[near], [long], [near, long], [own], [near]]
-    for beside in (NOTHING, Beside(3, 40, 2)):
-        answers = [Adaptive(priced, alone).ask(rows, beside) for rows in asked]
-        assert [old.ask(rows, beside) for rows in asked] == answers
+    for beside in (NO_OTHER_WORK, OtherWork(3, 40, 2)):
+        answers = [AdaptiveGamma(priced, alone).choose_gammas(rows, beside) for rows in asked]
+        assert [old.choose_gammas(rows, beside) for rows in asked] == answers
         assert len({str(answer) for answer in answers}) > 2
 
 
 def test_forced_tokens_are_free_while_the_target_spells_them_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Row, "forced", lambda row, most: [7] * min(most, 5))
+    monkeypatch.setattr(SequenceState, "find_forced_tokens", lambda row, most: [7] * min(most, 5))
     params = SamplingParams(structured={"regex": "a"})
-    state = Row.of(Request([0], 99, RowKey(0, 0), params=params))
-    assert free(state) == 5 and free(row([])) == 0  # the other has no grammar
+    state = SequenceState.from_request(Request([0], 99, SequenceKey(0, 0), params=params))
+    assert count_forced_tokens(state) == 5 and count_forced_tokens(row([])) == 0  # the other has no grammar
     alike = replace(record(5, [1.0] * 5), predicted=True)
     otherwise = replace(record(5, [0.0]), predicted=True)
     state.records[:] = [alike] * 3
-    assert free(state) == 5
+    assert count_forced_tokens(state) == 5
     state.records[:] = [otherwise] * 3
-    assert free(state) == 0
+    assert count_forced_tokens(state) == 0
     state.records += [record(0)] * 32  # it is tried again
-    assert free(state) == 5
+    assert count_forced_tokens(state) == 5
     state.tokens += [1] * 97
-    assert state.room == 2 and free(state) == 1
+    assert state.num_remaining == 2 and count_forced_tokens(state) == 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretoken.costing.probe import ALONE, BEHIND, FAR, TOKENS, _spread, probe, probe_shared, shared
+from foretoken.costing.probe import SINGLE_DRAFT_SIZES, LONG_CONTEXT_DRAFT_SIZES, LONG_CONTEXT_TOKENS, PROBE_TOKENS, _compare_halves, probe, probe_shared, shared_draft_sizes
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
@@ -14,7 +14,7 @@ from foretoken.engine.batch import Batch
 from foretoken.records import StepRecord
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from oracle import random_model
 from table import Distribution, TableModel
 
@@ -29,8 +29,8 @@ def engine(drafter=None, context: int | None = None) -> Batch:
     return Batch(target, drafter or LMDrafter(TableModel(random_model(2, V), V), V))
 
 
-def request(tokens: int = TOKENS) -> Request:
-    return Request([1, 2], tokens, RowKey(0, 0))
+def request(tokens: int = PROBE_TOKENS) -> Request:
+    return Request([1, 2], tokens, SequenceKey(0, 0))
 
 
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams()], ids=["sampled", "greedy"])
@@ -40,9 +40,9 @@ def request(tokens: int = TOKENS) -> Request:
 def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
     e = engine(drafter)
     measured = probe(e, request(), params).costs
-    assert [g for g, _ in measured.draft] == list(ALONE)
+    assert [g for g, _ in measured.draft] == list(SINGLE_DRAFT_SIZES)
     assert (
-        [n for n, _ in measured.score] == [n for n, _ in measured.verify] == [g + 1 for g in ALONE]
+        [n for n, _ in measured.score] == [n for n, _ in measured.verify] == [g + 1 for g in SINGLE_DRAFT_SIZES]
     )
     assert all(seconds > 0 for _, seconds in measured.score)
     assert e.target._texts == []
@@ -70,14 +70,14 @@ def test_what_follows_an_end_of_the_text_says_nothing_of_the_draft(params):
     ("rows", "sizes"), [(1, (0, 1, 3)), (2, (0, 1, 2, 6)), (16, (0, 8, 16, 48))]
 )
 def test_draft_tokens_of_rows_together(rows, sizes):
-    assert shared(rows) == sizes
+    assert shared_draft_sizes(rows) == sizes
 
 
 def test_rows_that_share_a_pass():
     e = engine()
     alone = probe(e, request(), SAMPLED).costs
-    measured = probe_shared(alone, e, request(), SAMPLED, rows=4).costs
-    sizes = {4, 6, 8, 16} | {g + 1 for g in ALONE}
+    measured = probe_shared(alone, e, request(), SAMPLED, batch_size=4).costs
+    sizes = {4, 6, 8, 16} | {g + 1 for g in SINGLE_DRAFT_SIZES}
     assert [n for n, _ in measured.score] == sorted(sizes)
     assert measured.rows[-1][0] == 4 and measured.rows[-1][1] >= 1
     assert e.target._texts == []
@@ -86,16 +86,16 @@ def test_rows_that_share_a_pass():
 @pytest.mark.parametrize("room", [1, 2, 3, 8, 30])
 def test_less_room_measures_less(room):
     measured = probe(engine(context=2 + room), request(room), SAMPLED).costs
-    assert measured.seconds(0) > 0 and measured.seconds(3) > 0
+    assert measured.step_seconds(0) > 0 and measured.step_seconds(3) > 0
     assert max(g for g, _ in measured.draft) < room
 
 
 def test_steps_behind_a_longer_text():
     measured = probe(engine(), request(), SAMPLED).costs
-    assert measured.far is not None and measured.sound
-    assert measured.far.context == FAR > measured.context > 2
-    assert [g for g, _ in measured.far.draft] == list(BEHIND)
-    assert [n for n, _ in measured.far.score] == [g + 1 for g in BEHIND]
+    assert measured.far is not None and measured.is_valid
+    assert measured.far.context == LONG_CONTEXT_TOKENS > measured.context > 2
+    assert [g for g, _ in measured.far.draft] == list(LONG_CONTEXT_DRAFT_SIZES)
+    assert [n for n, _ in measured.far.score] == [g + 1 for g in LONG_CONTEXT_DRAFT_SIZES]
 
 
 SHARED = (0, 3)
@@ -112,7 +112,7 @@ def rounds(*slowness: float) -> list[StepRecord]:
 
 def spread(*slowness: float) -> float | None:
     steps = rounds(*slowness)
-    return _spread(steps, [step.drafted for step in steps], SHARED)
+    return _compare_halves(steps, [step.drafted for step in steps], SHARED)
 
 
 def test_how_far_two_halves_differ():
@@ -128,6 +128,6 @@ def test_a_few_gammas_may_disagree(stray: int, expected: float) -> None:
     steps = [
         StepRecord(g, (0,) * g, 0, (1,), (), g, 0.0, 1.8 if odd and i < stray else 1.0, 0.0, 1)
         for odd in (False, True, False, True, False)
-        for i, g in enumerate(ALONE)
+        for i, g in enumerate(SINGLE_DRAFT_SIZES)
     ]
-    assert _spread(steps, [step.drafted for step in steps], ALONE) == pytest.approx(expected)
+    assert _compare_halves(steps, [step.drafted for step in steps], SINGLE_DRAFT_SIZES) == pytest.approx(expected)

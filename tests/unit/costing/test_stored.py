@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.costing import stored
+from foretoken.costing import stored_costs
 from foretoken.costing.costs import Costs
-from foretoken.costing.stored import (
-    FAR,
-    FILE,
-    LONGEST,
-    MANY,
-    WAIT,
-    Kept,
-    Watch,
-    contradict,
-    identity,
-    keep,
-    key,
-    recall,
-    recalled,
+from foretoken.costing.stored_costs import (
+    MAX_COST_RATIO,
+    COSTS_FILE,
+    MAX_RETRY_SECONDS,
+    MIN_MONITORED_STEPS,
+    FIRST_RETRY_SECONDS,
+    StoredCosts,
+    DriftMonitor,
+    store_contradiction,
+    make_identity,
+    store_costs,
+    make_key,
+    load_costs,
+    load_or_measure,
 )
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -35,7 +35,7 @@ from tiny import llama
 
 KNOWN = Costs(((0, 0.0), (4, 0.8)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
 OTHER = Costs(((0, 0.0), (4, 0.4)), ((1, 2.0), (5, 3.0)), ((1, 0.0), (5, 0.2)))
-GOOD, POOR = Kept(KNOWN, 1.1, 0.0, when=0.0), Kept(KNOWN, 1.2, 0.3, when=0.0)
+GOOD, POOR = StoredCosts(KNOWN, 1.1, 0.0, when=0.0), StoredCosts(KNOWN, 1.2, 0.3, when=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -48,20 +48,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds of the day, to be set."""
     now = [0.0]
-    monkeypatch.setattr(stored, "time", lambda: now[0])
+    monkeypatch.setattr(stored_costs, "time", lambda: now[0])
     return now
 
 
-def never() -> Kept:
+def never() -> StoredCosts:
     raise AssertionError("measured again")
 
 
 def test_what_was_kept_is_recalled():
-    keep("a", GOOD)
-    keep("b", Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7))
-    assert recall("a") == GOOD and recall("c") is None
-    assert recall("b") == Kept(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7)
-    assert stored.entries() == [recall("b"), recall("a")]
+    store_costs("a", GOOD)
+    store_costs("b", StoredCosts(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7))
+    assert load_costs("a") == GOOD and load_costs("c") is None
+    assert load_costs("b") == StoredCosts(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7)
+    assert stored_costs.list_entries() == [load_costs("b"), load_costs("a")]
 
 
 @pytest.mark.parametrize(
@@ -82,75 +82,75 @@ def test_what_was_kept_is_recalled():
     ],
 )
 def test_what_is_broken_is_measured_again(broken: object):
-    keep("a", GOOD)
-    whole = load_cached_values(FILE)["a"]
-    save_cached_value(FILE, "a", whole | broken if isinstance(broken, dict) and broken else broken)
-    assert recall("a") is None and stored.entries() == []
-    assert recalled("a", None, lambda: GOOD, again=False) == KNOWN and recall("a") == GOOD
+    store_costs("a", GOOD)
+    whole = load_cached_values(COSTS_FILE)["a"]
+    save_cached_value(COSTS_FILE, "a", whole | broken if isinstance(broken, dict) and broken else broken)
+    assert load_costs("a") is None and stored_costs.list_entries() == []
+    assert load_or_measure("a", None, lambda: GOOD, remeasure=False) == KNOWN and load_costs("a") == GOOD
 
 
 @pytest.mark.parametrize(
-    "first", [GOOD, POOR, Kept(KNOWN, 9.0, None, when=0.0), Kept(KNOWN, None, None, when=0.0)]
+    "first", [GOOD, POOR, StoredCosts(KNOWN, 9.0, None, when=0.0), StoredCosts(KNOWN, None, None, when=0.0)]
 )
-def test_costs_are_measured_once_however_busy_the_machine_was(first: Kept, clock: list[float]):
-    assert recalled("a", None, lambda: first, again=True) == KNOWN
-    clock[0] = WAIT - 1
-    assert recalled("a", None, never, again=True) == KNOWN
-    assert recalled(None, None, lambda: first, again=True) == KNOWN  # and not, without a name
+def test_costs_are_measured_once_however_busy_the_machine_was(first: StoredCosts, clock: list[float]):
+    assert load_or_measure("a", None, lambda: first, remeasure=True) == KNOWN
+    clock[0] = FIRST_RETRY_SECONDS - 1
+    assert load_or_measure("a", None, never, remeasure=True) == KNOWN
+    assert load_or_measure(None, None, lambda: first, remeasure=True) == KNOWN  # and not, without a name
 
 
 @pytest.mark.parametrize("first", [GOOD, POOR])
-def test_costs_that_nothing_contradicts_are_never_measured_again(first: Kept, clock: list[float]):
+def test_costs_that_nothing_contradicts_are_never_measured_again(first: StoredCosts, clock: list[float]):
     """Also those of a busy machine: a chat does not measure at each start."""
-    keep("a", first)
+    store_costs("a", first)
     clock[0] = 1e9
-    assert recalled("a", None, never, again=True) == KNOWN
+    assert load_or_measure("a", None, never, remeasure=True) == KNOWN
 
 
 def test_contradicted_costs_are_measured_again_by_a_later_start_and_ever_more_rarely(
     clock: list[float],
 ):
-    keep("a", replace(POOR, off=2.0))
+    store_costs("a", replace(POOR, off=2.0))
     attempts: list[float] = []
 
-    def measure() -> Kept:
+    def measure() -> StoredCosts:
         attempts.append(clock[0])
-        return Kept(OTHER, 1.2, 0.4, when=clock[0], off=2.0)  # no better
+        return StoredCosts(OTHER, 1.2, 0.4, when=clock[0], off=2.0)  # no better
 
     for minute in range(0, 60 * 24 * 7, 10):  # a start every ten minutes, of a week
         clock[0] = 60.0 * minute
-        recalled("a", None, never, again=False)
-        recalled("a", None, measure, again=True)
-    assert len(attempts) == 5 and attempts[0] == WAIT
-    clock[0] += LONGEST
-    recalled("a", None, measure, again=True)
+        load_or_measure("a", None, never, remeasure=False)
+        load_or_measure("a", None, measure, remeasure=True)
+    assert len(attempts) == 5 and attempts[0] == FIRST_RETRY_SECONDS
+    clock[0] += MAX_RETRY_SECONDS
+    load_or_measure("a", None, measure, remeasure=True)
     assert len(attempts) == 6
 
 
 def test_costs_that_real_steps_contradict_are_measured_again(clock: list[float]):
-    keep("a", GOOD)
-    contradict("a", KNOWN, FAR - 0.1)
-    contradict("a", OTHER, FAR + 1)  # what this process had are others by now
-    contradict("b", KNOWN, FAR + 1)
-    assert recall("a") == GOOD and recall("b") is None
-    contradict("a", KNOWN, FAR + 1)
-    assert recall("a") == Kept(KNOWN, 1.1, 0.0, when=0.0, off=FAR + 1)
-    clock[0] = WAIT
-    worse = Kept(OTHER, 1.2, 0.01, when=WAIT)
-    assert recalled("a", None, lambda: worse, again=True) == OTHER
-    again = recall("a")
-    assert again == Kept(OTHER, 1.2, 0.01, when=WAIT, attempts=2)
+    store_costs("a", GOOD)
+    store_contradiction("a", KNOWN, MAX_COST_RATIO - 0.1)
+    store_contradiction("a", OTHER, MAX_COST_RATIO + 1)  # what this process had are others by now
+    store_contradiction("b", KNOWN, MAX_COST_RATIO + 1)
+    assert load_costs("a") == GOOD and load_costs("b") is None
+    store_contradiction("a", KNOWN, MAX_COST_RATIO + 1)
+    assert load_costs("a") == StoredCosts(KNOWN, 1.1, 0.0, when=0.0, off=MAX_COST_RATIO + 1)
+    clock[0] = FIRST_RETRY_SECONDS
+    worse = StoredCosts(OTHER, 1.2, 0.01, when=FIRST_RETRY_SECONDS)
+    assert load_or_measure("a", None, lambda: worse, remeasure=True) == OTHER
+    again = load_costs("a")
+    assert again == StoredCosts(OTHER, 1.2, 0.01, when=FIRST_RETRY_SECONDS, attempts=2)
     clock[0] = 1e9
-    assert recalled("a", None, never, again=True) == OTHER
+    assert load_or_measure("a", None, never, remeasure=True) == OTHER
 
 
 def test_costs_that_extend_others_follow_them(clock: list[float]):
-    keep("many", GOOD)
-    keep("one", Kept(KNOWN, 1.1, 0.0, when=5.0))  # measured again meanwhile
-    new = Kept(OTHER, 1.1, 0.0, when=6.0)
-    assert recalled("many", "one", never, again=False) == KNOWN
-    assert recalled("many", "one", lambda: new, again=True) == OTHER
-    assert recalled("many", "one", never, again=True) == OTHER
+    store_costs("many", GOOD)
+    store_costs("one", StoredCosts(KNOWN, 1.1, 0.0, when=5.0))  # measured again meanwhile
+    new = StoredCosts(OTHER, 1.1, 0.0, when=6.0)
+    assert load_or_measure("many", "one", never, remeasure=False) == KNOWN
+    assert load_or_measure("many", "one", lambda: new, remeasure=True) == OTHER
+    assert load_or_measure("many", "one", never, remeasure=True) == OTHER
 
 
 def steps(
@@ -164,10 +164,10 @@ def steps(
     return [each] * count
 
 
-def seen(*runs: list[StepRecord]) -> Watch:
-    watch = Watch()
+def seen(*runs: list[StepRecord]) -> DriftMonitor:
+    watch = DriftMonitor()
     for run in runs:
-        watch.see(run, KNOWN)
+        watch.add_steps(run, KNOWN)
     return watch
 
 
@@ -182,7 +182,7 @@ def seen(*runs: list[StepRecord]) -> Watch:
     ],
 )
 def test_what_real_steps_say(plain: float, drafted: float, off: float):
-    watch = seen(steps(MANY + 1, 0, plain), steps(MANY + 1, 4, drafted))
+    watch = seen(steps(MIN_MONITORED_STEPS + 1, 0, plain), steps(MIN_MONITORED_STEPS + 1, 4, drafted))
     assert watch.off == pytest.approx(off)
 
 
@@ -190,13 +190,13 @@ def test_a_few_steps_say_nothing_nor_do_those_of_several_rows_or_of_another_size
     changing = [
         step for pair in zip(steps(99, 0, 1.0), steps(99, 4, 5.0), strict=True) for step in pair
     ]
-    assert seen(steps(MANY, 0, 0.2)).off is None
+    assert seen(steps(MIN_MONITORED_STEPS, 0, 0.2)).off is None
     assert seen(steps(99, 4, 0.2, rows=2)).off is None
     assert seen(changing).off is None
 
 
 def test_predicted_draft_tokens_cost_no_draft():
-    assert seen(steps(MANY + 1, 4, 1.0, predicted=True)).off == pytest.approx(1.0)
+    assert seen(steps(MIN_MONITORED_STEPS + 1, 4, 1.0, predicted=True)).off == pytest.approx(1.0)
 
 
 def test_the_newest_steps_count():
@@ -211,36 +211,36 @@ def named(name: str, **changes) -> CausalModel:
 
 def test_what_speed_follows_from():
     """Shapes and precision; not the weights' values, nor where they came from."""
-    one = identity(named("one", seed=1))
-    assert one and one == identity(named("two", seed=2))
-    assert one != identity(named("one", num_hidden_layers=1))
+    one = make_identity(named("one", seed=1))
+    assert one and one == make_identity(named("two", seed=2))
+    assert one != make_identity(named("one", num_hidden_layers=1))
     half = named("one")
     half.model.bfloat16()
-    assert one != identity(half)
-    assert identity(LMDrafter(named("one"), 32)) == one
+    assert one != make_identity(half)
+    assert make_identity(LMDrafter(named("one"), 32)) == one
     json.loads(one)
 
 
 def test_what_cannot_be_told_apart_has_no_key():
     unnamed, table = CausalModel(llama(32)), TableModel(lambda text: [0.5, 0.5], 2)
-    assert identity(unnamed) is identity(table) is identity(LMDrafter(unnamed, 32)) is None
+    assert make_identity(unnamed) is make_identity(table) is make_identity(LMDrafter(unnamed, 32)) is None
 
     class Mine(LookupDrafter):
         pass
 
-    assert identity(Mine()) is None and identity(LookupDrafter())
-    assert key(unnamed, LookupDrafter()) is None
-    assert key(named("one"), Mine()) is None
+    assert make_identity(Mine()) is None and make_identity(LookupDrafter())
+    assert make_key(unnamed, LookupDrafter()) is None
+    assert make_key(named("one"), Mine()) is None
 
 
 def test_a_key_for_every_pair_and_kind():
     target, lookup = named("one"), LookupDrafter()
     keys = {
-        key(target, lookup, "greedy", 1),
-        key(target, lookup, "greedy", 2),
-        key(target, lookup, "sampled", 1),
-        key(target, LMDrafter(target, 32), "greedy", 1),
-        key(named("one", num_hidden_layers=1), lookup, "greedy", 1),
+        make_key(target, lookup, "greedy", 1),
+        make_key(target, lookup, "greedy", 2),
+        make_key(target, lookup, "sampled", 1),
+        make_key(target, LMDrafter(target, 32), "greedy", 1),
+        make_key(named("one", num_hidden_layers=1), lookup, "greedy", 1),
     }
     assert len(keys) == 5 and None not in keys
-    assert key(target, lookup, "greedy", 1) in keys
+    assert make_key(target, lookup, "greedy", 1) in keys

@@ -18,7 +18,7 @@ from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.speculator import Speculator
 
 V = 12
@@ -27,7 +27,7 @@ PROMPTS = [[5, 7], [3, 9, 1, 1, 8, 2, 4, 10], [6, 2, 2, 11]]
 
 
 def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
-    return Draw([RowKey(5, b) for b in range(rows)], [9] * rows, [params] * rows)
+    return Draw([SequenceKey(5, b) for b in range(rows)], [9] * rows, [params] * rows)
 
 
 def started(prompts: list[list[int]], *, ordered: bool = True, read: int = 1) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import foretoken
-from foretoken.costing.stored import identity
+from foretoken.costing.stored_costs import make_identity
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -16,7 +16,7 @@ from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
@@ -28,7 +28,7 @@ SAMPLED = SamplingParams(temperature=1.0)
 
 
 def draw(lengths: list[int], params: SamplingParams = SAMPLED) -> Draw:
-    return Draw([RowKey(0, b) for b in range(len(lengths))], lengths, [params] * len(lengths))
+    return Draw([SequenceKey(0, b) for b in range(len(lengths))], lengths, [params] * len(lengths))
 
 
 def cascade(gamma: int = 3, **changes) -> CascadeDrafter:
@@ -89,12 +89,12 @@ def test_bad_logits_are_said_to_be_the_middle_models():
 
 def test_costs_of_a_cascade_are_not_kept_for_another():
     lookup = LookupDrafter()
-    assert identity(lookup) is not None
-    assert identity(CascadeDrafter(TableModel(M, V), lookup)) is None
+    assert make_identity(lookup) is not None
+    assert make_identity(CascadeDrafter(TableModel(M, V), lookup)) is None
     named = TableModel(M, V)
     named.identity = "table"
-    assert identity(LMDrafter(named)) == "table"
-    assert identity(LMDrafter(named, params=SAMPLED)) is None
+    assert make_identity(LMDrafter(named)) == "table"
+    assert make_identity(LMDrafter(named, params=SAMPLED)) is None
 
 
 # Through the face of the package

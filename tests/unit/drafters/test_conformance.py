@@ -33,11 +33,11 @@ from foretoken.models.base import Model
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
 from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import choose
-from foretoken.sampling.verify import speculative
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import make_verifier
+from foretoken.sampling.acceptance_rules import speculative
 from oracle import random_model
 from pairdrafts import eagle_file, on_native, pairs_drafter
 from table import TableModel
@@ -171,11 +171,11 @@ def well_formed(draft: Draft, gamma: list[int], draw: Draw) -> Draft:
     return draft
 
 
-def run(pair: Pair, rows: list[Row], gamma: int = GAMMA) -> None:
+def run(pair: Pair, rows: list[SequenceState], gamma: int = GAMMA) -> None:
     """Another row alone for two steps, then these join one by one, until each has its end."""
     target, drafter = pair
-    own, batch, verifier = drafter.propose, Batch(target, drafter), choose(speculative)
-    other = Row.of(Request([1, 7, 2], 60, RowKey(9, 9), params=rows[0].request.params))
+    own, batch, verifier = drafter.propose, Batch(target, drafter), make_verifier(speculative)
+    other = SequenceState.from_request(Request([1, 7, 2], 60, SequenceKey(9, 9), params=rows[0].request.params))
     waiting = [[], [], *([row] for row in rows)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafter, "propose", lambda g, draw: well_formed(own([*g], draw), g, draw))
@@ -184,19 +184,19 @@ def run(pair: Pair, rows: list[Row], gamma: int = GAMMA) -> None:
             while waiting or any(row.finish_reason is None for row in rows):
                 if waiting and (joining := waiting.pop(0)):
                     batch.join(joining)
-                batch.step(verifier, [gamma] * len(batch.rows))
+                batch.step(verifier, [gamma] * len(batch.seqs))
         finally:
             batch.clear()
 
 
-def fresh(temperature: float, *chosen: int) -> list[Row]:
+def fresh(temperature: float, *chosen: int) -> list[SequenceState]:
     params = SamplingParams(temperature)
     places = chosen or range(len(PROMPTS))
-    return [Row.of(Request(PROMPTS[i], LIMITS[i], RowKey(4, i), params=params)) for i in places]
+    return [SequenceState.from_request(Request(PROMPTS[i], LIMITS[i], SequenceKey(4, i), params=params)) for i in places]
 
 
-def course(row: Row) -> list[tuple[Any, ...]]:
-    return [(step.guesses, step.accepted, step.kept) for step in row.records]
+def course(row: SequenceState) -> list[tuple[Any, ...]]:
+    return [(step.draft_tokens, step.accepted, step.new_tokens) for step in row.records]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -204,7 +204,7 @@ def test_rows_are_drafted_for_as_if_alone(name: str, temperature: float) -> None
     """While others join and leave."""
     together = fresh(temperature)
     run(made(name), together)
-    drafted = sum(len(step.guesses) for row in together for step in row.records)
+    drafted = sum(len(step.draft_tokens) for row in together for step in row.records)
     assert (drafted > 0) == (name != "none") or name in ("lookup", "copy")
     for i, row in enumerate(together):
         (alone,) = rows = fresh(temperature, i)
@@ -223,7 +223,7 @@ def test_rows_of_a_run_that_was_broken_off_are_gone(name: str) -> None:
     target, drafter = made(name)
     batch = Batch(target, drafter)
     batch.join(fresh(1.0))
-    batch.step(choose(speculative), [GAMMA] * 3)
+    batch.step(make_verifier(speculative), [GAMMA] * 3)
     batch.clear()
     rows, others = fresh(1.0), fresh(1.0)
     run(made(name), rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foretoken.drafters.base import Draw
 from foretoken.drafters.copying import CopyDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.speculator import Speculator
 from table import TableModel
 
@@ -59,4 +59,4 @@ def test_a_target_that_copies_is_followed_in_few_calls():
     plain, fast = generate(NoDrafter()), generate(CopyDrafter())
     assert fast.tokens == plain.tokens == [1, 2, 3, 7, 5, 6, 1]
     assert fast.stats.target_calls == 4  # nothing is drafted for the first token
-    assert RowKey(*fast.seed) == RowKey(0, 0)
+    assert SequenceKey(*fast.seed) == SequenceKey(0, 0)

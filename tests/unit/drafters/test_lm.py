@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import FixedGamma
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, NumericsError
-from foretoken.request import Request, Row
+from foretoken.request import Request, SequenceState
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import Sampled
-from foretoken.sampling.verify import speculative
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import SampledVerifier
+from foretoken.sampling.acceptance_rules import speculative
 from foretoken.speculator import Speculator
 from foretoken.step import step
 from oracle import random_model
@@ -44,7 +44,7 @@ class Spy(Draw):
     """Remembers the distributions that tokens were drawn from."""
 
     def __init__(self, rows: int, params: SamplingParams) -> None:
-        super().__init__([RowKey(3, b) for b in range(rows)], [7] * rows, [params] * rows)
+        super().__init__([SequenceKey(3, b) for b in range(rows)], [7] * rows, [params] * rows)
         self.drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, distribution: torch.Tensor, i: int) -> torch.Tensor:
@@ -66,12 +66,12 @@ def standardized(model, text, params=SAMPLED, width: int = V) -> torch.Tensor:
 
 def test_a_distribution_with_nothing_in_the_targets_vocabulary_is_named():
     drafter = started(TableModel(lambda text: [0.0] * V + [1.0], V + 1), [[0]])
-    target, row = TableModel(P, V), Row.of(Request([0], 9, RowKey(0, 0), params=SAMPLED))
+    target, row = TableModel(P, V), SequenceState.from_request(Request([0], 9, SequenceKey(0, 0), params=SAMPLED))
     target.start([[]])
     with pytest.raises(
         NumericsError, match="the draft's logits hold nothing but -inf at position 1"
     ):
-        step([row], target, drafter, Sampled(speculative), [2])
+        step([row], target, drafter, SampledVerifier(speculative), [2])
     assert row.tokens == [0]
 
 
@@ -91,14 +91,14 @@ def test_it_falls_silent_where_its_context_ends(limit):
     """A context of 4: the last draft token is made from a text of 4 tokens, and never one from
     5."""
     drafter = LMDrafter(Careful(Q, V, context=4), V)
-    row = Row.of(Request([0, 1], limit, RowKey(0, 0), params=SAMPLED))
-    for _ in running(Batch(TableModel(P, V), drafter), [row], Sampled(speculative), Fixed(3)):
+    row = SequenceState.from_request(Request([0, 1], limit, SequenceKey(0, 0), params=SAMPLED))
+    for _ in running(Batch(TableModel(P, V), drafter), [row], SampledVerifier(speculative), FixedGamma(3)):
         pass
     assert len(row.new_tokens) == limit
     length = 2
     for record in row.records:
         assert record.drafted == max(0, min(record.gamma, 4 - length + 1))
-        length += len(record.kept)
+        length += len(record.new_tokens)
 
 
 def test_an_encoder_decoder_reads_the_source_once():

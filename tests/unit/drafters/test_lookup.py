@@ -5,13 +5,13 @@ from foretoken.drafters.lookup import WAYS, LookupDrafter, Repeats
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import LenientDraw, SharedDraw
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.verifier import choose
-from foretoken.sampling.verify import block
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.verifier import make_verifier
+from foretoken.sampling.acceptance_rules import block
 
 
 def propose(drafter, gamma, temperature=1.0, coupled=False):
-    keys = [RowKey(0, b) for b in range(len(gamma))]
+    keys = [SequenceKey(0, b) for b in range(len(gamma))]
     kind = SharedDraw if coupled else Draw
     draw = kind(keys, [9] * len(gamma), [SamplingParams(temperature)] * len(gamma))
     draft = drafter.propose(gamma, draw)
@@ -44,14 +44,14 @@ def test_draft_tokens_end_where_they_are_unlikely():
 
 
 def repeats(prompt: list[int], source: list[int] | None = None) -> Repeats:
-    return Repeats(Request(prompt, 50, RowKey(0, 0), source=source))
+    return Repeats(Request(prompt, 50, SequenceKey(0, 0), source=source))
 
 
 def test_repeats_say_what_followed_the_last_four_tokens():
     four = [5, 6, 7, 8]
-    assert repeats([*four, 9, 3, *four[1:]]).after([], 2) == []  # three agree
-    assert repeats([*four, 9, 3, *four]).after([], 2) == [9, 3]
-    assert repeats([5], [*four, 1]).after(four[1:], 4) == [1]
+    assert repeats([*four, 9, 3, *four[1:]]).predict_next([], 2) == []  # three agree
+    assert repeats([*four, 9, 3, *four]).predict_next([], 2) == [9, 3]
+    assert repeats([5], [*four, 1]).predict_next(four[1:], 4) == [1]
     text = repeats([*four, 9, 3])
     for new, guesses_expected in (
         ([], []),
@@ -60,7 +60,7 @@ def test_repeats_say_what_followed_the_last_four_tokens():
         ([4, 4], []),
         (four, [9, 3]),
     ):
-        assert text.after(new, 2) == guesses_expected  # a function of the text alone
+        assert text.predict_next(new, 2) == guesses_expected  # a function of the text alone
 
 
 def said(drafter, salt, tokens):
@@ -119,10 +119,10 @@ def test_a_lenient_greedy_text_depends_on_draft_tokens_so_nothing_earlier_is_sea
     said(drafter, "", [1, 2, 3, 4])
     drafter.start([0], [[9, 1, 2]], None)
     for draws, drafted in ((LenientDraw, []), (Draw, [3, 4])):
-        draw = draws([RowKey(0, 0)], [3], [SamplingParams()])
+        draw = draws([SequenceKey(0, 0)], [3], [SamplingParams()])
         draft = drafter.propose([2], draw)
         assert draft.tokens[0, : int(draft.lengths[0])].tolist() == drafted
-    assert choose(block, lenience=0.5).draws is LenientDraw and choose(block).draws is Draw
+    assert make_verifier(block, lenience=0.5).draw_class is LenientDraw and make_verifier(block).draw_class is Draw
 
 
 def test_prompts_of_others_are_not_searched():

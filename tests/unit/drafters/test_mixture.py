@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.costing import stored
+from foretoken.costing import stored_costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import KnownTokensDrafter, MixtureDrafter
@@ -15,7 +15,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from oracle import random_model
 from table import TableModel
 
@@ -25,7 +25,7 @@ SAMPLED = SamplingParams(temperature=1.0)
 
 
 def draw(lengths: list[int], params: SamplingParams = SAMPLED) -> Draw:
-    return Draw([RowKey(0, b) for b in range(len(lengths))], lengths, [params] * len(lengths))
+    return Draw([SequenceKey(0, b) for b in range(len(lengths))], lengths, [params] * len(lengths))
 
 
 def lm(distribution) -> LMDrafter:
@@ -68,7 +68,7 @@ def test_parts_that_do_not_fit():
     with pytest.raises(InputError, match="guesses among 7 tokens, another part of .* has 5"):
         MixtureDrafter([(LookupDrafter(), 1), (UniformDrafter(V), 1), (UniformDrafter(7), None)])
     assert MixtureDrafter([(LookupDrafter(), 1)]).vocab_size is None
-    assert stored.identity(MixtureDrafter([(LookupDrafter(), 1)])) is None
+    assert stored_costs.make_identity(MixtureDrafter([(LookupDrafter(), 1)])) is None
     assert MixtureDrafter([(LookupDrafter(), 1), (lm(Q), 1)]).runtime == "python+table"
 
 

@@ -7,13 +7,13 @@ from foretoken.drafters.base import Draw
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 
 SAMPLED = SamplingParams(1.0)
 
 
 def draws(B, params=SAMPLED):
-    return Draw([RowKey(3, b) for b in range(B)], [5] * B, [params] * B)
+    return Draw([SequenceKey(3, b) for b in range(B)], [5] * B, [params] * B)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])

@@ -11,7 +11,7 @@ import pytest
 
 from foretoken import AsyncEngine, Engine, InputError, SamplingParams, Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from oracle import random_model
 from table import TableModel
 
@@ -22,7 +22,7 @@ LONG = SamplingParams(1.0, max_new_tokens=100_000)
 
 
 def speculator() -> Speculator:
-    return Speculator(TableModel(P, V), LMDrafter(TableModel(Q, V), V), ends=Ends())
+    return Speculator(TableModel(P, V), LMDrafter(TableModel(Q, V), V), ends=EndTokens())
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:

@@ -16,9 +16,9 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ForetokenError
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.models.base import Capabilities
-from foretoken.records import Begun, StepRecord
+from foretoken.records import PartialOutput, StepRecord
 from oracle import random_model
 from table import TableModel
 from tiny import byte_level
@@ -32,7 +32,7 @@ SAMPLING = SamplingParams(1.0, max_new_tokens=12)
 
 def speculator(tokenizer: bool = False, target=P) -> Speculator:
     spelling = byte_level() if tokenizer else None
-    return Speculator(TableModel(target, V), LMDrafter(TableModel(Q, V), V), spelling, Ends())
+    return Speculator(TableModel(target, V), LMDrafter(TableModel(Q, V), V), spelling, EndTokens())
 
 
 def drained(engine: Engine, most: int = 500) -> list[Event]:
@@ -72,7 +72,7 @@ def test_a_text_goes_on_in_another_engine_as_it_would_have_in_the_first(way: str
             engine.add("Others", seed=6, temperature=1.0, max_new_tokens=9, gamma=1)
             engine.step()
             steps = [step for event in parts for step in event.steps]
-            id = engine.add(prompt, seed=5, begun=Begun(steps), **sampling)
+            id = engine.add(prompt, seed=5, begun=PartialOutput(steps), **sampling)
             parts = parts + [event for event in drained(engine) if event.id == id]
         last, unbroken = parts[-1].completion, whole[-1].completion
         assert [t for e in parts for t in e.tokens] == unbroken.tokens == last.tokens
@@ -102,7 +102,7 @@ def test_steps_that_end_a_text_are_not_gone_on_with() -> None:
         engine.add([1, 2], SAMPLING, gamma=1)
         (completion,) = [event.completion for event in drained(engine) if event.completion]
         with pytest.raises(InputError, match="begun ends the text already"):
-            engine.add([1, 2], SAMPLING, gamma=1, begun=Begun(completion.steps))
+            engine.add([1, 2], SAMPLING, gamma=1, begun=PartialOutput(completion.steps))
 
 
 STEP = StepRecord(0, (), 0, (1,), (), 0, 0.0, 0.0, 0.0, 1)
@@ -113,9 +113,9 @@ STEP = StepRecord(0, (), 0, (1,), (), 0, 0.0, 0.0, 0.0, 1)
     [
         (5, "begun is 5; give a foretoken.records.Begun"),
         ([], r"begun is \[\]; give"),
-        (Begun(5), "begun's steps are 5; give the steps of a completion"),
-        (Begun([5]), r"begun's steps are \[5\]; give"),
-        (Begun([replace(STEP, kept=(10**6,))]), "begun holds the id 1000000; ids must be in"),
+        (PartialOutput(5), "begun's steps are 5; give the steps of a completion"),
+        (PartialOutput([5]), r"begun's steps are \[5\]; give"),
+        (PartialOutput([replace(STEP, new_tokens=(10**6,))]), "begun holds the id 1000000; ids must be in"),
     ],
 )  # fmt: skip
 def test_what_is_no_beginning_of_a_text(begun: Any, message: str) -> None:
@@ -185,7 +185,7 @@ def test_a_request_that_others_have_finished_still_has_its_events() -> None:
 
 def test_models_in_use_elsewhere_are_told() -> None:
     spec = speculator()
-    other = Speculator(spec.target, LMDrafter(TableModel(Q, V), V), ends=Ends())
+    other = Speculator(spec.target, LMDrafter(TableModel(Q, V), V), ends=EndTokens())
     pieces = other.stream([1], SAMPLING, gamma=2)
     next(pieces)
     with Engine(spec) as engine:
@@ -265,7 +265,7 @@ class Sized(TableModel):
 
 
 def test_memory_is_stated_up_front() -> None:
-    spec = Speculator(Sized(P, V), LMDrafter(Sized(Q, V), V), None, Ends())
+    spec = Speculator(Sized(P, V), LMDrafter(Sized(Q, V), V), None, EndTokens())
     expected = [c.tokens for c in spec.generate([[1, i] for i in range(5)], SAMPLING, gamma=2)]
     with Engine(spec, kv_memory=64) as engine:
         ids = [engine.add([1, i], SAMPLING, gamma=2, seed=(0, i)) for i in range(5)]
@@ -352,7 +352,7 @@ LENGTH = 40
 
 def predicting(drafter: str) -> tuple[Speculator, Engine]:
     """With costs that nobody had to measure, of passes that hardly grow with their tokens."""
-    spec = Speculator(TableModel(P, V), KINDS[drafter](), byte_level(), Ends())
+    spec = Speculator(TableModel(P, V), KINDS[drafter](), byte_level(), EndTokens())
     spec.costing.measured.update({("greedy", rows): COSTS for rows in (1, 2, 4, 8, 16)})
     return spec, Engine(spec)
 
@@ -373,7 +373,7 @@ def test_a_prediction_changes_no_text(drafter: str, gamma: int | None) -> None:
         completions = {event.id: event.completion for event in drained(engine) if event.completion}
     right, near, useless, without, empty = (completions[id] for id in ids)
     assert {tuple(completions[id].tokens) for id in ids} == {tuple(own.tokens)}
-    assert [step.kept for step in empty.steps] == [step.kept for step in without.steps]
+    assert [step.new_tokens for step in empty.steps] == [step.new_tokens for step in without.steps]
     assert not any(step.predicted for step in without.steps)
     assert all(step.predicted for step in right.steps if step.drafted)
     least = -(-LENGTH // (16 if gamma is None else 1 + gamma))
@@ -412,7 +412,7 @@ def test_earlier_outputs_guess_for_their_own_user(temperature: float) -> None:
             done.append(last)
     first, again, *_ = done
     assert {tuple(each.tokens) for each in done} == {tuple(own.tokens)}
-    kept = [[step.kept for step in each.steps] for each in (own, *done)]
+    kept = [[step.new_tokens for step in each.steps] for each in (own, *done)]
     assert kept[0] == kept[1] == kept[3] == kept[4]
     assert kept[2] == kept[5] and (kept[2] == kept[1]) == (temperature > 0)
     if not temperature:
@@ -427,7 +427,7 @@ def test_predictions_as_text_and_such_as_are_none() -> None:
         id = engine.add("It", gamma=3, max_new_tokens=8, prediction="It was", **begins)
         completions = {event.id: event.completion for event in drained(engine) if event.completion}
         first = next(step for step in completions[id].steps if step.predicted)
-        assert list(first.guesses) == ids[1:4]
+        assert list(first.draft_tokens) == ids[1:4]
         for prediction, said in (
             ([V], f"^prediction holds the id {V}; ids must be in 0..{V - 1}"),
             ([0.5], "^prediction"),

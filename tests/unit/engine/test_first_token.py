@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretoken.costing import pair_costs
-from foretoken.costing.gamma import Fixed
+from foretoken.costing.gamma import FixedGamma
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.copying import CopyDrafter
@@ -17,11 +17,11 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.core import EngineCore
 from foretoken.engine.engine import Engine
-from foretoken.request import Request, Row
-from foretoken.sampling.keys import RowKey
+from foretoken.request import Request, SequenceState
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.verifier import choose
-from foretoken.sampling.verify import block
+from foretoken.sampling.verifier import make_verifier
+from foretoken.sampling.acceptance_rules import block
 from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
@@ -60,10 +60,10 @@ def drafters(model: TableModel) -> dict[str, Drafter]:
 NAMES = tuple(drafters(TableModel(Q, V)))
 
 
-def rows(*prompts: list[int], limit: int = 12) -> list[Row]:
-    keys = [RowKey(7, i) for i in range(len(prompts))]
+def rows(*prompts: list[int], limit: int = 12) -> list[SequenceState]:
+    keys = [SequenceKey(7, i) for i in range(len(prompts))]
     return [
-        Row.of(Request(p, limit, k, params=SAMPLED)) for p, k in zip(prompts, keys, strict=True)
+        SequenceState.from_request(Request(p, limit, k, params=SAMPLED)) for p, k in zip(prompts, keys, strict=True)
     ]
 
 
@@ -71,7 +71,7 @@ def rows(*prompts: list[int], limit: int = 12) -> list[Row]:
 def test_the_draft_reads_and_makes_nothing_before_it(name):
     target, draft = Counting(P), Counting(Q)
     row = rows([0, 1, 2, 0, 1, 2, 0, 1])[0]
-    steps = EngineCore(target, drafters(draft)[name], 3).run([row], choose(block), Fixed(3))
+    steps = EngineCore(target, drafters(draft)[name], 3).run([row], make_verifier(block), FixedGamma(3))
     next(steps)
     assert len(row.new_tokens) == 1 and draft.tokens == 0 and target.tokens == 8
     assert row.records[0].gamma == row.records[0].drafted == 0

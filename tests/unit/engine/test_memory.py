@@ -8,11 +8,11 @@ import pytest
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.engine.memory import KEPT, KEPT_TOKENS, Memory, reserve_kept
+from foretoken.engine.memory import DEFAULT_PREFIX_CACHE_BYTES, DEFAULT_PREFIX_CACHE_TOKENS, KVCacheBudget, reserve_prefix_cache
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Capabilities
-from foretoken.request import Request, Row
-from foretoken.sampling.keys import RowKey
+from foretoken.request import Request, SequenceState
+from foretoken.sampling.keys import SequenceKey
 from oracle import random_model
 from table import TableModel
 
@@ -35,12 +35,12 @@ class SizedTable(TableModel):
         self.reserved = total
 
 
-def row(prompt: int, limit: int, source: list[int] | None = None) -> Row:
-    return Row.of(Request([1] * prompt, limit, RowKey(0, 0), source=source))
+def row(prompt: int, limit: int, source: list[int] | None = None) -> SequenceState:
+    return SequenceState.from_request(Request([1] * prompt, limit, SequenceKey(0, 0), source=source))
 
 
 def test_rows_fit_up_to_the_last_byte() -> None:
-    memory = Memory([SizedTable(2)], 20)
+    memory = KVCacheBudget([SizedTable(2)], 20)
     one, other = row(3, 9), row(5, 1)
     assert memory.fits([one, other], 1)  # 4 + 6
     assert not memory.fits([one, other], 2)  # 5 + 6
@@ -50,37 +50,37 @@ def test_rows_fit_up_to_the_last_byte() -> None:
 
 def test_sources_and_drafts_count() -> None:
     target, draft = SizedTable(2, encoder_decoder=True), SizedTable(1)
-    memory = Memory([target, draft], 18)
+    memory = KVCacheBudget([target, draft], 18)
     assert memory.fits([row(1, 3, source=[0] * 6)], 3)  # 2 * 4 + 6, and 4
     assert not memory.fits([row(1, 3, source=[0] * 7)], 3)
 
 
 def test_what_can_never_fit_is_said_with_the_numbers() -> None:
-    memory = Memory([SizedTable(2), SizedTable(1), LookupDrafter()], 30)
-    memory.require(row(4, 6))
+    memory = KVCacheBudget([SizedTable(2), SizedTable(1), LookupDrafter()], 30)
+    memory.require_fit(row(4, 6))
     with pytest.raises(InputError, match="prompt of 4 tokens and up to 7 new ones take 33 bytes, "):
-        memory.require(row(4, 7))
+        memory.require_fit(row(4, 7))
     with pytest.raises(InputError, match="kv_memory is 2 bytes, one token takes 3"):
-        Memory([SizedTable(2), SizedTable(1)], 2)
+        KVCacheBudget([SizedTable(2), SizedTable(1)], 2)
 
 
 def test_models_that_do_not_say_what_they_take_are_refused() -> None:
     plain = TableModel(random_model(1, V), V)
     with pytest.raises(RefusedError, match="TableModel does not say what its rows take"):
-        Memory([SizedTable(), LMDrafter(plain, V), plain], 99)
+        KVCacheBudget([SizedTable(), LMDrafter(plain, V), plain], 99)
 
 
 def test_each_part_is_given_its_share() -> None:
     target, draft = SizedTable(3), SizedTable(1)
-    Memory([target, draft], 100).reserve()
+    KVCacheBudget([target, draft], 100).reserve()
     assert (target.reserved, draft.reserved) == (75, 25)
 
 
-@pytest.mark.parametrize(("size", "total"), [(2, 3 * KEPT_TOKENS), (KEPT // 9, KEPT)])
+@pytest.mark.parametrize(("size", "total"), [(2, 3 * DEFAULT_PREFIX_CACHE_TOKENS), (DEFAULT_PREFIX_CACHE_BYTES // 9, DEFAULT_PREFIX_CACHE_BYTES)])
 def test_texts_that_have_left_have_some_room_shared_out_by_what_a_token_takes(
     size: int, total: int
 ) -> None:
     target, draft = SizedTable(size), SizedTable(size // 2)
-    reserve_kept([target, draft, LookupDrafter()])
+    reserve_prefix_cache([target, draft, LookupDrafter()])
     assert target.reserved + draft.reserved == pytest.approx(total, abs=2)
     assert target.reserved == pytest.approx(2 * draft.reserved, rel=1e-6)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.costing.gamma import NOTHING, Beside, Fixed, FreeOnly
+from foretoken.costing.gamma import NO_OTHER_WORK, OtherWork, FixedGamma, ForcedTokensOnly
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -23,15 +23,15 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine import batch, prefill_budget
 from foretoken.engine.batch import Batch
 from foretoken.engine.core import EngineCore
-from foretoken.engine.scheduler import MAX_DEFERRED_STEPS, Task
+from foretoken.engine.scheduler import MAX_DEFERRED_STEPS, SequenceTask
 from foretoken.errors import InputError, NumericsError, RefusedError
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.models.base import Capabilities
-from foretoken.request import Request, Row
-from foretoken.sampling.keys import RowKey
+from foretoken.request import Request, SequenceState
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.verifier import COUPLED, choose
-from foretoken.sampling.verify import block
+from foretoken.sampling.verifier import COUPLED_VERIFIER, make_verifier
+from foretoken.sampling.acceptance_rules import block
 from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
@@ -40,7 +40,7 @@ from table import TableModel
 
 V = 6
 P, Q, R = (random_model(seed, V) for seed in (1, 2, 3))
-BLOCK = choose(block)
+BLOCK = make_verifier(block)
 
 
 def drafters() -> dict[str, Drafter]:
@@ -58,10 +58,10 @@ def new_core(drafter: Drafter | None = None, most: int = 3, target: Any = P) -> 
     return EngineCore(TableModel(target, V), drafter or drafters()["lm"], most)
 
 
-def alone(row: Row, gamma: int, drafter: str = "lm") -> list[int]:
-    fresh = Row.of(row.request)
+def alone(row: SequenceState, gamma: int, drafter: str = "lm") -> list[int]:
+    fresh = SequenceState.from_request(row.request)
     batch = Batch(TableModel(P, V), drafters()[drafter])
-    for _ in running(batch, [fresh], BLOCK, Fixed(gamma), behind=True):
+    for _ in running(batch, [fresh], BLOCK, FixedGamma(gamma), behind=True):
         pass
     return fresh.new_tokens
 
@@ -69,10 +69,10 @@ def alone(row: Row, gamma: int, drafter: str = "lm") -> list[int]:
 @pytest.fixture(autouse=True)
 def _few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Prompts of a few tokens are long."""
-    monkeypatch.setattr(prefill_budget, "LEAST", 1)
-    monkeypatch.setattr(prefill_budget, "FIRST", 4)
-    monkeypatch.setattr(prefill_budget, "MOST", 3)
-    monkeypatch.setattr(prefill_budget, "UNNOTICED", 0.0)
+    monkeypatch.setattr(prefill_budget, "MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(prefill_budget, "FIRST_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(prefill_budget, "MAX_CHUNK_TOKENS", 3)
+    monkeypatch.setattr(prefill_budget, "UNNOTICED_STEP_SECONDS", 0.0)
     yield
 
 
@@ -107,9 +107,9 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
     target, small = Sized(P, V), Sized(Q, V)
     core = EngineCore(target, LMDrafter(small, V), 3)
     total = 2 * max(len(prompt) + limit for prompt, limit, *_ in arrivals) + spare
-    core.configure(3, total, keep=False)
+    core.configure(3, total, cache_prefixes=False)
     rows = [
-        Row.of(Request(prompt, limit, RowKey(5, i), params=SamplingParams(temperature)))
+        SequenceState.from_request(Request(prompt, limit, SequenceKey(5, i), params=SamplingParams(temperature)))
         for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
     ]
     held: list[int] = []
@@ -117,7 +117,7 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
         watched(model, lambda: held.append(sum(map(len, target._texts + small._texts))))
     core.add(
         [
-            Task(row, BLOCK, Fixed(gamma), priority)
+            SequenceTask(row, BLOCK, FixedGamma(gamma), priority)
             for row, (_, _, gamma, _, priority, _) in zip(rows, arrivals, strict=True)
         ]
     )
@@ -128,7 +128,7 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
     for row, (_, _, gamma, _, _, _) in zip(rows, arrivals, strict=True):
         assert row.finish_reason == "length" and row.new_tokens == alone(row, gamma, "unlimited")
     with pytest.raises(InputError, match="take"):
-        core.add([Task(Row.of(Request([0], total, RowKey(0, 0))), BLOCK, Fixed(0))])
+        core.add([SequenceTask(SequenceState.from_request(Request([0], total, SequenceKey(0, 0))), BLOCK, FixedGamma(0))])
     assert not core.scheduler.waiting
 
 
@@ -147,12 +147,12 @@ def watched(model: Any, look: Any) -> None:
 def test_the_youngest_makes_room_and_comes_back_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.engine.scheduler.LOOKAHEAD_TOKENS", 0)
     core = EngineCore(Sized(P, V), NoDrafter(), 3)
-    core.configure(3, 24, keep=False)
-    rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
-    core.add([Task(row, BLOCK, Fixed(0)) for row in rows])
+    core.configure(3, 24, cache_prefixes=False)
+    rows = [SequenceState.from_request(Request([1] * 4, 12, SequenceKey(0, i))) for i in range(4)]
+    core.add([SequenceTask(row, BLOCK, FixedGamma(0)) for row in rows])
     ran: list[list[int]] = []
     while core.step():
-        running = [task.row for task in core.scheduler.running]
+        running = [task.seq for task in core.scheduler.running]
         ran.append([i for i, row in enumerate(rows) if row in running])
     assert ran[0] == [0, 1, 2] and [0, 1] in ran  # 24 bytes: 8 tokens for each of three
     assert core.scheduler.preempted >= 1 and all(row.finish_reason == "length" for row in rows)
@@ -163,10 +163,10 @@ def test_the_youngest_makes_room_and_comes_back_first(monkeypatch: pytest.Monkey
 def test_a_greater_priority_goes_first_and_leaves_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretoken.engine.scheduler.LOOKAHEAD_TOKENS", 0)
     core = EngineCore(Sized(P, V), NoDrafter(), 2)
-    core.configure(2, 20, keep=False)
-    rows = [Row.of(Request([1] * 4, 12, RowKey(0, i))) for i in range(4)]
+    core.configure(2, 20, cache_prefixes=False)
+    rows = [SequenceState.from_request(Request([1] * 4, 12, SequenceKey(0, i))) for i in range(4)]
     priorities = (0, 0, 5, 0)
-    core.add([Task(r, BLOCK, Fixed(0), n) for r, n in zip(rows, priorities, strict=True)])
+    core.add([SequenceTask(r, BLOCK, FixedGamma(0), n) for r, n in zip(rows, priorities, strict=True)])
     ended: list[int] = []
     while core.step():
         ended += [i for i, row in enumerate(rows) if row.finish_reason and i not in ended]
@@ -176,11 +176,11 @@ def test_a_greater_priority_goes_first_and_leaves_last(monkeypatch: pytest.Monke
 def test_no_place_is_left_free_for_long() -> None:
     """More wait than there is room for, and that is less than a quarter of the batch."""
     core = new_core(most=8)
-    long = [Row.of(Request([1], 60, RowKey(0, i))) for i in range(7)]
-    core.add([Task(row, BLOCK, Fixed(0)) for row in long])
+    long = [SequenceState.from_request(Request([1], 60, SequenceKey(0, i))) for i in range(7)]
+    core.add([SequenceTask(row, BLOCK, FixedGamma(0)) for row in long])
     core.step()
-    short = [Row.of(Request([1], 2, RowKey(1, i))) for i in range(3)]
-    core.add([Task(row, BLOCK, Fixed(0)) for row in short])
+    short = [SequenceState.from_request(Request([1], 2, SequenceKey(1, i))) for i in range(3)]
+    core.add([SequenceTask(row, BLOCK, FixedGamma(0)) for row in short])
     steps = 0
     while short[-1].finish_reason is None:
         core.step()
@@ -198,11 +198,11 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
 
     even = map(float, count())  # every step takes as long
     core = EngineCore(Watched(P, V), LookupDrafter(), 4, clock=even.__next__)
-    first = Row.of(Request([1, 2], 40, RowKey(0, 0)))
-    core.add([Task(first, BLOCK, Fixed(0))])
+    first = SequenceState.from_request(Request([1, 2], 40, SequenceKey(0, 0)))
+    core.add([SequenceTask(first, BLOCK, FixedGamma(0))])
     core.step()
-    long = Row.of(Request([3, 4] * 30, 5, RowKey(0, 1), params=SamplingParams(1.0)))
-    core.add([Task(long, BLOCK, Fixed(2))])
+    long = SequenceState.from_request(Request([3, 4] * 30, 5, SequenceKey(0, 1), params=SamplingParams(1.0)))
+    core.add([SequenceTask(long, BLOCK, FixedGamma(2))])
     grown: list[int] = []
     while not long.records:
         before = len(first.tokens)
@@ -217,25 +217,25 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
 
 def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
     """In all, and of that the tokens of prompts alone, whose time is not that of its steps."""
-    seen: list[Beside] = []
+    seen: list[OtherWork] = []
 
-    class Watching(FreeOnly):
-        def ask(self, rows: list[Row], beside: Beside = NOTHING) -> list[int]:
+    class Watching(ForcedTokensOnly):
+        def choose_gammas(self, rows: list[SequenceState], beside: OtherWork = NO_OTHER_WORK) -> list[int]:
             seen.append(beside)
-            return super().ask(rows, beside)
+            return super().choose_gammas(rows, beside)
 
     even = map(float, count())  # every step takes as long
     core = EngineCore(TableModel(P, V), LookupDrafter(), 3, clock=even.__next__)
-    first = Row.of(Request([1, 2], 40, RowKey(0, 0)))
-    core.add([Task(first, BLOCK, Watching())])
+    first = SequenceState.from_request(Request([1, 2], 40, SequenceKey(0, 0)))
+    core.add([SequenceTask(first, BLOCK, Watching())])
     for _ in range(2):
         core.step()
-    core.add([Task(Row.of(Request([3, 4] * 30, 5, RowKey(0, 1))), BLOCK, Fixed(0))])
+    core.add([SequenceTask(SequenceState.from_request(Request([3, 4] * 30, 5, SequenceKey(0, 1))), BLOCK, FixedGamma(0))])
     before = len(seen)
     core.step()
-    assert seen[before - 1] == NOTHING
+    assert seen[before - 1] == NO_OTHER_WORK
     assert seen[before].read == seen[before].positions == 3
-    core.abort([task.row for task in [*core.scheduler.running, *core.scheduler.waiting]])
+    core.abort([task.seq for task in [*core.scheduler.running, *core.scheduler.waiting]])
 
 
 def test_short_prompts_that_come_together_are_no_more_than_a_long_one() -> None:
@@ -251,11 +251,11 @@ def test_short_prompts_that_come_together_are_no_more_than_a_long_one() -> None:
             super().start(prompts, sources)
 
     core = EngineCore(Watched(P, V), LookupDrafter(), 6)
-    first, *short = [Row.of(Request([1, 2, 0, 1], 40, RowKey(0, i))) for i in range(6)]
-    core.add([Task(first, BLOCK, Fixed(0))])
+    first, *short = [SequenceState.from_request(Request([1, 2, 0, 1], 40, SequenceKey(0, i))) for i in range(6)]
+    core.add([SequenceTask(first, BLOCK, FixedGamma(0))])
     read.append(0)
     core.step()
-    core.add([Task(row, BLOCK, Fixed(0)) for row in short])
+    core.add([SequenceTask(row, BLOCK, FixedGamma(0)) for row in short])
     while not short[-1].records:
         read.append(0)
         core.step()
@@ -268,18 +268,18 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
 ) -> None:
     """It is read by a few positions a step, also behind a step that was broken off and a row that
     had to wait again."""
-    monkeypatch.setattr(batch, "CHUNK", 4)
+    monkeypatch.setattr(batch, "PROMPT_LOGPROBS_CHUNK_TOKENS", 4)
     core = new_core()
-    first = Row.of(Request([1, 2], 60, RowKey(0, 0)))
-    core.add([Task(first, BLOCK, Fixed(2))])
+    first = SequenceState.from_request(Request([1, 2], 60, SequenceKey(0, 0)))
+    core.add([SequenceTask(first, BLOCK, FixedGamma(2))])
     core.step()
     sampling = SamplingParams(1.0, prompt_logprobs=1, logprobs=0)
-    request = Request([3, 4, 5] * 9, 5, RowKey(0, 1), params=sampling)
-    long, whole = Row.of(request), Row.of(request)
+    request = Request([3, 4, 5] * 9, 5, SequenceKey(0, 1), params=sampling)
+    long, whole = SequenceState.from_request(request), SequenceState.from_request(request)
     told = Batch(TableModel(P, V), drafters()["lm"])
-    for _ in running(told, [whole], BLOCK, Fixed(2), behind=True):
+    for _ in running(told, [whole], BLOCK, FixedGamma(2), behind=True):
         pass
-    core.add([Task(long, BLOCK, Fixed(2))])
+    core.add([SequenceTask(long, BLOCK, FixedGamma(2))])
     parts: list[int] = []
     while not long.finish_reason:
         before = len(first.tokens)
@@ -297,9 +297,9 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
 
 def test_another_verifier_waits_until_those_before_are_done() -> None:
     core = new_core()
-    rows = [Row.of(Request([1], 6, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
-    for row, verifier in zip(rows, (BLOCK, COUPLED, BLOCK), strict=True):
-        core.add([Task(row, verifier, Fixed(2))])
+    rows = [SequenceState.from_request(Request([1], 6, SequenceKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
+    for row, verifier in zip(rows, (BLOCK, COUPLED_VERIFIER, BLOCK), strict=True):
+        core.add([SequenceTask(row, verifier, FixedGamma(2))])
     seen: list[list[int]] = []
     while core.scheduler.running or core.scheduler.waiting:
         core.step()
@@ -322,10 +322,10 @@ def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
     core = EngineCore(target, middle if broken == "middle" else draft, 4)
     sampled = SamplingParams(1.0)
     rows = [
-        Row.of(Request(prompt, 8, RowKey(0, i), params=sampled))
+        SequenceState.from_request(Request(prompt, 8, SequenceKey(0, i), params=sampled))
         for i, prompt in enumerate(([1, 2], [5, 5], [3]))
     ]
-    core.add([Task(row, BLOCK, Fixed(3)) for row in rows])
+    core.add([SequenceTask(row, BLOCK, FixedGamma(3)) for row in rows])
     while core.scheduler.running or core.scheduler.waiting:
         core.step()
     assert [row.finish_reason for row in rows] == ["length", "error", "length"]
@@ -337,14 +337,14 @@ def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
 
 def test_what_breaks_a_step_off_is_told_and_the_rows_go_on() -> None:
     core = new_core()
-    rows = [Row.of(Request([1, i], 8, RowKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
-    core.add([Task(row, BLOCK, Fixed(2)) for row in rows])
+    rows = [SequenceState.from_request(Request([1, i], 8, SequenceKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
+    core.add([SequenceTask(row, BLOCK, FixedGamma(2)) for row in rows])
     core.step()
     target: Any = core.batch.target
     score, target.score = target.score, None
     with pytest.raises(TypeError):
         core.step()
-    assert not core.scheduler.running and [task.row for task in core.scheduler.waiting] == rows
+    assert not core.scheduler.running and [task.seq for task in core.scheduler.waiting] == rows
     target.score = score
     while core.scheduler.running or core.scheduler.waiting:
         core.step()
@@ -358,8 +358,8 @@ def test_a_ctrl_c_anywhere_in_a_step_loses_no_row_of_another_thread() -> None:
     while came:
         nth += 3
         core = new_core(most=2)
-        rows = [Row.of(Request([1, i], 3, RowKey(0, i))) for i in range(3)]
-        core.add([Task(row, BLOCK, Fixed(i)) for i, row in enumerate(rows)])
+        rows = [SequenceState.from_request(Request([1, i], 3, SequenceKey(0, i))) for i in range(3)]
+        core.add([SequenceTask(row, BLOCK, FixedGamma(i)) for i, row in enumerate(rows)])
         came = interrupted(lambda core=core: (core.step(), core.step()), nth, ("engine/",))
         for _ in range(20):
             core.step()
@@ -370,7 +370,7 @@ def test_a_ctrl_c_anywhere_in_a_step_loses_no_row_of_another_thread() -> None:
 
 
 def test_threads_generate_at_once() -> None:
-    spec = Speculator(TableModel(P, V), drafters()["lm"], ends=Ends())
+    spec = Speculator(TableModel(P, V), drafters()["lm"], ends=EndTokens())
     sampling = SamplingParams(1.0, max_new_tokens=25)
     expected = [
         spec.generate([[1, i], [2]], sampling, gamma=i % 3, seed=i)[0].tokens for i in range(6)
@@ -389,7 +389,7 @@ def test_threads_generate_at_once() -> None:
 
 
 def test_a_processor_that_generates_with_its_own_model_is_refused() -> None:
-    spec = Speculator(TableModel(P, V), drafters()["lm"], ends=Ends())
+    spec = Speculator(TableModel(P, V), drafters()["lm"], ends=EndTokens())
 
     def inner(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         spec.generate([1], max_new_tokens=2, gamma=0)

@@ -13,7 +13,7 @@ import torch
 
 from foretoken.errors import InputError
 from foretoken.kernels import library, reference, tokens
-from foretoken.sampling.verify import RULES
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 SIZES = (1, 5, 16, 31, 255, 257, 1000, 8193)
@@ -161,7 +161,7 @@ def test_verifications_are_as_defined(rule: str, certain: bool, G: int) -> None:
         if not certain:
             wide = [each.double() if each.is_floating_point() else each for each in given]
             wide[2] = wide[2].clamp(max=V - 1)
-            outcome = RULES[rule](*wide)
+            outcome = EXACT_RULES[rule](*wide)
             near = (outcome.survival - torch.from_numpy(accept)[:, None]).abs() < 1e-5
             assert torch.equal(outcome.n(torch.from_numpy(accept)), made.n) or near.any()
     assert G == 0 or numbers > 5

@@ -114,7 +114,7 @@ def test_models_in_memory_padded_otherwise_are_taken_at_the_callers_word(V):
     sampled = spec.generate(prompts, gamma=3, temperature=2.0, seed=3, **options)
     for known, unknown in (fast, sampled):
         assert known.stats.drafted and bool(unknown.stats.drafted) == (V > 60)
-        assert all(draft_token < min(V, 61) for step in known.steps for draft_token in step.guesses)
+        assert all(draft_token < min(V, 61) for step in known.steps for draft_token in step.draft_tokens)
     assert any(token >= 57 for c in sampled for token in c.tokens)
 
 
@@ -154,8 +154,8 @@ def test_padded_rows_are_fine(pair, swap, temperature):
                 beyond += 1
                 spoken = 0
                 for step in completion.steps:
-                    assert not step.guesses or spoken <= place
-                    spoken += len(step.kept)
+                    assert not step.draft_tokens or spoken <= place
+                    spoken += len(step.new_tokens)
     assert bool(beyond) == bool(temperature and not swap)
     if not temperature:
         plain = foretoken.load(target, "none").generate("It was", **options)

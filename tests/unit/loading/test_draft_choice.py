@@ -45,7 +45,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
         kinds.append(draft_name)
         return by_draft[draft_name]
 
-    monkeypatch.setattr(PairCosts, "step_costs", step_costs)
+    monkeypatch.setattr(PairCosts, "get_step_costs", step_costs)
     monkeypatch.setattr(draft_choice, "remembered", lambda file: {})
     by_draft["asked"] = kinds  # type: ignore[assignment]
     return by_draft
@@ -134,7 +134,7 @@ def test_a_draft_is_rounded_where_that_is_faster(
         assert isinstance(pair.drafter, LMDrafter)
         return costs(by_dtype[pair.drafter.model.compute_dtype], 0.8)
 
-    monkeypatch.setattr(PairCosts, "step_costs", step_costs)
+    monkeypatch.setattr(PairCosts, "get_step_costs", step_costs)
     monkeypatch.setattr(drafts, "MIN_ROUNDED_PARAMETERS", 1000)
     caplog.set_level(logging.INFO, "foretoken.loading.draft_choice")
     for _ in range(2):  # measured, then remembered

@@ -40,7 +40,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 def converting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(slow_log, "AFTER", 1e-9)
+    monkeypatch.setattr(slow_log, "LOG_AFTER_SECONDS", 1e-9)
     caplog.set_level(logging.INFO, "foretoken.models.store")
     return caplog
 

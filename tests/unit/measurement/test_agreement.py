@@ -11,7 +11,7 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.measurement.agreement import POSITIONS_PER_FORWARD, compute_overlaps
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from oracle import random_model
 from table import TableModel
 
@@ -22,7 +22,7 @@ NEW = np.random.default_rng(0).integers(0, V, 2 * POSITIONS_PER_FORWARD + 5).tol
 
 
 def request(prompt=(1, 2), **settings) -> Request:
-    return Request(list(prompt), len(NEW), RowKey(0, 0), **settings)
+    return Request(list(prompt), len(NEW), SequenceKey(0, 0), **settings)
 
 
 def prefixes(head=(1, 2)) -> list[tuple[int, ...]]:

@@ -66,9 +66,9 @@ def test_our_own_turn_is_one_call():
         (alone,) = spec.generate([task.prompt], seed=[task.seed], **how)
         assert each.tokens == alone.tokens
         assert each.steps[0].rows == 3 and each.seconds == runs[0].seconds
-        first = len(alone.steps[0].kept)
+        first = len(alone.steps[0].new_tokens)
         assert each.first_tokens == first and 0 < each.first_seconds < each.seconds
-        assert sum(len(s.kept) for s in each.steps) == 12 - first
+        assert sum(len(s.new_tokens) for s in each.steps) == 12 - first
 
 
 def test_tasks_come_again_with_seeds_of_their_own():
@@ -142,9 +142,9 @@ def test_an_interrupted_turn_ends_the_race(monkeypatch: pytest.MonkeyPatch):
 def step(gamma: int, draft: float, score: float, verify: float = 0.0, accepted: int = 0):
     return StepRecord(
         gamma=gamma,
-        guesses=(0,) * gamma,
+        draft_tokens=(0,) * gamma,
         accepted=accepted,
-        kept=(0,) * (accepted + 1),
+        new_tokens=(0,) * (accepted + 1),
         overlaps=(0.5,) * gamma,
         draft_calls=gamma,
         draft_seconds=draft,

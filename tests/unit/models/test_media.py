@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerationMixin
 import foretoken
 from foretoken.engine.output_stream import Begun
 from foretoken.errors import ForeignError, InputError, RefusedError
-from foretoken.inputs import as_list
+from foretoken.inputs import to_prompt_list
 from foretoken.media.inputs import media_of
 from foretoken.models.native.encoder_decoder import NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, find_attention_ends
@@ -334,7 +334,7 @@ def test_what_is_not_read() -> None:
     with pytest.raises(InputError, match="prompt_logprobs"):
         spec.generate(inputs, max_new_tokens=2, prompt_logprobs=1)
     with pytest.raises(InputError, match="prompts hold pixel_values, and ids alone are read here"):
-        as_list(inputs)  # refused, not left out: a certificate is of texts
+        to_prompt_list(inputs)  # refused, not left out: a certificate is of texts
 
 
 def loaded(model: Any) -> tuple[foretoken.Speculator, NativeMediaModel]:

@@ -123,7 +123,7 @@ def test_a_slow_conversion_is_told_without_an_estimate(
     source: Any = Weights(folder / "weights")
     assert store.find_or_convert(source, "fast", "int8", written())
     assert not caplog.messages
-    monkeypatch.setattr(slow_log, "AFTER", 0.2)
+    monkeypatch.setattr(slow_log, "LOG_AFTER_SECONDS", 0.2)
 
     def write(place: Path) -> dict[str, Any]:
         until(lambda: caplog.messages)

@@ -22,11 +22,11 @@ from transformers.generation.logits_process import (
 from foretoken.errors import NumericsError
 from foretoken.sampling.distributions import (
     SamplingParams,
-    check,
-    likeliest,
+    require_valid_logits,
+    argmax_ids,
     locate,
-    peaks,
-    possible,
+    find_peaks,
+    find_possible,
     probabilities,
     running_sum,
     sample,
@@ -169,24 +169,24 @@ def test_half_precision_logits_give_float32_distributions(dtype, temperature):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_likeliest_is_the_first_of_equals(dtype):
     logits = torch.randint(0, 4, (5, 6, 300), generator=torch.manual_seed(12)).to(dtype)
-    best = likeliest(logits)
+    best = argmax_ids(logits)
     assert best.dtype == torch.int64
     for row, i in zip(logits.flatten(0, 1).tolist(), best.flatten().tolist(), strict=True):
         assert i == row.index(max(row))
-    assert likeliest(logits[0, 0]).item() == best[0, 0]
+    assert argmax_ids(logits[0, 0]).item() == best[0, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_peaks_are_the_likeliest_and_show_what_is_invalid(dtype):
     logits = torch.randn(2, 4, 300, generator=torch.manual_seed(3)).to(dtype)
     logits[0, 1, 7], logits[0, 2, 9], logits[1, 0] = math.nan, math.inf, -math.inf
-    ids, tops = peaks(logits)
+    ids, tops = find_peaks(logits)
     assert math.isnan(tops[0][1]) and tops[0][2] == math.inf and tops[1][0] == -math.inf
     valid = torch.isfinite(torch.tensor(tops))
     assert valid.sum() == 5
-    assert torch.equal(torch.tensor(ids)[valid], likeliest(logits)[valid])
+    assert torch.equal(torch.tensor(ids)[valid], argmax_ids(logits)[valid])
     assert torch.equal(torch.tensor(tops)[valid], logits.amax(-1)[valid].float())
-    assert peaks(logits[..., :20])[0] == peaks(logits, 20)[0]
+    assert find_peaks(logits[..., :20])[0] == find_peaks(logits, 20)[0]
 
 
 UNIFORMS = [0.0, 5e-324, 1e-17, 0.1, 0.25, 0.5, 0.75, 1 - 2**-24, 1 - 2**-53]
@@ -212,10 +212,10 @@ def test_sample_is_the_inverse_cdf(u, dtype):
 def test_check_names_row_and_position_and_looks_at_no_padding(bad, what):
     logits = torch.zeros(2, 3, 4)
     logits[0, 1:], logits[0, 0, 0] = math.nan, -math.inf
-    check(logits, "target", [5, 10], [1, 3])
+    require_valid_logits(logits, "target", [5, 10], [1, 3])
     logits[1, 2] = bad
     with pytest.raises(NumericsError, match=f"{what} at position 12 of row 1; try dtype='float32'"):
-        check(logits, "target", [5, 10], [1, 3])
+        require_valid_logits(logits, "target", [5, 10], [1, 3])
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
@@ -290,9 +290,9 @@ def test_a_device_draws_what_the_cpu_draws():
 
 def test_the_nearest_possible_id():
     distributions = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
-    found = [int(possible(distributions, torch.tensor([[j]]))) for j in range(6)]
+    found = [int(find_possible(distributions, torch.tensor([[j]]))) for j in range(6)]
     assert found == [1, 1, 1, 3, 3, 3]
-    assert 0 <= int(possible(torch.full((1, 5), math.nan), torch.tensor([[5]]))) < 5
+    assert 0 <= int(find_possible(torch.full((1, 5), math.nan), torch.tensor([[5]]))) < 5
 
 
 @pytest.mark.parametrize("V", [1300, 8192, 8193, 8447])

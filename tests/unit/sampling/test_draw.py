@@ -7,11 +7,11 @@ import torch
 
 from foretoken.sampling.distributions import SamplingParams, sample
 from foretoken.sampling.draw import Draw, SharedDraw
-from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform
-from foretoken.sampling.verify import speculative
+from foretoken.sampling.keys import Purpose, SequenceKey, exponentials, uniform
+from foretoken.sampling.acceptance_rules import speculative
 
 PARAMS = [SamplingParams(temperature=1.0)] * 3
-KEYS = [RowKey(1, 0), RowKey(1, 1), RowKey(9, 0)]
+KEYS = [SequenceKey(1, 0), SequenceKey(1, 1), SequenceKey(9, 0)]
 LENGTHS = [4, 7, 4]
 DISTRIBUTIONS = torch.rand(3, 1000, generator=torch.manual_seed(0), dtype=torch.float64)
 
@@ -30,9 +30,9 @@ def test_a_draft_token_is_drawn_by_the_number_of_its_offset():
 def test_the_next_token_has_a_number_of_its_own():
     draw = Draw(KEYS, LENGTHS, PARAMS)
     assert torch.equal(
-        draw.next_token(DISTRIBUTIONS), sample(DISTRIBUTIONS, numbers(0, Purpose.NEXT))
+        draw.draw_next_token(DISTRIBUTIONS), sample(DISTRIBUTIONS, numbers(0, Purpose.NEXT))
     )
-    assert not torch.equal(draw.next_token(DISTRIBUTIONS), draw(DISTRIBUTIONS, 0))
+    assert not torch.equal(draw.draw_next_token(DISTRIBUTIONS), draw(DISTRIBUTIONS, 0))
 
 
 def test_how_many_are_kept_has_a_number_of_its_own():
@@ -41,7 +41,7 @@ def test_how_many_are_kept_has_a_number_of_its_own():
     q = torch.tensor([0.55, 0.45]).double().expand(3, G, 2)
     x = torch.zeros(3, G, dtype=torch.long)
     outcome = speculative(p, q, x, torch.full((3,), G))
-    n = Draw(KEYS, LENGTHS, PARAMS).accepted(outcome)
+    n = Draw(KEYS, LENGTHS, PARAMS).draw_accepted(outcome)
     assert torch.equal(n, outcome.n(numbers(0, Purpose.ACCEPT)))
 
 
@@ -58,15 +58,15 @@ def test_a_draft_token_and_the_targets_own_token_meet_the_same_noise():
     draw = SharedDraw(KEYS, LENGTHS, PARAMS)
     distributions = torch.stack([DISTRIBUTIONS, DISTRIBUTIONS.flip(1), DISTRIBUTIONS.roll(7, 1)], 1)
     draft_tokens = torch.stack([draw(distributions[:, i], i) for i in range(3)], 1)
-    assert torch.equal(draft_tokens, draw.winners(distributions))
+    assert torch.equal(draft_tokens, draw.find_winners(distributions))
     later = SharedDraw(KEYS, [n + 2 for n in LENGTHS], PARAMS)
-    assert torch.equal(later.winners(distributions[:, 2:]), draft_tokens[:, 2:])
+    assert torch.equal(later.find_winners(distributions[:, 2:]), draft_tokens[:, 2:])
 
 
 def test_shared_draws_never_choose_what_has_no_mass():
     distributions = torch.zeros(3, 1, 1000)
     distributions[:, 0, 500:503] = 1e-38
-    assert set(SharedDraw(KEYS, LENGTHS, PARAMS).winners(distributions).flatten().tolist()) <= {
+    assert set(SharedDraw(KEYS, LENGTHS, PARAMS).find_winners(distributions).flatten().tolist()) <= {
         500,
         501,
         502,
@@ -74,27 +74,27 @@ def test_shared_draws_never_choose_what_has_no_mass():
 
 
 def test_a_row_meets_the_same_shared_noise_alone_and_with_more_ids():
-    together = SharedDraw(KEYS, LENGTHS, PARAMS).winners(DISTRIBUTIONS[:, None])
+    together = SharedDraw(KEYS, LENGTHS, PARAMS).find_winners(DISTRIBUTIONS[:, None])
     for b in range(3):
         alone = SharedDraw(KEYS[b : b + 1], LENGTHS[b : b + 1], PARAMS[:1])
         wide = torch.nn.functional.pad(DISTRIBUTIONS[b : b + 1, None], (0, 24))
-        assert alone.winners(wide).item() == together[b]
+        assert alone.find_winners(wide).item() == together[b]
 
 
 def test_behind_other_draft_tokens_numbers_go_on():
     draw = Draw(KEYS, LENGTHS, PARAMS)
-    draw.ahead(2, torch.device("cpu"))
-    later = draw.after([[7]] * 3).after([[7], [], [7, 7]])
+    draw.prefetch(2, torch.device("cpu"))
+    later = draw.continue_after([[7]] * 3).continue_after([[7], [], [7, 7]])
     values = later(DISTRIBUTIONS, 1)
     plain = Draw(KEYS, LENGTHS, PARAMS)
     expected = [plain(DISTRIBUTIONS, i)[b] for b, i in enumerate([3, 2, 4])]
     assert values.tolist() == [int(token) for token in expected]
     assert len(draw.masses) == 1  # all are looked at
-    assert not set(later.within()) & set(draw.within())
+    assert not set(later.derive_keys()) & set(draw.derive_keys())
 
 
 def test_behind_other_draft_tokens_the_noise_of_coupled_mode_is_that_of_the_position():
-    later = SharedDraw(KEYS, LENGTHS, PARAMS).after([[7, 7], [], [7]])
+    later = SharedDraw(KEYS, LENGTHS, PARAMS).continue_after([[7, 7], [], [7]])
     there = SharedDraw(KEYS, [n + g for n, g in zip(LENGTHS, [2, 0, 1], strict=True)], PARAMS)
     assert torch.equal(later(DISTRIBUTIONS, 1), there(DISTRIBUTIONS, 1))
-    assert later.within() == KEYS
+    assert later.derive_keys() == KEYS

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foretoken.sampling.keys import Purpose, RowKey, exponentials, uniform, within
+from foretoken.sampling.keys import Purpose, SequenceKey, exponentials, uniform, derive_key
 
 NOISE = [0.07215561246322333, 2.0947124788524554, 0.1455634493359009]
 NAMES = [
-    (RowKey(seed, row), length, offset, purpose)
+    (SequenceKey(seed, row), length, offset, purpose)
     for seed, row, length, offset, purpose in itertools.product(
         (0, 1, 2**63 - 1), (0, 1), (1, 2, 3, 1000), (0, 1, 2), Purpose
     )
@@ -27,8 +27,8 @@ def test_different_names_give_different_numbers():
 
 def test_numbers_of_all_time():
     """A seed must give the same text in every version: these may never change."""
-    assert uniform(RowKey(0, 0), 1, 0, Purpose.DRAFT) == 0.21185954403345741
-    assert uniform(RowKey(7, 3), 20, 2, Purpose.NEXT) == 0.30200845539541765
+    assert uniform(SequenceKey(0, 0), 1, 0, Purpose.DRAFT) == 0.21185954403345741
+    assert uniform(SequenceKey(7, 3), 20, 2, Purpose.NEXT) == 0.30200845539541765
 
 
 def test_numbers_are_those_of_a_generator_made_for_the_name():
@@ -46,12 +46,12 @@ def test_threads_do_not_disturb_each_other():
 
 def test_shared_noise_of_all_time():
     """A seed must give the same text in every version: these may never change."""
-    values = exponentials(RowKey(7, 3), 20, 3)
+    values = exponentials(SequenceKey(7, 3), 20, 3)
     assert values.tolist() == pytest.approx(NOISE, rel=1e-14)
 
 
 def test_shared_noise_of_an_id_does_not_depend_on_how_many_there_are():
-    key = RowKey(2**63 - 1, 1)
+    key = SequenceKey(2**63 - 1, 1)
     assert np.array_equal(exponentials(key, 5, 9), exponentials(key, 5, 1000)[:9])
 
 
@@ -60,22 +60,22 @@ def test_shared_noise_is_exponential_and_uncorrelated_with_its_neighbours(along)
     """Kolmogorov-Smirnov and rank correlation at 1e-6 each, fixed numbers."""
     N = 4000
     noise = {
-        "position": lambda: [exponentials(RowKey(5, 0), i, 1)[0] for i in range(N)],
-        "row": lambda: [exponentials(RowKey(5, i), 3, 1)[0] for i in range(N)],
-        "seed": lambda: [exponentials(RowKey(i, 0), 3, 1)[0] for i in range(N)],
-        "id": lambda: exponentials(RowKey(5, 0), 3, N),
+        "position": lambda: [exponentials(SequenceKey(5, 0), i, 1)[0] for i in range(N)],
+        "row": lambda: [exponentials(SequenceKey(5, i), 3, 1)[0] for i in range(N)],
+        "seed": lambda: [exponentials(SequenceKey(i, 0), 3, 1)[0] for i in range(N)],
+        "id": lambda: exponentials(SequenceKey(5, 0), 3, N),
     }[along]()
     assert np.min(noise) > 0 and np.max(noise) < np.inf
     assert stats.kstest(noise, "expon").pvalue > 1e-6
     assert stats.spearmanr(noise[1:], noise[:-1]).pvalue > 1e-6
-    uniforms = [uniform(RowKey(5, 0), i, 0, Purpose.DRAFT) for i in range(N)]
+    uniforms = [uniform(SequenceKey(5, 0), i, 0, Purpose.DRAFT) for i in range(N)]
     assert stats.spearmanr(noise, uniforms).pvalue > 1e-6
 
 
 def test_keys_within_differ_by_every_part_of_their_name_and_from_what_is_drawn_beside_them():
-    names = [(RowKey(s, r), n, i) for s in (0, 1) for r in (0, 1) for n in range(4) for i in (0, 1)]
-    found = [within(*name) for name in names]
-    assert len(set(found)) == len(names) and found == [within(*name) for name in names]
+    names = [(SequenceKey(s, r), n, i) for s in (0, 1) for r in (0, 1) for n in range(4) for i in (0, 1)]
+    found = [derive_key(*name) for name in names]
+    assert len(set(found)) == len(names) and found == [derive_key(*name) for name in names]
     assert all(0 <= part < 2**63 for key in found for part in key)
-    deeper = [within(key, 1, 0) for key in found]
+    deeper = [derive_key(key, 1, 0) for key in found]
     assert not set(deeper) & set(found)

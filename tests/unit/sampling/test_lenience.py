@@ -8,20 +8,20 @@ import torch
 
 from foretoken import theory
 from foretoken.errors import InputError
-from foretoken.inputs import check
+from foretoken.inputs import resolve_verifier
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
-from foretoken.sampling.lenience import lenient, lenient_distribution, near_best
+from foretoken.sampling.keys import SequenceKey
+from foretoken.sampling.lenience import make_lenient, lenient_distribution, near_best
 from foretoken.sampling.verifier import (
-    ByTemperature,
-    Greedy,
-    LenientGreedy,
-    Sampled,
+    TemperatureVerifier,
+    GreedyVerifier,
+    LenientGreedyVerifier,
+    SampledVerifier,
     ScoredBlock,
-    choose,
+    make_verifier,
 )
-from foretoken.sampling.verify import RULES, block, speculative
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block, speculative
 
 V = 5
 SAMPLED = SamplingParams(temperature=1.0)
@@ -44,13 +44,13 @@ def bias_of(p, q, lenience: float) -> float:
     return theory.lenient_beta(p, q, lenience) - theory.beta(p, q)
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", EXACT_RULES.values(), ids=EXACT_RULES)
 def test_the_bonus_and_padding_stay_as_they_are(rule):
     p = torch.tensor(np.array([p for p, _ in distributions(8)])).reshape(2, 4, V)
     q = p.flip(0)[:, :3].clone()
     q[0, 1:] = torch.nan  # padding
     lengths = torch.tensor([1, 3])
-    outcome = lenient(rule, 0.3)(p, q, torch.tensor([[1, 0, 0], [1, 2, 3]]), lengths)
+    outcome = make_lenient(rule, 0.3)(p, q, torch.tensor([[1, 0, 0], [1, 2, 3]]), lengths)
     assert torch.equal(outcome.p[0, 1:], p[0, 1:]) and torch.equal(outcome.p[1, 3], p[1, 3])
     assert torch.equal(outcome.next_distribution(lengths), p[[0, 1], lengths])
     assert not torch.equal(outcome.p[0, 0], p[0, 0])
@@ -62,9 +62,9 @@ def test_what_the_verifier_reports():
     logits = tensor(p).log().expand(1, 3, V)
     x, lengths = torch.tensor([[1, 2]]), torch.tensor([2])
     for params in SAMPLED, SamplingParams():
-        draw = Draw([RowKey(0, 0)], [1], [params])
+        draw = Draw([SequenceKey(0, 0)], [1], [params])
         drafted = ScoredBlock(logits, x, lengths, tensor(q).expand(1, 2, V))
-        verification = choose(block, lenience)(drafted, draw)
+        verification = make_verifier(block, lenience)(drafted, draw)
         if params.greedy:
             beta = theory.greedy_lenient_beta(p, q, lenience)
             kept = [p[i] >= lenience * p.max() for i in (1, 2)]
@@ -77,8 +77,8 @@ def test_what_the_verifier_reports():
 
 
 def test_lenience_1_is_todays_path():
-    assert choose(block, 1.0) == ByTemperature(Greedy(), Sampled(block)) == choose(block)
-    assert choose(block, 0.5).greedy == LenientGreedy(0.5)
+    assert make_verifier(block, 1.0) == TemperatureVerifier(GreedyVerifier(), SampledVerifier(block)) == make_verifier(block)
+    assert make_verifier(block, 0.5).greedy == LenientGreedyVerifier(0.5)
 
 
 def test_near_the_best():
@@ -91,9 +91,9 @@ def test_near_the_best():
 @pytest.mark.parametrize("lenience", [0.0, -0.1, 1.01, float("nan"), "1", None, True, 1e-50])
 def test_what_is_no_lenience(lenience):
     with pytest.raises(InputError, match="^lenience is .*; give a number from 1e-30 to 1, 1 being"):
-        lenient(speculative, lenience)
+        make_lenient(speculative, lenience)
     with pytest.raises(InputError, match="^lenience is "):
-        check(2, "block", lenience)
+        resolve_verifier(2, "block", lenience)
     with pytest.raises(InputError, match="^lenience is "):
         theory.lenient_beta([1.0], [1.0], lenience)
 

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import InputError, RefusedError, format_value
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.params import (
-    ELSEWHERE,
-    FIELDS,
+    FOREIGN_NAMES,
+    SAMPLING_FIELDS,
     Controls,
     SamplingParams,
     Structured,
-    gathered,
-    meant,
+    gather_params,
+    suggest_name,
 )
 
 HUGE = 10**400  # an integer that no float comes near
@@ -85,7 +85,7 @@ VALID: list[tuple[str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given", "kept"), VALID, ids=lambda value: shown(value))
+@pytest.mark.parametrize(("name", "given", "kept"), VALID, ids=lambda value: format_value(value))
 def test_what_is_taken_and_how_it_is_kept(name, given, kept):
     """Equal, hashable and as good as its own fields: a list is as good as its tuple."""
     params = SamplingParams(**{name: given})
@@ -174,7 +174,7 @@ def test_options_that_contradict_one_another(changes, message):
 
 
 def test_every_field_is_checked_and_can_be_a_keyword():
-    assert {*Controls.__annotations__} == {*FIELDS} == FIELD_NAMES
+    assert {*Controls.__annotations__} == {*SAMPLING_FIELDS} == FIELD_NAMES
 
 
 def test_what_repr_shows():
@@ -200,10 +200,10 @@ def test_the_ids_it_names():
 
 def test_gathered():
     one, two = SamplingParams(0.5), SamplingParams(0.7)
-    assert gathered(None, {}, 2) == [SamplingParams()] * 2
-    assert gathered(None, {"temperature": 0.5}, 2) == [one, one]
-    assert gathered(one, {}, 3) == [one] * 3
-    assert gathered([one, two], {}, 2) == [one, two] == gathered((one, two), {}, 2)
+    assert gather_params(None, {}, 2) == [SamplingParams()] * 2
+    assert gather_params(None, {"temperature": 0.5}, 2) == [one, one]
+    assert gather_params(one, {}, 3) == [one] * 3
+    assert gather_params([one, two], {}, 2) == [one, two] == gather_params((one, two), {}, 2)
 
 
 @pytest.mark.parametrize(
@@ -229,11 +229,11 @@ def test_gathered():
 )
 def test_what_is_no_params_for_two_prompts(params, controls, message):
     with pytest.raises(InputError, match=f"^{message}"):
-        gathered(params, controls, 2)
+        gather_params(params, controls, 2)
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("name", FOREIGN_NAMES)
 def test_what_others_call_it(name: str) -> None:
     """No name of ours, and it stands for one."""
-    assert name not in FIELDS and ELSEWHERE[name] in FIELDS
-    assert meant(name, FIELDS) == ELSEWHERE[name]
+    assert name not in SAMPLING_FIELDS and FOREIGN_NAMES[name] in SAMPLING_FIELDS
+    assert suggest_name(name, SAMPLING_FIELDS) == FOREIGN_NAMES[name]

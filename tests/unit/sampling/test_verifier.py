@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from foretoken.sampling.distributions import probabilities
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import (
-    COUPLED,
-    Coupled,
-    Sampled,
+    COUPLED_VERIFIER,
+    CoupledVerifier,
+    SampledVerifier,
     ScoredBlock,
-    choose,
+    make_verifier,
 )
-from foretoken.sampling.verify import block, live, overlap
+from foretoken.sampling.acceptance_rules import block, draft_mask, overlap
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.7, top_k=4)
-VERIFIERS = [(Sampled(block), SAMPLED), (Coupled(), SAMPLED), (choose(block, 0.5), SAMPLED)]
+VERIFIERS = [(SampledVerifier(block), SAMPLED), (CoupledVerifier(), SAMPLED), (make_verifier(block, 0.5), SAMPLED)]
 B, G, V = 3, 2, 6
 
 
@@ -32,7 +32,7 @@ def drafted(certain: bool = False) -> ScoredBlock:
 
 
 def verification(verifier, params: SamplingParams, certain: bool = False):
-    draw = verifier.draws([RowKey(0, b) for b in range(B)], [5] * B, [params] * B)
+    draw = verifier.draw_class([SequenceKey(0, b) for b in range(B)], [5] * B, [params] * B)
     return verifier(drafted(certain), draw)
 
 
@@ -47,10 +47,10 @@ def test_a_verification_carries_the_targets_distributions(verifier, params, cert
 
 
 def test_only_a_lenient_verifier_is_biased() -> None:
-    exact, lenient = (verification(choose(block, x), SAMPLED) for x in (1.0, 0.5))
+    exact, lenient = (verification(make_verifier(block, x), SAMPLED) for x in (1.0, 0.5))
     assert exact.bias is None
     given = drafted()
-    both = overlap(exact.p, given.q, given.x).where(live(given.x, given.lengths), 0.0)
+    both = overlap(exact.p, given.q, given.x).where(draft_mask(given.x, given.lengths), 0.0)
     torch.testing.assert_close(exact.beta, both, atol=1e-6, rtol=0)  # sums in another order
     assert (lenient.bias[0] > 0).any() and (lenient.beta >= exact.beta - 1e-12).all()
 
@@ -61,13 +61,13 @@ def test_only_a_lenient_verifier_is_biased() -> None:
 def test_greedy_rows_among_sampled_ones_are_judged_as_alone(certain, coupled, lenience) -> None:
     if coupled and lenience != 1:
         return  # these two are refused together
-    verifier, given = COUPLED if coupled else choose(block, lenience), drafted(certain)
+    verifier, given = COUPLED_VERIFIER if coupled else make_verifier(block, lenience), drafted(certain)
     params = [SAMPLED, GREEDY, SamplingParams(temperature=1.3)]
     for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1]):
-        keys, own = [RowKey(0, b) for b in order], [params[b] for b in order]
-        together = verifier(given.of(order), verifier.draws(keys, [5] * B, own))
+        keys, own = [SequenceKey(0, b) for b in order], [params[b] for b in order]
+        together = verifier(given.select(order), verifier.draw_class(keys, [5] * B, own))
         for place, b in enumerate(order):
-            alone = verifier(given.of([b]), verifier.draws([RowKey(0, b)], [5], [params[b]]))
+            alone = verifier(given.select([b]), verifier.draw_class([SequenceKey(0, b)], [5], [params[b]]))
             assert int(together.n[place]) == int(alone.n[0])
             assert int(together.t[place]) == int(alone.t[0])
             assert torch.equal(together.beta[place], alone.beta[0])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import oracle
-from foretoken.sampling.verify import RULES, greedy, overlap, speculative
+from foretoken.sampling.acceptance_rules import EXACT_RULES, count_greedy, overlap, speculative
 
 NAIVE = {"speculative": oracle.algorithm1, "block": oracle.block_verification}
 B, G, V = 60, 3, 5
@@ -38,11 +38,11 @@ def batch(seed: int, certain: bool = False, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["q", "q None"])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", EXACT_RULES)
 def test_verifications_are_the_oracles(name, certain):
     for seed in range(5):
         (p, q, x, lengths), dense = batch(seed, certain)
-        outcome = RULES[name](p, q, x, lengths)
+        outcome = EXACT_RULES[name](p, q, x, lengths)
         n_distribution = outcome.n_distribution
         for b, length in enumerate(lengths.tolist()):
             verifications = NAIVE[name](p[b].numpy(), dense[b], x[b, :length].tolist())
@@ -58,15 +58,15 @@ def test_verifications_are_the_oracles(name, certain):
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["q", "q None"])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", EXACT_RULES)
 def test_padding_has_no_influence(name, certain):
     (p, q, x, lengths), _ = batch(8, certain)
     live = torch.arange(G) < lengths[:, None]
-    clean = RULES[name](p, q, x, lengths)
+    clean = EXACT_RULES[name](p, q, x, lengths)
     for junk in 0.0, 7.0, torch.nan, torch.inf:
         pad = p.clone()
         pad[:, 1:] = p[:, 1:].where(live[..., None], junk)
-        dirty = RULES[name](
+        dirty = EXACT_RULES[name](
             pad, None if q is None else q.where(live[..., None], junk), x.where(live, 0), lengths
         )
         assert torch.equal(clean.survival, dirty.survival)
@@ -76,10 +76,10 @@ def test_padding_has_no_influence(name, certain):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", EXACT_RULES)
 def test_outcomes_are_distributions(name, dtype):
     (p, q, x, lengths), _ = batch(11, dtype=dtype)
-    outcome = RULES[name](p, q, x, lengths)
+    outcome = EXACT_RULES[name](p, q, x, lengths)
     assert outcome.survival.dtype == torch.float64
     assert bool((outcome.n_distribution >= 0).all())
     assert bool((outcome.survival.diff(dim=1) <= 0).all())
@@ -94,45 +94,45 @@ def test_no_draft_token_of_probability_zero_is_kept():
     """Not even by the least uniform there is."""
     (p, q, x, lengths), _ = batch(13)
     px = p[:, :G].gather(2, x[..., None]).squeeze(2)
-    for rule in RULES.values():
+    for rule in EXACT_RULES.values():
         n = rule(p, q, x, lengths).n(torch.zeros(B, dtype=torch.float64))
         for b in range(B):
             assert bool((px[b, : n[b]] > 0).all())
     impossible = torch.full((1, 2, 2), 0.0, dtype=torch.float64)
     impossible[..., 1] = 1.0
-    for rule in RULES.values():
+    for rule in EXACT_RULES.values():
         for q in None, torch.full((1, 1, 2), 0.5, dtype=torch.float64):
             outcome = rule(impossible, q, torch.tensor([[0]]), torch.tensor([1]))
             assert outcome.n(torch.zeros(1, dtype=torch.float64)).tolist() == [0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", EXACT_RULES)
 def test_a_draft_that_is_the_target_is_kept_whole(name, dtype):
     (p, _, _, lengths), _ = batch(14, dtype=dtype)
     x = p[:, :G].argmax(-1)
-    outcome = RULES[name](p, p[:, :G].clone(), x, lengths)
+    outcome = EXACT_RULES[name](p, p[:, :G].clone(), x, lengths)
     n = outcome.n(torch.full((B,), 1 - 2**-53, dtype=torch.float64))
     assert torch.equal(n, lengths)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", EXACT_RULES)
 def test_distributions_without_a_token_in_common_keep_nothing(name):
     p = torch.zeros(1, 3, 4, dtype=torch.float64)
     q = torch.zeros(1, 2, 4, dtype=torch.float64)
     p[..., :2], q[..., 2:] = 0.5, 0.5
-    outcome = RULES[name](p, q, torch.tensor([[2, 3]]), torch.tensor([2]))
+    outcome = EXACT_RULES[name](p, q, torch.tensor([[2, 3]]), torch.tensor([2]))
     assert outcome.n_distribution.tolist() == [[1, 0, 0]]
     assert outcome.next_distribution(torch.tensor([0])).tolist() == [[0.5, 0.5, 0, 0]]
     assert overlap(p, q, torch.tensor([[2, 3]])).tolist() == [[0, 0]]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", EXACT_RULES)
 def test_where_no_residual_is_left_p_is_the_distribution(name):
     """Only rounding can reject a draft token there."""
     (p, _, _, _), _ = batch(15)
     lengths = torch.full((B,), G)
-    outcome = RULES[name](p, p[:, :G].clone(), p[:, :G].argmax(-1), lengths)
+    outcome = EXACT_RULES[name](p, p[:, :G].clone(), p[:, :G].argmax(-1), lengths)
     for k in range(G):
         assert torch.equal(outcome.next_distribution(torch.full((B,), k)), p[:, k])
 
@@ -140,15 +140,15 @@ def test_where_no_residual_is_left_p_is_the_distribution(name):
 def test_a_draft_token_that_q_cannot_make_is_not_kept():
     p = torch.full((1, 2, 2), 0.5, dtype=torch.float64)
     q = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
-    for rule in RULES.values():
+    for rule in EXACT_RULES.values():
         assert rule(p, q, torch.tensor([[0]]), torch.tensor([1])).survival.tolist() == [[0.0]]
 
 
 def test_greedy_keeps_the_leading_matches():
     best = torch.tensor([[1, 2, 3, 0], [1, 2, 3, 0], [1, 2, 3, 0], [5, 5, 5, 5]])
     x = torch.tensor([[1, 2, 3], [1, 0, 3], [1, 2, 3], [0, 5, 5]])
-    assert greedy(best, x, torch.tensor([3, 3, 1, 3])).tolist() == [3, 1, 1, 0]
-    assert greedy(best[:, :1], x[:, :0], torch.zeros(4)).tolist() == [0, 0, 0, 0]
+    assert count_greedy(best, x, torch.tensor([3, 3, 1, 3])).tolist() == [3, 1, 1, 0]
+    assert count_greedy(best[:, :1], x[:, :0], torch.zeros(4)).tolist() == [0, 0, 0, 0]
 
 
 def test_overlap_is_the_chance_of_keeping_a_draft_token():

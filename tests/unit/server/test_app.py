@@ -276,9 +276,9 @@ def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:
     steps = [step for chunk in chunks for step in chunk["speculation"]["steps"]]
     expected = offline(spec, "It was", gamma=3)
     kept = [[token["id"] for token in step["tokens"]] for step in steps]
-    assert kept == [list(step.kept) for step in expected.steps]
+    assert kept == [list(step.new_tokens) for step in expected.steps]
     rejected = [[token["id"] for token in step["rejected"]] for step in steps]
-    assert rejected == [list(step.guesses[step.accepted :]) for step in expected.steps]
+    assert rejected == [list(step.draft_tokens[step.accepted :]) for step in expected.steps]
     assert last["speculation"]["target_calls"] == len(expected.steps)
     assert last["speculation"]["accepted"] == expected.stats.accepted
 

@@ -13,7 +13,7 @@ import pytest
 from engines import Threaded
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child
 from foretoken.server.process.messages import EngineSetup
@@ -63,7 +63,7 @@ def guessed(text: tuple[int, ...]) -> list[float]:
 def begin(setup: EngineSetup) -> Child:
     target = TableModel(distribution, V, context=2000)
     draft = LMDrafter(TableModel(guessed, V), V)
-    spec = Speculator(target, draft, TOKENIZER, Ends(frozenset({0})))
+    spec = Speculator(target, draft, TOKENIZER, EndTokens(frozenset({0})))
     engine = Threaded(setup, spec=spec)
     return Child(engine, engine.pipe)
 

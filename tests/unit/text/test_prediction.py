@@ -16,14 +16,14 @@ def ids(text: str) -> list[int]:
 
 
 def after(prediction: str, text: str, most: int = 4) -> str:
-    return "".join(map(chr, Prediction(ids(prediction)).after(ids(text), most)))
+    return "".join(map(chr, Prediction(ids(prediction)).predict_next(ids(text), most)))
 
 
 def test_a_text_begins_as_predicted_and_goes_on_so() -> None:
     expected = Prediction(ABC)
     for n in range(len(ABC) + 1):
-        assert expected.after(ABC[:n], 5) == ABC[n : n + 5]
-    assert expected.after([], 0) == []
+        assert expected.predict_next(ABC[:n], 5) == ABC[n : n + 5]
+    assert expected.predict_next([], 0) == []
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def followed(expected: list[int], text: list[int]) -> tuple[int, int]:
     """Guesses of one token before each of the text: made and right."""
     prediction, made, right = Prediction(expected), 0, 0
     for n, token in enumerate(text):
-        draft_token = prediction.after(text[:n], 1)
+        draft_token = prediction.predict_next(text[:n], 1)
         made, right = made + len(draft_token), right + (draft_token == [token])
     return made, right
 
@@ -70,7 +70,7 @@ def test_it_is_a_function_of_the_text_whatever_was_asked_before() -> None:
         text = [*text, *expected[start : start + dice.randrange(9)]]
         cut = dice.randrange(len(text) + 1)
         for each in (text, text[:cut], text):
-            assert shared.after(each, 9) == Prediction(expected).after(each, 9)
+            assert shared.predict_next(each, 9) == Prediction(expected).predict_next(each, 9)
 
 
 def test_a_token_that_is_everywhere_costs_no_more_than_a_few_places() -> None:
@@ -84,5 +84,5 @@ def test_a_token_that_is_everywhere_costs_no_more_than_a_few_places() -> None:
         return Prediction._agreement(wide, place)
 
     wide._agreement = agreement  # pyright: ignore[reportAttributeAccessIssue]
-    wide.after([3] + [1] * 40, 4)
+    wide.predict_next([3] + [1] * 40, 4)
     assert 0 < looked <= 40 * (2 * NEAR + 1)

@@ -20,7 +20,7 @@ from foretoken.models.stock.dflash import BlocksDraft, StockBlockModel
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.dspark import BlockStudent, DSparkLesson, find_rarest_token
 from foretoken.train.hidden_state_dataset import SequenceHiddenStates
@@ -70,7 +70,7 @@ def test_the_laws_that_are_taught_are_those_that_the_drafter_draws_from():
     drafter.start([0, 1, 2], PROMPTS, None)
     sampled = [SamplingParams(temperature=1.0)] * 3
     sizes = [5, 3, 4]
-    draft = drafter.propose(sizes, Draw([RowKey(1, b) for b in range(3)], [9] * 3, sampled))
+    draft = drafter.propose(sizes, Draw([SequenceKey(1, b) for b in range(3)], [9] * 3, sampled))
     assert draft.q is not None and draft.lengths.tolist() == sizes
     drawn = [row[:n] for row, n in zip(draft.tokens.tolist(), sizes, strict=True)]
     texts = [text_of(target, p + new, len(p)) for p, new in zip(PROMPTS, drawn, strict=True)]

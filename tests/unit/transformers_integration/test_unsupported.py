@@ -20,7 +20,7 @@ from transformers import (
 
 from foretoken import load
 from foretoken.errors import ForeignError
-from foretoken.generation_config import NOT_FOLLOWED
+from foretoken.generation_config import UNFOLLOWED_ENTRIES
 from foretoken.transformers_integration.unsupported import (
     UNKNOWN,
     given,
@@ -45,7 +45,7 @@ def test_transformers_defaults_are_all_followed():
 
 def test_every_entry_that_is_not_followed_has_its_call():
     # without a tokenizer, which no custom_generate gets, transformers itself refuses token healing
-    assert {*ENTRIES, "token_healing"} == UNKNOWN.keys() | NOT_FOLLOWED.keys()
+    assert {*ENTRIES, "token_healing"} == UNKNOWN.keys() | UNFOLLOWED_ENTRIES.keys()
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from foretoken.errors import RefusedError, kind_of
+from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models.base import Model
 from foretoken.models.stock.check_results import self_check
 from foretoken.models.stock.media import get_language_model
@@ -87,5 +87,5 @@ def require_precision(network: PreTrainedModel, form: CheckedBackend) -> None:
         dtype = str(network.dtype).removeprefix("torch.")
         raise RefusedError(
             f"{type(network).__name__} does not run in {dtype} on {network.device}: its code "
-            f"raised {kind_of(error)}; give dtype='float32', or model.float() in memory"
+            f"raised {log_error_kind(error)}; give dtype='float32', or model.float() in memory"
         ) from error

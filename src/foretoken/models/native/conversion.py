@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretoken.errors import RefusedError, kind_of
+from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models import store
 from foretoken.models.native import description
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
@@ -143,7 +143,7 @@ class NativeConversion:
         except (RefusedError, MemoryError, OSError):
             raise
         except Exception as error:  # a family's own code raises anything
-            problem = f"{self.name} cannot be converted: its code raised {kind_of(error)}"
+            problem = f"{self.name} cannot be converted: its code raised {log_error_kind(error)}"
             raise RefusedError(problem) from error
         return {
             "network": facts,

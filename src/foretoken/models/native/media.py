@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foretoken.errors import RefusedError, kind_of, one_line
+from foretoken.errors import RefusedError, log_error_kind, to_one_line
 from foretoken.kernels.tokens import NUM_THREADS
 from foretoken.media.inputs import Media
 from foretoken.models.native.model import NativeModel, UnsharedSalt
@@ -121,7 +121,7 @@ class NativeMediaModel(NativeModel):
         except RefusedError as error:
             return str(error)
         except Exception as error:  # a family's code raises anything
-            return f"{type(self._network).__name__} raised {kind_of(error)}: {one_line(error)}"
+            return f"{type(self._network).__name__} raised {log_error_kind(error)}: {to_one_line(error)}"
         if network is not None and (reason := self._compare_with_stock(network, media)):
             return reason
         self._checked_inputs.add(names)

@@ -20,7 +20,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
 from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.models.stock.attention import stacked_attention
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 SLIDING_ATTENTION = "sliding_attention"
 
@@ -139,7 +139,7 @@ class StockAssistant:
         window = self.network.sliding_window if layer_type == SLIDING_ATTENTION else max(lengths) + 1
         first = max(0, min(lengths) - window + 1)
         keys, values = self.target.shared_kv(layer_type, rows, first)
-        ends = sent(torch.tensor(lengths), weight.device)[:, None]
+        ends = send(torch.tensor(lengths), weight.device)[:, None]
         slots = torch.arange(first, max(lengths), device=weight.device)
         visible = (slots < ends) & (slots > ends - window)
         same_length = min(lengths) == max(lengths)  # `first` is the first that any sees

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from foretoken.errors import InputError, RefusedError, kind_of
+from foretoken.errors import InputError, RefusedError, log_error_kind
 from foretoken.models.stock.assistant import Assistant
 from foretoken.models.stock.pair_files import require_finite_floats
 from foretoken.models.stock.sizes import find_last_kv_layers
@@ -63,7 +63,7 @@ def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         sizes["states"] = config.backbone_hidden_size
     except Exception as error:  # of a file that may hold anything
         raise InputError(
-            f"the assistant's config cannot be read ({kind_of(error)}); download it again"
+            f"the assistant's config cannot be read ({log_error_kind(error)}); download it again"
         ) from error
     count, top_k = config.num_centroids, config.centroid_intermediate_top_k
     if config.use_ordered_embeddings and not (0 < top_k <= count and text.vocab_size % count == 0):

@@ -44,7 +44,7 @@ from foretoken.models.stock.positions import FORWARD_CONTEXT, HeadHook, ForwardC
 from foretoken.models.stock.recurrences import install_row_recurrences
 from foretoken.models.stock.sizes import has_long_rope, get_rope_switch_length
 from foretoken.models.stock.taps import register_taps
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 ATTENTION_FIELD = "_attn_implementation_internal"  # where a config holds the name of its attention
 CAPTURE_HOOKS_FLAG = "_output_capturing_hooks_installed"  # transformers' mark of its own
@@ -70,12 +70,12 @@ class NeededPositions:
         self.padding: Tensor | None = None  # [B, max(need), 1], True there; None: there is none
         if min(need) < self.max_need:
             missing = torch.arange(self.max_need) >= torch.tensor(need)[:, None]
-            self.padding = sent(missing[..., None], device)
+            self.padding = send(missing[..., None], device)
         if not self.aligned:
             last = max(counts) - 1
             tokens = [[min((s or 0) + i, last) for i in range(self.max_need)] for s in starts]
-            self.rows = sent(torch.tensor(places), device)[:, None]
-            self.tokens = sent(torch.tensor(tokens, dtype=torch.long), device)  # of none too
+            self.rows = send(torch.tensor(places), device)[:, None]
+            self.tokens = send(torch.tensor(tokens, dtype=torch.long), device)  # of none too
 
     def select(self, x: Tensor) -> Tensor:
         """`[B, width, n]`, by place -> `[B, max(need), n]`, by row; one that needs fewer is padded

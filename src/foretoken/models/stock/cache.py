@@ -18,13 +18,13 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from foretoken.errors import RefusedError, kind_of
+from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models.base import SharedKV
 from foretoken.models.row_slots import RowSlots, order_by_slot, add_spare_rows
 from foretoken.models.hidden_states import HiddenStateStore
 from foretoken.models.rewindable_states import RewindableRows, PendingCursor, RecurrentStateLayer
 from foretoken.models.stock.positions import POSITION_IDS_METHOD, counts_own_positions
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 SUPPORTED_TRANSFORMERS = ((5, 20), (6, 0))  # transformers, from and below
 CAPACITY_MULTIPLE = RowSlots.unit
@@ -136,7 +136,7 @@ class RaggedCache(RewindableRows, DynamicCache):
             new = torch.arange(self.max_context, self.end, device=self.device)
             self.positions = new.expand(len(lengths), -1)
         else:
-            self.offset = sent(torch.tensor(lengths), self.device)
+            self.offset = send(torch.tensor(lengths), self.device)
             self.positions = self.offset[:, None] + torch.arange(width, device=self.device)
             self.row = torch.arange(len(lengths), device=self.device)[:, None]
 
@@ -159,7 +159,7 @@ class RaggedCache(RewindableRows, DynamicCache):
         """`x [B, ..]`, of rows, in the order in which a forward sees them."""
         if self.order == list(range(len(self.order))):
             return x
-        return x[sent(torch.tensor(self.order), x.device)]
+        return x[send(torch.tensor(self.order), x.device)]
 
     def join(self, other: Any) -> None:
         super().join(other)
@@ -307,7 +307,7 @@ class CrossCache(EncoderDecoderCache):
         sources, device = self.cross.lengths, self.decoder.device
         if min(sources) == max(sources):
             return None
-        lengths = self.cross.to_slot_order(sent(torch.tensor(sources), device))
+        lengths = self.cross.to_slot_order(send(torch.tensor(sources), device))
         return (torch.arange(max(sources), device=device) < lengths[:, None]).long()
 
     def join(self, other: CrossCache) -> None:
@@ -438,7 +438,7 @@ def find_rollback_objection(model: PreTrainedModel) -> str | None:
     try:
         names = _list_cache_layers(model)
     except Exception as error:  # a config without what transformers looks for
-        kind = kind_of(error)
+        kind = log_error_kind(error)
         return f"its config does not say what its layers keep (transformers raised {kind})"
     unknown = sorted(names - TOKEN_LAYERS - EMPTY_LAYERS - STATE_LAYERS - HYBRID_LAYERS)
     if unknown:

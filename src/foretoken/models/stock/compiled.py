@@ -20,7 +20,7 @@ from torch.fx.experimental import _config as symbols
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from foretoken.errors import kind_of, one_line
+from foretoken.errors import log_error_kind, to_one_line
 from foretoken.models.stock.cache import KeysValues, RaggedCache
 
 COMPILE_BACKEND = "inductor"
@@ -91,7 +91,7 @@ class CompiledLayers:
             raise
         except Exception as error:  # torch raises many kinds; also where there is no compiler
             cause = getattr(error, "inner_exception", error)
-            self.refuse(f"{kind_of(cause)}: {one_line(cause)}")
+            self.refuse(f"{log_error_kind(cause)}: {to_one_line(cause)}")
             return forward(part, *args, **kwargs)
 
 

@@ -25,7 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from foretoken.models.base import Capabilities, Component
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, compute_max_positions, list_remaining_rows
 from foretoken.models.stock.cache import CAPACITY_MULTIPLE, RaggedCache, RaggedLayer
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +313,7 @@ class StockBlockModel(Component):
             places = zip(self.lengths, counts, strict=True)
             positions = torch.cat([torch.arange(first, first + n) for first, n in places])
             flat = torch.cat([part for part in parts if len(part)])
-            self._append(sent(flat, self.device), sent(positions, self.device), counts)
+            self._append(send(flat, self.device), send(positions, self.device), counts)
         return -(-max_new // PREFILL_CHUNK_TOKENS)
 
     @torch.inference_mode()
@@ -323,15 +323,15 @@ class StockBlockModel(Component):
         skip = int(not self.layout.sample_from_anchor)
         block = torch.full((len(anchors), max(counts) + skip), self.layout.mask_token_id)
         block[:, 0] = torch.tensor(anchors)
-        sizes = sent(torch.tensor(counts), self.device) + skip
-        return self._forward_block(self.embedding(sent(block, self.device)), sizes)
+        sizes = send(torch.tensor(counts), self.device) + skip
+        return self._forward_block(self.embedding(send(block, self.device)), sizes)
 
     @torch.inference_mode()
     def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Let a guess follow the tokens `[B]` before it, as `followed` does."""
-        tokens = sent(tokens, self.device)
+        tokens = send(tokens, self.device)
         return apply_markov_head(self.markov_head, self.confidence_head, states, logits, tokens, memory)
 
     def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
@@ -356,6 +356,6 @@ class StockBlockModel(Component):
         masks = full[:, None], windowed[:, None]
         made = self.network(embedded, cache.positions, cache, masks)
         cache.advance([0] * len(embedded))
-        states = made[sent(torch.tensor(cache.slots), self.device), skip:]
+        states = made[send(torch.tensor(cache.slots), self.device), skip:]
         head: Any = self.head
         return states, head(states.to(head.weight.dtype))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config
 
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import InputError, RefusedError, format_value
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.dflash import (
     BlockLayout,
@@ -172,7 +172,7 @@ def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int)
     max_id = layout.mask_token_id if ids is None else max(layout.mask_token_id, int(ids.max()))
     if not 0 <= layout.mask_token_id <= max_id < V:
         raise InputError(
-            f"the draft has the mask_token_id {shown(layout.mask_token_id)} and ids up to {shown(max_id)}, the "
+            f"the draft has the mask_token_id {format_value(layout.mask_token_id)} and ids up to {format_value(max_id)}, the "
             f"target {V} tokens; give a draft for this target"
         )
     return ids

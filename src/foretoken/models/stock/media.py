@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import MoEModelOutput
 
-from foretoken.errors import RefusedError, kind_of, one_line
+from foretoken.errors import RefusedError, log_error_kind, to_one_line
 from foretoken.media.inputs import ENCODED, Media, main_input
 from foretoken.models.base import Model
 from foretoken.models.stock.attention import make_twin
@@ -251,7 +251,7 @@ def find_media_objection(model: PreTrainedModel, fresh: Model, media: Media) -> 
     except RefusedError as error:
         return str(error), True
     except Exception as error:  # a family's code raises anything
-        return f"{type(network).__name__} raised {kind_of(error)}: {one_line(error)}", False
+        return f"{type(network).__name__} raised {log_error_kind(error)}: {to_one_line(error)}", False
     if delta < MEDIA_TOLERANCES.get(network.dtype, HALF_PRECISION_TOLERANCE):
         return None, True
     reason = (

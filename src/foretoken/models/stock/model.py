@@ -68,7 +68,7 @@ from foretoken.models.stock.sizes import (
     takes_ids,
     get_rope_switch_length,
 )
-from foretoken.transfer import sent
+from foretoken.transfer import send
 
 
 class TorchModel(Model):
@@ -323,12 +323,12 @@ class CausalModel(StockModel):
             return {"input_ids": ids}
         positions = cache.positions
         if any(cache.position_shift):
-            shift = cache.to_slot_order(sent(torch.tensor(cache.position_shift), self.device))
+            shift = cache.to_slot_order(send(torch.tensor(cache.position_shift), self.device))
             positions = positions + shift[:, None]
         if self.max_context is not None and cache.max_context + cache.width > self.max_context:
             positions = positions.clamp(max=self.max_context - 1)  # padding only
         if any(cache.long):
-            long = cache.to_slot_order(sent(torch.tensor(cache.long), self.device))
+            long = cache.to_slot_order(send(torch.tensor(cache.long), self.device))
             positions = positions + LONG_ROW_OFFSET * long[:, None]
         return {"input_ids": ids, "position_ids": positions}
 

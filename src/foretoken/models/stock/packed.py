@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from foretoken.errors import kind_of
+from foretoken.errors import log_error_kind
 
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
@@ -58,7 +58,7 @@ def pack(model: PreTrainedModel) -> PackingResult:
         if not drift <= MAX_LOGIT_DRIFT[model.dtype]:
             reason = f"packed, its logits differ by {drift:.1e} of their spread"
     except Exception as error:  # unknown code on an unknown processor raises anything
-        reason = f"it does not run packed: its code raised {kind_of(error)}"
+        reason = f"it does not run packed: its code raised {log_error_kind(error)}"
     if reason is None:
         return PackingResult(len(groups), None if groups else "no layer is large enough to gain by it")
     for names in groups:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpLayer
 
-from foretoken.errors import RefusedError, one_line
+from foretoken.errors import RefusedError, to_one_line
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.pairs import EagleLayer, TapProjection, NormedHead, PairsNetwork
 from foretoken.models.stock.taps import get_decoder_layers
@@ -127,7 +127,7 @@ def _build_layer_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
         return AutoConfig.for_model(kind, **own)
     except Exception as error:  # the library raises many kinds
         raise RefusedError(
-            f"{name} has layers of {kind!r:.40}, which cannot be built: {one_line(error)}"
+            f"{name} has layers of {kind!r:.40}, which cannot be built: {to_one_line(error)}"
         ) from None
 
 
@@ -400,7 +400,7 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
         rotary = type(decoder.rotary_emb)(config) if hasattr(decoder, "rotary_emb") else None
     except Exception as error:  # a family's own code
         raise RefusedError(
-            f"the layer for multi-token prediction of {name} cannot be built: {one_line(error)}"
+            f"the layer for multi-token prediction of {name} cannot be built: {to_one_line(error)}"
         ) from None
     num_outputs = MAX_HEAD_ROWS if len(head) > 2 * MAX_HEAD_ROWS else len(head)
     output = nn.Linear(head.shape[1], num_outputs, bias=False)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.errors import RefusedError, kind_of
+from foretoken.errors import RefusedError, log_error_kind
 from foretoken.media.inputs import ENCODED, Media
 from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
@@ -110,7 +110,7 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
             small = make_small_copy(type(model), model.config, choose_rope_switch(model, backend))
         except Exception as error:  # its config may be made in any way
             if model.device.type == "meta" or model.dtype != torch.float32:
-                kind = kind_of(error)
+                kind = log_error_kind(error)
                 reason = f"cannot be checked: no small copy can be built, its code raised {kind}"
                 raise SmallCopyError(_format_reason(name, reason, backend)) from error
             small, on_full_model = make_twin(model), True
@@ -121,7 +121,7 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
     except RefusedError:
         raise
     except Exception as error:  # an unknown forward raises anything
-        reason = f"does not run over {backend.name}: its code raised {kind_of(error)}"
+        reason = f"does not run over {backend.name}: its code raised {log_error_kind(error)}"
         raise UnfinishedCheckError(_format_reason(name, reason, backend)) from error
     if not delta < LOGIT_TOLERANCE:
         difference = f"logits differ by {delta:.1e} of their spread from a full forward"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, RefusedError, shown
+from foretoken.errors import InputError, RefusedError, format_value
 from foretoken.models.stock.packed import PackedLinear
 
 if TYPE_CHECKING:  # which takes seconds to import
@@ -27,7 +27,7 @@ def get_max_positions(config: PreTrainedConfig) -> int | None:
             if isinstance(getattr(type(config), name, None), property):
                 continue  # the family's own word for no limit, as of XLNet; no file has it
             raise InputError(
-                f"{name} is {shown(limit)} in the model's config; give a whole number from 1 on"
+                f"{name} is {format_value(limit)} in the model's config; give a whole number from 1 on"
             )
         if isinstance(limit, int):
             return limit

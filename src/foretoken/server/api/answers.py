@@ -325,10 +325,10 @@ def describe_step(step: StepRecord, token_texts: Mapping[int, str]) -> dict[str,
     return {
         "tokens": [
             {"id": token, "text": token_texts[token], "source": source}
-            for token, source in zip(step.kept, sources, strict=False)
+            for token, source in zip(step.new_tokens, sources, strict=False)
         ],
         "rejected": [
-            {"id": token, "text": token_texts[token]} for token in step.guesses[step.accepted :]
+            {"id": token, "text": token_texts[token]} for token in step.draft_tokens[step.accepted :]
         ],
         **{name: getattr(step, name) for name in STEP_FIELDS},
         "overlaps": list(step.overlaps),

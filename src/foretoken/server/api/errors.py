@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from foretoken.errors import mismatch, one_line
+from foretoken.errors import describe_mismatch, to_one_line
 from foretoken.server.process.client import RefusedRequest, UnavailableError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def make_validation_error(problems: Sequence[Any]) -> BadRequestError:
     param = "".join(
         f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if not _is_union_tag(part)
     ).lstrip(".")
-    message = context["message"] if first["type"] == "unknown" else mismatch(first)
+    message = context["message"] if first["type"] == "unknown" else describe_mismatch(first)
     return BadRequestError(f"{param}: {message}", param)
 
 
@@ -124,7 +124,7 @@ def explain_unreadable(error: Exception) -> str:
         case UnicodeDecodeError():
             return "it is not in UTF-8; encode it so"
         case _:  # a number of too many digits, and its remedy for programs in Python
-            return one_line(error).partition(";")[0]
+            return to_one_line(error).partition(";")[0]
 
 
 def _is_union_tag(part: int | str) -> bool:

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from foretoken.errors import shown
+from foretoken.errors import format_value
 from foretoken.sampling import checks
-from foretoken.sampling.params import OPTIONS, Controls, SamplingParams
+from foretoken.sampling.params import SAMPLING_OPTIONS, Controls, SamplingParams
 from foretoken.server.api import unsupported
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import GenerateRequest, Prompt, ReplyFacts
@@ -179,13 +179,13 @@ FIELD_TYPES: dict[Any, Any] = {
 # Options that all endpoints name alike; how long a text may be has a name and default for each
 SAMPLING_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 SHARED_FIELDS = {
-    name: each.api.name for name, each in OPTIONS.items() if each.api and name != "max_new_tokens"
+    name: each.api.name for name, each in SAMPLING_OPTIONS.items() if each.api and name != "max_new_tokens"
 }
 
 
 def _make_field(name: str) -> Any:
     """The field of a sampling option: its type and range follow from its check."""
-    option = OPTIONS[name]
+    option = SAMPLING_OPTIONS[name]
     kind = FIELD_TYPES.get(option.check) or FIELD_TYPES.get(type(option.check))
     if kind is None:
         raise TypeError(f"{name} has a check of a new kind: give its type a line in FIELD_TYPES")
@@ -428,9 +428,9 @@ def _normalize_part(part: Any) -> dict[str, Any]:
         case {"type": "input_audio", "input_audio": {"data": str(data)}}:
             return {"type": "audio", "audio": data}
         case _:
-            raise ValueError(f"a part is {shown(part)}; {PARTS_REMEDY}")
+            raise ValueError(f"a part is {format_value(part)}; {PARTS_REMEDY}")
     if more.get("detail") not in (None, "auto"):
-        problem = f"a picture has the detail {shown(more['detail'])}, and the model's own is read"
+        problem = f"a picture has the detail {format_value(more['detail'])}, and the model's own is read"
         raise ValueError(f"{problem}; leave it out")
     return {"type": "image", "image": url}
 
@@ -557,7 +557,7 @@ class TemplatedRequest(ApiRequest):
             place, parameters = f"tools[{i}].function.parameters", tool.function.parameters
             require_small(parameters, place)
             if (kind := (parameters or {}).get("type", "object")) != "object":
-                raise BadRequestError(f"{place} has the type {shown(kind)}; give an object", place)
+                raise BadRequestError(f"{place} has the type {format_value(kind)}; give an object", place)
         super().require()
 
     def get_reply_requirements(self, facts: ReplyFacts | None) -> Wish | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from foretoken.errors import shown
+from foretoken.errors import format_value
 from foretoken.server.api.answers import make_id
 from foretoken.server.api.protocol import MAX_CONTENT_PARTS, Content, StrictModel, make_field_error
 from foretoken.text.replies.reading import Told
@@ -72,7 +72,7 @@ class UnknownItem(StrictModel):
     @classmethod
     def refuse(cls, item: Any) -> Any:
         kind = item.get("type") if isinstance(item, dict) else None
-        raise make_field_error("type", f"it is {shown(kind)}; give one of {', '.join(ITEM_TYPES)}")
+        raise make_field_error("type", f"it is {format_value(kind)}; give one of {', '.join(ITEM_TYPES)}")
 
 
 def _get_item_tag(item: Any) -> str:

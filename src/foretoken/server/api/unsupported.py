@@ -7,7 +7,7 @@ from collections.abc import Set
 from difflib import get_close_matches
 from typing import Any
 
-from foretoken.errors import shown
+from foretoken.errors import format_value
 
 TEXT_ONLY = "this server makes text only"
 TEMPLATE_REMEDY = "give chat_template_kwargs, as the model's template names it"
@@ -71,4 +71,4 @@ def explain_unknown(name: str, fields: Set[str]) -> str:
     here = [each for each in FIELD_ALIASES.get(name, ()) if each in fields]
     near = here or get_close_matches(name, sorted(fields), 1, 0.8)
     remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"
-    return f"unknown field {shown(name)}; {remedy}"
+    return f"unknown field {format_value(name)}; {remedy}"

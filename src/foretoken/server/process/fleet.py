@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from foretoken.records import Begun, StepRecord
+from foretoken.records import PartialOutput, StepRecord
 from foretoken.server.process.client import (
     Child,
     EngineClient,
@@ -264,7 +264,7 @@ class MovableRequest:
 
     def begin(self, client: EngineClient) -> None:
         """Send it to an engine, with the output of another one so far."""
-        begun = Begun(self.steps) if self.steps else None
+        begun = PartialOutput(self.steps) if self.steps else None
         self._abort = client.submit(replace(self.request, begun=begun), self._handle)
 
     def end(self) -> None:

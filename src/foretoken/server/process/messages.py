@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
-from foretoken.records import Begun, Stats, StepRecord
+from foretoken.records import PartialOutput, Stats, StepRecord
 from foretoken.sampling.params import Controls
 from foretoken.server.options import LogOptions
 from foretoken.text import messages as chat_messages
@@ -60,7 +60,7 @@ class GenerateRequest:
     chat_template: str | None = None  # None: the model's own
     chat_template_kwargs: dict[str, Any] | None = None
     default_new_tokens: int | None = None  # without max_new_tokens; None: the context
-    begun: Begun | None = None  # the output so far of an engine that died
+    begun: PartialOutput | None = None  # the output so far of an engine that died
     show_steps: bool = False  # return the text of each token of the steps
     echo: bool = False  # return the prompt
     reply_requirements: Wish | None = None  # of a reply that is read for thoughts and calls

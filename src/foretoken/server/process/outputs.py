@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from foretoken.engine.engine import Event
-from foretoken.errors import BusyError, ControlError, ForetokenError, InputError, one_line
+from foretoken.errors import BusyError, ControlError, ForetokenError, InputError, to_one_line
 from foretoken.request import Completion
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.server.process.messages import (
@@ -41,10 +41,10 @@ class OutputConverter:
         """Return the message for an event."""
         if event.error is not None:
             kind = "refused" if isinstance(event.error, ControlError) else "failed"
-            return Refusal(event.id, kind, one_line(event.error), event.error.option)
+            return Refusal(event.id, kind, to_one_line(event.error), event.error.option)
         token_texts = None
         if request.show_steps:
-            tokens = (token for step in event.steps for token in (*step.kept, *step.guesses))
+            tokens = (token for step in event.steps for token in (*step.new_tokens, *step.draft_tokens))
             token_texts = {token: self.spelling.text(token) for token in tokens}
         echoed = len(request.accepted.echo)
         offsets = [echoed + piece.offset for piece in event.pieces]
@@ -87,7 +87,7 @@ def to_refusal(id: int, error: Exception) -> Refusal:
     """Return the refusal of a request for an error of its preparation, logged if it is a bug."""
     kind = _classify(error)
     busy = "the queue is full; send the request again later"
-    message = busy if kind == "busy" else one_line(error)
+    message = busy if kind == "busy" else to_one_line(error)
     return Refusal(id, kind, message, getattr(error, "option", None))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.controls.grammar import objection
-from foretoken.errors import InputError, about
+from foretoken.errors import InputError, naming_option
 from foretoken.media.inputs import Media
 from foretoken.sampling.checks import as_structured
 from foretoken.sampling.params import Controls
@@ -60,14 +60,14 @@ class RequestPreparer:
     def prepare(self, id: int, request: GenerateRequest) -> tuple[EngineRequest, dict[str, Any]]:
         """Return a request as the worker tracks it, and its arguments of `Engine.add`. Raises
         ForetokenError."""
-        with about("prompt"):
+        with naming_option("prompt"):
             messages, variables = self.replies.build_messages(request), self.replies.get_template_variables(request)
             prompt = self.prompts.encode(messages, request.chat_template, variables)
         ids, requested = get_ids(prompt), request.controls.get("max_new_tokens")
         limit = self.prompts.limit_new_tokens(len(ids), requested, request.default_new_tokens)
         prediction = None
         if request.prediction is not None:
-            with about("prediction"):
+            with naming_option("prediction"):
                 prediction = self.prompts.encode_prediction(request.prediction)
         accepted, offsets = self._build_acceptance(id, request, ids)
         return EngineRequest(accepted, request.show_steps, offsets), {
@@ -103,10 +103,10 @@ class RequestPreparer:
         if request.reply_requirements is not None:
             controls = controls | self.replies.build_controls(request, tail)
         if request.bad_words:
-            with about("bad_words"):
+            with naming_option("bad_words"):
                 controls = controls | self._ban_words(request.bad_words)
         if structure := controls.get("structured"):
-            with about("structured"):
+            with naming_option("structured"):
                 self.sandbox.require(as_structured("structured", structure))
         return controls
 

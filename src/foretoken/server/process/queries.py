@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.engine.engine import Engine
-from foretoken.errors import InputError, about, base_name
+from foretoken.errors import InputError, naming_option, base_name
 from foretoken.server.process.messages import ModelInfo, Prompt
 from foretoken.server.process.preparation import PromptEncoder, get_ids
 from foretoken.server.process.replies import ReplyPreparer
@@ -43,13 +43,13 @@ class Queries:
         if (chat_template_kwargs or {}).get("tools") and not self.replies.offers_tools:
             problem = "the chat template reads no tools, and chats get them in a system message"
             raise InputError(f"{problem}; leave them out").about("tools")
-        with about("prompt"):
+        with naming_option("prompt"):
             ids = get_ids(self.prompts.encode(prompt, template, chat_template_kwargs))
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.name, ids)]} if texts else {})
 
     def detokenize(self, tokens: list[int]) -> str:
         """Return the text of ids."""
-        with about("tokens"):
+        with naming_option("tokens"):
             ids = self.spec.inputs.ids(tokens)
         if self.spec.tokenizer is None:
             raise InputError("there is no tokenizer; the model has none")
@@ -59,7 +59,7 @@ class Queries:
         """Return the costs of one sequence, for the sampling that was measured last, and the
         speed-up that they predict for one with steps of as many draft tokens as were `made`; None
         while unknown."""
-        costs = self.spec.costing.known()
+        costs = self.spec.costing.find_single_costs()
         if costs is None:
             return {"c": None, "v": None, "predicted_speedup": None}
         predicted = None
@@ -75,7 +75,7 @@ def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) ->
     return ModelInfo(
         target=base_name(spec.target_name),
         draft=base_name(spec.draft_name) if drafts else None,
-        context=engine.longest,
+        context=engine.max_length,
         vocab_size=spec.target.vocab_size,
         chat=bool(getattr(tokenizer, "chat_template", None)),
         text=tokenizer is not None,

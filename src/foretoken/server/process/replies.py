@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from foretoken.controls.grammar import symbol
-from foretoken.errors import InputError, about, shown
+from foretoken.errors import InputError, naming_option, format_value
 from foretoken.sampling.checks import Structured, as_structured
 from foretoken.sampling.params import Controls
 from foretoken.server.process.messages import GenerateRequest, ReplyFacts
@@ -86,7 +86,7 @@ class ReplyPreparer:
             return request.chat_template_kwargs
         if effort == "none" and not self.facts.thinks:
             return variables
-        problem = f"reasoning_effort is {shown(effort)}, which this model's template does not read"
+        problem = f"reasoning_effort is {format_value(effort)}, which this model's template does not read"
         raise InputError(f"{problem}; leave it out").about("reasoning_effort")
 
     def decode_tail(self, ids: Sequence[int]) -> str:
@@ -108,7 +108,7 @@ class ReplyPreparer:
         enforce_calls = self.facts.is_known or self.facts.template is None or request.reply_requirements.required
         calls = bool(request.reply_requirements.functions) and enforce_calls
         if calls or (text_structured and thinking != "no"):
-            with about("tools" if calls else "structured"):
+            with naming_option("tools" if calls else "structured"):
                 changes["structured"] = self._build_grammar(request, text_structured, thinking)  # pyright: ignore
         return changes
 

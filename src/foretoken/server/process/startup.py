@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from transformers.utils import logging as transformers_logging
 
 from foretoken.engine.engine import Engine
-from foretoken.errors import ForetokenError, base_name, one_line
+from foretoken.errors import ForetokenError, base_name, to_one_line
 from foretoken.loading.load import load_checked, require_adapters
 from foretoken.loading.target import TargetInfo
 from foretoken.sampling.params import SamplingParams
@@ -37,7 +37,7 @@ def serve(pipe: Connection, setup: EngineSetup) -> None:
         gc.collect()
         gc.freeze()
     except (ForetokenError, OSError) as error:
-        pipe.send(LoadFailed(one_line(error)))
+        pipe.send(LoadFailed(to_one_line(error)))
         return
     with engine:
         media = MediaSandbox(setup.max_pixels, setup.max_seconds)
@@ -75,4 +75,4 @@ def measure_step_costs(spec: Speculator, batch_size: int) -> None:
     need them without a draft, too."""
     sampled = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
     for params in (SamplingParams(), sampled):
-        spec.costing.step_costs(params, batch_size, again=True)
+        spec.costing.get_step_costs(params, batch_size, remeasure=True)

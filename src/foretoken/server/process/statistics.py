@@ -26,7 +26,7 @@ class SpecDecodeStats:
         """Count new steps of an output; `plain`: it was asked for without draft tokens."""
         for step in steps:
             self.steps += 1
-            self.tokens += len(step.kept)
+            self.tokens += len(step.new_tokens)
             self.drafted += step.drafted
             self.accepted += step.accepted
             self.drafted_at.update(range(step.drafted))

@@ -10,7 +10,7 @@ from threading import Condition, Lock, Thread
 from typing import Any, cast
 
 from foretoken.engine.engine import Engine, Event
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 from foretoken.server.process.messages import (
     Abort,
     Add,
@@ -59,7 +59,7 @@ class Worker:
         self.pipe, self.engine, self.media = pipe, engine, media
         self.info = describe_models(spec, engine, replies)
         self.sandbox, spelling = GrammarSandbox(spec.tokenizer), Spelling(spec.tokenizer)
-        prompts = PromptEncoder(spec, engine.longest, media)
+        prompts = PromptEncoder(spec, engine.max_length, media)
         self.preparer = RequestPreparer(spec, prompts, replies, spelling, self.sandbox)
         self.queries = Queries(spec, prompts, replies, spelling)
         self.outputs = OutputConverter(spelling, spec.ends.eos)
@@ -81,7 +81,7 @@ class Worker:
                 events = self.engine.step()
             except Exception as error:  # of an unknown request
                 log.exception("a step failed")
-                self._fail_all(one_line(error))
+                self._fail_all(to_one_line(error))
             else:
                 self._send_events(events)
         self.transcriber.close()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import regex
 
-from foretoken.errors import InputError, one_line
+from foretoken.errors import InputError, to_one_line
 from foretoken.text.replies.calls import (
     Call,
     NamedForm,
@@ -224,7 +224,7 @@ def template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
     try:
         loaded = _chat_parsing()[1].load_response_template(template)
     except (ImportError, ValueError) as error:
-        problem = f"the tokenizer's response_template cannot be read: {one_line(error)}"
+        problem = f"the tokenizer's response_template cannot be read: {to_one_line(error)}"
         raise InputError(f"{problem}; name a --tool-parser") from None
     regions: list[Region] = []
     for name, field in loaded.fields.items():

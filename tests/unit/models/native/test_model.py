@@ -305,7 +305,7 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
                 engine.add(prompt, max_new_tokens=20, gamma=n % 4, seed=n, **options)
             ended = [e.completion for _ in range(40) for e in engine.step() if e.completion]
         steps = [step for text in ended for step in text.steps]
-        facts = [(s.guesses, s.accepted, s.kept, s.overlaps, s.draft_calls) for s in steps]
+        facts = [(s.draft_tokens, s.accepted, s.new_tokens, s.overlaps, s.draft_calls) for s in steps]
         made.append(([text.tokens for text in ended], facts))
     assert len(ended) == 6 and made[0] == made[1]
     assert sum(len(fact[0]) for fact in made[0][1]) > 30

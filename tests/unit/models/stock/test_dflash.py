@@ -20,7 +20,7 @@ from foretoken.models.stock.dflash_files import parse_block_config, build_blocks
 from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.draw import Draw, SharedDraw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 
 pytestmark = pytest.mark.daily
 
@@ -107,7 +107,7 @@ def test_places_of_a_window_see_the_block_behind_them_where_the_config_says_so(b
 
 
 def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
-    return Draw([RowKey(1, b) for b in range(rows)], [5] * rows, [params] * rows)
+    return Draw([SequenceKey(1, b) for b in range(rows)], [5] * rows, [params] * rows)
 
 
 def started(config: dict[str, Any], prompts: list[list[int]], network: Any = TARGET):
@@ -167,12 +167,12 @@ def test_blind_guesses_are_the_likeliest_and_certain():
 @torch.inference_mode()
 def test_shared_noise_is_used_at_the_depths_where_it_was_right_more_often():
     _, drafter = started(ZLAB, PROMPTS)
-    shared = SharedDraw([RowKey(1, b) for b in range(3)], [5] * 3, [SAMPLED] * 3)
+    shared = SharedDraw([SequenceKey(1, b) for b in range(3)], [5] * 3, [SAMPLED] * 3)
     drawn = drafter.propose([4, 2, 4], shared)
     likeliest = drafter.ways.tried[1][True].tolist()
     assert drawn.q is not None
     for k in range(4):
-        assert torch.equal(drawn.tokens[:, k], shared.winners(drawn.q[:, k : k + 1], k)[:, 0])
+        assert torch.equal(drawn.tokens[:, k], shared.find_winners(drawn.q[:, k : k + 1], k)[:, 0])
     drafter.commit(
         [[row[0], best] for row, best in zip(drawn.tokens.tolist(), likeliest, strict=True)]
     )

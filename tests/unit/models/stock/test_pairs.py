@@ -30,7 +30,7 @@ from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
-from foretoken.sampling.keys import RowKey
+from foretoken.sampling.keys import SequenceKey
 from pairdrafts import (
     LAYER,
     WITHIN,
@@ -177,7 +177,7 @@ def test_a_text_that_drafts_nothing_is_read_meanwhile() -> None:
     target.expose_hidden_states(drafter.known)
     target.start([text[:-1]])
     drafter.start([0], [text], None)
-    draw = Draw([RowKey(0, 0)], [3], [SamplingParams(temperature=1.0)])
+    draw = Draw([SequenceKey(0, 0)], [3], [SamplingParams(temperature=1.0)])
     notes = noted(drafter)
     for token in range(70):
         assert not drafter.propose([0], draw).lengths.any()
@@ -226,7 +226,7 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(name: str) -> None
                 ended = [e.completion for _ in range(40) for e in engine.step() if e.completion]
             assert len(ended) == len(PROMPTS)
             steps = [step for text in ended for step in text.steps]
-            facts = [(s.guesses, s.accepted, s.kept, s.overlaps, s.draft_calls) for s in steps]
+            facts = [(s.draft_tokens, s.accepted, s.new_tokens, s.overlaps, s.draft_calls) for s in steps]
             made.append(([text.tokens for text in ended], facts))
     assert made[:3] == made[3:]
     assert sum(fact[1] for _, facts in made for fact in facts) > 10

@@ -7,7 +7,7 @@ import torch
 
 import hybrids
 import pairs
-from foretoken.costing import stored
+from foretoken.costing import stored_costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.vocabularies.translated import TextDrafting, SlidingContext, TranslatedModel
@@ -171,12 +171,12 @@ def test_its_memory_is_what_the_model_says():
 
 
 def test_its_speed_is_known_where_that_of_its_model_is():
-    assert stored.identity(LMDrafter(translated())) is None
+    assert stored_costs.make_identity(LMDrafter(translated())) is None
     own = TableModel(Q_WORDS, DRAFT_V)
     own.identity = "tiny"
     model = TranslatedModel(own, DICTIONARY, V2)
-    assert "tiny" in str(stored.identity(LMDrafter(model)))
-    assert stored.identity(LMDrafter(model)) != stored.identity(LMDrafter(own))
+    assert "tiny" in str(stored_costs.make_identity(LMDrafter(model)))
+    assert stored_costs.make_identity(LMDrafter(model)) != stored_costs.make_identity(LMDrafter(own))
 
 
 def test_a_text_that_parts_before_what_states_go_back_to_is_read_anew() -> None:

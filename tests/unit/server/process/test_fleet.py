@@ -65,7 +65,7 @@ async def text(
     while not done:
         match await heard.get():
             case StepOutput() as part:
-                assert len(part.tokens) == sum(len(step.kept) for step in part.steps)
+                assert len(part.tokens) == sum(len(step.new_tokens) for step in part.steps)
                 tokens, shown = tokens + part.tokens, shown + part.text
                 done = part.done is not None
             case Accepted():

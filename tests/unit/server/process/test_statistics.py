@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foretoken import Speculator
 from foretoken.drafters.lm import LMDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.server.process.statistics import SpecDecodeStats
 from oracle import random_model
 from table import TableModel
@@ -16,7 +16,7 @@ V = 12
 
 def speculator() -> Speculator:
     target, draft = (TableModel(random_model(seed, V), V) for seed in (1, 2))
-    return Speculator(target, LMDrafter(draft, V), None, Ends())
+    return Speculator(target, LMDrafter(draft, V), None, EndTokens())
 
 
 def test_rates_are_those_of_the_steps() -> None:
@@ -34,7 +34,7 @@ def test_rates_are_those_of_the_steps() -> None:
     ]
     ledger.record(steps, plain=False)
     report = ledger.compute_rates()
-    assert report["tokens_per_call"] == sum(len(s.kept) for s in steps) / len(steps)
+    assert report["tokens_per_call"] == sum(len(s.new_tokens) for s in steps) / len(steps)
     assert report["drafted"] == sum(s.drafted for s in steps)
     firsts = [s.accepted > 0 for s in steps if s.drafted]
     assert report["acceptance_by_position"][0] == sum(firsts) / len(firsts)

@@ -19,7 +19,7 @@ from foretoken.costing.costs import Costs
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
-from foretoken.generation_config import Ends
+from foretoken.generation_config import EndTokens
 from foretoken.inputs import InputProcessor
 from foretoken.server.process import preparation, sandbox, worker
 from foretoken.server.process.messages import (
@@ -70,7 +70,7 @@ def pipe() -> Iterator[Connection]:
 @contextmanager
 def working(drafter: Drafter) -> Iterator[Connection]:
     ours, theirs = Pipe()
-    spec = Speculator(Broken(DISTRIBUTION, V, context=200), drafter, byte_level(), Ends())
+    spec = Speculator(Broken(DISTRIBUTION, V, context=200), drafter, byte_level(), EndTokens())
     engine = Engine(spec, 2, max_waiting=1)
     thread = Thread(target=Worker(theirs, spec, engine, replies(spec), MEDIA).run, daemon=True)
     thread.start()

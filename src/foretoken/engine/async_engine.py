@@ -37,18 +37,18 @@ class AsyncEngine:
     """
 
     def __init__(self, spec: Speculator, **options: Any) -> None:
-        self._make = partial(Engine, spec, **options)
+        self._make_engine = partial(Engine, spec, **options)
         self._ids = count()
         self._inboxes: dict[int, Inbox] = {}
-        self._awake = Condition()  # held while inboxes are read and dropped
+        self._wakeup = Condition()  # held while inboxes are read and dropped
         self._closing = False
-        self._thread = Thread(target=self._work, name="foretoken engine", daemon=True)
+        self._thread = Thread(target=self._run_steps, name="foretoken engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> AsyncEngine:
         if self._loop is not None:
             raise InputError("the engine has been entered before; make another one")
-        self._engine = self._make()
+        self._engine = self._make_engine()
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         return self
@@ -108,8 +108,8 @@ class AsyncEngine:
         self, id: int, prompt: Prompts, params: SamplingParams | None, options: dict[str, Any]
     ) -> None:
         self._engine.add(prompt, params, **options, id=id)
-        with self._awake:
-            self._awake.notify()
+        with self._wakeup:
+            self._wakeup.notify()
 
     def _forget(self, id: int) -> None:
         """Abort a request that nobody reads, unless it is over."""
@@ -117,25 +117,25 @@ class AsyncEngine:
         self._loop.run_in_executor(None, self._abort, id)
 
     def _abort(self, id: int) -> None:
-        with self._awake:
+        with self._wakeup:
             if self._inboxes.pop(id, None) is not None:
                 with suppress(InputError):  # it was refused
                     self._engine.abort(id)
 
-    def _work(self) -> None:
-        while self._wait():
+    def _run_steps(self) -> None:
+        while self._wait_for_work():
             try:
                 events: list[Event] | Exception = self._engine.step()
             except Exception as error:  # nobody knows of which request
                 events = error
-            with self._awake:
+            with self._wakeup:
                 self._deliver(events)
 
-    def _wait(self) -> bool:
+    def _wait_for_work(self) -> bool:
         """Until there is something to do; False at the end."""
-        with self._awake:
+        with self._wakeup:
             engine = self._engine
-            self._awake.wait_for(lambda: engine.running or engine.waiting or self._closing)
+            self._wakeup.wait_for(lambda: engine.running or engine.waiting or self._closing)
             return not self._closing
 
     def _deliver(self, events: list[Event] | Exception) -> None:
@@ -160,12 +160,12 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(inbox.put_nowait, event)
 
     def _stop(self) -> None:
-        with self._awake:
+        with self._wakeup:
             self._closing = True
-            self._awake.notify()
+            self._wakeup.notify()
         self._thread.join()
         try:
-            with self._awake:
+            with self._wakeup:
                 self._deliver(InputError("the engine is closed; make another one"))
         finally:
             self._engine.close()

@@ -48,13 +48,13 @@ class Outcome:
         if not self.x.shape[1]:
             return self.p[:, 0]
         rows = torch.arange(len(n), device=n.device)
-        p = _picked(self.p, rows, n)
+        p = _pick_rows(self.p, rows, n)
         rejected = n < self.lengths
         # reading `rejected` from a device would make the host wait
         if p.is_cpu and not bool(rejected.any()):
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
-        q = None if self.q is None else _picked(self.q, rows, at)
+        q = None if self.q is None else _pick_rows(self.q, rows, at)
         residual = _residual(p, q, self.x[rows, at], self.scale[rows, n])
         mass = residual.sum(-1, keepdim=True)
         # only rounding can reject a draft token where nothing is left
@@ -64,7 +64,7 @@ class Outcome:
 Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
 
 
-def plain(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
+def verify_without_draft(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """Without draft tokens, as every rule does it, in few operations: the next token is p's."""
     one = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
     return Outcome(one[:, :0], p, q, x, lengths, one)
@@ -74,10 +74,10 @@ def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outc
     """Algorithm 1: keep draft token i with probability min(1, p(x_i)/q(x_i)), stop at the first
     rejection."""
     if not x.shape[1]:
-        return plain(p, q, x, lengths)
-    px, qx = _at(p[:, : x.shape[1]], x), _at(q, x)
+        return verify_without_draft(p, q, x, lengths)
+    px, qx = _gather_probabilities(p[:, : x.shape[1]], x), _gather_probabilities(q, x)
     accept = torch.where(qx > 0, torch.minimum(px, qx) / qx.where(qx > 0, 1.0), 0.0)
-    survival = accept.where(live(x, lengths), 0.0).cumprod(1)
+    survival = accept.where(draft_mask(x, lengths), 0.0).cumprod(1)
     return Outcome(survival, p, q, x, lengths, survival.new_ones(len(x), x.shape[1] + 1))
 
 
@@ -89,21 +89,21 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     """
     G = x.shape[1]
     if not G:
-        return plain(p, q, x, lengths)
-    px, qx = _at(p[:, :G], x), _at(q, x)
+        return verify_without_draft(p, q, x, lengths)
+    px, qx = _gather_probabilities(p[:, :G], x), _gather_probabilities(q, x)
     qx = qx.where(qx > 0, torch.inf)  # a draft token that q cannot make is not kept
     a = [px.new_ones(len(x))]  # a_i = min(1, a_{i-1} p(x_i)/q(x_i))
     for pxi, qxi in zip(px.unbind(1), qx.unbind(1), strict=True):
         a.append((a[-1] * pxi / qxi).clamp(max=1.0))
     weight = torch.stack(a, 1)  # [B, G+1]
-    h = _stop_here(p, q, x, weight)
+    h = _stop_probabilities(p, q, x, weight)
     last = torch.arange(1, G + 1, device=x.device) == lengths[:, None]
-    h = torch.where(last, weight[:, 1:], h).where(live(x, lengths), 0.0)
+    h = torch.where(last, weight[:, 1:], h).where(draft_mask(x, lengths), 0.0)
     survival = 1 - (1 - h).flip(1).cumprod(1).flip(1)  # P(n > i) = 1 - prod_{j >= i} (1 - h_j)
     return Outcome(survival, p, q, x, lengths, weight)
 
 
-def _stop_here(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
+def _stop_probabilities(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
     """h_i = S_i / (S_i + 1 - a_i) for i = 1..G, S_i the mass of (a_i p - q)+ at the following
     guess `[B, G]`."""
     G = x.shape[1]
@@ -125,21 +125,21 @@ def _residual(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
     return residual.sub_(q).clamp_(min=0)
 
 
-def _picked(distributions: Tensor, rows: Tensor, i: Tensor) -> Tensor:
+def _pick_rows(distributions: Tensor, rows: Tensor, i: Tensor) -> Tensor:
     """`distributions[rows, i]`, `[n, V]`, for which torch needs ten times as long."""
     return distributions.flatten(0, 1).index_select(0, rows * distributions.shape[1] + i)
 
 
-def greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
+def count_greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
     """T = 0, where every rule is the same: n is the number of leading draft tokens that equal `best
     [B, G+1]`."""
-    return leading(best[:, : x.shape[1]] == x, lengths)
+    return count_leading(best[:, : x.shape[1]] == x, lengths)
 
 
-def leading(accepted: Tensor, lengths: Tensor) -> Tensor:
+def count_leading(accepted: Tensor, lengths: Tensor) -> Tensor:
     """n where `accepted [B, G]` decides each draft token alone: the first that fails ends the
     block."""
-    return (accepted & live(accepted, lengths)).long().cumprod(1).sum(1)
+    return (accepted & draft_mask(accepted, lengths)).long().cumprod(1).sum(1)
 
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
@@ -148,26 +148,26 @@ def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
         return p.new_empty(x.shape, dtype=torch.float64)
     p = p[:, : x.shape[1]]
     if q is None:
-        return _at(p, x)
+        return _gather_probabilities(p, x)
     return torch.minimum(p, q).sum(-1).double().clamp(max=1.0)  # but for rounding
 
 
 def overlap_greedy(best: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
     """The same at T = 0, where p is all on `best [B, G+1]`."""
     best = best[:, : x.shape[1]]
-    return (best == x).double() if q is None else _at(q, best)
+    return (best == x).double() if q is None else _gather_probabilities(q, best)
 
 
-RULES: dict[str, Rule] = {"speculative": speculative, "block": block}
+EXACT_RULES: dict[str, Rule] = {"speculative": speculative, "block": block}
 
 
-def _at(distribution: Tensor | None, x: Tensor) -> Tensor:
+def _gather_probabilities(distribution: Tensor | None, x: Tensor) -> Tensor:
     """distribution(x) in float64; 1 where the draft token was certain."""
     if distribution is None:
         return torch.ones(x.shape, dtype=torch.float64, device=x.device)
     return distribution.gather(2, x[..., None]).squeeze(2).double()
 
 
-def live(x: Tensor, lengths: Tensor) -> Tensor:
+def draft_mask(x: Tensor, lengths: Tensor) -> Tensor:
     """Where x `[B, G]` holds a draft token and not padding, `[B, G]`."""
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
