@@ -57,7 +57,7 @@ _HOMES = {
     "sampling.params": ("SamplingParams",),
     "records": ("Stats", "StepRecord"),
     "request": ("Completion", "Piece"),
-    "engine.asynchronous": ("AsyncEngine",),
+    "engine.async_engine": ("AsyncEngine",),
     "engine.engine": ("Engine", "EngineStats", "Event"),
     "speculator": ("Speculator",),
 }

@@ -217,13 +217,13 @@ class InputProcessor:
 
     def _make_sequence(self, number: int, request: Request) -> SequenceState:
         seq, params = SequenceState.from_request(request), request.params
-        if seq.predicted_output is None and self.predicted_output is not None:
-            seq.predicted_output = self.predicted_output(request)
+        if seq.output_predictor is None and self.predicted_output is not None:
+            seq.output_predictor = self.predicted_output(request)
         seq.controls = chain(request, self.target.vocab_size, number, self._make_matcher(request))
         if params.stop_strings:
             assert self.tokenizer is not None  # `require` has seen to it
-            seq.endings.append(make_transcript(request, self.tokenizer))
-        seq.endings += own.endings(params.stopping, request.prompt)
+            seq.stop_conditions.append(make_transcript(request, self.tokenizer))
+        seq.stop_conditions += own.endings(params.stopping, request.prompt)
         return seq
 
     def _make_matcher(self, request: Request) -> Matcher | None:

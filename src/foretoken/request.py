@@ -162,7 +162,7 @@ class SequenceState:
 
     def find_forced_tokens(self, max_tokens: int) -> list[int]:
         """At most so many tokens that its grammar leaves no choice about."""
-        return self.controls.forced([])[:max_tokens] if self.controls is not None and max_tokens else []
+        return self.controls.find_forced_tokens([])[:max_tokens] if self.controls is not None and max_tokens else []
 
     @property
     def reports_logits(self) -> bool:

@@ -65,7 +65,7 @@ class Race(SharedDraw):
 
     def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
         for i, rows in enumerate(distributions.unbind(1), first):
-            for (key, position), distribution in zip(self._places(i), rows.tolist(), strict=True):
+            for (key, position), distribution in zip(self._noise_positions(i), rows.tolist(), strict=True):
                 self._run(key, position, tuple(distribution))
         self._noise = {}  # the pieces are smaller now
         return super().find_winners(distributions, first)
@@ -82,5 +82,5 @@ class Race(SharedDraw):
         return tuple((name[2], x) for name, (x, _) in path.items() if name[:2] == place)
 
     def _exponentials(self, offset: int, V: int) -> Tensor:
-        points = [piece(self._ran(*place)).mean(0) for place in self._places(offset)]
+        points = [piece(self._ran(*place)).mean(0) for place in self._noise_positions(offset)]
         return torch.from_numpy(np.stack(points))

@@ -49,8 +49,8 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is alone is read in its first step, which then has no draft tokens; its worlds are
     those of rows that are not."""
-    head = Batch._head
-    monkeypatch.setattr(Batch, "_head", lambda self, row, read, last: head(self, row, read, False))
+    head = Batch._select_prefill
+    monkeypatch.setattr(Batch, "_select_prefill", lambda self, row, read, last: head(self, row, read, False))
 
 
 def own_distribution(V: int) -> Model:

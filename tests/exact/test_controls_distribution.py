@@ -410,7 +410,7 @@ class WithoutShaping(WorldDraw):
     """Draws from the distribution before controls, and says that it was the one after."""
 
     def sample(self, logits, i, params=None):
-        q = row_probabilities(self._shaped(logits, i), self.params)
+        q = row_probabilities(self._apply_controls(logits, i), self.params)
         return self(row_probabilities(logits, self.params), i), q
 
 

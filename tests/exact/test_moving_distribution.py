@@ -87,12 +87,12 @@ class Course:
 
     def _run(self, wave: list[World], patch: pytest.MonkeyPatch) -> list[tuple[Text, ...]]:
         verifier = resolve_verifier(1, self.rule, 1.0)
-        patch.setattr(type(verifier), "draws", type("ThisWave", (self.draw,), {"wave": wave}))
+        patch.setattr(type(verifier), "draw_class", type("ThisWave", (self.draw,), {"wave": wave}))
         core = EngineCore(self.target(), self.drafter(), MANY)
         core.scheduler.prefill_budget = TwoByTwo()
         sampled = SamplingParams(1.0)
         rows = {
-            (w, b): SequenceState.select(
+            (w, b): SequenceState.from_request(
                 Request(list(each.prompt), each.limit, SequenceKey(w, b), frozenset(), params=sampled)
             )
             for w in range(len(wave))

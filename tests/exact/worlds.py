@@ -70,7 +70,7 @@ class WorldDraw(Draw):
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         ids = sample(distribution, self.middles(distribution, i, Purpose.DRAFT))
-        self._note(ids, i)
+        self._remember(ids, i)
         return ids
 
     def derive_keys(self) -> list[SequenceKey]:
@@ -147,7 +147,7 @@ def distribution_of(case: Case, monkeypatch) -> dict[tuple[Text, ...], float]:
 def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     verifier = resolve_verifier(case.gamma, case.rule, case.lenience)
     draw = type("ThisWave", (case.draw,), {"wave": wave})
-    monkeypatch.setattr(type(verifier), "draws", draw)
+    monkeypatch.setattr(type(verifier), "draw_class", draw)
     target = case.target()
     rows = [
         SequenceState.from_request(replace(request, key=SequenceKey(w, b), params=case.params or request.params))

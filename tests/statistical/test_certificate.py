@@ -221,7 +221,7 @@ def test_noise_that_is_used_twice_is_found(drafter, changes, monkeypatch):
     """The next token is drawn with the number of the first draft token."""
 
     def again(self: Draw, distribution: Tensor) -> Tensor:
-        return self._drawn(distribution, 0, Purpose.DRAFT)
+        return self._draw_ids(distribution, 0, Purpose.DRAFT)
 
     monkeypatch.setattr(Draw, "draw_next_token", again)
     certificate = issue(drafter(), **changes)

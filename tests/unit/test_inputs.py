@@ -88,10 +88,10 @@ def test_a_prompt_is_read_once_for_all_its_texts(monkeypatch):
 def test_a_prediction_has_no_special_tokens_and_is_of_the_decoders_ids() -> None:
     reader = intake(byte_level())
     text = byte_level()("It was", add_special_tokens=False).input_ids
-    assert reader.prediction("It was") == tuple(text) == reader.prediction(text)
-    assert reader.prediction("") == reader.prediction([]) == ()
+    assert reader.tokenize_prediction("It was") == tuple(text) == reader.tokenize_prediction(text)
+    assert reader.tokenize_prediction("") == reader.tokenize_prediction([]) == ()
     for bad, said in (([V], "0..319"), ([-1], "prediction"), (3, "prediction")):
         with pytest.raises(InputError, match=said):
-            reader.prediction(bad)
+            reader.tokenize_prediction(bad)
     with pytest.raises(InputError, match="prediction is text, but there is no tokenizer"):
-        intake().prediction("It was")
+        intake().tokenize_prediction("It was")

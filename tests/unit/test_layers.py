@@ -17,7 +17,7 @@ LAYERS = [
     ["costing.contention", "errors", "shared_cache", "slow_log", "timing", "transfer"],
     ["kernels", "media"],
     ["text"],
-    ["checked", "models", "storage"],
+    ["argument_checks", "models", "storage"],
     ["models.stock", "models.store", "sampling", "theory"],
     ["drafters.base", "generation_config", "models.graphs", "models.native"],
     ["records"],
@@ -32,7 +32,7 @@ LAYERS = [
     ["speculator"],
     ["engine.options", "loading", "speech"],
     ["engine.engine", "transformers_integration.attach"],
-    ["engine.asynchronous"],
+    ["engine.async_engine"],
     ["server"],
     ["cluster"],
     ["", "measurement"],
@@ -123,7 +123,7 @@ def test_neither_the_package_nor_its_tests_import_the_reproduction() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("sampling.verify", "from foretoken.step import step"),
+        ("sampling.acceptance_rules", "from foretoken.step import step"),
         ("models.native.model", "import foretoken.models.graphs"),
         ("models.rows", "def late():\n    import foretoken.models.stock.model"),
         ("drafters.base", "from foretoken.drafters.lm import LMDrafter"),

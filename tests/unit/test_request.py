@@ -23,9 +23,9 @@ def row(limit: int = 5, eos: tuple[int, ...] = (9,)) -> SequenceState:
 def record(**changes) -> StepRecord:
     values = {
         "gamma": 2,
-        "guesses": (3, 4),
+        "draft_tokens": (3, 4),
         "accepted": 1,
-        "kept": (3, 5),
+        "new_tokens": (3, 5),
         "overlaps": (0.5, 0.25),
         "draft_calls": 2,
         "draft_seconds": 0.1,
@@ -59,7 +59,7 @@ def test_stats_sum_up_the_records():
     r = row(limit=9)
     r.commit([3, 5])
     r.commit([6])
-    r.records = [record(), record(guesses=(), kept=(6,), accepted=0, overlaps=(), draft_calls=0)]
+    r.records = [record(), record(draft_tokens=(), new_tokens=(6,), accepted=0, overlaps=(), draft_calls=0)]
     s = compute_stats(r, "table", "none")
     assert (s.target_calls, s.draft_calls, s.drafted, s.accepted) == (2, 2, 2, 1)
     # of the distributions, where accepted / drafted is 1 / 2

@@ -176,8 +176,8 @@ def _banned(params: SamplingParams, row: _Setting) -> Named:
     ends = [token for token in row.stops if token not in row.request.late_eos]
     if params.min_new_tokens and ends:
         yield "min_new_tokens", penalties.Suppressed(ends, until=params.min_new_tokens)
-    if row.request.find_forced_tokens:
-        yield "forced_bos_token_id and forced_eos_token_id", penalties.Forced(row.request.find_forced_tokens)
+    if row.request.forced:
+        yield "forced_bos_token_id and forced_eos_token_id", penalties.Forced(row.request.forced)
 
 
 def _ends(params: SamplingParams, row: _Setting) -> Named:

@@ -101,7 +101,7 @@ class AdaptiveGamma:
     single_costs: Costs | None = None  # of one row, for deterministic rows
     drafts: bool = True  # whether there is a drafter
     priors: tuple[tuple[float, float], ...] = ()  # by grade, of a drafter that has `Grades`
-    _histories: list[tuple[SequenceState, AcceptanceHistory]] = field(default_factory=list[tuple[SequenceState, "Pasts"]], init=False)
+    _histories: list[tuple[SequenceState, AcceptanceHistory]] = field(default_factory=list[tuple[SequenceState, "AcceptanceHistory"]], init=False)
     _last_size: int = field(default=0, init=False)  # positions of the last pass that was asked for
     # by what they were asked for last
     _table: tuple[Hashable, StepCostTable] | None = field(default=None, init=False)
@@ -192,7 +192,7 @@ class AdaptiveGamma:
         """Return the source of a row's draft tokens, and note it in the row: the draft, or its
         predicted output where that says something and the row alone would gain more by it."""
         drafted, predicted = history.drafted[seq.grade], history.predicted
-        seq.uses_prediction = predicted is not None and bool(seq.predicted(1))
+        seq.uses_prediction = predicted is not None and bool(seq.predict_tokens(1))
         if predicted is None or not seq.uses_prediction:
             return drafted
         if self.drafts:  # compare tokens a second, each with its best gamma

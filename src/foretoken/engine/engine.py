@@ -324,14 +324,14 @@ class Engine:
         seq, piece = entry.seq, entry.take_piece()
         if piece is None and seq.finish_reason is None:
             return None
-        piece = piece or Piece(entry.text(), [])
+        piece = piece or Piece(entry.take_text(), [])
         completion = None
         if seq.finish_reason is not None:
             self._streams.pop(id, None)
             completion = self._spec.make_completion(seq)
             self._stats.finished += 1
         self._stats.tokens += len(piece.tokens)
-        steps = entry.records()
+        steps = entry.take_records()
         return Event(
             id,
             piece.text,

@@ -45,7 +45,7 @@ class OutputStream:
         wanted = self.seq.request.params.logprobs is not None
         likelihoods = self.seq.logprobs[self.num_sent_tokens - self.num_resumed_tokens :] if wanted else None
         self.num_sent_tokens += len(tokens)
-        return Piece(self.text(len(tokens)), tokens, likelihoods, self.index)
+        return Piece(self.take_text(len(tokens)), tokens, likelihoods, self.index)
 
     def take_text(self, count: int = 0) -> str | None:
         """Return the new text that may be shown, of `count` new tokens; None without a

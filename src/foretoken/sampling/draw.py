@@ -107,7 +107,7 @@ class Draw:
             The draws.
         """
         some = copy(self)  # `masses` stays one list
-        for name in ("keys", "lengths", "params", "controls", "before", "_draft_tokens"):
+        for name in ("keys", "lengths", "params", "controls", "previous_draft_tokens", "_draft_tokens"):
             every = getattr(self, name)
             setattr(some, name, [every[b] for b in rows])
         some._prefetched = None if self._prefetched is None else self._prefetched[:, rows]

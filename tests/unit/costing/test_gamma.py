@@ -220,11 +220,11 @@ def test_reading_prompts_makes_no_draft_token_cheap():
     steady = Costs(((0, 0.0), (16, 0.0)), ((1, 10.0), (2, 11.0), (200, 209.0)), ((1, 0.0),))
     bad = row([record(2, [0.05])] * 30)
     assert AdaptiveGamma(steady).choose_gammas([bad]) == [0]
-    assert AdaptiveGamma(steady).choose_gammas([bad], OtherWork(positions=100, read=100)) == [0]
-    assert AdaptiveGamma(steady).choose_gammas([bad, bad], OtherWork(positions=100, read=100)) == [0, 0]
+    assert AdaptiveGamma(steady).choose_gammas([bad], OtherWork(positions=100, prefill_positions=100)) == [0]
+    assert AdaptiveGamma(steady).choose_gammas([bad, bad], OtherWork(positions=100, prefill_positions=100)) == [0, 0]
     assert AdaptiveGamma(steady).choose_gammas([bad], OtherWork(positions=100)) != [0]  # as if part of every step
     good = row([judged(0.95, 8)] * 30)
-    assert AdaptiveGamma(steady).choose_gammas([good], OtherWork(positions=100, read=100)) > [4]
+    assert AdaptiveGamma(steady).choose_gammas([good], OtherWork(positions=100, prefill_positions=100)) > [4]
 
 
 def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():

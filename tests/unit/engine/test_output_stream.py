@@ -22,7 +22,7 @@ def test_every_token_once() -> None:
     shown.commit([5, 6])
     piece = output.take_piece()
     assert piece is not None and output.take_piece() is None
-    assert (piece.text, piece.tokens, piece.logprobs, piece.seq) == (None, [5, 6], None, 4)
+    assert (piece.text, piece.tokens, piece.logprobs, piece.row) == (None, [5, 6], None, 4)
     shown.commit([7])
     assert (piece := output.take_piece()) is not None and piece.tokens == [7]
 

@@ -234,7 +234,7 @@ def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
     before = len(seen)
     core.step()
     assert seen[before - 1] == NO_OTHER_WORK
-    assert seen[before].read == seen[before].positions == 3
+    assert seen[before].prefill_positions == seen[before].positions == 3
     core.abort([task.seq for task in [*core.scheduler.running, *core.scheduler.waiting]])
 
 

@@ -114,7 +114,7 @@ class RequestPreparer:
         """Ban the ids of texts, as they begin a text and as they follow a space."""
         if self.spec.tokenizer is None:
             raise InputError("bad_words needs a tokenizer, and the model has none; leave it out")
-        spelled = [self.spec.inputs.prediction(lead + text) for text in words for lead in ("", " ")]
+        spelled = [self.spec.inputs.tokenize_prediction(lead + text) for text in words for lead in ("", " ")]
         return {"bad_words_ids": [ids for ids in dict.fromkeys(spelled) if ids]}
 
 
@@ -157,7 +157,7 @@ class PromptEncoder:
     def encode_prediction(self, text: str) -> list[int]:
         """Return the ids of a predicted output."""
         self._require_short(text, "prediction")
-        ids = list(self.spec.inputs.prediction(text))
+        ids = list(self.spec.inputs.tokenize_prediction(text))
         self._require_fit(ids, "prediction")
         return ids
 

@@ -58,7 +58,7 @@ def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
     with log_if_slow(log, "choosing a draft for %s, once", base_name(spec.target_name)):
         spec = spec.prepared()
     if setup.costs is not None:
-        spec.costing.freeze(pickle.loads(setup.costs))
+        spec.costing.adopt_measured(pickle.loads(setup.costs))
     return spec, preparers[0]
 
 
