@@ -97,7 +97,7 @@ class Before:
 def remembering() -> LookupDrafter:
     """As in an engine, all requests being one user's."""
     drafter = LookupDrafter()
-    drafter.remember(True)
+    drafter.set_prefix_caching(True)
     return drafter
 
 

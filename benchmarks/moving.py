@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from foretoken import Engine, Speculator, load
-from foretoken.drafters.base import parts_of
+from foretoken.drafters.base import list_parts
 from foretoken.generation_config import EndTokens
 from machine import save
 
@@ -101,7 +101,7 @@ def conversation(spec: Speculator, gamma: int) -> Iterator[dict[str, Any]]:
     Of target and draft, in turn."""
     dice, context = random.Random(0), spec.target.context or 4096
     models = [
-        part for part in parts_of(spec.target, spec.drafter) if part.capabilities.prefix_cache
+        part for part in list_parts(spec.target, spec.drafter) if part.capabilities.prefix_cache
     ]
     history = ids(dice, spec, context - 2 * (TURNS + 1) * SAID)
     with Engine(spec) as engine:

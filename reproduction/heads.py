@@ -41,7 +41,7 @@ class HeadsDrafter(Drafter):
         self.states: list[Tensor | None] = []  # [H] of every row: the one its last token came from
         self.last: list[int] = []  # that token
 
-    def reading(self, target: Model) -> HeadsDrafter:
+    def with_target(self, target: Model) -> HeadsDrafter:
         """The same heads on the states of another target, without rows."""
         return HeadsDrafter(target, self.heads, self.output, self.embedding)
 

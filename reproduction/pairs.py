@@ -55,7 +55,7 @@ class Pairs:
         if not self.recipe.prompts.chat:
             return plain
         tokenizer = self._any().tokenizer
-        return [chat.ids([{"role": "user", "content": text}], tokenizer) for text in plain]
+        return [chat.encode_chat([{"role": "user", "content": text}], tokenizer) for text in plain]
 
     @property
     def timed(self) -> list[Prompt]:

@@ -38,7 +38,7 @@ from census_media import (
 )
 from foretoken.errors import InputError, RefusedError, log_error_kind, to_one_line
 from foretoken.loading.load import load
-from foretoken.media.inputs import is_media, media_of
+from foretoken.media.inputs import has_media_inputs, split_media
 from foretoken.models.native import conversion
 from foretoken.models.stock.media import get_forward_parameters, measure_generate_deviation
 from foretoken.models.stock.selfcheck import LOGIT_TOLERANCE, check
@@ -251,9 +251,9 @@ def natively(model: PreTrainedModel, asked: list[Inputs]) -> str:
     own `generate`, or why it refuses a class."""
     try:
         check(model, conversion.make_form())
-        for inputs in filter(is_media, asked):
+        for inputs in filter(has_media_inputs, asked):
             target: Any = conversion.NativeConversion(None, "float32", lambda: model).model()
-            (media,) = media_of(inputs, encodes=model.config.is_encoder_decoder)
+            (media,) = split_media(inputs, encodes=model.config.is_encoder_decoder)
             if reason := target.find_media_problem(media):
                 return reason
             if not (delta := measure_generate_deviation(model, target, media)) < LOGIT_TOLERANCE:
@@ -281,7 +281,7 @@ def _compared(
 ) -> tuple[str, str | None]:
     """The form that a model runs in, and how its texts differ, if they do."""
     given: Any = asked
-    if not any(map(is_media, asked)):
+    if not any(map(has_media_inputs, asked)):
         given = [each["input_ids"][0].tolist() for each in asked]
     for draft in ("lookup", _relative(model)):
         spec = load(model, draft, runtime="transformers")

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 import hybrids
 import pairs
 from foretoken import Completion, SamplingParams, Speculator
-from foretoken.controls.chain import chain
+from foretoken.controls.chain import build_chain
 from foretoken.costing.costs import Costs
-from foretoken.drafters.base import Drafter, held
+from foretoken.drafters.base import Drafter, iter_parts
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -309,7 +309,7 @@ class Alone:
         spec = shared(self.runtime, self.drafter, number=1)
         (request,) = spec.inputs.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
         logits = pairs.scores(network("target"), [*asked.prompt, *own[:place]])[-1]
-        if (controls := chain(request, V)) is not None:
+        if (controls := build_chain(request, V)) is not None:
             logits = controls.shape(logits, list(own[:place]))
         edge = asked.params.top_k and logits.sort(descending=True).values[: asked.params.top_k + 1]
         cut = float(edge[-2] - edge[-1]) if asked.params.top_k else np.inf
@@ -334,7 +334,7 @@ def steady_times(patch: pytest.MonkeyPatch) -> None:
 
 
 def parts(spec: Speculator) -> list[Any]:
-    return [*held(spec.target), *held(spec.drafter)]
+    return [*iter_parts(spec.target), *iter_parts(spec.drafter)]
 
 
 def rows_of(part: Any) -> int:
@@ -357,7 +357,7 @@ def require_accounted(spec: Speculator) -> None:
     assert rows_of(spec.target) == len(batch.seqs)
     drafted = 0 if batch._lease is None else batch._lease.drafted
     for part in parts(spec):
-        rows = len(batch.seqs) if part in held(spec.target) else drafted
+        rows = len(batch.seqs) if part in iter_parts(spec.target) else drafted
         assert rows_of(part) in (0, rows)
         if isinstance(part, NativeModel):
             every = [*part.seqs, *(part.pool.prefix_cache or ())]

@@ -286,7 +286,7 @@ def noted(drafter: PairsDrafter) -> list[Drafted]:
     propose = drafter.propose
 
     def noting(gamma: list[int], draw: Draw) -> Draft:
-        texts = [list(row.text) for row in drafter.rows]
+        texts = [list(seq.tokens) for seq in drafter.seqs]
         draft = propose(gamma, draw)
         for b, n in enumerate(draft.lengths.tolist()):
             if n:

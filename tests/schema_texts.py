@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.controls.grammar import GrammarMatcher, Vocabulary, vocabulary
+from foretoken.controls.grammar import GrammarMatcher, GrammarVocabulary, get_vocabulary
 from foretoken.sampling.checks import Structured
 
 END = 256
@@ -29,20 +29,20 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 @lru_cache
-def _lexicon() -> tuple[Vocabulary, dict[int, int]]:
+def _lexicon() -> tuple[GrammarVocabulary, dict[int, int]]:
     """llguidance's form of it, and the byte of each id."""
-    known = vocabulary(_tokenizer(), END + 1, frozenset({END}))
-    return known, {known.words.tokenize_bytes(bytes([byte]))[0]: byte for byte in range(256)}
+    known = get_vocabulary(_tokenizer(), END + 1, frozenset({END}))
+    return known, {known.lexicon.tokenize_bytes(bytes([byte]))[0]: byte for byte in range(256)}
 
 
 def matcher(schema: Any) -> GrammarMatcher:
     """Return the matcher of a schema. InputError where it cannot be followed."""
-    return _lexicon()[0].grammar(Structured("json_schema", json.dumps(schema))).matcher()
+    return _lexicon()[0].compile_grammar(Structured("json_schema", json.dumps(schema))).new_matcher()
 
 
 def allows(row: GrammarMatcher, text: str) -> bool:
     """Tell whether a text may be written to its end."""
-    tokens = [*_lexicon()[0].words.tokenize_str(text), END]
+    tokens = [*_lexicon()[0].lexicon.tokenize_str(text), END]
     for token in tokens:
         row.push(token)
     allowed = row.ended
@@ -56,7 +56,7 @@ def written(row: GrammarMatcher, chance: random.Random, longest: int = 100) -> s
     something, and those that mean something to schemas, are drawn often."""
     text, known, ended = bytearray(), _lexicon()[1], False
     while len(text) < longest and not ended:
-        ids = row.allowed().nonzero()[:, 0].tolist()
+        ids = row.compute_mask().nonzero()[:, 0].tolist()
         others = [each for each in ids if each != END]
         ended = END in ids and (not others or chance.random() < 0.5)
         if ended or not others:

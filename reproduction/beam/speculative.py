@@ -22,7 +22,7 @@ from foretoken.request import Request
 from foretoken.sampling.checks import Count
 from foretoken.sampling.params import Controls, SamplingParams
 from foretoken.speculator import Speculator
-from foretoken.text.decoding import continued
+from foretoken.text.decoding import decode_continuation
 from reproduction.beam.search import BeamParams, Hypothesis, Search, continuations
 from reproduction.beam.tree import Node, ScoredTree
 
@@ -188,7 +188,7 @@ def _beams(search: Search, stats: BeamStats, spec: Speculator) -> list[Beam]:
         tokens = end.node.new_tokens
         visible = tokens[:-1] if end.reason == "stop" else tokens
         prompt, tokenizer = search.request.prompt, spec.tokenizer
-        text = continued(tokenizer, prompt, visible) if tokenizer else None
+        text = decode_continuation(tokenizer, prompt, visible) if tokenizer else None
         beams.append(Beam(text, tokens, end.score, end.reason, stats))
     return beams
 

@@ -10,14 +10,14 @@ from itertools import islice
 from secrets import randbits
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from foretoken.controls import own
-from foretoken.controls.chain import Matcher, chain
-from foretoken.controls.grammar import Grammar, vocabulary
-from foretoken.controls.own import require
+from foretoken.controls import custom
+from foretoken.controls.chain import Matcher, build_chain
+from foretoken.controls.grammar import CompiledGrammar, get_vocabulary
+from foretoken.controls.custom import require_supported_params
 from foretoken.errors import ForetokenError, InputError, naming_option, format_value, is_whole_number
 from foretoken.generation_config import EndTokens, place_forced_ids, resolve_params
-from foretoken.media import TEXT
-from foretoken.media.inputs import Media, is_media, media_of
+from foretoken.media import TEXT_INPUTS
+from foretoken.media.inputs import Media, has_media_inputs, split_media
 from foretoken.models.base import Model
 from foretoken.models.guidance import GuidedModel
 from foretoken.request import Request, SequenceState, OutputPredictor
@@ -29,8 +29,8 @@ from foretoken.sampling.speculation import COUPLED_RULE, SpeculationOptions
 from foretoken.sampling.verifier import Verifier
 from foretoken.sampling.acceptance_rules import Rule
 from foretoken.text import chat
-from foretoken.text.decoding import Transcript
-from foretoken.text.messages import Message, conversations, holds_media
+from foretoken.text.decoding import StoppingDetokenizer
+from foretoken.text.messages import Message, as_conversations, has_media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,7 +71,7 @@ class InputProcessor:
         media = self._find_media(prompts)
         if media is not None:
             return cast(list[Prompt], media)
-        chats = conversations(prompts)
+        chats = as_conversations(prompts)
         if chats is not None:
             return [self._encode_chat(messages, template) for messages in chats]
         if template != (None, None):
@@ -118,16 +118,16 @@ class InputProcessor:
         self, messages: list[Message], template: tuple[str | None, Mapping[str, Any] | None]
     ) -> Prompt:
         """A conversation as ids, or as ids and media."""
-        if not holds_media(messages):
-            return chat.ids(messages, self.tokenizer, *template)
+        if not has_media(messages):
+            return chat.encode_chat(messages, self.tokenizer, *template)
         if self.processor is None:
             raise InputError(
                 "messages hold images or sounds, and the model has no processor in its folder, so "
                 "it reads text alone; give text, or load a model that reads them (to one in "
                 "memory, give what its processor makes of them)"
             )
-        output = chat.media(messages, self.processor(), *template)
-        (media,) = media_of(output, encodes=self.target.encoder_decoder)
+        output = chat.process_media_chat(messages, self.processor(), *template)
+        (media,) = split_media(output, encodes=self.target.encoder_decoder)
         return cast(Prompt, media)
 
     def _find_media(self, prompts: Any) -> list[Media | Prompt] | None:
@@ -138,13 +138,13 @@ class InputProcessor:
         several = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
         outputs = [each for each in several if isinstance(each, Mapping)]
         listed = isinstance(prompts, list | tuple)
-        known = (is_media(each) or (listed and "input_ids" in each) for each in outputs)
+        known = (has_media_inputs(each) or (listed and "input_ids" in each) for each in outputs)
         if any("role" in each for each in outputs) or not any(known):
             return None
         read: list[Media | Prompt] = []
         for each in several:
             if isinstance(each, Mapping):
-                made = media_of(each, encodes=self.target.encoder_decoder)
+                made = split_media(each, encodes=self.target.encoder_decoder)
                 read += [media if media.inputs else media.ids for media in made]
             else:
                 read += to_prompt_list([each])
@@ -181,7 +181,7 @@ class InputProcessor:
             limit = _count_new_tokens(len(head), self.max_length)
             params = replace(params, max_new_tokens=limit)
         params = resolve_params(params, self.controls, self.ends, len(head))
-        require(params, self.target, self.tokenizer is not None)
+        require_supported_params(params, self.target, self.tokenizer is not None)
         eos = {*(() if params.ignore_eos else self.ends.eos), *params.stop_token_ids}
         stops = self._find_stop_string_ids(params) - eos
         eos |= stops
@@ -219,27 +219,27 @@ class InputProcessor:
         seq, params = SequenceState.from_request(request), request.params
         if seq.output_predictor is None and self.predicted_output is not None:
             seq.output_predictor = self.predicted_output(request)
-        seq.controls = chain(request, self.target.vocab_size, number, self._make_matcher(request))
+        seq.controls = build_chain(request, self.target.vocab_size, number, self._make_matcher(request))
         if params.stop_strings:
             assert self.tokenizer is not None  # `require` has seen to it
             seq.stop_conditions.append(make_transcript(request, self.tokenizer))
-        seq.stop_conditions += own.endings(params.stopping, request.prompt)
+        seq.stop_conditions += custom.wrap_criteria(params.stopping, request.prompt)
         return seq
 
     def _make_matcher(self, request: Request) -> Matcher | None:
         """Return the matcher of the grammar that a text must follow."""
         structured = request.params.structured
-        return None if structured is None else self._grammar(structured, request.eos).matcher()
+        return None if structured is None else self._grammar(structured, request.eos).new_matcher()
 
     def prepare_grammars(self) -> None:
         """Make llguidance's form of the tokenizer, if it has one: no other thread runs while it is
         made."""
         with suppress(InputError):
-            vocabulary(self.tokenizer, self.target.vocab_size, self.ends.eos, self.ends.eos)
+            get_vocabulary(self.tokenizer, self.target.vocab_size, self.ends.eos, self.ends.eos)
 
-    def _grammar(self, structured: Structured, eos: frozenset[int]) -> Grammar:
+    def _grammar(self, structured: Structured, eos: frozenset[int]) -> CompiledGrammar:
         V, own = self.target.vocab_size, self.ends.eos
-        return vocabulary(self.tokenizer, V, eos, own).grammar(structured)
+        return get_vocabulary(self.tokenizer, V, eos, own).compile_grammar(structured)
 
     def split_prompt(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
         """Return the ids that the decoder continues, and those that the encoder reads."""
@@ -296,16 +296,16 @@ class InputProcessor:
         return cast(list[int], encoding.input_ids)
 
 
-def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Transcript:
+def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> StoppingDetokenizer:
     """Return the reader of a request's new text, up to its stop strings."""
     params, strings = request.params, request.params.stop_strings or ()
-    return Transcript(
+    return StoppingDetokenizer(
         tokenizer,
         request.prompt,
         strings,
-        include=params.include_stop_string,
-        special=not params.skip_special_tokens,
-        minimum=params.min_new_tokens or 0,
+        include_stop_string=params.include_stop_string,
+        keep_special_tokens=not params.skip_special_tokens,
+        min_tokens=params.min_new_tokens or 0,
     )
 
 
@@ -382,7 +382,7 @@ def _list_encoded(batch: Mapping[str, Any]) -> list[Any]:
     """Return the ids in a tokenizer's output, without the padding on either side."""
     if "input_ids" not in batch:
         raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
-    if media := sorted(batch.keys() - TEXT):
+    if media := sorted(batch.keys() - TEXT_INPUTS):
         raise InputError(
             f"prompts hold {', '.join(media)}, and ids alone are read here; give these"
         )

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from threading import RLock, Thread, current_thread
 from weakref import ref
 
-from foretoken.drafters.base import Drafter, held
+from foretoken.drafters.base import Drafter, iter_parts
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Model, Component
 
@@ -25,7 +25,7 @@ class LeaseRecord:
 
     def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
-        self.parts = [*held(target), *(held(drafter) if drafter else ())]
+        self.parts = [*iter_parts(target), *(iter_parts(drafter) if drafter else ())]
         self.num_drafted = 0  # sequences in the drafter, at most
         self.thread: Thread = current_thread()
         self.is_over = False
@@ -95,8 +95,8 @@ class Lease:
 
 def set_exposed_states(target: Model, drafter: Drafter | None) -> None:
     """Let a target show its states where a part of the drafter reads them, and nowhere else."""
-    drafters = [part for part in held(drafter) if isinstance(part, Drafter)]
-    target.expose_hidden_states(next((part.known for part in drafters if part.reads_states), None))
+    drafters = [part for part in iter_parts(drafter) if isinstance(part, Drafter)]
+    target.expose_hidden_states(next((part.count_cached_tokens for part in drafters if part.reads_states), None))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from foretoken.sampling.draw import LogitShaper
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import SamplingParams
-from foretoken.text.prediction import Prediction
+from foretoken.text.prediction import PredictedOutput
 
 FinishReason = Literal["stop", "length", "interrupted", "error"]
 
@@ -59,7 +59,7 @@ class OutputPredictor(Protocol):
 class StopCondition(Protocol):
     """An end of a text other than an id."""
 
-    def read(self, token: int) -> str | None:
+    def append_token(self, token: int) -> str | None:
         """The text goes on by this token: why it ends with it, None where it does not.
         ControlError where that cannot be said."""
         ...
@@ -135,7 +135,7 @@ class SequenceState:
     @classmethod
     def from_request(cls, request: Request) -> SequenceState:
         """A fresh row."""
-        expected = Prediction(request.prediction) if request.prediction else None
+        expected = PredictedOutput(request.prediction) if request.prediction else None
         return cls(request, list(request.prompt), output_predictor=expected)
 
     @property
@@ -209,7 +209,7 @@ class SequenceState:
         if not stops or self.request.params.include_stop_string:
             for ending in self.stop_conditions:
                 try:
-                    reason = ending.read(token)
+                    reason = ending.append_token(token)
                 except ControlError as error:
                     self.finish_reason, self.error = "error", error
                     continue  # the others read it too

@@ -26,8 +26,8 @@ from foretoken.sampling.checks import as_ids
 from foretoken.sampling.params import Controls, SamplingParams
 from foretoken.sampling.verifier import Verifier
 from foretoken.sampling.acceptance_rules import Rule
-from foretoken.transformers_integration.generate_call import GenerateCall, ending_strings
-from foretoken.transformers_integration.unsupported import require_alone, require_ours, withheld
+from foretoken.transformers_integration.generate_call import GenerateCall, build_stop_criteria
+from foretoken.transformers_integration.unsupported import require_single_row, require_same_model, read_withheld_arguments
 
 MAX_BATCH_SIZE = 16  # that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:
@@ -367,11 +367,11 @@ class Speculator:
         """
         # CAUTION: reads the local variables of transformers' `generate`, which withholds a streamer
         # and an assistant from a custom_generate (transformers_integration/unsupported.py)
-        arguments = withheld(sys._getframe(1))
+        arguments = read_withheld_arguments(sys._getframe(1))
         streamer = arguments.get("streamer") if streamer is None else streamer
-        require_alone(streamer, len(input_ids))
-        require_ours(model, self.target, arguments)
-        strings = ending_strings(stop_strings, self.tokenizer)
+        require_single_row(streamer, len(input_ids))
+        require_same_model(model, self.target, arguments)
+        strings = build_stop_criteria(stop_strings, self.tokenizer)
         task = GenerateCall(
             model,
             input_ids,
@@ -382,13 +382,13 @@ class Speculator:
             model_kwargs,
         )
         looks_up = isinstance(self.drafter, LookupDrafter)
-        gamma = task.guesses(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
+        gamma = task.choose_gamma(num_assistant_tokens, prompt_lookup_num_tokens, looks_up=looks_up)
         verifier = resolve_verifier(gamma, "block", 1.0)
-        requests = task.requests(self.target)
+        requests = task.build_requests(self.target)
         policy = self.costing.make_policy(requests, gamma, len(requests))
         seqs = self.inputs.make_sequences(requests)
         steps = self.core.run(seqs, verifier, policy)
-        return task.decoded(seqs, steps, self.target, streamer)
+        return task.decode(seqs, steps, self.target, streamer)
 
     def warn_about_suggested(self, params: Sequence[SamplingParams]) -> None:
         """Warn once, where texts differ from what the model's own generation config suggests."""

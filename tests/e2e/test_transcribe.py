@@ -18,11 +18,11 @@ import foretoken
 import speech
 from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
-from foretoken.media.spoken import as_srt, as_vtt
+from foretoken.media.transcripts import to_srt, to_vtt
 from foretoken.models.native.encoder_decoder import NativeMediaDecoder
 from foretoken.models.stock import media
 from foretoken.speech.transcription import Segment, Transcription, transcribe
-from foretoken.speech.word_times import TimedWindows
+from foretoken.speech.word_times import WordTimer
 
 RATE = 16_000
 
@@ -139,7 +139,7 @@ def test_words_have_the_times_of_transformers(
         **inputs, **asked, return_segments=True, return_token_timestamps=True
     )["segments"][0]
     target: Any = spec.target
-    timed = TimedWindows(spec, target.model, int(inputs["attention_mask"].sum()), None)
+    timed = WordTimer(spec, target.model, int(inputs["attention_mask"].sum()), None)
 
     def begun(done: Any) -> None:
         timed.seek = int(done[0, 0])
@@ -154,7 +154,7 @@ def test_words_have_the_times_of_transformers(
     assert target.model.config._attn_implementation == "sdpa"
 
     texts: list[str] = []
-    made = transcribe(spec, samples, language="en", words=True, gamma=3, told=texts.append)
+    made = transcribe(spec, samples, language="en", words=True, gamma=3, on_text=texts.append)
     assert made.language == "en" and "".join(texts).strip() == made.text
     plain = transcribe(spec, samples, language="en")
     assert made.segments and [s.tokens for s in made.segments] == [s.tokens for s in plain.segments]
@@ -237,7 +237,7 @@ def test_subtitles() -> None:
         4000.0, [Segment(0.0, 1.5, " Hello", []), Segment(3599.9996, 3661, "b", [])]
     )
     assert made.text == "Hellob"
-    assert as_srt(made) == (
+    assert to_srt(made) == (
         "1\n00:00:00,000 --> 00:00:01,500\nHello\n\n2\n01:00:00,000 --> 01:01:01,000\nb\n"
     )
-    assert as_vtt(made).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nHello\n\n01:00:00.000")
+    assert to_vtt(made).startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nHello\n\n01:00:00.000")

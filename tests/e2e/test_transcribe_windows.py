@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import foretoken
 from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
-from foretoken.speech.transcription import tells_words, transcribe, transcribes
-from foretoken.speech.windows import INSTRUCTION, windows
-from foretoken.text.chat import media
+from foretoken.speech.transcription import can_time_words, transcribe, can_transcribe
+from foretoken.speech.windows import DEFAULT_INSTRUCTION, split_windows
+from foretoken.text.chat import process_media_chat
 from media_models import (
     MARK,
     Made,
@@ -98,12 +98,12 @@ def generated(spec: foretoken.Speculator, inputs: Any, begun: int, **more: Any) 
 
 def test_sounds_are_cut_where_it_is_quiet() -> None:
     samples = talk(70, 24.0, 47.5)
-    (_, first), (again, second), (last, end) = windows(samples, RATE, 30.0)
+    (_, first), (again, second), (last, end) = split_windows(samples, RATE, 30.0)
     assert (again, last, end) == (first, second, len(samples))
     assert 24.0 <= first / RATE <= 24.2 and 47.5 <= second / RATE <= 47.7
-    assert windows(samples, RATE, 70.0) == [(0, len(samples))]
+    assert split_windows(samples, RATE, 70.0) == [(0, len(samples))]
     for n in range(1, 200):  # never longer than asked, never tiny
-        cut = windows(np.ones(n, np.float32), 10, 3.0)
+        cut = split_windows(np.ones(n, np.float32), 10, 3.0)
         lengths = [end - begin for begin, end in cut]
         assert sum(lengths) == n and max(lengths) <= 30
         assert len(cut) == 1 or min(lengths) >= 7
@@ -113,7 +113,7 @@ def test_sounds_are_cut_where_it_is_quiet() -> None:
 def test_an_encoder_hears_each_window(heard: foretoken.Speculator, gamma: int) -> None:
     assert heard.processor is not None
     samples, processor = talk(40, 19.0), heard.processor()
-    (_, cut), _ = windows(samples, RATE, 30.0)
+    (_, cut), _ = split_windows(samples, RATE, 30.0)
     limit: Any = {"max_new_tokens": 20}
     heard.target.model.generation_config.max_new_tokens = 20  # pyright: ignore
     wanted = [
@@ -122,7 +122,7 @@ def test_an_encoder_hears_each_window(heard: foretoken.Speculator, gamma: int) -
     ]
     shares: list[float] = []
     texts: list[str] = []
-    made = transcribe(heard, samples, gamma=gamma, progress=shares.append, told=texts.append)
+    made = transcribe(heard, samples, gamma=gamma, progress=shares.append, on_text=texts.append)
     assert [s.text.strip() for s in made.segments] == wanted and wanted[0] != wanted[1]
     assert made.text == " ".join(wanted) == "".join(texts)
     assert [(s.start, s.end) for s in made.segments] == [
@@ -130,7 +130,7 @@ def test_an_encoder_hears_each_window(heard: foretoken.Speculator, gamma: int) -
         (round(cut / RATE, 2), 40.0),
     ]
     assert shares == [cut / len(samples), 1.0] and texts.count("") > 4
-    assert transcribes(heard) and not tells_words(heard)
+    assert can_transcribe(heard) and not can_time_words(heard)
 
 
 def test_texts_end_in_time_or_with_their_caller(heard: foretoken.Speculator) -> None:
@@ -143,7 +143,7 @@ def test_texts_end_in_time_or_with_their_caller(heard: foretoken.Speculator) -> 
         raise KeyError("gone")
 
     with pytest.raises(KeyError, match="gone"):
-        transcribe(heard, talk(1), told=told)
+        transcribe(heard, talk(1), on_text=told)
 
 
 def test_what_a_model_is_not_told(heard: foretoken.Speculator) -> None:
@@ -230,7 +230,7 @@ def test_a_chat_model_is_asked_in_a_message(family: Any) -> None:
     spec = spec_of(built(family), processor)
     samples = talk(0.9)
     spec.target.model.generation_config.max_new_tokens = 20  # pyright: ignore
-    for prompt, said in ((None, INSTRUCTION), ("w5 w6", "w5 w6")):
+    for prompt, said in ((None, DEFAULT_INSTRUCTION), ("w5 w6", "w5 w6")):
         if family is granite_speech:
             inputs = processor([f" w8 <audio>{said}"], [samples], return_tensors="pt")
         else:
@@ -275,7 +275,7 @@ def test_templates_without_marks_for_sounds(owner: str, template: Any) -> None:
     turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": silent}]
     named = ["other"] if isinstance(template, dict) else []
     for name in (None, *named):
-        made = media([*turns, {"role": "user", "content": "w6"}], processor, name)
+        made = process_media_chat([*turns, {"role": "user", "content": "w6"}], processor, name)
         text = processor.tokenizer.decode(made["input_ids"][0])
         assert text.split() == ["w8", *["<audio>"] * 4, "w5", "w8", "w8", "w6"]
         assert made["input_features"].shape == (1, 8, 16)
@@ -287,9 +287,9 @@ def test_a_sound_of_which_the_end_would_be_dropped() -> None:
     def message(seconds: float) -> Any:
         return [{"role": "user", "content": [{"type": "audio", "audio": talk(seconds)}]}]
 
-    assert media(message(1.0), processor)["input_features"].shape == (1, 8, 80)
+    assert process_media_chat(message(1.0), processor)["input_features"].shape == (1, 8, 80)
     with pytest.raises(InputError, match="a sound lasts 3 s, and the model hears the first 1"):
-        media(message(3.0), processor)
+        process_media_chat(message(3.0), processor)
 
 
 def test_models_that_write_no_speech_down() -> None:
@@ -305,4 +305,4 @@ def test_models_that_write_no_speech_down() -> None:
     spec = replace(foretoken.load(model, "lookup"), processor=lambda: eyes)
     with pytest.raises(RefusedError, match="LlavaFor.*its processor reads no sounds"):
         transcribe(spec, talk(1))
-    assert not transcribes(spec)
+    assert not can_transcribe(spec)

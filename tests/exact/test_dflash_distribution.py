@@ -46,7 +46,7 @@ class AfterTheFirst(BlockDrafter):
     """Guesses nothing in a text's first step, whether it is alone in it or not."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        begun = [len(row.text) > len(PROMPT) for row in self.rows]
+        begun = [len(row.tokens) > len(PROMPT) for row in self.seqs]
         return super().propose([g * b for g, b in zip(gamma, begun, strict=True)], draw)
 
 
@@ -84,8 +84,8 @@ def test_the_rule_to_stop_is_met_in_these_worlds(monkeypatch):
     class Counts(AfterTheFirst):
         def propose(self, gamma: list[int], draw: Draw) -> Draft:
             found = super().propose(gamma, draw)
-            pairs = zip(self.rows, found.lengths.tolist(), strict=True)
-            counts.update(n for row, n in pairs if len(row.text) > len(PROMPT))
+            pairs = zip(self.seqs, found.lengths.tolist(), strict=True)
+            counts.update(n for row, n in pairs if len(row.tokens) > len(PROMPT))
             return found
 
     bias(*case(CONFIDENT, EXACT_RULES["block"], 2, Counts), monkeypatch)
@@ -107,7 +107,7 @@ class ClaimsSoftmax(AfterTheFirst):
         honest = super().propose(gamma, draw)
         if not honest.tokens.numel():
             return honest
-        anchors = [row.text[-1] for row in self.rows]
+        anchors = [row.tokens[-1] for row in self.seqs]
         _, logits = self.blocks.predict_block(anchors, honest.lengths.tolist())
         return replace(honest, q=probabilities(logits, SAMPLED))
 

@@ -82,12 +82,12 @@ def case(
     def on_it() -> PairsDrafter:
         words = embedding(network(V), own)
         ready = drafter(made[-1], StockPairModel(own.network), words, own.ids)
-        made[-1].expose_hidden_states(ready.known)
+        made[-1].expose_hidden_states(ready.count_cached_tokens)
         return ready
 
     rows = tuple(Request(list(text), 100, SequenceKey(0, b)) for b, text in enumerate(prompts))
     options = {"params": SAMPLED, "steps": 3} | options
-    return Case(target, on_it, EXACT_RULES[rule], gamma, rows=rows, **options)
+    return Case(target, on_it, EXACT_RULES[rule], gamma, seqs=rows, **options)
 
 
 KINDS = [("all tokens", 2, SAMPLED), ("mtp", 2, SAMPLED), ("some tokens", 3, CUT)]
@@ -156,7 +156,7 @@ def biases(one: Case, V: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Each row's, in a batch."""
     joined = distribution_of(one, monkeypatch)
     found = []
-    for b, request in enumerate(one.rows):
+    for b, request in enumerate(one.seqs):
         alone: dict[Text, float] = defaultdict(float)
         for texts, weight in joined.items():
             alone[texts[b]] += weight

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.controls.chain import Matcher, chain
+from foretoken.controls.chain import Matcher, build_chain
 from foretoken.costing.gamma import FixedGamma
 from foretoken.drafters.base import Drafter
 from foretoken.engine.batch import Batch
@@ -155,7 +155,7 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
         for b, request in enumerate(case.rows)
     ]
     for row in rows:
-        controls = chain(row.request, target.vocab_size, matcher=case.matcher())
+        controls = build_chain(row.request, target.vocab_size, matcher=case.matcher())
         row.controls = case.controls(controls)
     run = running(
         Batch(target, case.drafter()), rows, verifier, FixedGamma(case.gamma), behind=case.behind

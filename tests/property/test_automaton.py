@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken.text.automaton import Automaton
+from foretoken.text.automaton import SuffixAutomaton
 
 IDS = st.integers(0, 2)  # few, so that there is much to find
 CHANGES = st.lists(  # tokens that come, a barrier, or how many go
@@ -18,15 +18,15 @@ def ends(text: list[int], run: list[int]) -> list[int]:
     return [i for i in range(len(run), len(text) + 1) if text[i - len(run) : i] == run]
 
 
-def grown(changes: list[list[int] | int | None]) -> tuple[Automaton, list[int]]:
-    automaton, text = Automaton(), list[int]()
+def grown(changes: list[list[int] | int | None]) -> tuple[SuffixAutomaton, list[int]]:
+    automaton, text = SuffixAutomaton(), list[int]()
     for change in changes:
         if isinstance(change, int):
             for _ in range(min(change, len(text))):
                 assert automaton.pop() == text.pop()
         elif change is None:
             text.append(-1 - len(text))
-            automaton.bar()
+            automaton.append_barrier()
         else:
             for token in change:
                 text.append(token)
@@ -54,8 +54,8 @@ def test_every_run_is_counted_with_what_followed(changes):
         assert length == len(run)
         assert (automaton.count[state], automaton.recent[state]) == (len(places), places[-1])
         after = [text[i] for i in places if i < len(text)]
-        assert automaton.continued(state) == len(after)
-        following = dict(automaton.following(state))
+        assert automaton.count_continuations(state) == len(after)
+        following = dict(automaton.iter_continuations(state))
         assert following.keys() == {token for token in after if token >= 0}
         for token, to in following.items():
             assert to == automaton.find([*run, token])[0]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.drafters.base import Draw
-from foretoken.drafters.lookup import SURE, LookupDrafter
+from foretoken.drafters.lookup import MIN_ACCEPTED_CHANCE, LookupDrafter
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
 
@@ -38,7 +38,7 @@ def naive(source: list[int], text: list[int], gamma: int) -> list[int]:
         tokens = [token for token, _ in after]
         token = max(after, key=lambda found: (tokens.count(found[0]), found[1]))[0]
         chance *= tokens.count(token) / (len(places) + 1 / (matched + len(draft_tokens)))
-        if chance < SURE:
+        if chance < MIN_ACCEPTED_CHANCE:
             break
         draft_tokens.append(token)
         run = [*run, token]
@@ -89,13 +89,13 @@ def test_only_outputs_of_the_same_salt_are_read(before, text, salt):
     """A row guesses as if the others' outputs had never been."""
     every, own = LookupDrafter(), LookupDrafter()
     for drafter, salts in ((every, "ab"), (own, salt)):
-        drafter.remember(True)
+        drafter.set_prefix_caching(True)
         for whose, output in before:
             if whose in salts:
-                drafter.salted(whose)
+                drafter.set_salt(whose)
                 drafter.start([0], [[]], None)
                 drafter.commit([output])
                 drafter.leave([0])
-        drafter.salted(salt)
+        drafter.set_salt(salt)
         drafter.start([0], [text], None)
     assert draft_tokens(every, [5], greedy=True) == draft_tokens(own, [5], greedy=True)

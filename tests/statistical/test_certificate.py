@@ -23,7 +23,7 @@ from foretoken.certificate.greedy_identity import measure_shape_noise
 from foretoken.certificate.planted_bugs import ArgmaxDrafter, break_rule
 from foretoken.certificate.sampled_trial import UNBATCHED_STRIDE, SampledTrial
 from foretoken.certificate.watched_drafter import WatchedDrafter
-from foretoken.drafters.base import widened
+from foretoken.drafters.base import widen
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
@@ -364,7 +364,7 @@ def over_states(kept: list[int] | None) -> Certificate:
     network = target("Llama")
     own = eagle_file(network.config.vocab_size, (0, 1, 2), kept, norm_output=True).read(network)
     drafter = pairs_drafter(network, own)
-    drafter.target.expose_hidden_states(drafter.known)
+    drafter.target.expose_hidden_states(drafter.count_cached_tokens)
     spec = Speculator(drafter.target, drafter)
     return certify(spec, pairs.PROMPTS[:2], replace(PLAN, num_samples=48))
 
@@ -387,11 +387,11 @@ def test_draft_tokens_under_other_ids_than_their_q_show(lie, monkeypatch):
     def drawn(draw, logits, i, ids, V, params=None):
         tokens, q = draw.sample(logits, i, params)
         other = ids.roll(1)
-        return (other if lie == "tokens" else ids)[tokens], widened(
+        return (other if lie == "tokens" else ids)[tokens], widen(
             q, ids if lie == "tokens" else other, V, missing=0.0
         )
 
-    monkeypatch.setattr("foretoken.drafters.pairs.drawn", drawn)
+    monkeypatch.setattr("foretoken.drafters.pairs.draw_token", drawn)
     assert over_states(SOME).verdict == "not lossless"
 
 

@@ -13,7 +13,7 @@ from foretoken.certificate.greedy_identity import measure_shape_noise, replay
 from foretoken.costing.gamma import FixedGamma
 from foretoken.costing.pair_costs import PROBE_KEY
 from foretoken.costing.probe import PROBE_TOKENS
-from foretoken.drafters.base import Draft, held, pack
+from foretoken.drafters.base import Draft, iter_parts, pack
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -45,7 +45,7 @@ def three() -> tuple[Speculator, Speculator]:
 
 
 def nobody_has(*specs: Speculator) -> bool:
-    parts = [part for spec in specs for part in (*held(spec.target), *held(spec.drafter))]
+    parts = [part for spec in specs for part in (*iter_parts(spec.target), *iter_parts(spec.drafter))]
     return all(find_lease_record(part) is None for part in parts)
 
 

@@ -92,7 +92,7 @@ class Third:
     def __init__(self, late: bool = False) -> None:
         self.late, self.read_so_far, self.closed = late, [], 0
 
-    def read(self, token: int) -> str | None:
+    def append_token(self, token: int) -> str | None:
         self.read_so_far.append(token)
         return "third" if len(self.read_so_far) == 3 and not self.late else None
 
@@ -134,7 +134,7 @@ def test_what_could_not_be_read_before_may_end_it_at_the_limit() -> None:
 
 def test_an_ending_that_fails_fails_its_row() -> None:
     class Broken(Third):
-        def read(self, token: int) -> str | None:
+        def append_token(self, token: int) -> str | None:
             raise ControlError("stopping Broken raised ValueError: no")
 
     r, late = row(), Third(late=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.controls.chain import chain
+from foretoken.controls.chain import build_chain
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.request import Request, SequenceState
@@ -65,7 +65,7 @@ def one_step(
     rows = rows or [SequenceState.from_request(Request([0], 100, key)) for key in keys]
     for row in rows:
         row.request = replace(row.request, params=params or row.request.params)
-        row.controls = row.controls or chain(row.request, V)
+        row.controls = row.controls or build_chain(row.request, V)
     target, drafter = TableModel(distribution, V), Says(draft)
     target.start([row.tokens[:-1] for row in rows])
     step(rows, target, drafter, make_verifier(rule), gamma)
@@ -228,7 +228,7 @@ def test_at_temperature_0_the_overlap_is_q_at_the_argmax():
 
 def controlled(tokens: list[int], **sampling) -> SequenceState:
     row = SequenceState.from_request(Request(tokens, 10, SequenceKey(0, 0), params=SamplingParams(**sampling)))
-    row.controls = chain(row.request, V)
+    row.controls = build_chain(row.request, V)
     return row
 
 

@@ -146,7 +146,7 @@ def test_other_models_drafters_and_lenience(case: str, kind: str, lenience: floa
 class Reader(LMDrafter):
     """Wants to know every draft token."""
 
-    def _next(self, ids, active):
+    def _build_next_blocks(self, ids, active):
         return [[token] if on else [] for token, on in zip(ids.tolist(), active, strict=True)]
 
 

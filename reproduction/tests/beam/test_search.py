@@ -9,7 +9,7 @@ import torch
 
 import foretoken
 from foretoken import ControlError, InputError, NumericsError, RefusedError, Speculator
-from foretoken.controls.chain import chain
+from foretoken.controls.chain import build_chain
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.request import Request
@@ -24,7 +24,7 @@ from table import TableModel
 def search(limit: int = 3, eos: frozenset[int] = frozenset(), **options) -> Search:
     forced = options.pop("forced", {})
     request = Request([7], limit, SequenceKey(0, 0), eos, forced=forced)
-    return Search(request, BeamParams(**options), chain(request, 3))
+    return Search(request, BeamParams(**options), build_chain(request, 3))
 
 
 def logs(*distributions: list[float]) -> torch.Tensor:

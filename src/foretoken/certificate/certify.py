@@ -163,7 +163,7 @@ def certify(
         raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
     if not prompts:
         raise InputError("there is no prompt; give one or more")
-    spec.drafter.reading(OffByOneModel(spec.target))  # refused now, not after minutes
+    spec.drafter.with_target(OffByOneModel(spec.target))  # refused now, not after minutes
     all_pair, sampled_pair = _Pair(spec, prompts, plan, track), _Pair(spec, prompts[:MAX_SAMPLED_PROMPTS], plan, track)
     all_pair.make_requests()  # the same
     plain = all_pair.generate_plain()
@@ -259,7 +259,7 @@ class _Pair:
     def plant_wrong_model(self, plain: list[list[int]], shapes: ShapeNoise) -> Iterable[PlantedBug]:
         """Look for logits of the place before, in passes and in greedy text."""
         target = OffByOneModel(self.spec.target)
-        spec = replace(self.spec, target=target, drafter=self.spec.drafter.reading(target))
+        spec = replace(self.spec, target=target, drafter=self.spec.drafter.with_target(target))
         broken, name = replace(self, spec=spec), "block logits one place off"
         yield PlantedBug(f"{name}: passes", not broken.measure_shapes(plain).ok)
         _, found = broken.compare_greedy(plain, shapes)

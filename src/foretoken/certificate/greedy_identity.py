@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.controls.chain import chain
+from foretoken.controls.chain import build_chain
 from foretoken.drafters.base import Draft, Drafter
 from foretoken.lease import hold_lease
 from foretoken.models.base import Model
@@ -38,7 +38,7 @@ def replay(
     """The distributions of both at every place of the new `texts` of the requests, which are read
     side by side. RefusedError where one of them is in use."""
     live = list(range(len(outputs)))
-    chains = [chain(request, target.vocab_size) for request in requests]
+    chains = [build_chain(request, target.vocab_size) for request in requests]
     sources = _copy_sources(target, requests)
     with hold_lease(target, drafter) as lease:
         lease.expect(len(outputs))
@@ -228,7 +228,7 @@ def find_first_difference(
         return Difference(*prompt_and_gamma, position, a, b, None, "bug")
     a, b = plain[position], speculative[position]
     logits = score_token_by_token(target, request, list(plain[: position + 1]))[position].double()
-    if (controls := chain(request, target.vocab_size)) is not None:
+    if (controls := build_chain(request, target.vocab_size)) is not None:
         logits = controls.shape(logits, list(plain[:position]))
     gap = float((logits[a] - logits[b]).abs())
     noise = shapes.ok and gap <= NOISE_MARGIN * shapes.noise

@@ -13,14 +13,14 @@ from foretoken.cli import completion_output
 from foretoken.cli.option import DEFAULT_ANSWER_TOKENS
 from foretoken.cli.prompts import PromptLine, ChatTemplate
 from foretoken.cli.reply import ChatReply, ChatPrompt, ReplyPart, ReplyToken, ReplyError
-from foretoken.controls.own import require
+from foretoken.controls.custom import require_supported_params
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, base_name
 from foretoken.loading.target import TargetInfo
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
-from foretoken.text.decoding import Stream
+from foretoken.text.decoding import IncrementalDetokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class LocalModel:
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise InputError or RefusedError for options that the model cannot honour."""
-        require(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
+        require_supported_params(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
 
     def stream_reply(
         self, prompt: ChatPrompt, options: Mapping[str, Any], number: int, reply: ChatReply
@@ -66,7 +66,7 @@ class LocalModel:
         if not messages:
             spec.warn_about_suggested([params])
         context_ids = [] if spec.target.encoder_decoder else ids
-        stream = Stream(spec.tokenizer, context_ids) if spec.tokenizer else None
+        stream = IncrementalDetokenizer(spec.tokenizer, context_ids) if spec.tokenizer else None
         id = self.engine.add(ids, params, gamma=self.gamma, seed=(self.seed, number))
         try:
             while reply.finish_reason is None:
@@ -120,7 +120,7 @@ def open_local_model(
         yield LocalModel(spec, engine, template, gamma, seed)
 
 
-def _spell_tokens(step: StepRecord, stream: Stream | None) -> Iterator[ReplyToken]:
+def _spell_tokens(step: StepRecord, stream: IncrementalDetokenizer | None) -> Iterator[ReplyToken]:
     """Spell the tokens that a step committed."""
     own_fate = "corrected" if step.drafted else "plain"
     for i, token in enumerate(step.kept):

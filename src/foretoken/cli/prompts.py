@@ -20,7 +20,7 @@ from foretoken.errors import ForetokenError, InputError, format_value, is_whole_
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import TEXT_OPTIONS, SamplingParams, suggest_name
 from foretoken.storage.files import read_text
-from foretoken.text.messages import Message, require
+from foretoken.text.messages import Message, require_conversation
 
 if TYPE_CHECKING:
     from foretoken.loading.target import TargetInfo
@@ -120,7 +120,7 @@ def _parse_line(location: str, row: str, keys: tuple[str, ...]) -> PromptLine:
         if seed is not None:
             SEED("seed", seed)
         if messages is not None:
-            require(messages)
+            require_conversation(messages)
         elif not (
             isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_whole_number, prompt)))
         ):
@@ -163,7 +163,7 @@ class ChatTemplate(NamedTuple):
             return to_model_prompt(line, target)
         from foretoken.text import chat  # late: torch takes seconds
 
-        return chat.ids(line.messages, target.tokenizer, self.text, self.variables)
+        return chat.encode_chat(line.messages, target.tokenizer, self.text, self.variables)
 
     def make_prompts(
         self, lines: Iterable[PromptLine], target: Speculator | TargetInfo

@@ -32,8 +32,8 @@ from foretoken.cli.reply import ChatReply, ReplyPart, ReplyError
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import MAX_NEW_TOKENS, SAMPLING_OPTIONS, SamplingParams
 from foretoken.storage.files import parse_json, read_text, write_atomically
-from foretoken.text.decoding import REPLACEMENT
-from foretoken.text.messages import require
+from foretoken.text.decoding import REPLACEMENT_CHARACTER
+from foretoken.text.messages import require_conversation
 
 if TYPE_CHECKING:
     from foretoken.cli.local_model import LocalModel
@@ -75,7 +75,7 @@ class Printer:
         for token in part.tokens:
             style = FATE_STYLES.get(token.fate, "")
             spelled = self._strip_control(token.text)
-            self._pending += ((each, style) for each in spelled if each != REPLACEMENT)
+            self._pending += ((each, style) for each in spelled if each != REPLACEMENT_CHARACTER)
         for style, letters in groupby(text, self._pop_style):
             spelled = "".join(letters)
             marked = self._marks and style and not spelled.isspace()
@@ -271,7 +271,7 @@ class Session:
         path = Path(file).expanduser()
         try:
             messages = parse_json(read_text(path, "messages"))
-            require(messages)
+            require_conversation(messages)
         except ValueError as error:  # InputError is one
             raise InputError(f"{path} holds no conversation: {error}") from None
         self.messages = messages

@@ -53,7 +53,7 @@ def format_completion(
 ) -> Text:
     """Return the whole continuation: accepted draft tokens and the target's own tokens."""
     text, style = Text(), ACCEPTED_STYLE
-    stream = decoding.Stream(tokenizer, prompt) if tokenizer else None
+    stream = decoding.IncrementalDetokenizer(tokenizer, prompt) if tokenizer else None
     for step in steps:
         for i, token in enumerate(step.kept):
             style = ACCEPTED_STYLE if i < step.accepted else CORRECTED_STYLE
@@ -112,6 +112,6 @@ def _spell_token(tokenizer: PreTrainedTokenizerBase | None, before: list[int], t
     """
     if tokenizer is None:
         return f"{token} "
-    stream = decoding.Stream(tokenizer, before[-CONTEXT_TOKENS:])
-    spelled = stream.add([token]) or stream.held.rstrip(decoding.REPLACEMENT)
+    stream = decoding.IncrementalDetokenizer(tokenizer, before[-CONTEXT_TOKENS:])
+    spelled = stream.add([token]) or stream.pending_text.rstrip(decoding.REPLACEMENT_CHARACTER)
     return spelled.replace("\n", "⏎") or "·"

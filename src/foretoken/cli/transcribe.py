@@ -16,7 +16,7 @@ from typer import Argument, Exit, Option
 from foretoken.cli import option
 from foretoken.cli.command import command, set_up_logging
 from foretoken.errors import ForetokenError, InputError, RefusedError, format_value
-from foretoken.media.spoken import FORMATS
+from foretoken.media.transcripts import TRANSCRIPT_FORMATS
 from foretoken.storage import files
 
 
@@ -51,8 +51,8 @@ def transcribe(
     every word, where the model tells them."""
     if target is None:
         raise InputError("no model is given; give --target with a folder or hub id")
-    if format not in FORMATS:
-        raise InputError(f"--format is {format_value(format)}; give one of {', '.join(FORMATS)}")
+    if format not in TRANSCRIPT_FORMATS:
+        raise InputError(f"--format is {format_value(format)}; give one of {', '.join(TRANSCRIPT_FORMATS)}")
     if output is None and len(audio) > 1 and format != "text":
         raise InputError(f"{len(audio)} files cannot be printed as one {format}; give --output")
     if output is not None and output.exists() and not output.is_dir():
@@ -70,7 +70,7 @@ def transcribe(
     spec = _choose_audio_runtime(loading, target).load(target, draft)
     options: dict[str, Any] = {"language": language, "translate": translate, "prompt": prompt}
     options |= {"gamma": gamma, "temperature": temperature}
-    options["words"] = format == "json" and transcription.tells_words(spec)
+    options["words"] = format == "json" and transcription.can_time_words(spec)
     failed = False
     for i, file in enumerate(audio):
         if outputs and outputs[i].exists():
@@ -85,7 +85,7 @@ def transcribe(
             failed = True
             print(f"{file}: {error}", file=sys.stderr)
             continue
-        text = FORMATS[format](transcript)
+        text = TRANSCRIPT_FORMATS[format](transcript)
         if not outputs:
             if len(audio) > 1:  # as `head` does
                 print(f"==> {file} <==")

@@ -15,14 +15,14 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from foretoken.controls import own, penalties
-from foretoken.controls.penalties import History, Rewindable
+from foretoken.controls import custom, penalties
+from foretoken.controls.penalties import TokenHistory, Rewindable
 from foretoken.errors import ControlError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
 
-LARGEST = 1e30  # of scores: divided by any temperature above greedy's they are still float32
-Control = Callable[[Tensor, History], Tensor]  # scores [V], which it may change -> scores [V]
+MAX_SCORE = 1e30  # of scores: divided by any temperature above greedy's they are still float32
+Control = Callable[[Tensor, TokenHistory], Tensor]  # scores [V], which it may change -> scores [V]
 
 
 class Matcher(Rewindable, Protocol):
@@ -41,13 +41,13 @@ class Chain:
     """The controls of one row. Committed tokens are pushed for good; draft tokens are pushed when a
     position behind them is shaped, and popped when another guess takes their place."""
 
-    def __init__(self, controls: list[tuple[str, Control]], row: _Setting) -> None:
-        self.controls, self.history, self.V = controls, History(row.request.prompt), row.V
-        memories = [control for _, control in controls if hasattr(control, "push")]
-        matchers = [] if row.matcher is None else [row.matcher]
-        self._memories = [*cast(list[Rewindable], memories), *matchers, self.history]
-        self._matcher = row.matcher
-        self._ahead: list[int] = []  # guesses pushed behind the committed text
+    def __init__(self, controls: list[tuple[str, Control]], context: _ControlContext) -> None:
+        self.controls, self.history, self.V = controls, TokenHistory(context.request.prompt), context.V
+        stateful = [control for _, control in controls if hasattr(control, "push")]
+        matchers = [] if context.matcher is None else [context.matcher]
+        self._rewindables = [*cast(list[Rewindable], stateful), *matchers, self.history]
+        self._matcher = context.matcher
+        self._draft_tokens: list[int] = []  # guesses pushed behind the committed text
 
     def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
         """The scores `[V]` behind the committed text and the draft tokens `ahead`, from the model's
@@ -62,7 +62,7 @@ class Chain:
         top = float(scores.amax())
         if not math.isfinite(top):
             raise self._blame(logits)
-        return scores if abs(top) <= LARGEST else scores - top  # the same distribution
+        return scores if abs(top) <= MAX_SCORE else scores - top  # the same distribution
 
     def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
         """The tokens behind `ahead` that the grammar leaves no choice about."""
@@ -74,19 +74,19 @@ class Chain:
     def commit(self, tokens: list[int]) -> None:
         """The text goes on by these."""
         self._seek(tokens)
-        self._ahead = []
+        self._draft_tokens = []
 
-    def _seek(self, ahead: list[int]) -> None:
-        same = 0
-        while same < min(len(ahead), len(self._ahead)) and ahead[same] == self._ahead[same]:
-            same += 1
-        for _ in self._ahead[same:]:
-            for memory in self._memories:
+    def _seek(self, draft_tokens: list[int]) -> None:
+        common = 0
+        while common < min(len(draft_tokens), len(self._draft_tokens)) and draft_tokens[common] == self._draft_tokens[common]:
+            common += 1
+        for _ in self._draft_tokens[common:]:
+            for memory in self._rewindables:
                 memory.pop()
-        for token in ahead[same:]:
-            for memory in self._memories:
+        for token in draft_tokens[common:]:
+            for memory in self._rewindables:
                 memory.push(token)
-        self._ahead = list(ahead)
+        self._draft_tokens = list(draft_tokens)
 
     def _blame(self, logits: Tensor) -> ControlError:
         """Which control leaves nothing, of scores that something was left of."""
@@ -107,7 +107,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class _Setting:
+class _ControlContext:
     """Facts about a request that its controls need."""
 
     request: Request
@@ -116,16 +116,16 @@ class _Setting:
     matcher: Matcher | None
 
     @property
-    def read(self) -> list[int]:
+    def source_ids(self) -> list[int]:
         """The ids that controls named after an encoder look at: without an encoder, the prompt."""
         return self.request.source or self.request.prompt
 
     @property
-    def stops(self) -> list[int]:
+    def eos_ids(self) -> list[int]:
         return sorted(token for token in self.request.eos if 0 <= token < self.V)
 
 
-def chain(
+def build_chain(
     request: Request, V: int, number: int = 0, matcher: Matcher | None = None
 ) -> Chain | None:
     """The controls that a request asks for; None where it asks for none, which costs nothing.
@@ -133,71 +133,71 @@ def chain(
     V: rows of the target's output layer; number: the row's in its call, which transformers'
     prefix constraints ask for; matcher: of the grammar that its text must match.
     """
-    row = _Setting(request, V, number, matcher)
-    ordered = (_raised_and_lowered, _banned, _ends, _own_controls)
-    controls = [control for part in ordered for control in part(request.params, row)]
-    return Chain(controls, row) if controls else None
+    context = _ControlContext(request, V, number, matcher)
+    ordered = (_iter_biases_and_penalties, _iter_bans, _iter_end_controls, _iter_custom_controls)
+    controls = [control for part in ordered for control in part(request.params, context)]
+    return Chain(controls, context) if controls else None
 
 
-Named = Iterator[tuple[str, Control]]
+NamedControls = Iterator[tuple[str, Control]]
 
 
-def _raised_and_lowered(params: SamplingParams, row: _Setting) -> Named:
+def _iter_biases_and_penalties(params: SamplingParams, context: _ControlContext) -> NamedControls:
     if params.sequence_bias:
-        yield "sequence_bias", penalties.Biased(dict(params.sequence_bias))
+        yield "sequence_bias", penalties.SequenceBias(dict(params.sequence_bias))
     if params.logit_bias:
-        yield "logit_bias", penalties.Biased(dict(params.logit_bias))
-    encoder, every = params.encoder_repetition_penalty or 1, params.repetition_penalty or 1
-    if encoder != 1:
-        yield "encoder_repetition_penalty", penalties.Encoder(encoder, row.read, row.V)
-    if every != 1:
-        yield "repetition_penalty", penalties.Repetition(every)
+        yield "logit_bias", penalties.SequenceBias(dict(params.logit_bias))
+    encoder_penalty, penalty = params.encoder_repetition_penalty or 1, params.repetition_penalty or 1
+    if encoder_penalty != 1:
+        yield "encoder_repetition_penalty", penalties.EncoderRepetitionPenalty(encoder_penalty, context.source_ids, context.V)
+    if penalty != 1:
+        yield "repetition_penalty", penalties.RepetitionPenalty(penalty)
     if params.presence_penalty or params.frequency_penalty:
-        occurrence = penalties.Occurrence(params.presence_penalty, params.frequency_penalty)
+        occurrence = penalties.OccurrencePenalty(params.presence_penalty, params.frequency_penalty)
         yield "presence_penalty and frequency_penalty", occurrence
 
 
-def _banned(params: SamplingParams, row: _Setting) -> Named:
+def _iter_bans(params: SamplingParams, context: _ControlContext) -> NamedControls:
     if n := params.no_repeat_ngram_size:
-        yield "no_repeat_ngram_size", penalties.NoRepeat(n, row.request.prompt)
+        yield "no_repeat_ngram_size", penalties.NoRepeatNgram(n, context.request.prompt)
     if params.encoder_no_repeat_ngram_size:
-        none = penalties.NoneOfSource(params.encoder_no_repeat_ngram_size, row.read, row.V)
-        yield "encoder_no_repeat_ngram_size", none
+        control = penalties.NoSourceNgram(params.encoder_no_repeat_ngram_size, context.source_ids, context.V)
+        yield "encoder_no_repeat_ngram_size", control
     if params.allowed_token_ids is not None:
-        yield "allowed_token_ids", penalties.Allowed(params.allowed_token_ids, row.V)
+        yield "allowed_token_ids", penalties.AllowTokens(params.allowed_token_ids, context.V)
     # as transformers has it, an end is no bad word
     bad = [
         ids
         for ids in params.bad_words_ids or ()
-        if not row.request.eos.issuperset(ids) or len(ids) > 1
+        if not context.request.eos.issuperset(ids) or len(ids) > 1
     ]
     if bad:
-        yield "bad_words_ids", penalties.Biased(dict.fromkeys(bad, -torch.inf))
-    ends = [token for token in row.stops if token not in row.request.late_eos]
-    if params.min_new_tokens and ends:
-        yield "min_new_tokens", penalties.Suppressed(ends, until=params.min_new_tokens)
-    if row.request.forced:
-        yield "forced_bos_token_id and forced_eos_token_id", penalties.Forced(row.request.forced)
+        yield "bad_words_ids", penalties.SequenceBias(dict.fromkeys(bad, -torch.inf))
+    eos_ids = [token for token in context.eos_ids if token not in context.request.late_eos]
+    if params.min_new_tokens and eos_ids:
+        yield "min_new_tokens", penalties.SuppressTokens(eos_ids, until=params.min_new_tokens)
+    if context.request.forced:
+        yield "forced_bos_token_id and forced_eos_token_id", penalties.ForceTokens(context.request.forced)
 
 
-def _ends(params: SamplingParams, row: _Setting) -> Named:
+def _iter_end_controls(params: SamplingParams, context: _ControlContext) -> NamedControls:
     if params.remove_invalid_values:
-        yield "remove_invalid_values", penalties.finite
+        yield "remove_invalid_values", penalties.replace_nonfinite
     if params.exponential_decay_length_penalty:
         start, factor = params.exponential_decay_length_penalty
-        yield "exponential_decay_length_penalty", penalties.Decay(start, factor, row.stops)
+        yield "exponential_decay_length_penalty", penalties.ExponentialDecayPenalty(start, factor, context.eos_ids)
     if params.suppress_tokens:
-        yield "suppress_tokens", penalties.Suppressed(list(params.suppress_tokens))
+        yield "suppress_tokens", penalties.SuppressTokens(list(params.suppress_tokens))
     if params.begin_suppress_tokens:
-        begin = int(len(row.request.prompt) == 1 and params.forced_bos_token_id is not None)
-        suppressed = penalties.Suppressed(list(params.begin_suppress_tokens), begin, begin + 1)
+        begin = int(len(context.request.prompt) == 1 and params.forced_bos_token_id is not None)
+        suppressed = penalties.SuppressTokens(list(params.begin_suppress_tokens), begin, begin + 1)
         yield "begin_suppress_tokens", suppressed
 
 
-def _own_controls(params: SamplingParams, row: _Setting) -> Named:
-    for each in own.processors(params.processors, row.number):
+def _iter_custom_controls(params: SamplingParams, context: _ControlContext) -> NamedControls:
+    for each in custom.wrap_processors(params.processors, context.number):
         yield f"processor {type(each.processor).__name__}", each
-    if (matcher := row.matcher) is not None:
+    if (matcher := context.matcher) is not None:
         yield "structured", lambda scores, history: matcher(scores)
     if params.thinking_budget:  # last: it sees where a grammar does not let thoughts end yet
-        yield "thinking_budget", penalties.BoundedThoughts(params.thinking_budget)
+        yield "thinking_budget", penalties.LimitThinking(params.thinking_budget)

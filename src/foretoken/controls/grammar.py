@@ -22,22 +22,22 @@ from torch import Tensor
 from foretoken.errors import ControlError, InputError, to_one_line
 from foretoken.sampling.checks import Structured
 from foretoken.shared_cache import SharedCache
-from foretoken.text.decoding import REPLACEMENT, decode
-from foretoken.text.json_schema import exact_schema
+from foretoken.text.decoding import REPLACEMENT_CHARACTER, decode
+from foretoken.text.json_schema import rewrite_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
 # Between JSON's tokens: blanks cost tokens, and where JSON allows any, weak models never end
-SPACES = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
-SETTING = '%llguidance {"no_forcing": true}'
-KEPT = 32  # grammars kept compiled per vocabulary
-VOCABULARIES = 16  # per tokenizer: one for each set of EOS ids
-SAMPLED = 256  # tokens whose spelling is compared
+JSON_SEPARATORS = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
+NO_FORCING = '%llguidance {"no_forcing": true}'
+MAX_CACHED_GRAMMARS = 32  # grammars kept compiled per vocabulary
+MAX_CACHED_VOCABULARIES = 16  # per tokenizer: one for each set of EOS ids
+MAX_CHECKED_TOKENS = 256  # tokens whose spelling is compared
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """A tokenizer as llguidance knows it, over V ids of which `ends` end a text.
 
     llguidance's form takes a second to make and has one EOS token, so all vocabularies of a
@@ -48,36 +48,36 @@ class Vocabulary:
         tokenizer: PreTrainedTokenizerBase,
         V: int,
         eos: frozenset[int],
-        own: frozenset[int],
+        model_eos: frozenset[int],
         lexicons: SharedCache[LLTokenizer],
     ) -> None:
         self.V = V
-        self.ends = sorted(id for id in eos if id < V)
-        if not self.ends:
+        self.eos_ids = sorted(id for id in eos if id < V)
+        if not self.eos_ids:
             raise InputError(
                 "structured output ends with an EOS token and the model names none; set "
                 "eos_token_id in its generation config"
             )
-        end = min((id for id in own if id < min(V, len(tokenizer))), default=self.ends[0])
-        self.words = lexicons.get((end, len(tokenizer)), _lexicon, tokenizer, end)
-        self.never = [] if end in self.ends else [end]  # EOS to llguidance alone
-        self._grammars: SharedCache[Grammar] = SharedCache(KEPT)
+        end = min((id for id in model_eos if id < min(V, len(tokenizer))), default=self.eos_ids[0])
+        self.lexicon = lexicons.get((end, len(tokenizer)), _build_lexicon, tokenizer, end)
+        self.forbidden_ids = [] if end in self.eos_ids else [end]  # EOS to llguidance alone
+        self._grammars: SharedCache[CompiledGrammar] = SharedCache(MAX_CACHED_GRAMMARS)
 
-    def grammar(self, structured: Structured) -> Grammar:
+    def compile_grammar(self, structured: Structured) -> CompiledGrammar:
         """Compile a row's wish. InputError where it does not compile or cannot be followed from its
         first tokens on."""
-        return self._grammars.get(structured, self._grammar, structured)
+        return self._grammars.get(structured, self._compile, structured)
 
-    def _grammar(self, structured: Structured) -> Grammar:
-        return Grammar(self, structured.kind, _compiled(structured, self.words))
+    def _compile(self, structured: Structured) -> CompiledGrammar:
+        return CompiledGrammar(self, structured.kind, _compile_matcher(structured, self.lexicon))
 
 
-def vocabulary(
+def get_vocabulary(
     tokenizer: PreTrainedTokenizerBase | None,
     V: int,
     eos: frozenset[int],
-    own: frozenset[int] = frozenset(),
-) -> Vocabulary:
+    model_eos: frozenset[int] = frozenset(),
+) -> GrammarVocabulary:
     """Return the vocabulary of a fast tokenizer, V being the rows of the output layer, `eos` the
     request's EOS ids and `own` those of the model's configuration; cached as long as the tokenizer
     lives. InputError if llguidance is missing or cannot take the tokenizer."""
@@ -86,30 +86,30 @@ def vocabulary(
             "structured output needs a fast tokenizer of transformers, not "
             f"{type(tokenizer).__name__}; give one as tokenizer="
         )
-    fresh: _Made = (SharedCache(VOCABULARIES), SharedCache(VOCABULARIES))
-    vocabularies, lexicons = _VOCABULARIES.setdefault(tokenizer, fresh)
-    key = (V, eos, own, len(tokenizer))  # tokens may be added to a tokenizer
-    return vocabularies.get(key, Vocabulary, tokenizer, V, eos, own, lexicons)
+    caches: _VocabularyCaches = (SharedCache(MAX_CACHED_VOCABULARIES), SharedCache(MAX_CACHED_VOCABULARIES))
+    vocabularies, lexicons = _VOCABULARIES.setdefault(tokenizer, caches)
+    key = (V, eos, model_eos, len(tokenizer))  # tokens may be added to a tokenizer
+    return vocabularies.get(key, GrammarVocabulary, tokenizer, V, eos, model_eos, lexicons)
 
 
-_Made = tuple[SharedCache[Vocabulary], "SharedCache[LLTokenizer]"]
-_VOCABULARIES: WeakKeyDictionary[PreTrainedTokenizerBase, _Made] = WeakKeyDictionary()
+_VocabularyCaches = tuple[SharedCache[GrammarVocabulary], "SharedCache[LLTokenizer]"]
+_VOCABULARIES: WeakKeyDictionary[PreTrainedTokenizerBase, _VocabularyCaches] = WeakKeyDictionary()
 
 
-class Grammar:
+class CompiledGrammar:
     """A grammar compiled over a vocabulary, of which every row takes a matcher."""
 
-    def __init__(self, vocabulary: Vocabulary, kind: str, compiled: LLMatcher) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, kind: str, compiled: LLMatcher) -> None:
         self.vocabulary = vocabulary
         self.kind = kind
         self._compiled = compiled
         self._require_texts()
 
-    def matcher(self) -> GrammarMatcher:
+    def new_matcher(self) -> GrammarMatcher:
         """A matcher before its first token."""
         return GrammarMatcher(self)
 
-    def fed(self, tokens: list[int]) -> LLMatcher:
+    def copy_matcher(self, tokens: list[int]) -> LLMatcher:
         """llguidance's own matcher behind `tokens`, which it allows."""
         state = self._compiled.deep_copy()
         state.consume_tokens(tokens)
@@ -118,11 +118,11 @@ class Grammar:
     def _require_texts(self) -> None:
         """InputError where no token can begin a text, or none goes on where its forced beginning
         ends. A failure further on is found when a text gets there."""
-        first = self.matcher()
+        first = self.new_matcher()
         for token in first.find_forced_tokens():
             first.push(token)
-        if not first.allowed().any():
-            raise _refused(self.kind, "no text of this vocabulary satisfies it")
+        if not first.compute_mask().any():
+            raise _make_error(self.kind, "no text of this vocabulary satisfies it")
 
 
 class GrammarMatcher:
@@ -132,55 +132,55 @@ class GrammarMatcher:
     the grammar does not allow, and behind anything that follows an end. `pop` undoes each of them.
     """
 
-    def __init__(self, grammar: Grammar) -> None:
-        self._grammar = grammar
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self._compile = grammar
         self._vocabulary = grammar.vocabulary
-        self._state = grammar.fed([])
+        self._state = grammar.copy_matcher([])
         self._tokens: list[int] = []  # what it consumed; EOS and what is not allowed stay outside
-        self._beyond = 0  # tokens since it is live no longer
-        self._closed = False  # whether the first of them was an end
+        self._num_tokens_after_end = 0  # tokens since it is live no longer
+        self._ended_by_eos = False  # whether the first of them was an end
         self._forced: list[int] | None = None  # behind the last token, once it was asked for
 
     @property
     def ended(self) -> bool:
-        return self._beyond == 1 and self._closed
+        return self._num_tokens_after_end == 1 and self._ended_by_eos
 
     @property
     def dead(self) -> bool:
-        return self._beyond > 0 and not self.ended
+        return self._num_tokens_after_end > 0 and not self.ended
 
     def push(self, token: int) -> None:
         """Go on by any token."""
         self._forced = None
-        if self._beyond:
-            self._beyond += 1
-        elif token in self._vocabulary.ends:
-            self._beyond, self._closed = 1, self._state.is_accepting()
-        elif token not in self._vocabulary.never and self._state.try_consume_tokens([token]):
+        if self._num_tokens_after_end:
+            self._num_tokens_after_end += 1
+        elif token in self._vocabulary.eos_ids:
+            self._num_tokens_after_end, self._ended_by_eos = 1, self._state.is_accepting()
+        elif token not in self._vocabulary.forbidden_ids and self._state.try_consume_tokens([token]):
             self._tokens.append(token)
         else:
-            self._beyond, self._closed = 1, False
+            self._num_tokens_after_end, self._ended_by_eos = 1, False
 
     def pop(self) -> None:
         """Undo the last push that was not undone; IndexError where there is none."""
         self._forced = None
-        if self._beyond:
-            self._beyond -= 1
+        if self._num_tokens_after_end:
+            self._num_tokens_after_end -= 1
         else:
             self._tokens.pop()
             self._state.rollback(1)
         if self._state.is_error():  # it never recovers, and some Lark grammars cannot go back
-            self._state = self._grammar.fed(self._tokens)
+            self._state = self._compile.copy_matcher(self._tokens)
 
-    def allowed(self) -> Tensor:
+    def compute_mask(self) -> Tensor:
         """The tokens that may come next, bool `[V]` on the CPU; none unless it is live."""
-        V, ends = self._vocabulary.V, self._vocabulary.ends
-        if self._beyond:
+        V, ends = self._vocabulary.V, self._vocabulary.eos_ids
+        if self._num_tokens_after_end:
             return torch.zeros(V, dtype=torch.bool)
         bits = np.frombuffer(self._state.compute_bitmask(), np.uint8)
         mask = np.unpackbits(bits, count=V, bitorder="little").view(np.bool_)
         mask[ends] = self._state.is_accepting()
-        mask[self._vocabulary.never] = False
+        mask[self._vocabulary.forbidden_ids] = False
         return torch.from_numpy(mask)
 
     def __call__(self, scores: Tensor) -> Tensor:
@@ -188,36 +188,36 @@ class GrammarMatcher:
         where nothing is kept. ControlError where no token is allowed."""
         if self.ended:
             return scores
-        mask = self.allowed()
+        mask = self.compute_mask()
         if not mask.numpy().any():  # 30 times as fast as torch's at V = 128,000
-            raise ControlError(self._stuck()).about("structured")
+            raise ControlError(self._explain_empty_mask()).about("structured")
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def find_forced_tokens(self) -> list[int]:
         """The tokenizer's spelling of the text that must follow, if any. They are draft tokens:
         other tokens spell that text too, and its last token may go on."""
         if self._forced is None:
-            self._forced = [] if self._beyond else self._spelled()
+            self._forced = [] if self._num_tokens_after_end else self._tokenize_forced_text()
         return list(self._forced)
 
-    def _spelled(self) -> list[int]:
-        tokens = self._vocabulary.words.tokenize_bytes(self._state.compute_ff_bytes())
+    def _tokenize_forced_text(self) -> list[int]:
+        tokens = self._vocabulary.lexicon.tokenize_bytes(self._state.compute_ff_bytes())
         tokens = tokens[: self._state.validate_tokens(tokens)]  # a normalizer may change the text
-        V, ends = self._vocabulary.V, self._vocabulary.ends
+        V, ends = self._vocabulary.V, self._vocabulary.eos_ids
         return list(takewhile(lambda token: token < V and token not in ends, tokens))
 
-    def _stuck(self) -> str:
+    def _explain_empty_mask(self) -> str:
         """Why no token is allowed."""
-        name = f"structured output's {self._grammar.kind}"
-        if self._beyond:
+        name = f"structured output's {self._compile.kind}"
+        if self._num_tokens_after_end:
             return f"{name} is left by the text; draw tokens that it allows"
-        reason = _reason(self._state.get_error())
+        reason = _clean_message(self._state.get_error())
         if not reason or reason.startswith("NoExtension"):
             reason = "no token continues the text"
         return f"{name} cannot be followed after {len(self._tokens)} tokens: {reason}; correct it"
 
 
-def _llguidance():  # not annotated: the type is the module's
+def _import_llguidance():  # not annotated: the type is the module's
     """Import llguidance, late as it is an extra; InputError where it is missing."""
     try:
         import llguidance
@@ -228,16 +228,16 @@ def _llguidance():  # not annotated: the type is the module's
     return llguidance
 
 
-def _lexicon(tokenizer: Any, end: int) -> LLTokenizer:
+def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
     """llguidance's form of a fast tokenizer."""
-    llguidance = _llguidance()
+    llguidance = _import_llguidance()
     if end >= len(tokenizer):
         raise InputError(
             f"structured output ends with an EOS token and this tokenizer has none of id {end}; "
             "set eos_token_id in the model's generation config"
         )
     try:
-        lexicon = llguidance.LLTokenizer(spelled(tokenizer), eos_token=end)
+        lexicon = llguidance.LLTokenizer(serialize_tokenizer(tokenizer), eos_token=end)
     except ValueError as error:
         raise InputError(
             f"structured output cannot read this tokenizer: {to_one_line(error)}; leave structured out"
@@ -246,14 +246,14 @@ def _lexicon(tokenizer: Any, end: int) -> LLTokenizer:
     return lexicon
 
 
-def spelled(tokenizer: Any) -> str:
+def serialize_tokenizer(tokenizer: Any) -> str:
     """A fast tokenizer as llguidance reads it."""
-    spelling = json.loads(tokenizer.backend_tokenizer.to_str())
-    spelling |= {"padding": None, "truncation": None, "decoder": _decoder(spelling["decoder"])}
-    return json.dumps(spelling)
+    serialized = json.loads(tokenizer.backend_tokenizer.to_str())
+    serialized |= {"padding": None, "truncation": None, "decoder": _convert_decoder(serialized["decoder"])}
+    return json.dumps(serialized)
 
 
-def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
+def _convert_decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
     """A tokenizer's decoder, with Metaspace, which llguidance overlooks, as what it does within a
     text."""
     parts: list[dict[str, Any]] = [decoder] if decoder else []
@@ -273,87 +273,87 @@ def _decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
 def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
     """InputError where llguidance spells a token otherwise than the tokenizer, of a sample of them;
     each stands behind a letter, as decoders may treat a text's beginning apart."""
-    text = [id for id in range(lexicon.vocab_size) if not lexicon.is_special_token(id)]
-    letter = next((id for id in text if lexicon.decode_bytes([id]).isalnum()), None)
+    ids = [id for id in range(lexicon.vocab_size) if not lexicon.is_special_token(id)]
+    letter = next((id for id in ids if lexicon.decode_bytes([id]).isalnum()), None)
     if letter is None:
         return
-    for token in text[:: -(-len(text) // SAMPLED)]:
+    for token in ids[:: -(-len(ids) // MAX_CHECKED_TOKENS)]:
         spelled = lexicon.decode_bytes([letter, token]).decode(errors="replace")
         decoded = decode(tokenizer, [letter, token])
-        if REPLACEMENT not in spelled and spelled != decoded:
+        if REPLACEMENT_CHARACTER not in spelled and spelled != decoded:
             raise InputError(
                 f"structured output cannot read this tokenizer: its token {token} decodes to "
                 f"{decoded[1:]!r}, not {spelled[1:]!r}; leave structured out"
             )
 
 
-def _compiled(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
+def _compile_matcher(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
     """InputError where it does not compile."""
-    compiled = _llguidance().LLMatcher(lexicon, source(structured), log_level=0)
+    compiled = _import_llguidance().LLMatcher(lexicon, to_llguidance(structured), log_level=0)
     if compiled.is_error():
-        raise _refused(structured.kind, _reason(compiled.get_error()))
+        raise _make_error(structured.kind, _clean_message(compiled.get_error()))
     return compiled
 
 
-def objection(schema: Any) -> str | None:
+def find_schema_problem(schema: Any) -> str | None:
     """Say why no text can be held to a JSON schema, or None."""
-    matcher = _llguidance().LLMatcher
-    return _reason(matcher.validate_grammar(source(Structured("json_schema", schema)))) or None
+    matcher = _import_llguidance().LLMatcher
+    return _clean_message(matcher.validate_grammar(to_llguidance(Structured("json_schema", schema)))) or None
 
 
-def source(structured: Structured) -> str:
+def to_llguidance(structured: Structured) -> str:
     """A wish in llguidance's own language; InputError where it is not what its kind says."""
     kind, text = structured
     try:
-        return json.dumps({"grammars": _grammars(kind, text)})
+        return json.dumps({"grammars": _build_grammars(kind, text)})
     except (ValueError, RecursionError) as error:
-        raise _refused(kind, to_one_line(error)) from None
+        raise _make_error(kind, to_one_line(error)) from None
 
 
-def _grammars(kind: str, text: str) -> list[dict[str, Any]]:
+def _build_grammars(kind: str, text: str) -> list[dict[str, Any]]:
     """Return the grammars that llguidance compiles: the first is the one that a text follows.
     ValueError where a grammar's text is not what its kind says."""
     if kind == "json_schema":
-        schema = exact_schema(json.loads(text), SPACES)
-        return [_lark("start: @schema"), {"name": "schema", "json_schema": schema}]
+        schema = rewrite_schema(json.loads(text), JSON_SEPARATORS)
+        return [_build_lark("start: @schema"), {"name": "schema", "json_schema": schema}]
     if kind == "regex":
-        escaped = json.loads(_llguidance().LLMatcher.grammar_from_regex(text))["grammars"][0]
-        return [_lark(escaped["lark_grammar"])]
+        escaped = json.loads(_import_llguidance().LLMatcher.grammar_from_regex(text))["grammars"][0]
+        return [_build_lark(escaped["lark_grammar"])]
     if kind == "lark":
-        return [_lark(text)]
+        return [_build_lark(text)]
     choice = json.loads(text)
     if not isinstance(choice, list) or not choice or not all(isinstance(x, str) for x in choice):
         raise ValueError("it is not a JSON list of strings")
-    return [_lark(f"start: {' | '.join(map(json.dumps, choice))}")]
+    return [_build_lark(f"start: {' | '.join(map(json.dumps, choice))}")]
 
 
-def symbol(structured: Structured) -> str:
+def build_symbol(structured: Structured) -> str:
     """A grammar as a symbol of another one, in Lark. InputError where it is not what its kind
     says."""
     kind, text = structured
     try:
-        grammars = _grammars(kind, text)
+        grammars = _build_grammars(kind, text)
     except (ValueError, RecursionError) as error:
-        raise _refused(kind, to_one_line(error)) from None
+        raise _make_error(kind, to_one_line(error)) from None
     if kind == "json_schema":
         return f"%json {json.dumps(grammars[1]['json_schema'])}"
-    return f"%lark {{\n{grammars[0]['lark_grammar'].removesuffix(SETTING)}}}"
+    return f"%lark {{\n{grammars[0]['lark_grammar'].removesuffix(NO_FORCING)}}}"
 
 
-def _lark(text: str) -> dict[str, Any]:
+def _build_lark(text: str) -> dict[str, Any]:
     """A Lark grammar whose masks hold every token that goes on. Where only one text can follow,
     they would hold one token otherwise: what the tokenizer makes of that text, which may even spell
     another one, or have no row in the output layer."""
-    return {"lark_grammar": f"{text}\n{SETTING}"}
+    return {"lark_grammar": f"{text}\n{NO_FORCING}"}
 
 
-def _reason(message: str) -> str:
+def _clean_message(message: str) -> str:
     """Return llguidance's message in one line, without the state of its parser and our own
     settings."""
-    lines = [line for line in message.split("\n<state>")[0].split("\n") if SETTING not in line]
+    lines = [line for line in message.split("\n<state>")[0].split("\n") if NO_FORCING not in line]
     return " ".join(" ".join(lines).split())[:200]
 
 
-def _refused(kind: str, reason: str) -> InputError:
+def _make_error(kind: str, reason: str) -> InputError:
     remedy = "" if ";" in reason else "; correct it"
     return InputError(f"structured's {kind} cannot be followed: {reason}{remedy}")

@@ -31,16 +31,16 @@ class Rewindable(Protocol):
         ...
 
 
-class Numbers:
+class GrowingArray:
     """Whole numbers in a row, of which a view costs the same however many there are."""
 
     def __init__(self, numbers: Collection[int] = ()) -> None:
-        self._room, self._count = np.fromiter(numbers, np.int64, len(numbers)), len(numbers)
+        self._buffer, self._count = np.fromiter(numbers, np.int64, len(numbers)), len(numbers)
 
     def push(self, number: int) -> None:
-        if self._count == len(self._room):
-            self._room = np.concatenate([self._room, np.zeros(max(64, self._count), np.int64)])
-        self._room[self._count] = number
+        if self._count == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros(max(64, self._count), np.int64)])
+        self._buffer[self._count] = number
         self._count += 1
 
     def pop(self) -> None:
@@ -49,102 +49,102 @@ class Numbers:
     @property
     def view(self) -> np.ndarray:
         """All of them, valid until the next push."""
-        return self._room[: self._count]
+        return self._buffer[: self._count]
 
 
-class Tally:
+class TokenCounts:
     """Which ids have occurred, in the order of their first time, and how often."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         counts = Counter(tokens)
-        self.ids, self.counts = Numbers(counts), Numbers(counts.values())
-        self._places = {token: place for place, token in enumerate(counts)}
+        self.ids, self.counts = GrowingArray(counts), GrowingArray(counts.values())
+        self._indices = {token: place for place, token in enumerate(counts)}
 
     def push(self, token: int) -> None:
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self.ids.view):
+        index = self._indices.setdefault(token, len(self._indices))
+        if index == len(self.ids.view):
             self.ids.push(token)
             self.counts.push(0)
-        self.counts.view[place] += 1
+        self.counts.view[index] += 1
 
     def pop(self, token: int) -> None:
         """Forget the last token pushed: if it was the first of its kind, its place is the last."""
-        place = self._places[token]
-        self.counts.view[place] -= 1
-        if not self.counts.view[place]:
-            del self._places[token]
+        index = self._indices[token]
+        self.counts.view[index] -= 1
+        if not self.counts.view[index]:
+            del self._indices[token]
             self.ids.pop()
             self.counts.pop()
 
 
-class History:
+class TokenHistory:
     """A text of tokens, of which the first `prompt` are given; and how often each id has occurred
     in it and among the new tokens. A control costs the same at any length of it."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens, self.prompt = list(prompt), len(prompt)
-        self.every, self.new, self._ids = Tally(prompt), Tally(), Numbers(prompt)
+        self.all_counts, self.new_counts, self._ids = TokenCounts(prompt), TokenCounts(), GrowingArray(prompt)
 
     @property
-    def done(self) -> int:
+    def num_new_tokens(self) -> int:
         """New tokens so far."""
         return len(self.tokens) - self.prompt
 
     def push(self, token: int) -> None:
         self.tokens.append(token)
-        for each in (self.every, self.new, self._ids):
+        for each in (self.all_counts, self.new_counts, self._ids):
             each.push(token)
 
     def pop(self) -> None:
         token = self.tokens.pop()
         self._ids.pop()
-        for tally in (self.every, self.new):
+        for tally in (self.all_counts, self.new_counts):
             tally.pop(token)
 
-    def ids(self, device: torch.device) -> Tensor:
+    def to_tensor(self, device: torch.device) -> Tensor:
         """All tokens, `[n]`; a copy, which others may change."""
         return torch.from_numpy(self._ids.view.copy()).to(device)
 
 
-class Suppressed:
+class SuppressTokens:
     """These ids never occur among the first `until` new tokens from the `start`-th on; by itself
     everywhere."""
 
     def __init__(self, ids: list[int], start: int = 0, until: int | None = None) -> None:
         self.ids, self.start, self.until = torch.tensor(ids, dtype=torch.long), start, until
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        if history.done < self.start or (self.until is not None and history.done >= self.until):
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
+        if history.num_new_tokens < self.start or (self.until is not None and history.num_new_tokens >= self.until):
             return scores
         return scores.index_fill_(0, self.ids.to(scores.device), -torch.inf)
 
 
-class Allowed:
+class AllowTokens:
     """No other ids than these occur."""
 
     def __init__(self, ids: Ids, V: int) -> None:
         self.others = torch.ones(V, dtype=torch.bool)
         self.others[list(ids)] = False
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
         return scores.masked_fill_(self.others.to(scores.device), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class Forced:
+class ForceTokens:
     """At some places among the new tokens only one id is possible."""
 
-    places: dict[int, int]
+    token_at_position: dict[int, int]
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        token = self.places.get(history.done)
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
+        token = self.token_at_position.get(history.num_new_tokens)
         if token is not None:
             scores.fill_(-torch.inf)
             scores[token] = 0.0
         return scores
 
 
-class BoundedThoughts:
+class LimitThinking:
     """Behind so many tokens of thoughts only those that close them are possible, or where a grammar
     forbids them, as within a character, soon after."""
 
@@ -158,8 +158,8 @@ class BoundedThoughts:
         self._tokens.append(token)
         size, opening, closing = len(self._tokens), self.budget.opening, self.budget.closing
         if self._begun is None:
-            self._begun = size if self._ends(opening) else None
-        elif self._closed is None and size - self._begun >= len(closing) and self._ends(closing):
+            self._begun = size if self._ends_with(opening) else None
+        elif self._closed is None and size - self._begun >= len(closing) and self._ends_with(closing):
             self._closed = size
 
     def pop(self) -> None:
@@ -170,148 +170,148 @@ class BoundedThoughts:
         elif self._begun == size and self.budget.opening:
             self._begun = None
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
         if self._begun is None or self._closed is not None:
             return scores
         if len(self._tokens) - self._begun < self.budget.tokens:
             return scores
         closing = self.budget.closing
         sizes = range(len(closing) - 1, 0, -1)
-        there = next((size for size in sizes if self._ends(closing[:size])), 0)
-        if scores[closing[there]] > -torch.inf:
+        matched = next((size for size in sizes if self._ends_with(closing[:size])), 0)
+        if scores[closing[matched]] > -torch.inf:
             scores.fill_(-torch.inf)
-            scores[closing[there]] = 0.0
+            scores[closing[matched]] = 0.0
         return scores
 
-    def _ends(self, ids: Ids) -> bool:
+    def _ends_with(self, ids: Ids) -> bool:
         return tuple(self._tokens[-len(ids) :]) == ids
 
 
-class Biased:
+class SequenceBias:
     """An id's score rises by a number where the tokens before it are those of its sequence;
     -inf: the sequence cannot be completed."""
 
     def __init__(self, biases: dict[tuple[int, ...], float]) -> None:
         singles = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
         self.ids = torch.tensor(list(singles), dtype=torch.long)
-        self.alone = torch.tensor(list(singles.values()), dtype=torch.float64)
-        self.pending: dict[int, list[tuple[list[int], int, float]]] = {}  # by the token before
+        self.single_biases = torch.tensor(list(singles.values()), dtype=torch.float64)
+        self.sequences_by_token: dict[int, list[tuple[list[int], int, float]]] = {}  # by the token before
         for ids, bias in biases.items():
             if len(ids) > 1:
-                self.pending.setdefault(ids[-2], []).append((list(ids[:-1]), ids[-1], bias))
+                self.sequences_by_token.setdefault(ids[-2], []).append((list(ids[:-1]), ids[-1], bias))
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
         if len(self.ids):
-            scores.index_add_(0, self.ids.to(scores.device), self.alone.to(scores))
+            scores.index_add_(0, self.ids.to(scores.device), self.single_biases.to(scores))
         tokens = history.tokens
-        for before, token, bias in self.pending.get(tokens[-1], ()):
+        for before, token, bias in self.sequences_by_token.get(tokens[-1], ()):
             if tokens[-len(before) :] == before:
                 scores[token] += bias
         return scores
 
 
-class NoRepeat:
+class NoRepeatNgram:
     """No n tokens in a row occur twice in the text: a memory of what has followed any n - 1."""
 
     def __init__(self, n: int, prompt: list[int]) -> None:
         self.n = n
         self.tokens: list[int] = []
-        self.followed: dict[tuple[int, ...], list[int]] = {}  # a stack for each n - 1
+        self.continuations: dict[tuple[int, ...], list[int]] = {}  # a stack for each n - 1
         for token in prompt:
             self.push(token)
 
     def push(self, token: int) -> None:
         if len(self.tokens) >= self.n - 1:
-            self.followed.setdefault(self._end(), []).append(token)
+            self.continuations.setdefault(self._get_suffix(), []).append(token)
         self.tokens.append(token)
 
     def pop(self) -> None:
         self.tokens.pop()
         if len(self.tokens) >= self.n - 1:
-            self.followed[self._end()].pop()
+            self.continuations[self._get_suffix()].pop()
 
-    def _end(self) -> tuple[int, ...]:
+    def _get_suffix(self) -> tuple[int, ...]:
         return tuple(self.tokens[len(self.tokens) - self.n + 1 :])
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
         if len(self.tokens) < self.n - 1:
             return scores
-        return banned(scores, self.followed.get(self._end(), []))
+        return ban_tokens(scores, self.continuations.get(self._get_suffix(), []))
 
 
-class NoneOfSource:
+class NoSourceNgram:
     """No n tokens in a row of the source, or of a decoder's prompt, occur in the text."""
 
     def __init__(self, n: int, source: list[int], V: int) -> None:
         self.n = n
-        self.followed: dict[tuple[int, ...], list[int]] = {}
+        self.continuations: dict[tuple[int, ...], list[int]] = {}
         for i in range(len(source) - n + 1):
             *before, token = source[i : i + n]
             if token < V:
-                self.followed.setdefault(tuple(before), []).append(token)
+                self.continuations.setdefault(tuple(before), []).append(token)
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
         first = len(history.tokens) - self.n + 1
         if first < 0:
             return scores
-        return banned(scores, self.followed.get(tuple(history.tokens[first:]), []))
+        return ban_tokens(scores, self.continuations.get(tuple(history.tokens[first:]), []))
 
 
-def finite(scores: Tensor, history: History) -> Tensor:
+def replace_nonfinite(scores: Tensor, history: TokenHistory) -> Tensor:
     """NaN becomes 0, infinities the largest and least numbers."""
     return scores.nan_to_num_(0.0)
 
 
-def banned(scores: Tensor, ids: list[int]) -> Tensor:
+def ban_tokens(scores: Tensor, ids: list[int]) -> Tensor:
     """Scores with the ids at -inf."""
     if not ids:
         return scores
     return scores.index_fill_(0, torch.tensor(ids, device=scores.device), -torch.inf)
 
 
-CERTAIN = 1e30  # times a score: beyond all others, and still a float32
+MAX_GROWTH = 1e30  # times a score: beyond all others, and still a float32
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
+class RepetitionPenalty:
     """Ids of the text, prompt included, are less likely above 1 (Keskar et al. 2019, arXiv
     1909.05858)."""
 
     penalty: float
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        ids = torch.from_numpy(history.every.ids.view).to(scores.device)
-        return scaled(scores, ids, self.penalty)
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
+        ids = torch.from_numpy(history.all_counts.ids.view).to(scores.device)
+        return scale_scores(scores, ids, self.penalty)
 
 
-class Encoder:
+class EncoderRepetitionPenalty:
     """Ids of the source, or of a decoder's prompt, are more likely above 1."""
 
     def __init__(self, penalty: float, source: list[int], V: int) -> None:
         self.factor = 1 / penalty
         self.ids = torch.tensor(sorted({i for i in source if i < V}), dtype=torch.long)
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return scaled(scores, self.ids.to(scores.device), self.factor)
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
+        return scale_scores(scores, self.ids.to(scores.device), self.factor)
 
 
 @dataclass(frozen=True, slots=True)
-class Occurrence:
+class OccurrencePenalty:
     """OpenAI's penalties: of every new token's id the logit falls by `presence`, and by `frequency`
     for each time it has occurred. The prompt does not count."""
 
     presence: float
     frequency: float
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        if not history.done:
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
+        if not history.num_new_tokens:
             return scores
-        counts = torch.from_numpy(history.new.counts.view).to(scores)
-        ids = torch.from_numpy(history.new.ids.view).to(scores.device)
+        counts = torch.from_numpy(history.new_counts.counts.view).to(scores)
+        ids = torch.from_numpy(history.new_counts.ids.view).to(scores.device)
         return scores.index_add_(0, ids, -(self.presence + self.frequency * counts))
 
 
-class Decay:
+class ExponentialDecayPenalty:
     """From `start` new tokens on ends become likelier, by `factor` to the power of how far behind
     it the text is."""
 
@@ -319,24 +319,24 @@ class Decay:
         self.start, self.factor = start, factor
         self.ends = torch.tensor(ends, dtype=torch.long)
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        behind = history.done - self.start
-        if behind <= 0 or not len(self.ends):
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
+        excess = history.num_new_tokens - self.start
+        if excess <= 0 or not len(self.ends):
             return scores
         ends = self.ends.to(scores.device)
         now = scores[ends]
-        raised = now + now.abs() * (self._growth(behind) - 1)
+        raised = now + now.abs() * (self._compute_growth(excess) - 1)
         return scores.index_copy_(0, ends, torch.where(now.isfinite(), raised, now))
 
-    def _growth(self, behind: int) -> float:
+    def _compute_growth(self, excess: int) -> float:
         """The factor's power; from some point on the end is certain anyway."""
         try:
-            return min(self.factor**behind, CERTAIN)
+            return min(self.factor**excess, MAX_GROWTH)
         except OverflowError:
-            return CERTAIN
+            return MAX_GROWTH
 
 
-def scaled(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:
+def scale_scores(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:
     """Scores of the ids divided by the penalty, or multiplied where they are negative."""
     if not len(ids):
         return scores

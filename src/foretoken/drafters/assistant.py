@@ -23,7 +23,7 @@ from foretoken.sampling.draw import Draw
 from foretoken.transfer import send
 
 
-class BorrowingModel(Protocol):
+class SharedKVModel(Protocol):
     """A network that reads the keys and values of a target's rows."""
 
     runtime: str
@@ -44,7 +44,7 @@ class BorrowingModel(Protocol):
 
 
 @dataclass(slots=True)
-class _TextEnd:
+class _SequenceEnd:
     length: int
     last: int  # its last token
     state: Tensor | None = None  # [H], the target's at the token before that
@@ -64,50 +64,50 @@ class AssistantDrafter(Drafter):
     reads_target = True  # its states come from the target's passes, so these cannot run ahead
 
     def __init__(
-        self, target: Model, model: BorrowingModel, embedding: Callable[[Tensor], Tensor]
+        self, target: Model, model: SharedKVModel, embedding: Callable[[Tensor], Tensor]
     ) -> None:
         self.target: Model = target
         self.network, self.embedding = model, embedding
         self.runtime, self.vocab_size = model.runtime, target.vocab_size
         self.identity = model.identity
-        self.texts: list[_TextEnd] = []
+        self.seqs: list[_SequenceEnd] = []
 
-    def reading(self, target: Model) -> AssistantDrafter:
+    def with_target(self, target: Model) -> AssistantDrafter:
         """The same network over another target, without rows."""
         if not target.capabilities.shared_kv or target.taps != (FINAL_TAP,):
             raise InputError("give a target that exposes the states that the draft reads")
         return AssistantDrafter(target, self.network.with_target(target), self.embedding)
 
-    def known(self, text: list[int]) -> int:
-        return len(text)  # only the last state is read, which the next pass shows
+    def count_cached_tokens(self, tokens: list[int]) -> int:
+        return len(tokens)  # only the last state is read, which the next pass shows
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        self.texts += [_TextEnd(len(prompt), prompt[-1]) for prompt in prompts]
-        self._take()
+        self.seqs += [_SequenceEnd(len(prompt), prompt[-1]) for prompt in prompts]
+        self._take_states()
 
-    def _take(self) -> None:
+    def _take_states(self) -> None:
         """Keep the last state of each row that the target has read up to its last token."""
-        for text, new in zip(self.texts, self.target.take_hidden_states(), strict=True):
+        for seq, new in zip(self.seqs, self.target.take_hidden_states(), strict=True):
             if new is not None:
-                reached = new.first + len(new.states) == text.length - 1
-                text.state = new.states[-1].clone() if reached else None
+                reached = new.first + len(new.states) == seq.length - 1
+                seq.state = new.states[-1].clone() if reached else None
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        pairs = zip(self.texts, gamma, strict=True)
-        budget = [g if text.state is not None else 0 for text, g in pairs]
-        on = [b for b, g in enumerate(budget) if g]
-        if not on:
+        pairs = zip(self.seqs, gamma, strict=True)
+        budget = [g if seq.state is not None else 0 for seq, g in pairs]
+        active = [b for b, g in enumerate(budget) if g]
+        if not active:
             return pack([[] for _ in gamma])
-        state = torch.stack([x for x in (self.texts[b].state for b in on) if x is not None])
-        ids = [send(torch.tensor([text.last for text in self.texts]), state.device)]
+        state = torch.stack([x for x in (self.seqs[b].state for b in active) if x is not None])
+        ids = [send(torch.tensor([seq.last for seq in self.seqs]), state.device)]
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
-        self.network.begin(on)
+        self.network.begin(active)
         for i in range(max(budget)):
-            logits, state = self.network.step(self.embedding(ids[-1][on]), state)
-            logits, top = mask_invalid(_spread(logits, on, len(gamma)))
+            logits, state = self.network.step(self.embedding(ids[-1][active]), state)
+            logits, top = mask_invalid(_spread_rows(logits, active, len(gamma)))
             token, q = draw.sample(logits, i)
             ids.append(token)
             tops.append(top)
@@ -121,16 +121,16 @@ class AssistantDrafter(Drafter):
         )
 
     def commit(self, tokens: list[list[int]]) -> None:
-        for text, new in zip(self.texts, tokens, strict=True):
+        for seq, new in zip(self.seqs, tokens, strict=True):
             if new:
-                text.length, text.last, text.state = text.length + len(new), new[-1], None
-        self._take()
+                seq.length, seq.last, seq.state = seq.length + len(new), new[-1], None
+        self._take_states()
 
     def leave(self, rows: list[int]) -> None:
-        self.texts = [self.texts[b] for b in list_remaining_rows(len(self.texts), rows)]
+        self.seqs = [self.seqs[b] for b in list_remaining_rows(len(self.seqs), rows)]
 
 
-def _spread(logits: Tensor, rows: list[int], count: int) -> Tensor:
+def _spread_rows(logits: Tensor, rows: list[int], count: int) -> Tensor:
     """Logits of these rows -> of all; the others draft nothing."""
     if len(rows) == count:
         return logits

@@ -79,7 +79,7 @@ class Drafter(Component):
         rewinds: True if it can go back, as the parts of cascades and mixtures must: where the class
             has a `rewind` of its own.
         reads_states: True if it reads the states that its `target` shows of all tokens: where the
-            class has a `known` of its own.
+            class has a `count_cached_tokens` of its own.
         priors: Prior beliefs about the acceptance of draft tokens, one for each of its `grades`:
             acceptance is then learned grade by grade. Each is a weight in tokens and a rate.
 
@@ -121,7 +121,7 @@ class Drafter(Component):
 
     @property
     def reads_states(self) -> bool:
-        return type(self).known is not Drafter.known
+        return type(self).count_cached_tokens is not Drafter.count_cached_tokens
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -177,7 +177,7 @@ class Drafter(Component):
         """
         raise RefusedError(f"{type(self).__name__} cannot go back; give it a method rewind(counts)")
 
-    def reading(self, target: Model) -> Any:
+    def with_target(self, target: Model) -> Any:
         """Return this drafter for another target, where it reads the states of one.
 
         Args:
@@ -193,10 +193,10 @@ class Drafter(Component):
             return self
         raise RefusedError(
             f"{type(self).__name__} reads the states of one target and cannot take another's; "
-            "give it a method reading(target)"
+            "give it a method with_target(target)"
         )
 
-    def known(self, text: list[int]) -> int:
+    def count_cached_tokens(self, tokens: list[int]) -> int:
         """Count the first tokens of a sequence whose states the target need not show again.
 
         Args:
@@ -207,7 +207,7 @@ class Drafter(Component):
         """
         return 0
 
-    def grades(self) -> list[int]:
+    def predict_grades(self) -> list[int]:
         """Return, before it drafts, how far each sequence's next draft tokens are to be trusted.
 
         Returns:
@@ -216,22 +216,22 @@ class Drafter(Component):
         return []
 
 
-METHODS = ("start", "propose", "commit", "leave")
-OPTIONAL = (  # what else an object may have of a drafter
+REQUIRED_METHODS = ("start", "propose", "commit", "leave")
+OPTIONAL_ATTRIBUTES = (  # what else an object may have of a drafter
     *("vocab_size", "runtime", "model", "identity", "reads_target", "target", "shares"),
-    *("rewind", "reading", "known", "remember", "salted"),
+    *("rewind", "with_target", "count_cached_tokens", "set_prefix_caching", "set_salt"),
 )
 
 
-class FourMethods(Drafter):
+class DrafterAdapter(Drafter):
     """An object with the four methods that a drafter must have, and defaults of what it lacks."""
 
     has_own_speed = True  # its speed is the object's, not that of this class
 
     def __init__(self, own: Any) -> None:
         self.own = own
-        given = (name for name in OPTIONAL if hasattr(own, name))
-        vars(self).update({name: getattr(own, name) for name in (*METHODS, *given)})
+        given = (name for name in OPTIONAL_ATTRIBUTES if hasattr(own, name))
+        vars(self).update({name: getattr(own, name) for name in (*REQUIRED_METHODS, *given)})
         self.holds = (own, *getattr(own, "holds", ()))
 
     @property
@@ -240,7 +240,7 @@ class FourMethods(Drafter):
 
     @property
     def reads_states(self) -> bool:
-        return self.reads_target and "known" in vars(self)
+        return self.reads_target and "count_cached_tokens" in vars(self)
 
 
 def require_drafter(value: object) -> Drafter:
@@ -251,21 +251,21 @@ def require_drafter(value: object) -> Drafter:
         raise InputError(f"draft is {value!r:.60}; give a folder, a name, a model or a Drafter")
     lacking = [
         name
-        for name in METHODS
+        for name in REQUIRED_METHODS
         if not callable(method := getattr(value, name, None))
         or getattr(method, "__func__", None) is getattr(Drafter, name)
     ]
     if lacking:
         raise InputError(
             f"{kind.__name__} lacks {' and '.join(lacking)}; a drafter has the methods "
-            f"{', '.join(METHODS)}"
+            f"{', '.join(REQUIRED_METHODS)}"
         )
     if isinstance(value, Drafter):
         return value
-    return type(kind.__name__, (FourMethods,), {})(value)  # messages name the object's class
+    return type(kind.__name__, (DrafterAdapter,), {})(value)  # messages name the object's class
 
 
-def rewinding(value: object, name: str) -> Drafter:
+def require_rewindable(value: object, name: str) -> Drafter:
     """Return `value`, a part of the drafter `name`, as a drafter. Raises InputError where it is
     none, RefusedError where it cannot go back."""
     drafter = require_drafter(value)
@@ -286,10 +286,10 @@ def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
         )
 
 
-def require_apart(target: Model, drafter: Drafter) -> None:
+def require_separate_parts(target: Model, drafter: Drafter) -> None:
     """Raise InputError where a model or a drafter would hold the rows of two places, or reads the
     states of another target than this one, RefusedError where it reads those of a guided one."""
-    places = [*held(target), *held(drafter)]
+    places = [*iter_parts(target), *iter_parts(drafter)]
     for i, part in enumerate(places):
         kind = type(part).__name__
         if any(part is other for other in places[:i]):
@@ -306,7 +306,7 @@ def require_apart(target: Model, drafter: Drafter) -> None:
             )
         read = part.target
         if part.capabilities.target_rows:
-            if all(read is not inner for inner in held(target)):  # what wraps it has its rows
+            if all(read is not inner for inner in iter_parts(target)):  # what wraps it has its rows
                 raise InputError(
                     "the draft is drafted for by a copy of itself, which cannot be in a cascade; "
                     "load it with draft='lookup', 'none' or a model"
@@ -318,22 +318,22 @@ def require_apart(target: Model, drafter: Drafter) -> None:
             )
 
 
-def held(part: object) -> Iterator[object]:
+def iter_parts(part: object) -> Iterator[object]:
     """Yield a model or drafter, and all models and drafters within it."""
     yield part
     for inner in part.holds if isinstance(part, Component) else ():
-        yield from held(inner)
+        yield from iter_parts(inner)
 
 
-def parts_of(*owners: object) -> list[Component]:
+def list_parts(*owners: object) -> list[Component]:
     """Return these models and drafters, and all within them."""
-    return [part for owner in owners for part in held(owner) if isinstance(part, Component)]
+    return [part for owner in owners for part in iter_parts(owner) if isinstance(part, Component)]
 
 
 def require_rewind(gamma: int, *owners: object) -> None:
     """Raise InputError for more draft tokens than the models among these, or within them, go back
     by."""
-    for model in parts_of(*owners):
+    for model in list_parts(*owners):
         if isinstance(model, Model) and model.max_rewind is not None and gamma >= model.max_rewind:
             raise InputError(
                 f"gamma is {format_value(gamma)}, but the model's states go back by {model.max_rewind} "
@@ -344,34 +344,34 @@ def require_rewind(gamma: int, *owners: object) -> None:
 def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
     """A draft from ragged lists."""
     if q is None and not calls and not any(draft_tokens):
-        return _nothing(len(draft_tokens))
+        return _make_empty_draft(len(draft_tokens))
     lengths = [len(g) for g in draft_tokens]
     G = max(lengths, default=0)
     padded = [[*g, *[0] * (G - len(g))] for g in draft_tokens]
     tokens = torch.from_numpy(np.array(padded, np.int64).reshape(len(draft_tokens), G))
-    return Draft(tokens, _counted(lengths), q, calls)
+    return Draft(tokens, _to_tensor(lengths), q, calls)
 
 
 @lru_cache(maxsize=64)
-def _nothing(rows: int) -> Draft:
+def _make_empty_draft(batch_size: int) -> Draft:
     """No draft tokens, as in every step of plain decoding."""
     with torch.inference_mode(False):  # they outlive the step that makes them
         tokens, lengths = (
-            torch.from_numpy(np.zeros(shape, np.int64)) for shape in ((rows, 0), rows)
+            torch.from_numpy(np.zeros(shape, np.int64)) for shape in ((batch_size, 0), batch_size)
         )
     return Draft(tokens, lengths)
 
 
-def certain(ids: list[list[int]], tops: list[list[float]], calls: int) -> Draft:
+def pack_certain(tokens: list[list[int]], tops: list[list[float]], calls: int) -> Draft:
     """A draft of the likeliest tokens, from ragged lists of them and of the logits there."""
-    draft = pack(ids, calls=calls)
+    draft = pack(tokens, calls=calls)
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return draft
     G = max(map(len, tops))
     return replace(draft, tops=torch.tensor([[*row, *[0.0] * (G - len(row))] for row in tops]))
 
 
-def drawn(
+def draw_token(
     draw: Draw,
     logits: Tensor,
     i: int,
@@ -385,13 +385,13 @@ def drawn(
     ids: the target's ids that the draft's outputs stand for, `[Vd]`; None: their numbers.
     """
     if draw.controlled or draw.coupled:
-        return draw.sample(widened(logits, ids, V), i, params)
+        return draw.sample(widen(logits, ids, V), i, params)
     tokens, q = draw.sample(logits, i, params)
     tokens = tokens if ids is None else ids[tokens]
-    return tokens, None if q is None else widened(q, ids, V, missing=0.0)
+    return tokens, None if q is None else widen(q, ids, V, missing=0.0)
 
 
-def choice(
+def make_token_choice(
     draw: Draw, G: int, V: int, ids: Tensor | None = None, params: SamplingParams | None = None
 ) -> TokenChoice | None:
     """Return how a model that makes all draft tokens in one call is to choose them; None where
@@ -410,20 +410,20 @@ def choice(
     return TokenChoice(V, ids, first[:4], draw.draft_numbers(G))
 
 
-def chained(made: ChainedTokens, budget: list[int], calls: int, draw: Draw) -> Draft:
+def pack_chained(chain: ChainedTokens, lengths: list[int], calls: int, draw: Draw) -> Draft:
     """Return the draft of tokens that were made in one call, of which draw then knows the masses of
     what they were drawn from."""
-    draw.masses += [] if made.q is None else made.masses.unbind(1)
-    tops = None if is_known_finite(made.tops) else made.tops
-    return Draft(made.tokens, _counted(budget), made.q, calls, tops)
+    draw.masses += [] if chain.q is None else chain.masses.unbind(1)
+    tops = None if is_known_finite(chain.tops) else chain.tops
+    return Draft(chain.tokens, _to_tensor(lengths), chain.q, calls, tops)
 
 
-def _counted(numbers: list[int]) -> Tensor:
+def _to_tensor(numbers: list[int]) -> Tensor:
     """Return them as a tensor, in NumPy's way, which takes a third of torch's own."""
     return torch.from_numpy(np.array(numbers, np.int64))
 
 
-def widened(scores: Tensor, ids: Tensor | None, V: int, *, missing: float = -math.inf) -> Tensor:
+def widen(scores: Tensor, ids: Tensor | None, V: int, *, missing: float = -math.inf) -> Tensor:
     """Logits, or probabilities, `[B, Vd]` over all V ids of a target, with `missing` at those that
     a draft lacks.
 

@@ -18,7 +18,7 @@ from foretoken.drafters.base import (
     Drafter,
     pack,
     require_vocabulary,
-    rewinding,
+    require_rewindable,
 )
 from foretoken.errors import NumericsError
 from foretoken.models.base import Blocks, Model, Scorer, require_model
@@ -65,7 +65,7 @@ class CascadeDrafter(Drafter):
         require_model(middle)
         remedy = "the guesses for a run of the middle model, 0 or more"
         self.gamma = Count(ge=0, remedy=remedy)("gamma", gamma)
-        self.middle, self.drafter = middle, rewinding(drafter, "a cascade")
+        self.middle, self.drafter = middle, require_rewindable(drafter, "a cascade")
         require_vocabulary(self.drafter, middle.vocab_size, "the model that it guesses for")
         self.holds = (middle, self.drafter)
         self.vocab_size, self.runtime = middle.vocab_size, middle.runtime
@@ -77,34 +77,34 @@ class CascadeDrafter(Drafter):
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         self.middle.start(*self._sequences.join(prompts, sources))
-        texts = [list(text) for text in self._sequences.token_ids[len(self._draft_tokens) :]]
-        self.drafter.start(rows, texts, sources if self.middle.encoder_decoder else None)
+        contexts = [list(text) for text in self._sequences.token_ids[len(self._draft_tokens) :]]
+        self.drafter.start(rows, contexts, sources if self.middle.encoder_decoder else None)
         self._draft_tokens += [[] for _ in prompts]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         tasks = zip(self._sequences.token_ids, self._sequences.compute_budgets(gamma), draw.derive_keys(), strict=True)
-        rows = [_row(*task, b, draw) for b, task in enumerate(tasks)]
+        seqs = [_make_inner_sequence(*task, b, draw) for b, task in enumerate(tasks)]
         # in coupled mode the middle model meets the target's own noise
         verifier = COUPLED_VERIFIER if draw.coupled else make_verifier(block)
-        target = _Middle(self._sequences, rows)
-        distributions: list[list[Tensor]] = [[] for _ in rows]
+        target = _MiddleScorer(self._sequences, seqs)
+        distributions: list[list[Tensor]] = [[] for _ in seqs]
         calls = 0
-        while any(map(_open, rows)):
-            gammas = [min(self.gamma, row.num_remaining - 1) if _open(row) else 0 for row in rows]
+        while any(map(_is_unfinished, seqs)):
+            gammas = [min(self.gamma, row.num_remaining - 1) if _is_unfinished(row) else 0 for row in seqs]
             try:
-                p = step(rows, target, self.drafter, verifier, gammas)
+                p = step(seqs, target, self.drafter, verifier, gammas)
             except NumericsError as error:
                 message = f"in a cascade's middle model as the target: {error}"
-                told = NumericsError(message, error.row, whose="draft")
-                if error.row is None or not rows[error.row].new_tokens:
-                    raise told from None
-                rows[error.row].fail(told)  # the target may never get there
+                raised = NumericsError(message, error.row, whose="draft")
+                if error.row is None or not seqs[error.row].new_tokens:
+                    raise raised from None
+                seqs[error.row].fail(raised)  # the target may never get there
                 continue
             if p is not None:
-                for b, row in enumerate(rows):
-                    distributions[b].append(p[b, : len(row.records[-1].new_tokens)])
+                for b, seq in enumerate(seqs):
+                    distributions[b].append(p[b, : len(seq.records[-1].new_tokens)])
             calls += 1
-        self._draft_tokens = [row.new_tokens for row in rows]
+        self._draft_tokens = [row.new_tokens for row in seqs]
         q = (
             pad_sequence([torch.cat(p) for p in distributions], batch_first=True)
             if any(distributions)
@@ -113,14 +113,14 @@ class CascadeDrafter(Drafter):
         return pack(self._draft_tokens, q, calls)
 
     def commit(self, tokens: list[list[int]]) -> None:
-        agreed = [_agreed(x, text) for x, text in zip(self._draft_tokens, tokens, strict=True)]
-        surplus = [len(x) - n for x, n in zip(self._draft_tokens, agreed, strict=True)]
+        accepted = [_count_accepted(x, text) for x, text in zip(self._draft_tokens, tokens, strict=True)]
+        surplus = [len(x) - n for x, n in zip(self._draft_tokens, accepted, strict=True)]
         if any(surplus):
             self.drafter.rewind(surplus)
-        for b, n in enumerate(agreed):
+        for b, n in enumerate(accepted):
             certain = len(self._sequences.token_ids[b]) + n  # behind it the middle model's cache is wrong
             self._sequences.num_cached[b] = min(self._sequences.num_cached[b], certain)
-        rest = [text[n:] for text, n in zip(tokens, agreed, strict=True)]
+        rest = [text[n:] for text, n in zip(tokens, accepted, strict=True)]
         if any(rest):
             self.drafter.commit(rest)
         self._settle([0] * len(tokens), tokens)
@@ -143,20 +143,20 @@ class CascadeDrafter(Drafter):
         self.drafter.leave(rows)
 
 
-class _Middle(Scorer):
+class _MiddleScorer(Scorer):
     """The middle model as the inner step's target: what its cache lacks of a row is read first,
     and rows that have all their draft tokens rest."""
 
-    def __init__(self, reader: DraftSequences, rows: list[SequenceState]) -> None:
-        self.model, self.cached, self.rows = reader.model, reader.num_cached, rows
+    def __init__(self, reader: DraftSequences, seqs: list[SequenceState]) -> None:
+        self.model, self.cached, self.seqs = reader.model, reader.num_cached, seqs
         self.vocab_size, self.device = self.model.vocab_size, self.model.device
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
         assert isinstance(blocks, list)
         feed: list[list[int]] = [[] for _ in blocks]
-        for b, row in enumerate(self.rows):
-            if _open(row):
-                feed[b] = [*row.tokens[self.cached[b] : -1], *blocks[b]]
+        for b, seq in enumerate(self.seqs):
+            if _is_unfinished(seq):
+                feed[b] = [*seq.tokens[self.cached[b] : -1], *blocks[b]]
                 self.cached[b] += len(feed[b])
         counts = [n if new else 0 for n, new in zip(need, feed, strict=True)]
         logits = self.model.score(feed, counts)
@@ -168,39 +168,39 @@ class _Middle(Scorer):
         self.model.set_lengths(self.cached)
 
 
-class _Ahead:
+class _InnerControls:
     """A row's controls as the inner step meets them: its text is draft tokens of the outer one."""
 
-    def __init__(self, controls: LogitShaper, before: list[int]) -> None:
-        self.controls, self.V, self.text = controls, controls.V, list(before)
+    def __init__(self, controls: LogitShaper, tokens: list[int]) -> None:
+        self.controls, self.V, self.tokens = controls, controls.V, list(tokens)
 
     def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
-        return self.controls.shape(logits, [*self.text, *draft_tokens])
+        return self.controls.shape(logits, [*self.tokens, *draft_tokens])
 
     def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
-        return self.controls.find_forced_tokens([*self.text, *draft_tokens])
+        return self.controls.find_forced_tokens([*self.tokens, *draft_tokens])
 
     def commit(self, tokens: list[int]) -> None:
-        self.text += tokens
+        self.tokens += tokens
 
 
-def _row(text: list[int], draft_tokens: int, key: SequenceKey, b: int, draw: Draw) -> SequenceState:
+def _make_inner_sequence(tokens: list[int], limit: int, key: SequenceKey, b: int, draw: Draw) -> SequenceState:
     """A row of the inner step, which makes row b's guesses; nothing is reported of it."""
     params, controls = draw.params[b], draw.controls[b]
     if params.logprobs is not None:
         params = replace(params, logprobs=None, logprobs_of="raw")
-    row = SequenceState.from_request(Request(text, draft_tokens, key, params=params))
+    seq = SequenceState.from_request(Request(tokens, limit, key, params=params))
     if controls is not None:
-        row.controls = _Ahead(controls, draw.previous_draft_tokens[b])
-    return row
+        seq.controls = _InnerControls(controls, draw.previous_draft_tokens[b])
+    return seq
 
 
-def _open(row: SequenceState) -> bool:
+def _is_unfinished(seq: SequenceState) -> bool:
     """Tell whether a row of the inner step goes on."""
-    return row.finish_reason is None and row.num_remaining > 0
+    return seq.finish_reason is None and seq.num_remaining > 0
 
 
-def _agreed(draft_tokens: list[int], tokens: list[int]) -> int:
+def _count_accepted(draft_tokens: list[int], tokens: list[int]) -> int:
     """Count the first draft tokens that were accepted."""
     return next(
         (i for i, (x, y) in enumerate(zip(draft_tokens, tokens, strict=False)) if x != y),

@@ -20,61 +20,61 @@ class CopyDrafter(Drafter):
     runtime = "python"
 
     def __init__(self) -> None:
-        self.copies: list[_Copy] = []
+        self.copies: list[_CopiedSequence] = []
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        self.copies += [_Copy(ids) for ids in sources or prompts]
+        self.copies += [_CopiedSequence(ids) for ids in sources or prompts]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         return pack([copy.propose(g) for copy, g in zip(self.copies, gamma, strict=True)])
 
     def commit(self, tokens: list[list[int]]) -> None:
         for copy, text in zip(self.copies, tokens, strict=True):
-            copy.read(text)
+            copy.append(text)
 
     def rewind(self, counts: list[int]) -> None:
         for copy, count in zip(self.copies, counts, strict=True):
-            copy.unread(count)
+            copy.pop(count)
 
     def leave(self, rows: list[int]) -> None:
         self.copies = [self.copies[b] for b in list_remaining_rows(len(self.copies), rows)]
 
 
 @dataclass(slots=True)
-class _Copy:
+class _CopiedSequence:
     """One row: its input, its output so far, and the place in the input where that goes on."""
 
-    ids: list[int]
+    source: list[int]
     output: list[int] = field(default_factory=list[int])
-    place: int | None = 0
-    before: list[int | None] = field(default_factory=list[int | None])  # its place at every token
+    position: int | None = 0
+    previous_positions: list[int | None] = field(default_factory=list[int | None])  # its place at every token
 
     def propose(self, count: int) -> list[int]:
-        return [] if self.place is None else self.ids[self.place : self.place + count]
+        return [] if self.position is None else self.source[self.position : self.position + count]
 
-    def read(self, tokens: list[int]) -> None:
+    def append(self, tokens: list[int]) -> None:
         """Follow the output as long as it copies, and find the place again where it does not."""
         for token in tokens:
-            self.before.append(self.place)
+            self.previous_positions.append(self.position)
             self.output.append(token)
-            if self.place is not None and self.ids[self.place : self.place + 1] == [token]:
-                self.place += 1
+            if self.position is not None and self.source[self.position : self.position + 1] == [token]:
+                self.position += 1
             else:
-                self.place = self._find()
+                self.position = self._find()
 
-    def unread(self, count: int) -> None:
+    def pop(self, count: int) -> None:
         """Take the last `count` tokens back."""
         for _ in range(count):
             self.output.pop()
-            self.place = self.before.pop()
+            self.position = self.previous_positions.pop()
 
     def _find(self) -> int | None:
         """Behind the output's shortest end that the input holds in exactly one place, if any."""
-        places = list(range(1, len(self.ids) + 1))
+        positions = list(range(1, len(self.source) + 1))
         for n, token in enumerate(reversed(self.output)):
-            places = [i for i in places if i > n and self.ids[i - 1 - n] == token]
-            if len(places) < 2:
+            positions = [i for i in positions if i > n and self.source[i - 1 - n] == token]
+            if len(positions) < 2:
                 break
-        return places[0] if len(places) == 1 else None
+        return positions[0] if len(positions) == 1 else None

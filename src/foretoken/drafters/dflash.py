@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.drafters.base import Draft, Drafter, drawn, pack, widened
+from foretoken.drafters.base import Draft, Drafter, draw_token, pack, widen
 from foretoken.errors import InputError, format_value
 from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
@@ -26,9 +26,9 @@ from foretoken.sampling.distributions import SamplingParams, mask_invalid
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import to_list, send
 
-AHEAD = 32  # states of a row that drafts nothing, from which on they are read all the same
-WORTH = 0.2  # chance that a guess is judged and accepted, below which it costs more than it brings
-LIKELIEST = SamplingParams(temperature=0.0)
+MAX_UNREAD_STATES = 32  # states of a row that drafts nothing, from which on they are read all the same
+MIN_ACCEPTANCE_CHANCE = 0.2  # chance that a guess is judged and accepted, below which it costs more than it brings
+GREEDY_PARAMS = SamplingParams(temperature=0.0)
 
 
 class BlockModel(Protocol):
@@ -39,7 +39,7 @@ class BlockModel(Protocol):
     identity: str | None  # None: not known, so that costs are not kept
     context: int | None
     max_draft_tokens: int  # guesses of a block
-    chained: bool  # whether a guess depends on those before it
+    is_conditional: bool  # whether a guess depends on those before it
     ids: Tensor | None  # the target's ids that its outputs stand for, `[Vd]`; None: their numbers
 
     @property
@@ -77,43 +77,43 @@ class BlockModel(Protocol):
 
 
 @dataclass(slots=True)
-class _BlockRow:
+class _BlockSequence:
     """A text; `carried`: the target's states at the positions behind those that were read."""
 
-    text: list[int]
+    tokens: list[int]
     carried: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
 
-class TwoWays:
+class SampleOrArgmax:
     """Guesses by the noise that the target will meet, or the likeliest ones, in coupled mode, whose
     texts do not depend on guesses. Both are made, so that counts at the same depth of the same
     blocks compare them: drawn ones suit broad distributions, likeliest ones sharp."""
 
     def __init__(self) -> None:
-        self.right: Counter[tuple[int, bool]] = Counter()  # by depth, and whether the likeliest
-        self.tried: list[dict[bool, Tensor]] = []  # in the last block, by depth
+        self.num_correct: Counter[tuple[int, bool]] = Counter()  # by depth, and whether the likeliest
+        self.attempts: list[dict[bool, Tensor]] = []  # in the last block, by depth
 
     def sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
         """Return guess i of each row, and the distributions that they are of."""
-        likeliest = self.right[i, True] > self.right[i, False]
-        made = {  # the one that is taken comes last, as controls of the next guess read that
-            way: draw.sample(logits, i, LIKELIEST if way else None)
-            for way in (not likeliest, likeliest)
+        use_argmax = self.num_correct[i, True] > self.num_correct[i, False]
+        tokens_by_way = {  # the one that is taken comes last, as controls of the next guess read that
+            way: draw.sample(logits, i, GREEDY_PARAMS if way else None)
+            for way in (not use_argmax, use_argmax)
         }
-        self.tried[i:] = [{way: ids for way, (ids, _) in made.items()}]
-        ids, q = made[likeliest]
-        drawn = made[False][1]
-        if likeliest and drawn is not None:
+        self.attempts[i:] = [{way: ids for way, (ids, _) in tokens_by_way.items()}]
+        ids, q = tokens_by_way[use_argmax]
+        drawn = tokens_by_way[False][1]
+        if use_argmax and drawn is not None:
             q = functional.one_hot(ids, drawn.shape[-1]).to(drawn)
         return ids, q
 
-    def learn(self, lengths: list[int], tokens: list[list[int]]) -> None:
+    def count_correct(self, lengths: list[int], tokens: list[list[int]]) -> None:
         """Count what was right, by the tokens that each row gained and how many guesses it had."""
-        for i, ways in enumerate(self.tried):
+        for i, ways in enumerate(self.attempts):
             for way, ids in ways.items():
                 rows = zip(to_list(ids), lengths, tokens, strict=True)
-                self.right[i, way] += sum(i < min(n, len(x)) and x[i] == y for y, n, x in rows)
-        self.tried = []
+                self.num_correct[i, way] += sum(i < min(n, len(x)) and x[i] == y for y, n, x in rows)
+        self.attempts = []
 
 
 class BlockDrafter(Drafter):
@@ -131,8 +131,8 @@ class BlockDrafter(Drafter):
         self.blocks = model
         self.runtime, self.holds, self.vocab_size = model.runtime, (model,), target.vocab_size
         self.identity = model.identity
-        self.rows: list[_BlockRow] = []
-        self.ways = TwoWays()
+        self.seqs: list[_BlockSequence] = []
+        self.sampler = SampleOrArgmax()
         self.lengths: list[int] = []  # of the last blocks
         if model.ids is not None and int(model.ids.max()) >= target.vocab_size:
             raise InputError(
@@ -140,38 +140,38 @@ class BlockDrafter(Drafter):
                 f"{target.vocab_size} tokens; give a draft for this target"
             )
 
-    def reading(self, target: Model) -> BlockDrafter:
+    def with_target(self, target: Model) -> BlockDrafter:
         """The same model on the states of another target that shows the same ones."""
         if target.taps != self.target.taps:
             raise InputError("give a target that exposes the states that the draft reads")
         return BlockDrafter(target, self.blocks)
 
-    def known(self, text: list[int]) -> int:
+    def count_cached_tokens(self, tokens: list[int]) -> int:
         return 0  # it has read none
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         self.blocks.start(len(prompts))
-        self.rows += [_BlockRow(list(prompt)) for prompt in prompts]
-        self._take()
+        self.seqs += [_BlockSequence(list(prompt)) for prompt in prompts]
+        self._take_states()
 
-    def _take(self) -> None:
+    def _take_states(self) -> None:
         """Carry the states that the target has shown."""
-        pairs = zip(self.rows, self.blocks.lengths, self.target.take_hidden_states(), strict=True)
-        for row, read, new in pairs:
-            row.carried = append_new_states(row.carried, new, read + len(row.carried))
+        pairs = zip(self.seqs, self.blocks.lengths, self.target.take_hidden_states(), strict=True)
+        for seq, read, new in pairs:
+            seq.carried = append_new_states(seq.carried, new, read + len(seq.carried))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        budget = list(map(self._budget, self.rows, self.blocks.lengths, gamma))
+        budget = list(map(self._limit_draft_tokens, self.seqs, self.blocks.lengths, gamma))
         if not any(budget):
-            if any(len(row.carried) >= AHEAD for row in self.rows):
-                self._read()
+            if any(len(seq.carried) >= MAX_UNREAD_STATES for seq in self.seqs):
+                self._read_carried()
             return pack([[] for _ in gamma])
-        calls = self._read() + 1
-        anchors = [row.text[-1] for row in self.rows]
+        calls = self._read_carried() + 1
+        anchors = [seq.tokens[-1] for seq in self.seqs]
         states, logits = self.blocks.predict_block(anchors, budget)
-        self.lengths, ids, distributions, tops = self._drawn(anchors, budget, states, logits, draw)
+        self.lengths, ids, distributions, tops = self._draw_block(anchors, budget, states, logits, draw)
         if not ids:
             return pack([[] for _ in gamma], calls=calls)
         return Draft(
@@ -182,7 +182,7 @@ class BlockDrafter(Drafter):
             tops=torch.stack(tops, 1),
         )
 
-    def _drawn(
+    def _draw_block(
         self, anchors: list[int], budget: list[int], states: Tensor, logits: Tensor, draw: Draw
     ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]:
         """Draw one guess after another. Return how many each row has, and of each guess the ids,
@@ -197,7 +197,7 @@ class BlockDrafter(Drafter):
             if sure is not None:  # before token i is drawn, by those before it alone
                 chances = [c * s for c, s in zip(chances, to_list(sure), strict=True)]
                 pairs = zip(lengths, chances, strict=True)
-                lengths = [n if c >= WORTH else min(n, i) for n, c in pairs]
+                lengths = [n if c >= MIN_ACCEPTANCE_CHANCE else min(n, i) for n, c in pairs]
                 if max(lengths) <= i:
                     break
             scores, top = mask_invalid(scores)
@@ -207,35 +207,35 @@ class BlockDrafter(Drafter):
             distributions += [] if q is None else [q]
         return lengths, ids, distributions, tops
 
-    def _budget(self, row: _BlockRow, read: int, gamma: int) -> int:
+    def _limit_draft_tokens(self, seq: _BlockSequence, read: int, gamma: int) -> int:
         """Guesses for a row: none where states before its last token are missing, or no room is
         left."""
-        if read + len(row.carried) != len(row.text) - 1:
+        if read + len(seq.carried) != len(seq.tokens) - 1:
             return 0
-        room = gamma if self.blocks.context is None else self.blocks.context - len(row.text)
+        room = gamma if self.blocks.context is None else self.blocks.context - len(seq.tokens)
         return max(0, min(gamma, self.blocks.max_draft_tokens, room))
 
     def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
-        ids, V, chained = self.blocks.ids, self.target.vocab_size, self.blocks.chained
+        ids, V, chained = self.blocks.ids, self.target.vocab_size, self.blocks.is_conditional
         if ids is not None:
             ids = self.blocks.ids = send(ids, logits.device)  # where they stay
         if draw.coupled and not chained:
-            return self.ways.sample(draw, widened(logits, ids, V), i)
-        return drawn(draw, logits, i, ids, V, None if chained else LIKELIEST)
+            return self.sampler.sample(draw, widen(logits, ids, V), i)
+        return draw_token(draw, logits, i, ids, V, None if chained else GREEDY_PARAMS)
 
-    def _read(self) -> int:
+    def _read_carried(self) -> int:
         """Read what is carried; return the passes."""
-        passes = self.blocks.append_context([row.carried for row in self.rows])
-        for row in self.rows:
-            row.carried = torch.empty(0, 0)
+        passes = self.blocks.append_context([seq.carried for seq in self.seqs])
+        for seq in self.seqs:
+            seq.carried = torch.empty(0, 0)
         return passes
 
     def commit(self, tokens: list[list[int]]) -> None:
-        self.ways.learn(self.lengths, tokens)
-        for row, new in zip(self.rows, tokens, strict=True):
-            row.text += new
-        self._take()
+        self.sampler.count_correct(self.lengths, tokens)
+        for seq, new in zip(self.seqs, tokens, strict=True):
+            seq.tokens += new
+        self._take_states()
 
     def leave(self, rows: list[int]) -> None:
-        self.rows = [self.rows[b] for b in list_remaining_rows(len(self.rows), rows)]
+        self.seqs = [self.seqs[b] for b in list_remaining_rows(len(self.seqs), rows)]
         self.blocks.leave(rows)

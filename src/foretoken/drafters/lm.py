@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter, certain, chained, choice, drawn, pack
+from foretoken.drafters.base import Draft, Drafter, pack_certain, pack_chained, make_token_choice, draw_token, pack
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, require_model
 from foretoken.models.draft_sequences import DraftSequences
@@ -51,8 +51,8 @@ class LMDrafter(Drafter):
         self.runtime = model.runtime
         self.has_own_speed = params is not None  # its speed does not follow from its model alone
         self.shares = model.capabilities.target_rows
-        self._writes = model.capabilities.text and params is None
-        self._chains = model.capabilities.chain
+        self._proposes_text = model.capabilities.text and params is None
+        self._can_chain = model.capabilities.chain
         self._sequences = DraftSequences(model)
 
     def start(
@@ -65,45 +65,45 @@ class LMDrafter(Drafter):
         budget = self._sequences.compute_budgets(gamma)
         rows = zip(texts, cached, budget, strict=True)
         unread = [text[n:] if g else self._sequences.get_catch_up_tokens(b) for b, (text, n, g) in enumerate(rows)]
-        if self._writes and self.model.drafts_from_text(greedy=draw.greedy):
-            return self._written(unread, budget)
+        if self._proposes_text and self.model.drafts_from_text(greedy=draw.greedy):
+            return self._propose_text(unread, budget)
         if not any(budget):
             if any(unread):
                 self.model.score(unread, [0] * len(unread))
             draft = pack([[] for _ in budget])
-        elif (made := self._chained(unread, budget, draw)) is not None:
+        elif (made := self._propose_chained(unread, budget, draw)) is not None:
             draft = made
-        elif self._compares(draw):
-            draft = self._likeliest(unread, budget)
+        elif self._is_greedy_on_host(draw):
+            draft = self._propose_greedy(unread, budget)
         else:
-            draft = self._drawn(unread, budget, draw)
+            draft = self._propose_sampled(unread, budget, draw)
         for b, g in enumerate(budget):
             cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
         return draft
 
-    def _chained(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft | None:
+    def _propose_chained(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft | None:
         """Make all tokens in one call, where the model can."""
         V = self.vocab_size or self.model.vocab_size
-        if not self._chains or self.model.vocab_size > V:
+        if not self._can_chain or self.model.vocab_size > V:
             return None
-        chosen = choice(draw, max(budget), V, params=self.params)
+        chosen = make_token_choice(draw, max(budget), V, params=self.params)
         if chosen is None:
             return None
-        return chained(self.model.chain(unread, budget, chosen), budget, max(budget), draw)
+        return pack_chained(self.model.chain(unread, budget, chosen), budget, max(budget), draw)
 
-    def _compares(self, draw: Draw) -> bool:
+    def _is_greedy_on_host(self, draw: Draw) -> bool:
         """Tell whether the likeliest tokens are all that the draft needs, and are on the host."""
         greedy = draw.greedy if self.params is None else self.params.greedy
         host = not self.model.capabilities.tensors and self.model.device.type == "cpu"
         return host and greedy and not draw.controlled
 
-    def _likeliest(self, unread: list[list[int]], budget: list[int]) -> Draft:
+    def _propose_greedy(self, unread: list[list[int]], budget: list[int]) -> Draft:
         """The likeliest tokens, by lists alone: behind a forward pass, whatever torch does with a
         few numbers takes as long as all of this."""
-        ids, tops = token_by_token(self.model, unread, budget, self.vocab_size)
-        return certain(ids, tops, max(budget))
+        ids, tops = generate_token_by_token(self.model, unread, budget, self.vocab_size)
+        return pack_certain(ids, tops, max(budget))
 
-    def _drawn(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft:
+    def _propose_sampled(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft:
         V = self.vocab_size or self.model.vocab_size
         feed: Blocks = unread
         ids: list[Tensor] = []
@@ -115,10 +115,10 @@ class LMDrafter(Drafter):
             logits = logits if logits.shape[1] <= V else logits[:, :V]  # no other id is drawn
             logits, top = mask_invalid(logits)
             tops.append(top)
-            draft_token, q = drawn(draw, logits, i, None, V, self.params)
+            draft_token, q = draw_token(draw, logits, i, None, V, self.params)
             ids.append(draft_token)
             distributions += [] if q is None else [q]
-            feed = self._next(ids[-1], [g > i + 1 for g in budget])
+            feed = self._build_next_blocks(ids[-1], [g > i + 1 for g in budget])
         return Draft(
             tokens=torch.stack(ids, 1),
             lengths=torch.tensor(budget),
@@ -127,14 +127,14 @@ class LMDrafter(Drafter):
             tops=torch.stack(tops, 1),
         )
 
-    def _written(self, unread: list[list[int]], budget: list[int]) -> Draft:
+    def _propose_text(self, unread: list[list[int]], budget: list[int]) -> Draft:
         """Guesses by the text that the model writes: they follow from the text so far."""
         draft_tokens, calls = self.model.draft_from_text(unread, budget)
         for b, new in enumerate(unread):
             self._sequences.num_cached[b] += len(new)
         return pack(draft_tokens, calls=calls)
 
-    def _next(self, ids: Tensor, active: list[bool]) -> Blocks:
+    def _build_next_blocks(self, ids: Tensor, active: list[bool]) -> Blocks:
         """One more token for every row that goes on; where it can, it stays on its device."""
         if self.model.capabilities.tensors:
             return ids[:, None]
@@ -156,19 +156,19 @@ class LMDrafter(Drafter):
         self.model.leave(rows)
 
 
-def token_by_token(
+def generate_token_by_token(
     model: Model, blocks: list[list[int]], counts: list[int], V: int | None
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Append block b to row b, for all rows, and then the likeliest of the first V ids, token by
     token: counts[b] of them in row b, of which the last is not appended. Return these, and the
     logit of each: NaN or infinite where logits are invalid."""
-    made, logits = [list[int]() for _ in counts], [list[float]() for _ in counts]
+    tokens, logits = [list[int]() for _ in counts], [list[float]() for _ in counts]
     for i in range(max(counts)):
         need = [int(count > i) for count in counts]
         best = zip(*find_peaks(model.score(blocks, need), V), need, strict=True)
         for b, (x, top, on) in enumerate(best):
-            made[b].extend(x if on else [])
+            tokens[b].extend(x if on else [])
             logits[b].extend(top if on else [])
-        rows = zip(made, counts, strict=True)
+        rows = zip(tokens, counts, strict=True)
         blocks = [ids[-1:] if count > i + 1 else [] for ids, count in rows]
-    return made, logits
+    return tokens, logits

@@ -14,13 +14,13 @@ from itertools import islice
 from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.request import Request
-from foretoken.text.automaton import ROOT, Automaton, Earlier
+from foretoken.text.automaton import ROOT_STATE, SuffixAutomaton, EarlierOutputs
 
-SHORT = 2  # tokens of a match behind which far fewer draft tokens are kept than behind longer ones
-SURE = 0.1  # estimated chance that all draft tokens up to one are kept, at least
-LEAST = 4  # tokens that must agree before a text's own past is preferred to a drafter
-WAYS = 128  # tokens that followed somewhere, of which one is chosen: those that came first
-NEAR = 32  # last tokens of a text that are looked for in earlier ones
+SHORT_MATCH_TOKENS = 2  # tokens of a match behind which far fewer draft tokens are kept than behind longer ones
+MIN_ACCEPTED_CHANCE = 0.1  # estimated chance that all draft tokens up to one are kept, at least
+MIN_REPEATED_TOKENS = 4  # tokens that must agree before a text's own past is preferred to a drafter
+MAX_CONTINUATIONS = 128  # tokens that followed somewhere, of which one is chosen: those that came first
+MAX_SEARCHED_TOKENS = 32  # last tokens of a text that are looked for in earlier ones
 
 
 class LookupDrafter(Drafter):
@@ -45,128 +45,128 @@ class LookupDrafter(Drafter):
     priors = ((6.0, 0.0), (6.0, 0.3), (6.0, 0.6))
 
     def __init__(self) -> None:
-        self.texts: list[_Text] = []
-        self._earlier: Earlier | None = None
+        self.seqs: list[_LookupSequence] = []
+        self._earlier: EarlierOutputs | None = None
         self._salt = ""  # of the rows that join next
 
-    def remember(self, on: bool) -> None:
-        self._earlier = Earlier() if on else None
+    def set_prefix_caching(self, enabled: bool) -> None:
+        self._earlier = EarlierOutputs() if enabled else None
 
-    def salted(self, salt: str) -> None:
+    def set_salt(self, salt: str) -> None:
         self._salt = salt
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         for b, prompt in enumerate(prompts):
-            self.texts.append(_Text(prompt, sources[b] if sources else [], self._salt))
+            self.seqs.append(_LookupSequence(prompt, sources[b] if sources else [], self._salt))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        for text, params in zip(self.texts, draw.params, strict=True):
-            text.shares = draw.coupled or (params.greedy and not draw.lenient)
-        pairs = zip(self.texts, gamma, strict=True)
-        return pack([text.propose(g, self._others(text) if g else []) for text, g in pairs])
+        for seq, params in zip(self.seqs, draw.params, strict=True):
+            seq.copies_earlier = draw.coupled or (params.greedy and not draw.lenient)
+        pairs = zip(self.seqs, gamma, strict=True)
+        return pack([seq.propose(g, self._get_earlier_outputs(seq) if g else []) for seq, g in pairs])
 
-    def grades(self) -> list[int]:
+    def predict_grades(self) -> list[int]:
         """Return how long the match is behind which each sequence's next draft tokens are copied.
 
         Returns:
             0 for none, 1 for `SHORT` tokens at most, 2 for more.
         """
-        matched = [text.matched(self._others(text)) for text in self.texts]
-        return [(n > 0) + (n > SHORT) for n in matched]
+        matched = [seq.count_matched_tokens(self._get_earlier_outputs(seq)) for seq in self.seqs]
+        return [(n > 0) + (n > SHORT_MATCH_TOKENS) for n in matched]
 
-    def _others(self, text: _Text) -> list[Automaton]:
+    def _get_earlier_outputs(self, seq: _LookupSequence) -> list[SuffixAutomaton]:
         """The earlier outputs that a row may copy from."""
-        if self._earlier is None or not text.shares:
+        if self._earlier is None or not seq.copies_earlier:
             return []
-        return self._earlier.of(text.salt)
+        return self._earlier.list_automata(seq.salt)
 
     def commit(self, tokens: list[list[int]]) -> None:
-        for text, kept in zip(self.texts, tokens, strict=True):
-            text.read(kept)
+        for seq, new_tokens in zip(self.seqs, tokens, strict=True):
+            seq.append(new_tokens)
 
     def rewind(self, counts: list[int]) -> None:
-        for text, count in zip(self.texts, counts, strict=True):
-            text.unread(count)
+        for seq, count in zip(self.seqs, counts, strict=True):
+            seq.pop(count)
 
     def leave(self, rows: list[int]) -> None:
         if self._earlier is not None:
             for b in rows:
-                self._earlier.add(self.texts[b].salt, self.texts[b].output)
-        self.texts = [self.texts[b] for b in list_remaining_rows(len(self.texts), rows)]
+                self._earlier.add(self.seqs[b].salt, self.seqs[b].output)
+        self.seqs = [self.seqs[b] for b in list_remaining_rows(len(self.seqs), rows)]
 
 
-class Repeats:
+class RepeatPrediction:
     """A row's look-up as its predicted output, in front of a drafter: where at least `LEAST` tokens
     have occurred before in its source, prompt or text."""
 
     prior = (4.0, 0.7)  # as `Costs.prior`
 
     def __init__(self, request: Request) -> None:
-        self._text = _Text(request.prompt, request.source or [], request.salt)
-        self._read: list[int] = []
+        self._seq = _LookupSequence(request.prompt, request.source or [], request.salt)
+        self._tokens: list[int] = []
 
     def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
-        common = len(self._read) if new_tokens[: len(self._read)] == self._read else 0
-        self._text.unread(len(self._read) - common)
-        self._text.read(new_tokens[common:])
-        self._read = list(new_tokens)
-        return self._text.propose(max_tokens, least=LEAST)
+        common = len(self._tokens) if new_tokens[: len(self._tokens)] == self._tokens else 0
+        self._seq.pop(len(self._tokens) - common)
+        self._seq.append(new_tokens[common:])
+        self._tokens = list(new_tokens)
+        return self._seq.propose(max_tokens, min_match=MIN_REPEATED_TOKENS)
 
 
-class _Text:
+class _LookupSequence:
     """One row's tokens, with those of its source before a barrier."""
 
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
-        self.salt, self.seen = salt, Automaton()
-        self.shares = False  # whether it may copy from other texts: known from its first step on
-        self._found: list[tuple[Automaton, int, int]] | None = None  # `_places`, until it goes on
+        self.salt, self.automaton = salt, SuffixAutomaton()
+        self.copies_earlier = False  # whether it may copy from other texts: known from its first step on
+        self._matches: list[tuple[SuffixAutomaton, int, int]] | None = None  # `_places`, until it goes on
         if source:
-            self.read(source)
-            self.seen.bar()
-        self.read(prompt)
-        self.begun = len(self.seen)
+            self.append(source)
+            self.automaton.append_barrier()
+        self.append(prompt)
+        self.prompt_length = len(self.automaton)
 
     @property
     def output(self) -> list[int]:
-        return self.seen.ids[self.begun :].tolist()
+        return self.automaton.ids[self.prompt_length :].tolist()
 
-    def read(self, tokens: list[int]) -> None:
-        self._found = None
+    def append(self, tokens: list[int]) -> None:
+        self._matches = None
         for token in tokens:
-            self.seen.append(token)
+            self.automaton.append(token)
 
-    def unread(self, count: int) -> None:
-        self._found = None
+    def pop(self, count: int) -> None:
+        self._matches = None
         for _ in range(count):
-            self.seen.pop()
+            self.automaton.pop()
 
-    def propose(self, most: int, others: Sequence[Automaton] = (), least: int = 1) -> list[int]:
+    def propose(self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1) -> list[int]:
         """At most so many tokens, from behind a match of `least` tokens or more in this text or in
         one of `others`, whichever is likely to have more of them kept; this one where they are
         alike."""
-        if not most:
+        if not max_tokens:
             return []
-        places = self._found or self._places(others)
-        continuations = [follow(*place, most) for place in places if place[2] >= least]
+        matches = self._matches or self._find_matches(others)
+        continuations = [continue_match(*place, max_tokens) for place in matches if place[2] >= min_match]
         nothing: tuple[list[int], float] = ([], 0.0)
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
 
-    def matched(self, others: Sequence[Automaton]) -> int:
+    def count_matched_tokens(self, others: Sequence[SuffixAutomaton]) -> int:
         """Count the last tokens that have occurred before, in this text or in one of `others`."""
-        self._found = self._places(others)
-        return max(length for _, _, length in self._found)
+        self._matches = self._find_matches(others)
+        return max(length for _, _, length in self._matches)
 
-    def _places(self, others: Sequence[Automaton]) -> list[tuple[Automaton, int, int]]:
+    def _find_matches(self, others: Sequence[SuffixAutomaton]) -> list[tuple[SuffixAutomaton, int, int]]:
         """In this text and in others, the state of its longest end that occurred there before, and
         that end's length."""
-        places = [(self.seen, self.seen.match, self.seen.length[self.seen.match])]
-        last = self.seen.ids[-NEAR:].tolist() if others else []
-        return places + [(other, *other.find(last)) for other in others]
+        matches = [(self.automaton, self.automaton.match, self.automaton.length[self.automaton.match])]
+        last = self.automaton.ids[-MAX_SEARCHED_TOKENS:].tolist() if others else []
+        return matches + [(other, *other.find(last)) for other in others]
 
 
-def follow(automaton: Automaton, state: int, matched: int, most: int) -> tuple[list[int], float]:
+def continue_match(automaton: SuffixAutomaton, state: int, num_matched: int, max_tokens: int) -> tuple[list[int], float]:
     """Return the tokens that follow the last `matched` ones in `automaton`, in this state, at most
     `most`, and how many of them are likely to be accepted.
 
@@ -175,19 +175,19 @@ def follow(automaton: Automaton, state: int, matched: int, most: int) -> tuple[l
     the text it goes on behind its longest match: a period is repeated.
     """
     draft_tokens: list[int] = []
-    chance, likely = 1.0, 0.0
-    while state != ROOT and len(draft_tokens) < most:
+    chance, expected = 1.0, 0.0
+    while state != ROOT_STATE and len(draft_tokens) < max_tokens:
         if automaton.length[state] == len(automaton):
             state = automaton.match
-        ways = islice(automaton.following(state), WAYS)
-        rated = [(automaton.count[to], automaton.recent[to], x, to) for x, to in ways]
+        continuations = islice(automaton.iter_continuations(state), MAX_CONTINUATIONS)
+        rated = [(automaton.count[to], automaton.recent[to], x, to) for x, to in continuations]
         if not rated:
             break
         count, _, token, to = max(rated)
-        chance *= count / (automaton.continued(state) + 1 / (matched + len(draft_tokens)))
-        if chance < SURE:
+        chance *= count / (automaton.count_continuations(state) + 1 / (num_matched + len(draft_tokens)))
+        if chance < MIN_ACCEPTED_CHANCE:
             break
         draft_tokens.append(token)
-        likely += chance
+        expected += chance
         state = to
-    return draft_tokens, likely
+    return draft_tokens, expected

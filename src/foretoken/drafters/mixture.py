@@ -20,7 +20,7 @@ from foretoken.drafters.base import (
     Drafter,
     pack,
     require_vocabulary,
-    rewinding,
+    require_rewindable,
 )
 from foretoken.errors import InputError, is_whole_number
 from foretoken.sampling.draw import Draw
@@ -66,7 +66,7 @@ class MixtureDrafter(Drafter):
             raise InputError(
                 f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
             )
-        self.parts = [(rewinding(drafter, "a mixture"), most) for drafter, most in parts]
+        self.parts = [(require_rewindable(drafter, "a mixture"), most) for drafter, most in parts]
         self.holds = tuple(drafter for drafter, _ in self.parts)
         sizes = [part.vocab_size for part, _ in self.parts if part.vocab_size is not None]
         self.vocab_size = sizes[0] if sizes else None
@@ -85,14 +85,14 @@ class MixtureDrafter(Drafter):
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         draft_tokens: list[list[int]] = [[] for _ in gamma]
         drafts: list[Draft] = []
-        for drafter, most in self.parts:
+        for drafter, max_tokens in self.parts:
             room = [g - len(x) for g, x in zip(gamma, draft_tokens, strict=True)]
-            gammas = room if most is None else [min(n, most) for n in room]
+            gammas = room if max_tokens is None else [min(n, max_tokens) for n in room]
             if any(gammas):
                 drafts.append(_continue(drafter, draft_tokens, gammas, draw))
                 _extend(draft_tokens, drafts[-1])
-        packed = pack(draft_tokens, joined(drafts), sum(draft.calls for draft in drafts))
-        return replace(packed, tops=joined_tops(drafts))
+        packed = pack(draft_tokens, join_distributions(drafts), sum(draft.calls for draft in drafts))
+        return replace(packed, tops=join_tops(drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
         for drafter, _ in self.parts:
@@ -128,21 +128,21 @@ class KnownTokensDrafter(_ForOneStep):
     all others. predicted: those rows, whose draft tokens say nothing of the drafter."""
 
     def __init__(
-        self, drafter: Drafter, given: list[list[int]], predicted: frozenset[int] = frozenset()
+        self, drafter: Drafter, known_tokens: list[list[int]], predicted: frozenset[int] = frozenset()
     ) -> None:
         super().__init__(drafter)
-        self.given, self.predicted = given, predicted
+        self.known_tokens, self.predicted = known_tokens, predicted
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        draft = replace(pack(self.given), predicted=self.predicted)
-        budget = [0 if x else g for x, g in zip(self.given, gamma, strict=True)]
+        draft = replace(pack(self.known_tokens), predicted=self.predicted)
+        budget = [0 if x else g for x, g in zip(self.known_tokens, gamma, strict=True)]
         if not any(budget):
             return draft
         drafts = [draft, self.drafter.propose(budget, draw)]
         drafted = zip(to_list(drafts[1].tokens), to_list(drafts[1].lengths), strict=True)
-        draft_tokens = [x or ids[:n] for x, (ids, n) in zip(self.given, drafted, strict=True)]
-        packed = pack(draft_tokens, joined(drafts), drafts[1].calls)
-        return replace(packed, tops=joined_tops(drafts), predicted=self.predicted)
+        draft_tokens = [x or ids[:n] for x, (ids, n) in zip(self.known_tokens, drafted, strict=True)]
+        packed = pack(draft_tokens, join_distributions(drafts), drafts[1].calls)
+        return replace(packed, tops=join_tops(drafts), predicted=self.predicted)
 
     def commit(self, tokens: list[list[int]]) -> None:
         self.drafter.commit(tokens)
@@ -152,15 +152,15 @@ class FirstRowsDrafter(_ForOneStep):
     """For one step: `drafter`, which has the first `count` rows alone. It is told nothing of the
     rows behind, which get no draft tokens."""
 
-    def __init__(self, drafter: Drafter, count: int) -> None:
+    def __init__(self, drafter: Drafter, num_rows: int) -> None:
         super().__init__(drafter)
-        self.count = count
+        self.num_rows = num_rows
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        if not self.count:
+        if not self.num_rows:
             return pack([[] for _ in gamma])
-        draft = self.drafter.propose(gamma[: self.count], draw.select([*range(self.count)]))
-        more = len(gamma) - self.count
+        draft = self.drafter.propose(gamma[: self.num_rows], draw.select([*range(self.num_rows)]))
+        more = len(gamma) - self.num_rows
         return replace(
             draft,
             tokens=pad(draft.tokens, (0, 0, 0, more)),
@@ -170,8 +170,8 @@ class FirstRowsDrafter(_ForOneStep):
         )
 
     def commit(self, tokens: list[list[int]]) -> None:
-        if self.count:
-            self.drafter.commit(tokens[: self.count])
+        if self.num_rows:
+            self.drafter.commit(tokens[: self.num_rows])
 
 
 def _is_pair(part: object) -> bool:
@@ -197,7 +197,7 @@ def _extend(draft_tokens: list[list[int]], draft: Draft) -> None:
         x += ids[:n]
 
 
-def joined(drafts: list[Draft]) -> Tensor | None:
+def join_distributions(drafts: list[Draft]) -> Tensor | None:
     """The distributions of all draft tokens, `[B, G, V]`, in drafts that follow one another; a
     certain guess's is all on it. None where all are certain."""
     distributions = [draft.q for draft in drafts if draft.q is not None]
@@ -215,7 +215,7 @@ def joined(drafts: list[Draft]) -> Tensor | None:
     return pad_sequence([torch.cat(row) for row in rows], batch_first=True)
 
 
-def joined_tops(drafts: list[Draft]) -> Tensor | None:
+def join_tops(drafts: list[Draft]) -> Tensor | None:
     """The largest logits at all draft tokens, `[B, G]`, 0 where a draft has none; None where none
     has any."""
     if all(draft.tops is None for draft in drafts):

@@ -14,7 +14,7 @@ from time import perf_counter
 
 import torch
 
-from foretoken.drafters.base import Drafter, parts_of, require_apart
+from foretoken.drafters.base import Drafter, list_parts, require_separate_parts
 from foretoken.drafters.mixture import FirstRowsDrafter, KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
@@ -34,17 +34,17 @@ class Batch:
     """A target, its drafter and their rows. For one thread at a time."""
 
     def __init__(self, target: Model, drafter: Drafter) -> None:
-        require_apart(target, drafter)
+        require_separate_parts(target, drafter)
         self.target, self.drafter = target, drafter
         self.seqs: list[SequenceState] = []  # in the models' order
         self.prefix_caching_parts = [
             part
-            for part in parts_of(target, drafter)
+            for part in list_parts(target, drafter)
             if isinstance(part, Drafter) or part.capabilities.prefix_cache
         ]
         # the target, if it reads long rows in another way
         self._switching_target = target if target.max_context != target.context else None
-        self._drafter_reads_target = any(part.reads_target for part in parts_of(drafter))
+        self._drafter_reads_target = any(part.reads_target for part in list_parts(drafter))
         self._lease: Lease | None = None  # while there are rows
         self._num_stepped = 0  # of the first rows: they have taken a step since they joined
 
@@ -124,7 +124,7 @@ class Batch:
         chosen."""
         if self.drafter.priors and self._lease and self._lease.drafter is self.drafter:
             # rows that have not joined it yet keep what they have
-            for seq, grade in zip(self.seqs, self.drafter.grades(), strict=False):
+            for seq, grade in zip(self.seqs, self.drafter.predict_grades(), strict=False):
                 seq.grade = grade
 
     @property
@@ -294,7 +294,7 @@ def _mark_in_batch(seqs: list[SequenceState], present: bool) -> None:
 def _attach_media(part: object, seqs: list[SequenceState]) -> None:
     """Hand the media of rows that are about to join to the models that can read them."""
     media = [seq.request.media for seq in seqs]
-    for each in parts_of(part):
+    for each in list_parts(part):
         # what a join that failed has left goes, too
         if isinstance(each, Model) and each.capabilities.media:
             own = [m if m and each.find_media_problem(m) is None else None for m in media]
@@ -319,7 +319,7 @@ def _refusing_media_errors(seqs: list[SequenceState]) -> Generator[None]:
 
 def _sum_encoder_seconds(part: object) -> float:
     """Seconds that encoders in a model or drafter have run so far."""
-    return sum(each.encoder_seconds for each in parts_of(part))
+    return sum(each.encoder_seconds for each in list_parts(part))
 
 
 @cache

@@ -14,7 +14,7 @@ from threading import RLock, Thread, current_thread
 from time import perf_counter, sleep
 
 from foretoken.costing.gamma import GammaPolicy
-from foretoken.drafters.base import Drafter, held, parts_of
+from foretoken.drafters.base import Drafter, iter_parts, list_parts
 from foretoken.engine.batch import Batch
 from foretoken.engine.memory import KVCacheBudget, reserve_prefix_cache
 from foretoken.engine.scheduler import ScheduledStep, Scheduler, SequenceTask
@@ -123,11 +123,11 @@ class EngineCore:
         """Become an engine's: run at most `max_rows` sequences within `memory` bytes (None: what
         they need); keep: cache prefixes. Raises InputError where the models have an engine, and as
         `Memory`."""
-        parts = [*held(self.batch.target), *held(self.batch.drafter)]
+        parts = [*iter_parts(self.batch.target), *iter_parts(self.batch.drafter)]
         engage(parts, self)
         try:
             with self.release_models():
-                own = parts_of(self.batch.target, self.batch.drafter)
+                own = list_parts(self.batch.target, self.batch.drafter)
                 kv_budget = None if memory is None else KVCacheBudget(own, memory)
                 if kv_budget is not None:
                     kv_budget.reserve()
@@ -142,7 +142,7 @@ class EngineCore:
     def reset(self, max_rows: int) -> None:
         """Belong to no engine any more."""
         with self.release_models():
-            disengage([*held(self.batch.target), *held(self.batch.drafter)], self)
+            disengage([*iter_parts(self.batch.target), *iter_parts(self.batch.drafter)], self)
             self.scheduler.set_limits(max_rows, None)
             self._set_prefix_caching(False)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from foretoken.inputs import make_transcript as read_text
 from foretoken.records import PartialOutput, StepRecord
 from foretoken.request import Piece, SequenceState
-from foretoken.text.decoding import TokenText, Transcript, continued
+from foretoken.text.decoding import TokenText, StoppingDetokenizer, decode_continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ class OutputStream:
     completion's; between two of them no step may run."""
 
     seq: SequenceState
-    transcript: Transcript | None  # among the row's endings; None without a tokenizer
+    transcript: StoppingDetokenizer | None  # among the row's endings; None without a tokenizer
     index: int = 0  # of the row among those that are shown together
     num_sent_tokens: int = 0  # tokens
     num_sent_steps: int = 0  # steps
@@ -35,7 +35,7 @@ class OutputStream:
         self.num_sent_tokens = self.num_resumed_tokens = len(tokens)
         self.num_sent_steps = len(begun.steps)
         if self.transcript is not None:
-            self.transcript.pieces()  # were shown there
+            self.transcript.take_pieces()  # were shown there
 
     def take_piece(self) -> Piece | None:
         """Return the new tokens and their text; None where there are none."""
@@ -52,7 +52,7 @@ class OutputStream:
         tokenizer."""
         if self.transcript is None:
             return None
-        *pieces, last = self.transcript.pieces() or [TokenText("", 0)]
+        *pieces, last = self.transcript.take_pieces() or [TokenText("", 0)]
         if len(pieces) >= max(1, count):  # the end is no token
             pieces[-1] = TokenText(pieces[-1].text + last.text, pieces[-1].offset)
         else:
@@ -85,9 +85,9 @@ def decode_output(seq: SequenceState, tokenizer: PreTrainedTokenizerBase | None)
     transcript = find_transcript(seq)
     if transcript is not None and seq.finish_reason is not None:
         return transcript.text
-    return continued(tokenizer, seq.request.prompt, seq.visible_tokens)
+    return decode_continuation(tokenizer, seq.request.prompt, seq.visible_tokens)
 
 
-def find_transcript(seq: SequenceState) -> Transcript | None:
+def find_transcript(seq: SequenceState) -> StoppingDetokenizer | None:
     """Return the reader of a row's text for stop strings."""
-    return next((each for each in seq.stop_conditions if isinstance(each, Transcript)), None)
+    return next((each for each in seq.stop_conditions if isinstance(each, StoppingDetokenizer)), None)

@@ -36,7 +36,7 @@ from foretoken.loading.sources import load_tokenizer
 from foretoken.loading.target import TargetInfo, LoadedTarget, PendingDraft
 from foretoken.loading.translated_drafts import make_dictionary, make_translated_drafter
 from foretoken.speculator import Speculator
-from foretoken.text.decoding import require_same_words
+from foretoken.text.decoding import require_same_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -217,7 +217,7 @@ def resolve_draft(
     if isinstance(draft, Speculator):
         _require_kind(draft.target_name, draft.target.encoder_decoder, target)
         draft_vocabulary = draft.target_name, draft.target.vocab_size, draft.tokenizer
-        require_same_words(*draft_vocabulary, target.facts.V, target.tokenizer)
+        require_same_vocabulary(*draft_vocabulary, target.facts.V, target.tokenizer)
         draft = CascadeDrafter(draft.target, draft.drafter)
     drafter = require_drafter(draft)
     require_vocabulary(drafter, target.facts.V, "the target")
@@ -297,7 +297,7 @@ def _load_model_draft(
         _require_ids(tokenizer or target.tokenizer, (name, facts.V), (target.name, V))
     else:
         remedy = None if is_loaded_here else TOKENIZER_REMEDY
-        require_same_words(name, facts.V, tokenizer, V, target.tokenizer, remedy)
+        require_same_vocabulary(name, facts.V, tokenizer, V, target.tokenizer, remedy)
     drafter = LMDrafter(place(facts, placement).model, V)
     may_round = is_loaded_here and options.draft_dtype is None
     if not may_round or drafter.runtime != "native" or facts.parameters < MIN_ROUNDED_PARAMETERS:

@@ -21,7 +21,7 @@ from foretoken.costing import stored_costs
 from foretoken.costing.costs import DEFAULT_PARAMS, Costs
 from foretoken.costing.gamma import MAX_GAMMA, AcceptanceEstimate, make_cost_table, best_token_rate
 from foretoken.drafters.lm import LMDrafter
-from foretoken.drafters.lookup import Repeats
+from foretoken.drafters.lookup import RepeatPrediction
 from foretoken.errors import LOOKUP_PREFIX, ForetokenError, base_name
 from foretoken.loading.draft import make_target_copy
 from foretoken.loading.options import ROUNDED_DTYPES, list_smaller_dtypes
@@ -142,7 +142,7 @@ def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) ->
         log.info("%s cannot draft: %s", name, error)
         return None
     name = f"{LOOKUP_PREFIX}{name}"
-    return replace(lookup_spec, drafter=drafter, draft_name=name, predicted_output=Repeats)
+    return replace(lookup_spec, drafter=drafter, draft_name=name, predicted_output=RepeatPrediction)
 
 
 def _predict_speedup(measured: Costs) -> float:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from foretoken.errors import InputError, to_one_line
 from foretoken.storage.cache import get_cache_folder, get_versions
-from foretoken.text.templates import known_ends
+from foretoken.text.templates import find_turn_end_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,7 +85,7 @@ def find_end_ids(file: Path, configured: list[int]) -> list[int]:
     tokens, types = (fields.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     token_types = types.contents() if types else []
     control = {tokens.contents(i): i for i, kind in enumerate(token_types) if kind == CONTROL_TOKEN_TYPE}
-    found = known_ends(control) | {field.contents() for field in named if field}
+    found = find_turn_end_ids(control) | {field.contents() for field in named if field}
     return sorted(found | set(configured) if named[0] or not found else found)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from transformers.utils import logging as transformers_logging
 
 from foretoken.drafters.base import Drafter
-from foretoken.drafters.lookup import Repeats
+from foretoken.drafters.lookup import RepeatPrediction
 from foretoken.errors import LOOKUP_PREFIX, RefusedError, base_name
 from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, merging, named_models
@@ -147,7 +147,7 @@ def _load(
     spec = loaded.make_speculator(pending.attach(loaded), get_name(draft_to_load))
     if draft_without_lookup is not full_draft:
         name = f"{LOOKUP_PREFIX}{spec.draft_name}"
-        spec = replace(spec, draft_name=name, predicted_output=Repeats)
+        spec = replace(spec, draft_name=name, predicted_output=RepeatPrediction)
     gguf.forget_file()  # which a draft may have had parsed again
     if draft_without_lookup is None:
         return choose_draft(spec, loaded)

@@ -23,7 +23,7 @@ from foretoken.loading.facts import ModelFacts
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
 from foretoken.speculator import Speculator
-from foretoken.text.templates import known_ends, special_ids, turn_ends
+from foretoken.text.templates import find_turn_end_ids, get_special_ids, find_turn_end_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,14 +35,14 @@ GGUF_EMBEDDING, GGUF_OUTPUT = "token_embd.weight", "output.weight"  # in GGUF fi
 def add_turn_ends(ends: EndTokens, tokenizer: PreTrainedTokenizerBase | None) -> tuple[EndTokens, str | None]:
     """Return a model's ends, with the token that ends the chat template's turns where it is known
     to do so, and a remark where the model's files name none of the template's."""
-    names = [] if tokenizer is None else turn_ends(tokenizer)
+    names = [] if tokenizer is None else find_turn_end_tokens(tokenizer)
     if tokenizer is None or not names:
         return ends, None
     ids = cast(list[int], tokenizer.convert_tokens_to_ids(names))
     if ends.eos.intersection(ids):
         return ends, None
     remark = f"the chat template ends turns with {names[-1]!r}, which eos_token_id does not name"
-    if ids[-1] in known_ends(special_ids(tokenizer)):
+    if ids[-1] in find_turn_end_ids(get_special_ids(tokenizer)):
         return replace(ends, eos=ends.eos | {ids[-1]}), f"{remark}: texts end there, too"
     where = "where chats run past a turn, add it in generation_config.json"
     return ends, f"{remark}; {where} (id {ids[-1]})"

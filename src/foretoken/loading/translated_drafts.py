@@ -19,7 +19,7 @@ from foretoken.models.base import Model
 from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
 from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
 from foretoken.slow_log import log_if_slow
-from foretoken.text.decoding import other_words
+from foretoken.text.decoding import find_differing_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,7 +51,7 @@ def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> Vocabula
     """Return the words of both; None where ids mean the same, or without two tokenizers to compare.
     RefusedError where they share no word, and as `Words.of`."""
     (name, draft_tokenizer, draft_V), (target_name, target_tokenizer, V) = draft, target
-    if draft_tokenizer is None or target_tokenizer is None or not other_words(draft_tokenizer, target_tokenizer):
+    if draft_tokenizer is None or target_tokenizer is None or not find_differing_tokens(draft_tokenizer, target_tokenizer):
         return None
     dictionary = VocabularyMap(Vocabulary.from_tokenizer(target_name, target_tokenizer, V), Vocabulary.from_tokenizer(name, draft_tokenizer, draft_V))
     dictionary.require(name, target_name)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.controls.chain import Chain, chain
-from foretoken.drafters.base import Draft, Drafter, parts_of
+from foretoken.controls.chain import Chain, build_chain
+from foretoken.drafters.base import Draft, Drafter, list_parts
 from foretoken.lease import hold_lease
 from foretoken.models.base import Model
 from foretoken.request import Request
@@ -57,9 +57,9 @@ def replay_positions(
     """Both distributions at every token of `new`: the target's by `params`, the drafter's by
     `drafted`. RefusedError where one of them is in use."""
     sources = [request.source] if request.source is not None else None
-    controls = chain(request, target.vocab_size)
+    controls = build_chain(request, target.vocab_size)
     # A drafter that reads the target's states, or shares its rows, needs a pass for each token
-    reads_target = any(part.reads_target for part in parts_of(drafter))
+    reads_target = any(part.reads_target for part in list_parts(drafter))
     size = 1 if reads_target else POSITIONS_PER_FORWARD
     p = torch.empty(0)
     with hold_lease(target, drafter) as lease:

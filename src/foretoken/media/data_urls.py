@@ -8,25 +8,25 @@ from typing import Any
 
 from foretoken.errors import InputError, format_value
 
-DATA = "data:"
+DATA_URL_PREFIX = "data:"
 
 
 def is_data_url(value: Any) -> bool:
     """Tell whether a value is a URL that holds its file itself."""
-    return isinstance(value, str) and value[: len(DATA)].lower() == DATA
+    return isinstance(value, str) and value[: len(DATA_URL_PREFIX)].lower() == DATA_URL_PREFIX
 
 
-def decoded(url: str, place: str) -> bytes:
+def decode_data_url(url: str, label: str) -> bytes:
     """Return the bytes in a data URL; InputError where they are not in base64."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        raise InputError(f"{place} is {format_value(url)}; give a data URL in base64")
-    return from_base64(body, place)
+        raise InputError(f"{label} is {format_value(url)}; give a data URL in base64")
+    return decode_base64(body, label)
 
 
-def from_base64(text: str, place: str) -> bytes:
+def decode_base64(text: str, label: str) -> bytes:
     """Return the bytes of a text; InputError where it is not in base64."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InputError(f"{place} is not in base64; encode it again") from None
+        raise InputError(f"{label} is not in base64; encode it again") from None

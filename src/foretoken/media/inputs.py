@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, format_value
-from foretoken.media import TEXT, UNREAD
+from foretoken.media import TEXT_INPUTS, IGNORED_INPUTS
 
-ENCODED = "encoder_outputs"  # states that an encoder has made of media, in place of these
-TOLD = {"attention_mask"}  # what encoders of one size are given too, and do not read
-LEADING = "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
+ENCODER_OUTPUTS = "encoder_outputs"  # states that an encoder has made of media, in place of these
+IGNORED_ENCODER_INPUTS = {"attention_mask"}  # what encoders of one size are given too, and do not read
+DECODER_INPUT_IDS = "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,25 +38,25 @@ class Media:
     inputs: Mapping[str, Any]
     encoded: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def fitted(self, length: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    def fit_inputs(self, length: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
         """Return the inputs for a model, floats in its precision; what there is one of for each id
         of the prompt, such as token types, is cut, or goes on with zeros, up to `length`."""
-        n, made = len(self.ids), dict(self.inputs)
-        for name, x in made.items():
+        n, inputs = len(self.ids), dict(self.inputs)
+        for name, x in inputs.items():
             if not isinstance(x, Tensor):
                 continue
             x = x.to(device, dtype if x.is_floating_point() else None)
-            if n and tuple(x.shape) == (1, n) and _of_text(name):
+            if n and tuple(x.shape) == (1, n) and _is_per_token(name):
                 x = torch.cat([x, x.new_zeros(1, max(0, length - n))], 1)[:, :length]
-            made[name] = x
-        return made
+            inputs[name] = x
+        return inputs
 
 
-def objection_of_size(media: Media, name: str, shape: tuple[int, ...]) -> str | None:
+def find_size_problem(media: Media, name: str, shape: tuple[int, ...]) -> str | None:
     """Say why an encoder that reads this input alone, of one shape, cannot read these media."""
-    if ENCODED in media.inputs:
+    if ENCODER_OUTPUTS in media.inputs:
         return None
-    others = sorted(media.inputs.keys() - {name} - TOLD)
+    others = sorted(media.inputs.keys() - {name} - IGNORED_ENCODER_INPUTS)
     if others or name not in media.inputs:
         return f"it reads {name} alone, not {', '.join(others) or 'nothing'}"
     own = tuple(media.inputs[name].shape)
@@ -65,19 +65,19 @@ def objection_of_size(media: Media, name: str, shape: tuple[int, ...]) -> str | 
     return f"{name} has the shape {own}, and the encoder reads {shape}"
 
 
-def is_media(output: Mapping[str, Any]) -> bool:
+def has_media_inputs(output: Mapping[str, Any]) -> bool:
     """Tell whether a processor's output holds more than text."""
-    return not TEXT.issuperset(output)
+    return not TEXT_INPUTS.issuperset(output)
 
 
-def main_input(network: Any) -> str:
+def get_main_input_name(network: Any) -> str:
     """Return the name of what a network of transformers reads first; of a pair of models, what its
     encoder does."""
     own: str = network.main_input_name
     return getattr(getattr(network, "encoder", None), "main_input_name", own)
 
 
-def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
+def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     """Return the media of each prompt in a processor's output.
 
     Args:
@@ -88,9 +88,9 @@ def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     Raises:
         InputError: A value is no tensor, or cannot be divided among prompts.
     """
-    said = {name: x for name, x in output.items() if x is not None and name not in UNREAD}
-    inputs = {name: _tensor(name, x) for name, x in said.items()}
-    ids = inputs.pop(LEADING if encodes else "input_ids", None)
+    named = {name: x for name, x in output.items() if x is not None and name not in IGNORED_INPUTS}
+    inputs = {name: _to_tensor(name, x) for name, x in named.items()}
+    ids = inputs.pop(DECODER_INPUT_IDS if encodes else "input_ids", None)
     if ids is None and not encodes:
         raise InputError("prompts holds no input_ids; give all that the processor returns")
     mask = None if encodes else inputs.pop("attention_mask", None)
@@ -104,7 +104,7 @@ def media_of(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
             "prompt by itself, in a list"
         )
     return [
-        _media(b, ids, mask, inputs if count == 1 else {n: x[b : b + 1] for n, x in inputs.items()})
+        _build_media(b, ids, mask, inputs if count == 1 else {n: x[b : b + 1] for n, x in inputs.items()})
         for b in range(count)
     ]
 
@@ -122,7 +122,7 @@ def _require_ids(ids: Tensor | None, mask: Tensor | None) -> None:
         )
 
 
-def _media(b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor]) -> Media:
+def _build_media(b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor]) -> Media:
     """The media of prompt b, without its padding."""
     if ids is None:
         return Media([], inputs)
@@ -130,17 +130,17 @@ def _media(b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Te
     if mask is None:
         return Media(cast(list[int], own.tolist()), inputs)
     keep = mask[b].bool()
-    of_text = {n for n, x in inputs.items() if x.shape == (1, len(keep)) and _of_text(n)}
-    cut = {n: x[:, keep] if n in of_text else x for n, x in inputs.items()}
+    per_token = {n for n, x in inputs.items() if x.shape == (1, len(keep)) and _is_per_token(n)}
+    cut = {n: x[:, keep] if n in per_token else x for n, x in inputs.items()}
     return Media(cast(list[int], own[keep].tolist()), cut)
 
 
-def _of_text(name: str) -> bool:
+def _is_per_token(name: str) -> bool:
     """Tell whether an input may have one number for each id: masks of frames do not."""
     return not any(part in name for part in ("feature", "audio", "pixel", "values"))
 
 
-def _tensor(name: str, value: Any) -> Tensor:
+def _to_tensor(name: str, value: Any) -> Tensor:
     """A tensor `[n, ..]` of numbers."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)

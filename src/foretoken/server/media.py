@@ -14,10 +14,10 @@ from typing import Any, cast
 import httpx2
 
 from foretoken.errors import InputError, log_error_kind, format_value
-from foretoken.media.data_urls import decoded, from_base64, is_data_url
+from foretoken.media.data_urls import decode_data_url, decode_base64, is_data_url
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import Prompt, is_chat
-from foretoken.text.messages import MEDIA, parts_of
+from foretoken.text.messages import MEDIA_PART_KEYS, get_parts
 
 MAX_MEDIA_FILES = 32  # pictures and sounds of a request
 FETCH_TIMEOUT_SECONDS = 20.0  # to fetch one
@@ -73,8 +73,8 @@ class MediaLoader:
             (f"message {i}, part {j}", turn, part)
             for chat in chats
             for i, turn in enumerate(chat)
-            for j, part in enumerate(cast(list[dict[str, Any]], parts_of(turn)))
-            if part["type"] in MEDIA
+            for j, part in enumerate(cast(list[dict[str, Any]], get_parts(turn)))
+            if part["type"] in MEDIA_PART_KEYS
         ]
         if len(media) > MAX_MEDIA_FILES:
             problem = f"the request holds {len(media)} pictures and sounds, at most {MAX_MEDIA_FILES} go"
@@ -95,9 +95,9 @@ class MediaLoader:
         if source[:8].lower().startswith(("http://", "https://")):
             return await self._fetch(source, place)
         if is_data_url(source):
-            file = decoded(source, place)
+            file = decode_data_url(source, place)
         elif part["type"] == "audio":
-            file = from_base64(source, place)
+            file = decode_base64(source, place)
         else:
             raise InputError(f"{place} is {format_value(source)}; give a data URL")
         if len(file) > self.max_bytes:

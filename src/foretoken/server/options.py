@@ -16,7 +16,7 @@ from typing import Any
 from foretoken.errors import InputError, format_value
 from foretoken.sampling.checks import FROM_ONE, Choice, Count, Number, as_strings
 from foretoken.sampling.options import check_options, get_options, option
-from foretoken.text.replies.formats import NAMES as FORMAT_NAMES
+from foretoken.text.replies.formats import REPLY_FORMAT_NAMES as FORMAT_NAMES
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")

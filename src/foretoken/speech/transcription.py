@@ -14,29 +14,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretoken.errors import InputError, RefusedError, to_one_line, format_value
-from foretoken.media.sounds import sound
-from foretoken.media.spoken import Segment, Transcription, Word
+from foretoken.media.audio import load_audio
+from foretoken.media.transcripts import Segment, Transcription, Word
 from foretoken.sampling.params import SamplingParams
-from foretoken.speech.windows import WindowTranscriber, arguments, ear, objection
-from foretoken.speech.word_times import HEADS, TimedWindows
+from foretoken.speech.windows import WindowTranscriber, build_arguments, get_audio_feature_extractor, find_problem
+from foretoken.speech.word_times import ALIGNMENT_HEADS, WordTimer
 
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
-PREVIOUS = "<|startofprev|>"  # marks what came before, to Whisper
+PREVIOUS_TEXT_MARK = "<|startofprev|>"  # marks what came before, to Whisper
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class TranscriptionOptions:
     """A caller's wishes; `options`: those that transformers' `generate` knows."""
 
     language: str | None
     translate: bool
     prompt: str | None
     words: bool
-    options: dict[str, Any]
+    generate_options: dict[str, Any]
     progress: Callable[[float], None]
-    told: Callable[[str], None]
+    on_text: Callable[[str], None]
 
 
 def transcribe(
@@ -50,7 +50,7 @@ def transcribe(
     temperature: float = 0.0,
     gamma: int | None = None,
     progress: Callable[[float], None] | None = None,
-    told: Callable[[str], None] | None = None,
+    on_text: Callable[[str], None] | None = None,
 ) -> Transcription:
     """Write down what is said, in the target's own distribution, window by window.
 
@@ -87,66 +87,66 @@ def transcribe(
     for name, value in (("language", language), ("prompt", prompt)):
         if value is not None and not isinstance(value, str):
             raise InputError(f"{name} is {format_value(value)}; give a str, or leave it out")
-    network, processor = _hearing(spec)
-    rate = ear(processor).sampling_rate
-    samples = sound(audio, rate, "the audio")
-    options: dict[str, Any] = {"do_sample": bool(temperature), "num_assistant_tokens": gamma}
-    options |= {"temperature": temperature} if temperature else {}
+    network, processor = _require_transcriber(spec)
+    sampling_rate = get_audio_feature_extractor(processor).sampling_rate
+    samples = load_audio(audio, sampling_rate, "the audio")
+    generate_options: dict[str, Any] = {"do_sample": bool(temperature), "num_assistant_tokens": gamma}
+    generate_options |= {"temperature": temperature} if temperature else {}
     ignored: Callable[[Any], None] = lambda _: None  # noqa: E731
-    wishes = Wishes(
+    options = TranscriptionOptions(
         language or None,
         translate,
         prompt or None,
         words,
-        options,
+        generate_options,
         progress or ignored,
-        told or ignored,
+        on_text or ignored,
     )
-    write = _by_whisper if cuts(network) else _by_windows
+    transcribe_samples = _transcribe_whisper if splits_audio(network) else _transcribe_windows
     try:
-        pieces, spoken = write(spec, network, processor, samples, wishes)
+        segments, found_language = transcribe_samples(spec, network, processor, samples, options)
     except ValueError as error:  # transformers', of a language that it does not know
         if isinstance(error, InputError):
             raise
         raise InputError(f"the model cannot transcribe so: {to_one_line(error)}") from None
-    pieces = [piece for piece in pieces if piece.text.strip()]
-    return Transcription(len(samples) / rate, pieces, spoken)
+    segments = [piece for piece in segments if piece.text.strip()]
+    return Transcription(len(samples) / sampling_rate, segments, found_language)
 
 
-def transcribes(spec: Speculator) -> bool:
+def can_transcribe(spec: Speculator) -> bool:
     """Tell whether `transcribe` takes this target."""
     try:
-        _hearing(spec)
+        _require_transcriber(spec)
     except (InputError, RefusedError):
         return False
     return True
 
 
-def tells_words(spec: Speculator) -> bool:
+def can_time_words(spec: Speculator) -> bool:
     """Tell whether `transcribe` can say when each word was said by this target."""
     network: Any = spec.target.model
     config = getattr(network, "generation_config", None)
-    return config is not None and cuts(network) and getattr(config, HEADS, None) is not None
+    return config is not None and splits_audio(network) and getattr(config, ALIGNMENT_HEADS, None) is not None
 
 
-def _network(spec: Speculator) -> Any:
+def _get_network(spec: Speculator) -> Any:
     """The target's network; where it runs elsewhere than on torch, one without weights."""
     network = spec.target.model
     if network is not None or not spec.target.needs_media or spec.structure is None:
         return network
-    from foretoken.transformers_integration.weightless import weightless  # late: takes seconds
+    from foretoken.transformers_integration.weightless import make_weightless  # late: takes seconds
 
-    return weightless(spec.structure(), spec)
+    return make_weightless(spec.structure(), spec)
 
 
-def cuts(network: Any) -> bool:
+def splits_audio(network: Any) -> bool:
     """Tell whether a network's `generate` cuts sounds into windows, as Whisper's."""
     return "return_segments" in inspect.signature(type(network).generate).parameters
 
 
-def _hearing(spec: Speculator) -> tuple[Any, Any]:
+def _require_transcriber(spec: Speculator) -> tuple[Any, Any]:
     """The network that writes speech down, and its processor. RefusedError where it does not."""
-    network: Any = _network(spec)
+    network: Any = _get_network(spec)
     kind = spec.target.runtime if network is None else type(network).__name__
     processor = None
     if not hasattr(network, "generate"):
@@ -155,93 +155,93 @@ def _hearing(spec: Speculator) -> tuple[Any, Any]:
         reason = "its folder has no processor, which would read sounds"
     else:
         processor = spec.processor()
-        reason = None if cuts(network) else objection(network, processor)
+        reason = None if splits_audio(network) else find_problem(network, processor)
     if reason:
         raise RefusedError(f"the target ({kind}) writes no speech down: {reason}")
     return network, processor
 
 
-def _by_windows(
-    spec: Speculator, network: Any, processor: Any, samples: Any, wishes: Wishes
+def _transcribe_windows(
+    spec: Speculator, network: Any, processor: Any, samples: Any, options: TranscriptionOptions
 ) -> tuple[list[Segment], str | None]:
-    if wishes.words:
+    if options.words:
         raise RefusedError(
             f"{type(network).__name__} does not tell when words were said; leave words out"
         )
-    asked, options = arguments(network, processor, wishes.language, wishes.prompt, wishes.translate)
+    processor_arguments, generate_options = build_arguments(network, processor, options.language, options.prompt, options.translate)
     transcriber = WindowTranscriber(
-        spec, network, processor, wishes.options | options, asked, wishes.told
+        spec, network, processor, options.generate_options | generate_options, processor_arguments, options.on_text
     )
-    rate, pieces = ear(processor).sampling_rate, list[Segment]()
-    for begin, end, text, tokens in transcriber.write(samples):
-        pieces.append(Segment(round(begin / rate, 2), round(end / rate, 2), text, tokens))
-        wishes.progress(end / len(samples))
+    sampling_rate, segments = get_audio_feature_extractor(processor).sampling_rate, list[Segment]()
+    for begin, end, text, tokens in transcriber.transcribe(samples):
+        segments.append(Segment(round(begin / sampling_rate, 2), round(end / sampling_rate, 2), text, tokens))
+        options.progress(end / len(samples))
         if text:
-            wishes.told(text)
-    return pieces, wishes.language
+            options.on_text(text)
+    return segments, options.language
 
 
-def _by_whisper(
-    spec: Speculator, network: Any, processor: Any, samples: Any, wishes: Wishes
+def _transcribe_whisper(
+    spec: Speculator, network: Any, processor: Any, samples: Any, options: TranscriptionOptions
 ) -> tuple[list[Segment], str | None]:
-    reads, config = processor.feature_extractor, network.generation_config
+    feature_extractor, config = processor.feature_extractor, network.generation_config
     inputs = processor(
         samples,
-        sampling_rate=reads.sampling_rate,
+        sampling_rate=feature_extractor.sampling_rate,
         return_tensors="pt",
         truncation=False,
-        padding="longest" if len(samples) > reads.n_samples else "max_length",
+        padding="longest" if len(samples) > feature_extractor.n_samples else "max_length",
         return_attention_mask=True,
     )
-    asked: dict[str, Any] = {"task": "translate" if wishes.translate else "transcribe"}
+    arguments: dict[str, Any] = {"task": "translate" if options.translate else "transcribe"}
     if not getattr(config, "is_multilingual", True):
-        asked = {}
-        if wishes.translate or wishes.language is not None:
+        arguments = {}
+        if options.translate or options.language is not None:
             raise InputError("this Whisper knows one language; leave language and translate out")
-    if wishes.language is not None:
-        asked["language"] = wishes.language
-    if wishes.prompt is not None:
-        asked["prompt_ids"] = _prompt(network, processor.tokenizer, wishes.prompt)
-    windows = Windows(processor.tokenizer, config, wishes.told)
+    if options.language is not None:
+        arguments["language"] = options.language
+    if options.prompt is not None:
+        arguments["prompt_ids"] = _encode_prompt(network, processor.tokenizer, options.prompt)
+    streamer = WhisperTextStreamer(processor.tokenizer, config, options.on_text)
     frames = int(inputs["attention_mask"].sum())
-    if wishes.words and spec.target.model is None:
+    if options.words and spec.target.model is None:
         problem = f"words are timed by torch alone, and the target runs on {spec.target.runtime}"
         raise RefusedError(f"{problem}; load it with runtime='transformers'")
-    timed = TimedWindows(spec, network, frames, windows) if wishes.words else None
+    timed = WordTimer(spec, network, frames, streamer) if options.words else None
 
-    def begun(done: torch.Tensor) -> None:
+    def on_window(done: torch.Tensor) -> None:
         at, total = (int(x) for x in done[0])
         if timed:
             timed.seek = at
-        wishes.progress(min(1.0, at / total) if total else 1.0)
+        options.progress(min(1.0, at / total) if total else 1.0)
 
-    made = network.generate(
+    output = network.generate(
         inputs["input_features"].to(network.device, network.dtype),
         attention_mask=inputs["attention_mask"].to(network.device),
         return_timestamps=True,
         return_segments=True,
         custom_generate=timed or spec,
-        streamer=windows,
-        monitor_progress=begun,
-        **wishes.options | asked,
+        streamer=streamer,
+        monitor_progress=on_window,
+        **options.generate_options | arguments,
     )
-    tokenizer, language = processor.tokenizer, windows.language
-    pieces: list[Segment] = []
-    for piece in made["segments"][0]:
-        tokens = piece["tokens"].tolist()
+    tokenizer, language = processor.tokenizer, streamer.language
+    segments: list[Segment] = []
+    for segment in output["segments"][0]:
+        tokens = segment["tokens"].tolist()
         text = tokenizer.decode(tokens, skip_special_tokens=True)
-        said = timed.words(tokenizer, piece, language) if timed else None
-        words = None if said is None else [Word(*each) for each in said]
-        start, end = (round(float(piece[name]), 2) for name in ("start", "end"))
-        pieces.append(Segment(start, end, text, tokens, words))
-    return pieces, language
+        timed_words = timed.get_words(tokenizer, segment, language) if timed else None
+        words = None if timed_words is None else [Word(*each) for each in timed_words]
+        start, end = (round(float(segment[name]), 2) for name in ("start", "end"))
+        segments.append(Segment(start, end, text, tokens, words))
+    return segments, language
 
 
-def _prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
+def _encode_prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
     """The ids of what came before, the last of them where there are too many."""
-    mark = tokenizer.convert_tokens_to_ids(PREVIOUS)
+    mark = tokenizer.convert_tokens_to_ids(PREVIOUS_TEXT_MARK)
     if mark is None or mark == tokenizer.unk_token_id:
-        raise InputError(f"the tokenizer has no {PREVIOUS}; leave prompt out")
+        raise InputError(f"the tokenizer has no {PREVIOUS_TEXT_MARK}; leave prompt out")
     ids = tokenizer.encode(" " + text.strip(), add_special_tokens=False)
     if special := {*tokenizer.all_special_ids}.intersection(ids):
         named = tokenizer.convert_ids_to_tokens(min(special))
@@ -250,17 +250,17 @@ def _prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
     return torch.tensor([mark, *ids[-room:]], device=network.device)
 
 
-class Windows:
+class WhisperTextStreamer:
     """A streamer of transformers that tells the text of each window once it is whole: Whisper
     throws a last piece away that the window cuts off, and hears it again in the next one."""
 
-    def __init__(self, tokenizer: Any, config: Any, told: Callable[[str], None]) -> None:
+    def __init__(self, tokenizer: Any, config: Any, on_text: Callable[[str], None]) -> None:
         self.language: str | None = None
-        self._tokenizer, self._told = tokenizer, told
+        self._tokenizer, self._on_text = tokenizer, on_text
         self._languages = {
             i: mark for mark, i in (getattr(config, "lang_to_id", None) or {}).items()
         }
-        self._times = getattr(config, "no_timestamps_token_id", 0) + 1  # the first id of a time
+        self._first_time_id = getattr(config, "no_timestamps_token_id", 0) + 1  # the first id of a time
         self._tokens: list[int] | None = None  # None: what comes next is what a window begins with
 
     def put(self, value: torch.Tensor) -> None:
@@ -271,18 +271,18 @@ class Windows:
             self.language = spoken[-1].strip("<|>") if spoken else self.language
         else:
             self._tokens += ids
-        self._told("")
+        self._on_text("")
 
     def end(self) -> None:
-        text = self._tokenizer.decode(self._kept(self._tokens or []), skip_special_tokens=True)
+        text = self._tokenizer.decode(self._drop_cut_piece(self._tokens or []), skip_special_tokens=True)
         self._tokens = None
         if text.strip():
-            self._told(text)
+            self._on_text(text)
 
-    def _kept(self, tokens: list[int]) -> list[int]:
+    def _drop_cut_piece(self, tokens: list[int]) -> list[int]:
         """The tokens up to the last two times in a row, between which a piece ends; all where there
         are none, or where the window ends with a piece."""
         ends = (self._tokenizer.eos_token_id, self._tokenizer.pad_token_id)
-        times = [token >= self._times for token in tokens if token not in ends]
+        times = [token >= self._first_time_id for token in tokens if token not in ends]
         pairs = [i + 1 for i in range(len(times) - 1) if times[i] and times[i + 1]]
         return tokens if not pairs or times[-2:] == [False, True] else tokens[: pairs[-1]]

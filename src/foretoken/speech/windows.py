@@ -19,50 +19,50 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, to_one_line
-from foretoken.media.inputs import main_input
-from foretoken.text.chat import READERS, media
+from foretoken.media.inputs import get_main_input_name
+from foretoken.text.chat import MEDIA_PROCESSOR_ATTRIBUTES, process_media_chat
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-BLOCKS = 10  # a second: cuts go through the middle of one
-LONGEST = 30.0  # seconds of a window: as long as such models were trained with
-TOKENS, MORE = 32, 64  # a second, and beside, at most: where a model writes on and on
-REQUEST = "apply_transcription_request"
+BLOCKS_PER_SECOND = 10  # a second: cuts go through the middle of one
+MAX_WINDOW_SECONDS = 30.0  # seconds of a window: as long as such models were trained with
+MAX_TOKENS_PER_SECOND, MAX_EXTRA_TOKENS = 32, 64  # a second, and beside, at most: where a model writes on and on
+REQUEST_METHOD = "apply_transcription_request"
 # What a chat model is told behind the sound, unless the prompt says it: Granite Speech's own words
-INSTRUCTION = "can you transcribe the speech into a written format?"
+DEFAULT_INSTRUCTION = "can you transcribe the speech into a written format?"
 # What a request may be told, and the names that processors have for it
-NAMES = {
+REQUEST_PARAMETERS = {
     "language": ("language", "source_language"),
     "prompt": ("prompt",),
     "translate": ("target_language",),
 }
 
 
-def ear(processor: Any) -> Any:
+def get_audio_feature_extractor(processor: Any) -> Any:
     """Return the part of a processor that reads sounds, or None."""
     return next(
-        (part for name in READERS["audio"] if (part := getattr(processor, name, None))), None
+        (part for name in MEDIA_PROCESSOR_ATTRIBUTES["audio"] if (part := getattr(processor, name, None))), None
     )
 
 
-def objection(network: Any, processor: Any) -> str | None:
+def find_problem(network: Any, processor: Any) -> str | None:
     """Say why a network writes down no sounds, or None."""
-    if ear(processor) is None:
+    if get_audio_feature_extractor(processor) is None:
         return "its processor reads no sounds"
     if "text" not in getattr(network, "output_modalities", ("text",)):
         return "it writes no text"
-    if hasattr(processor, REQUEST):
+    if hasattr(processor, REQUEST_METHOD):
         return None
-    if _chats(processor) and not network.config.is_encoder_decoder:
+    if _has_chat_template(processor) and not network.config.is_encoder_decoder:
         return None
     if not network.config.is_encoder_decoder:
         return "its processor has neither a request for a transcription nor a chat template"
-    return None if main_input(network) != "input_ids" else "its encoder reads text"
+    return None if get_main_input_name(network) != "input_ids" else "its encoder reads text"
 
 
-def _chats(processor: Any) -> bool:
+def _has_chat_template(processor: Any) -> bool:
     return bool(getattr(processor, "chat_template", None) or processor.tokenizer.chat_template)
 
 
@@ -82,53 +82,53 @@ class WindowTranscriber:
     spec: Any
     network: Any
     processor: Any
-    options: dict[str, Any]
-    asked: dict[str, Any]
-    told: Callable[[str], None]
+    generate_options: dict[str, Any]
+    processor_arguments: dict[str, Any]
+    on_token: Callable[[str], None]
 
-    def write(self, samples: NDArray[np.float32]) -> Iterator[tuple[int, int, str, list[int]]]:
+    def transcribe(self, samples: NDArray[np.float32]) -> Iterator[tuple[int, int, str, list[int]]]:
         """Yield each window's first sample, the one behind its last, its text and its tokens; texts
         concatenate to the whole."""
-        reads, said = ear(self.processor), ""
-        own = [getattr(reads, name, None) for name in ("chunk_length", "max_audio_clip_s")]
+        feature_extractor, previous = get_audio_feature_extractor(self.processor), ""
+        limits = [getattr(feature_extractor, name, None) for name in ("chunk_length", "max_audio_clip_s")]
         # Cohere's cuts sounds itself that are so long
-        longest = min([LONGEST, *(float(each) for each in own if each)])
-        for begin, end in windows(samples, reads.sampling_rate, longest):
-            tokens = self._tokens(samples[begin:end], (end - begin) / reads.sampling_rate)
-            text = self._text(tokens)
-            if text and said:
-                text = _between(said[-1], text[0]) + text
-            said = text or said
+        max_seconds = min([MAX_WINDOW_SECONDS, *(float(each) for each in limits if each)])
+        for begin, end in split_windows(samples, feature_extractor.sampling_rate, max_seconds):
+            tokens = self._generate_tokens(samples[begin:end], (end - begin) / feature_extractor.sampling_rate)
+            text = self._decode(tokens)
+            if text and previous:
+                text = _get_separator(previous[-1], text[0]) + text
+            previous = text or previous
             yield begin, end, text, tokens
 
-    def _tokens(self, samples: NDArray[np.float32], seconds: float) -> list[int]:
+    def _generate_tokens(self, samples: NDArray[np.float32], seconds: float) -> list[int]:
         """The new tokens of one window."""
-        inputs = self._inputs(samples)
-        begun = inputs.get("decoder_input_ids", inputs.get("input_ids"))
-        prompt: list[int] = [] if begun is None else begun[0].tolist()
-        (made,) = self.network.generate(
+        inputs = self._build_inputs(samples)
+        prompt_ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+        prompt: list[int] = [] if prompt_ids is None else prompt_ids[0].tolist()
+        (output,) = self.network.generate(
             **inputs,
-            **self._limit(len(prompt) + 1, seconds),
-            **self.options,
+            **self._limit_new_tokens(len(prompt) + 1, seconds),
+            **self.generate_options,
             custom_generate=self.spec,
-            streamer=Beat(self.told),
+            streamer=HeartbeatStreamer(self.on_token),
         )
-        ids: list[int] = made.tolist()
+        ids: list[int] = output.tolist()
         # else `generate` has put the id before it that a decoder's text begins with
-        whole = bool(prompt) and ids[: len(prompt)] == prompt
-        return ids[len(prompt) + (not whole) :]
+        has_prompt = bool(prompt) and ids[: len(prompt)] == prompt
+        return ids[len(prompt) + (not has_prompt) :]
 
-    def _inputs(self, samples: NDArray[np.float32]) -> dict[str, Tensor]:
+    def _build_inputs(self, samples: NDArray[np.float32]) -> dict[str, Tensor]:
         """The arguments of `generate`, as the processor makes them."""
-        rate = ear(self.processor).sampling_rate
-        ask = request(self.network, self.processor)
-        if ask is self.processor:
-            plain: dict[str, Any] = {"sampling_rate": rate, "return_tensors": "pt"}
+        rate = get_audio_feature_extractor(self.processor).sampling_rate
+        request = get_request_function(self.network, self.processor)
+        if request is self.processor:
+            options: dict[str, Any] = {"sampling_rate": rate, "return_tensors": "pt"}
         else:  # Voxtral's writes a file of them first
-            plain = {"sampling_rate": rate, "format": "WAV", "model_id": "voxtral"}
-            plain = {name: plain[name] for name in plain if name in parameters(ask)}
+            options = {"sampling_rate": rate, "format": "WAV", "model_id": "voxtral"}
+            options = {name: options[name] for name in options if name in get_parameters(request)}
         try:
-            output: Mapping[str, Any] = ask(audio=samples, **plain, **self.asked)
+            output: Mapping[str, Any] = request(audio=samples, **options, **self.processor_arguments)
         except Exception as error:  # a template is a program
             problem = f"the processor refuses the sound: {to_one_line(error)}"
             raise InputError(problem) from None
@@ -139,81 +139,81 @@ class WindowTranscriber:
             if isinstance(x, Tensor)
         }
 
-    def _limit(self, begun: int, seconds: float) -> dict[str, int]:
+    def _limit_new_tokens(self, prompt_length: int, seconds: float) -> dict[str, int]:
         """The most new tokens, where the model's generation config does not say."""
-        own, context = self.network.generation_config, self.spec.target.context
-        if own.max_length is not None or own.max_new_tokens is not None:
+        config, context = self.network.generation_config, self.spec.target.context
+        if config.max_length is not None or config.max_new_tokens is not None:
             return {}
-        most = int(seconds * TOKENS) + MORE
-        return {"max_new_tokens": most if context is None else max(1, min(most, context - begun))}
+        max_tokens = int(seconds * MAX_TOKENS_PER_SECOND) + MAX_EXTRA_TOKENS
+        return {"max_new_tokens": max_tokens if context is None else max(1, min(max_tokens, context - prompt_length))}
 
-    def _text(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         decode = self.processor.decode
-        form = {"return_format": "transcription_only"}
-        form = form if "return_format" in parameters(decode) else {}
-        return str(decode(tokens, skip_special_tokens=True, **form)).strip()
+        options = {"return_format": "transcription_only"}
+        options = options if "return_format" in get_parameters(decode) else {}
+        return str(decode(tokens, skip_special_tokens=True, **options)).strip()
 
 
-class Beat:
+class HeartbeatStreamer:
     """A streamer of transformers that tells of each token that there is one."""
 
-    def __init__(self, told: Callable[[str], None]) -> None:
-        self._told = told
+    def __init__(self, on_token: Callable[[str], None]) -> None:
+        self._on_token = on_token
 
     def put(self, value: torch.Tensor) -> None:
-        self._told("")
+        self._on_token("")
 
     def end(self) -> None:
         """Nothing is held back."""
 
 
-def request(network: Any, processor: Any) -> Callable[..., Any]:
+def get_request_function(network: Any, processor: Any) -> Callable[..., Any]:
     """Return what a processor is asked by."""
-    if hasattr(processor, REQUEST) or network.config.is_encoder_decoder:
-        return getattr(processor, REQUEST, processor)
+    if hasattr(processor, REQUEST_METHOD) or network.config.is_encoder_decoder:
+        return getattr(processor, REQUEST_METHOD, processor)
 
-    def chat(audio: Any, prompt: str = INSTRUCTION) -> Mapping[str, Any]:
+    def chat(audio: Any, prompt: str = DEFAULT_INSTRUCTION) -> Mapping[str, Any]:
         parts = [{"type": "audio", "audio": audio}, {"type": "text", "text": prompt}]
-        return media([{"role": "user", "content": parts}], processor)
+        return process_media_chat([{"role": "user", "content": parts}], processor)
 
     return chat
 
 
-def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def get_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 
-def arguments(
+def build_arguments(
     network: Any, processor: Any, language: str | None, prompt: str | None, translate: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return arguments of a processor's request and of `generate`, by their own names. InputError
     for what they do not take, or what they are not told."""
-    takes = parameters(request(network, processor))
-    asked, options = dict[str, Any](), dict[str, Any]()
-    if "tgt_lang" in parameters(type(network).generate):  # Seamless: translates into any
+    accepted = get_parameters(get_request_function(network, processor))
+    request_arguments, options = dict[str, Any](), dict[str, Any]()
+    if "tgt_lang" in get_parameters(type(network).generate):  # Seamless: translates into any
         options["tgt_lang"], language = ("eng" if translate else language), None
         translate = False
         if options["tgt_lang"] is None:
             raise InputError("the model is to be told the language to write; give language")
-    said = {"language": language, "prompt": prompt, "translate": "en" if translate else None}
-    for wish, value in said.items():
-        name = next((name for name in NAMES[wish] if name in takes), None)
+    values = {"language": language, "prompt": prompt, "translate": "en" if translate else None}
+    for option, value in values.items():
+        name = next((name for name in REQUEST_PARAMETERS[option] if name in accepted), None)
         if value is not None and name is None:
-            raise InputError(f"the model takes no {wish}; leave it out")
+            raise InputError(f"the model takes no {option}; leave it out")
         if value is not None:
-            asked[str(name)] = value
-        elif name and takes[name].default is inspect.Parameter.empty:
-            raise InputError(f"the model is to be told the {wish}; give it")
-    return asked, options
+            request_arguments[str(name)] = value
+        elif name and accepted[name].default is inspect.Parameter.empty:
+            raise InputError(f"the model is to be told the {option}; give it")
+    return request_arguments, options
 
 
-def _between(before: str, behind: str) -> str:
+def _get_separator(before: str, after: str) -> str:
     """A blank, but not in scripts that have none between words."""
-    joined = any(east_asian_width(x) in "WF" and not "가" <= x <= "힣" for x in (before, behind))
+    joined = any(east_asian_width(x) in "WF" and not "가" <= x <= "힣" for x in (before, after))
     return "" if joined else " "
 
 
-def windows(samples: NDArray[np.float32], rate: int, longest: float) -> list[tuple[int, int]]:
+def split_windows(samples: NDArray[np.float32], sampling_rate: int, max_seconds: float) -> list[tuple[int, int]]:
     """Return windows of at most `longest` seconds each, as their first samples and those behind
     their last: the whole sound, or about equally long ones of 5/6 of `longest` at most, each cut in
     the quietest tenth of a second within a twelfth of `longest` around its end.
@@ -227,18 +227,18 @@ def windows(samples: NDArray[np.float32], rate: int, longest: float) -> list[tup
         >>> import numpy
         >>> sound = numpy.ones(40, dtype="float32")
         >>> sound[21:24] = 0
-        >>> windows(sound, 10, 3.0)
+        >>> split_windows(sound, 10, 3.0)
         [(0, 21), (21, 40)]
     """
-    n, most = len(samples), int(longest * rate)
-    count = 1 if n <= most else ceil(n / (most * 5 / 6))
-    cuts = [_quietest(samples, i * n // count, most // 12, rate) for i in range(1, count)]
+    n, max_samples = len(samples), int(max_seconds * sampling_rate)
+    count = 1 if n <= max_samples else ceil(n / (max_samples * 5 / 6))
+    cuts = [_find_quietest(samples, i * n // count, max_samples // 12, sampling_rate) for i in range(1, count)]
     return list(pairwise([0, *cuts, n]))
 
 
-def _quietest(samples: NDArray[np.float32], middle: int, reach: int, rate: int) -> int:
+def _find_quietest(samples: NDArray[np.float32], middle: int, reach: int, sampling_rate: int) -> int:
     """The middle of the quietest block within `reach` samples of `middle`."""
-    begin, size = middle - reach, max(1, rate // BLOCKS)
+    begin, size = middle - reach, max(1, sampling_rate // BLOCKS_PER_SECOND)
     count = 2 * reach // size
     if not count:
         return middle

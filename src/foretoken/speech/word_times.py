@@ -15,11 +15,11 @@ from transformers.utils.generic import ModelOutput
 from foretoken.errors import RefusedError
 from foretoken.models.stock.attention import make_twin_with_attention
 
-HEADS = "alignment_heads"  # of a generation config: those that follow the sound
-FRAMES = 100  # of features, a second
+ALIGNMENT_HEADS = "alignment_heads"  # of a generation config: those that follow the sound
+FRAMES_PER_SECOND = 100  # of features, a second
 
 
-class TimedWindows:
+class WordTimer:
     """A Speculator as a decoding method of Whisper's `generate`, whose windows have the times of
     their tokens beside them.
 
@@ -31,9 +31,9 @@ class TimedWindows:
     """
 
     def __init__(self, spec: Any, network: Any, frames: int, streamer: Any) -> None:
-        if getattr(network.generation_config, HEADS, None) is None:
+        if getattr(network.generation_config, ALIGNMENT_HEADS, None) is None:
             raise RefusedError(
-                f"the generation config of this {type(network).__name__} has no {HEADS}, so it "
+                f"the generation config of this {type(network).__name__} has no {ALIGNMENT_HEADS}, so it "
                 "does not tell when words were said; leave words out"
             )
         self.spec, self.frames, self.streamer = spec, frames, streamer
@@ -42,30 +42,30 @@ class TimedWindows:
         self._network: Any = make_twin_with_attention(network, "eager")  # the attention that can be looked at
 
     def __call__(self, model: Any, input_ids: Tensor, **given: Any) -> dict[str, Any]:
-        made = self.spec(model, input_ids, streamer=self.streamer, **given)
-        output = {"sequences": made} if isinstance(made, Tensor) else dict(made)
-        times = self._times(output["sequences"], input_ids.shape[1], given["encoder_outputs"])
-        return output | {"token_timestamps": times.double() + self.seek / FRAMES}
+        output_or_ids = self.spec(model, input_ids, streamer=self.streamer, **given)
+        output = {"sequences": output_or_ids} if isinstance(output_or_ids, Tensor) else dict(output_or_ids)
+        times = self._compute_token_times(output["sequences"], input_ids.shape[1], given["encoder_outputs"])
+        return output | {"token_timestamps": times.double() + self.seek / FRAMES_PER_SECOND}
 
     @torch.inference_mode()
-    def _times(self, ids: Tensor, begun: int, sound: Any) -> Tensor:
+    def _compute_token_times(self, ids: Tensor, num_prompt_tokens: int, encoder_outputs: Any) -> Tensor:
         """`[1, n]`, seconds from the window's beginning at which each token ends."""
         left = max(2, self.frames - self.seek)  # windows go on over what a short sound is padded by
-        seen = self._network(
-            encoder_outputs=sound,
+        attentions = self._network(
+            encoder_outputs=encoder_outputs,
             decoder_input_ids=ids[:, :-1],
             output_attentions=True,
             use_cache=False,
             return_dict=True,
         ).cross_attentions
         return self._network._extract_token_timestamps(
-            ModelOutput(sequences=ids, cross_attentions=(seen,)),
-            getattr(self._network.generation_config, HEADS),
+            ModelOutput(sequences=ids, cross_attentions=(attentions,)),
+            getattr(self._network.generation_config, ALIGNMENT_HEADS),
             num_frames=torch.tensor([left]),
-            num_input_ids=begun,
+            num_input_ids=num_prompt_tokens,
         )
 
-    def words(
+    def get_words(
         self, tokenizer: Any, piece: dict[str, Any], language: str | None
     ) -> list[tuple[str, float, float]]:
         """Return the words of a piece that `generate` has made with this, and the seconds at which

@@ -14,31 +14,31 @@ import torch
 from jinja2 import Environment, TemplateError, meta
 
 from foretoken.errors import InputError, naming_option, to_one_line, format_value
-from foretoken.media.pictures import picture
-from foretoken.media.sounds import sound
-from foretoken.text.messages import MEDIA, UNREAD, Message, parts_of, require
-from foretoken.text.templates import reads_parts, reads_texts
+from foretoken.media.images import load_image
+from foretoken.media.audio import load_audio
+from foretoken.text.messages import MEDIA_PART_KEYS, UNSUPPORTED_PARTS, Message, get_parts, require_conversation
+from foretoken.text.templates import accepts_parts, accepts_strings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # as OpenAI's
+CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # as OpenAI's
 
 # Arguments of transformers' `apply_chat_template` that are no variables of a template.
-OURS = frozenset(
+TRANSFORMERS_ARGUMENTS = frozenset(
     "conversation chat_template tokenize padding truncation max_length return_tensors return_dict "
     "return_assistant_tokens_mask tokenizer_kwargs".split()
 )
 
 # The parts of processors that read them
-READERS = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
+MEDIA_PROCESSOR_ATTRIBUTES = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
 # Arguments of processors, which would read files and addresses of a client's choice
-PROCESSORS = frozenset("images videos audio audios text processor_kwargs device".split())
-OWN = frozenset("tools documents add_generation_prompt continue_final_message".split())
-RATE = 16_000  # Hz of processors that name no other
+PROCESSOR_ARGUMENTS = frozenset("images videos audio audios text processor_kwargs device".split())
+TEMPLATE_ARGUMENTS = frozenset("tools documents add_generation_prompt continue_final_message".split())
+DEFAULT_SAMPLING_RATE = 16_000  # Hz of processors that name no other
 
 
-def ids(
+def encode_chat(
     messages: Sequence[Message],
     tokenizer: PreTrainedTokenizerBase | None,
     template: str | None = None,
@@ -54,17 +54,17 @@ def ids(
     """
     if tokenizer is None:
         raise InputError("messages need a tokenizer, and there is none; give token ids")
-    require(messages)
-    source = _source(tokenizer, template)
+    require_conversation(messages)
+    source = _get_template_source(tokenizer, template)
     with naming_option("chat_template_kwargs"):
-        variables = _variables(chat_template_kwargs)
-    own = _resolved(tokenizer, template, variables)
+        variables = _get_template_variables(chat_template_kwargs)
+    resolved = _resolve_template(tokenizer, template, variables)
     for i, message in enumerate(messages):
         _require_role(i, message["role"], source)
     _require_parts(messages, source)
     try:
         rendered = tokenizer.apply_chat_template(
-            [_plain(message, own) for message in messages],
+            [_normalize_message(message, resolved) for message in messages],
             chat_template=template,
             tokenize=True,
             return_dict=False,
@@ -80,7 +80,7 @@ def ids(
     return cast(list[int], rendered)
 
 
-def _source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
+def _get_template_source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
     """The text of the template; of all that may be meant where they have names. InputError where
     there is none."""
     own = getattr(tokenizer, "chat_template", None)
@@ -103,7 +103,7 @@ def _source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
     return str(named.get(template, template))
 
 
-def _resolved(owner: Any, template: str | None, variables: Mapping[str, Any]) -> str:
+def _resolve_template(owner: Any, template: str | None, variables: Mapping[str, Any]) -> str:
     """The text of the template that transformers takes, of all where a tokenizer or processor has
     several by name."""
     own = getattr(owner, "chat_template", None)
@@ -115,59 +115,59 @@ def _resolved(owner: Any, template: str | None, variables: Mapping[str, Any]) ->
 
 def _require_role(i: int, role: str, source: str) -> None:
     """InputError for one that no chat knows: OpenAI's, and what the template itself names."""
-    if role not in ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
-        problem = f"message {i} has the role {format_value(role)}; give one of {', '.join(ROLES)}"
+    if role not in CHAT_ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
+        problem = f"message {i} has the role {format_value(role)}; give one of {', '.join(CHAT_ROLES)}"
         raise InputError(problem).about(f"prompt[{i}].role")
 
 
 def _require_parts(
-    messages: Sequence[Message], source: str, reads: Sequence[str] | None = None
+    messages: Sequence[Message], source: str, media_kinds: Sequence[str] | None = None
 ) -> None:
     """InputError for a part of a kind that the template would leave out, or that the processor does
     not read; None: a tokenizer alone is asked."""
     for i, message in enumerate(messages):
-        for j, part in enumerate(parts_of(message)):
-            kind, place = part.get("type"), f"message {i}, part {j}"
-            if kind in MEDIA and reads is not None and kind not in reads:
-                known = " and ".join(("text", *reads))
-                raise InputError(f"{place} is of the type {kind}; the model takes {known}")
-            if kind in (None, "text", *MEDIA, *UNREAD) or f"'{kind}'" in source:
+        for j, part in enumerate(get_parts(message)):
+            kind, label = part.get("type"), f"message {i}, part {j}"
+            if kind in MEDIA_PART_KEYS and media_kinds is not None and kind not in media_kinds:
+                accepted = " and ".join(("text", *media_kinds))
+                raise InputError(f"{label} is of the type {kind}; the model takes {accepted}")
+            if kind in (None, "text", *MEDIA_PART_KEYS, *UNSUPPORTED_PARTS) or f"'{kind}'" in source:
                 continue
             if f'"{kind}"' not in source:
                 raise InputError(
-                    f"{place} has the type {format_value(kind)}, which the chat template "
+                    f"{label} has the type {format_value(kind)}, which the chat template "
                     "does not know; leave it out"
                 )
 
 
-def _plain(message: Message, template: str) -> dict[str, Any]:
+def _normalize_message(message: Message, template: str) -> dict[str, Any]:
     """A message as the template reads it: one that calls tools instead has an empty content, a text
     is a part where the template knows parts alone, parts are a text where it knows texts alone, and
     arguments of calls, which clients send as JSON, are what it says. Fields that are null, as
     clients send them, transformers leaves out."""
     plain = {**message, "content": ""} if message.get("content") is None else dict(message)
-    parts = parts_of(plain)
-    if isinstance(plain["content"], str) and not reads_texts(template):
+    parts = get_parts(plain)
+    if isinstance(plain["content"], str) and not accepts_strings(template):
         plain["content"] = [{"type": "text", "text": plain["content"]}]
-    elif not isinstance(plain["content"], str) and reads_parts(template) is False:
-        if all("text" in part for part in parts) and reads_texts(template):
+    elif not isinstance(plain["content"], str) and accepts_parts(template) is False:
+        if all("text" in part for part in parts) and accepts_strings(template):
             plain["content"] = "".join(str(part["text"]) for part in parts)
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
-        plain["tool_calls"] = [_plain_call(call) for call in cast(list[Any], calls)]
+        plain["tool_calls"] = [_parse_call_arguments(call) for call in cast(list[Any], calls)]
     return plain
 
 
-def _plain_call(call: Any) -> Any:
+def _parse_call_arguments(call: Any) -> Any:
     try:
-        read = json.loads(call["function"]["arguments"])
-        assert isinstance(read, dict)
-        return {**call, "function": {**call["function"], "arguments": read}}
+        arguments = json.loads(call["function"]["arguments"])
+        assert isinstance(arguments, dict)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
     except (TypeError, LookupError, ValueError, AssertionError):  # as a model may have written it
         return call
 
 
-def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+def _get_template_variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a template's variables besides the messages: the caller's, and a turn opened for the
     assistant unless they say otherwise."""
     if arguments is None:
@@ -176,7 +176,7 @@ def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
         raise InputError(
             f"chat_template_kwargs is {format_value(arguments)}; give a dict of names to values"
         )
-    foreign = sorted(OURS & arguments.keys())
+    foreign = sorted(TRANSFORMERS_ARGUMENTS & arguments.keys())
     if foreign:
         raise InputError(
             f"chat_template_kwargs holds {foreign[0]!r}, which no template reads; leave it out"
@@ -184,7 +184,7 @@ def _variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"add_generation_prompt": not arguments.get("continue_final_message"), **arguments}
 
 
-def media(
+def process_media_chat(
     messages: Sequence[Message],
     processor: Any,
     template: str | None = None,
@@ -196,28 +196,28 @@ def media(
     `template`, `chat_template_kwargs`: as `ids` takes them. InputError for what cannot be read or
     rendered.
     """
-    require(messages)
+    require_conversation(messages)
     with naming_option("chat_template_kwargs"):
-        variables = _variables(chat_template_kwargs)
+        variables = _get_template_variables(chat_template_kwargs)
     owner = processor if getattr(processor, "chat_template", None) else processor.tokenizer
-    source, own = _source(owner, template), _resolved(owner, template, variables)
-    hertz = rate(processor)
-    _require_parts(messages, source, kinds(processor))
-    read = [_read(i, message, hertz, own) for i, message in enumerate(messages)]
-    if taken := sorted(PROCESSORS & variables.keys()):
+    source, resolved = _get_template_source(owner, template), _resolve_template(owner, template, variables)
+    sampling_rate = get_sampling_rate(processor)
+    _require_parts(messages, source, get_media_kinds(processor))
+    loaded = [_load_media(i, message, sampling_rate, resolved) for i, message in enumerate(messages)]
+    if taken := sorted(PROCESSOR_ARGUMENTS & variables.keys()):
         raise InputError(
             f"chat_template_kwargs holds {taken[0]!r}, which is the processor's; leave it out"
         ).about("chat_template_kwargs")
-    named = _variables_of(source)  # transformers hands all others to the processor
-    variables = {name: value for name, value in variables.items() if name in named}
+    variable_names = _find_variable_names(source)  # transformers hands all others to the processor
+    variables = {name: value for name, value in variables.items() if name in variable_names}
 
-    def rendered(messages: list[dict[str, Any]]) -> Mapping[str, Any]:
+    def render(messages: list[dict[str, Any]]) -> Mapping[str, Any]:
         try:
-            if not _knows_media(messages, own, processor):
-                return _marked(messages, processor, own, variables)
+            if not _has_media_marks(messages, resolved, processor):
+                return _process_with_marks(messages, processor, resolved, variables)
             return processor.apply_chat_template(
                 messages,
-                chat_template=own,
+                chat_template=resolved,
                 tokenize=True,
                 return_dict=True,
                 return_tensors="pt",
@@ -226,66 +226,66 @@ def media(
         except Exception as error:  # a template is a program
             raise InputError(f"the processor refuses the messages: {to_one_line(error)}") from None
 
-    made = rendered(read)
-    _require_heard(read, made, rendered, processor)
-    return made
+    inputs = render(loaded)
+    _require_whole_audio(loaded, inputs, render, processor)
+    return inputs
 
 
-def _require_heard(
+def _require_whole_audio(
     messages: list[dict[str, Any]],
-    made: Mapping[str, Any],
-    rendered: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
+    inputs: Mapping[str, Any],
+    render: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
     processor: Any,
 ) -> None:
     """InputError where the processor drops the end of a sound: where it makes the same of sounds
     that are cut at the length its feature extractor pads to."""
-    most = getattr(getattr(processor, "feature_extractor", None), "n_samples", None) or 0
-    sounds = [part["audio"] for each in messages for part in parts_of(each) if "audio" in part]
-    longest = max(map(len, sounds), default=0)
-    if not most or longest <= most:
+    max_samples = getattr(getattr(processor, "feature_extractor", None), "n_samples", None) or 0
+    audio = [part["audio"] for each in messages for part in get_parts(each) if "audio" in part]
+    longest = max(map(len, audio), default=0)
+    if not max_samples or longest <= max_samples:
         return
     cut = [dict(message) for message in messages]
     for message in cut:
-        if parts := parts_of(message):
-            ends = ({"audio": part["audio"][:most]} if "audio" in part else {} for part in parts)
+        if parts := get_parts(message):
+            ends = ({"audio": part["audio"][:max_samples]} if "audio" in part else {} for part in parts)
             message["content"] = [{**part, **end} for part, end in zip(parts, ends, strict=True)]
-    again = rendered(cut)
-    if all(torch.equal(x, again[name]) for name, x in made.items() if isinstance(x, torch.Tensor)):
-        hertz = rate(processor)
+    cut_inputs = render(cut)
+    if all(torch.equal(x, cut_inputs[name]) for name, x in inputs.items() if isinstance(x, torch.Tensor)):
+        sampling_rate = get_sampling_rate(processor)
         raise InputError(
-            f"a sound lasts {longest / hertz:.0f} s, and the model hears the first "
-            f"{most / hertz:.0f}; cut it into pieces, or transcribe it"
+            f"a sound lasts {longest / sampling_rate:.0f} s, and the model hears the first "
+            f"{max_samples / sampling_rate:.0f}; cut it into pieces, or transcribe it"
         )
 
 
-def _knows_media(messages: list[dict[str, Any]], template: str, processor: Any) -> bool:
+def _has_media_marks(messages: list[dict[str, Any]], template: str, processor: Any) -> bool:
     """Tell whether a template has marks of its own for these messages' media, or the processor has
     none to be put there."""
-    kinds_of = {str(part.get("type")) for each in messages for part in parts_of(each)}
-    kinds_of &= MEDIA.keys()
+    kinds_of = {str(part.get("type")) for each in messages for part in get_parts(each)}
+    kinds_of &= MEDIA_PART_KEYS.keys()
     return all(
-        reads_parts(template, kind) is not False or not getattr(processor, f"{kind}_token", None)
+        accepts_parts(template, kind) is not False or not getattr(processor, f"{kind}_token", None)
         for kind in kinds_of
     )
 
 
-def _marked(
+def _process_with_marks(
     messages: list[dict[str, Any]], processor: Any, template: str, variables: dict[str, Any]
 ) -> Mapping[str, Any]:
     """Do as `media` for a template without marks for media (Granite Speech's): each picture or
     sound is the processor's mark in its message's text, and given to it beside."""
-    given: dict[str, list[Any]] = {kind: [] for kind in MEDIA}
+    given: dict[str, list[Any]] = {kind: [] for kind in MEDIA_PART_KEYS}
     written: list[dict[str, Any]] = []
     for message in messages:
         content = message["content"]
         if not isinstance(content, str):
             content = ""
-            for part in parts_of(message):
+            for part in get_parts(message):
                 kind = part.get("type")
-                content += getattr(processor, f"{kind}_token") if kind in MEDIA else part["text"]
-                if kind in MEDIA:
+                content += getattr(processor, f"{kind}_token") if kind in MEDIA_PART_KEYS else part["text"]
+                if kind in MEDIA_PART_KEYS:
                     given[kind].append(part[kind])
-        written.append(_plain({**message, "content": content}, template))
+        written.append(_normalize_message({**message, "content": content}, template))
     text = processor.tokenizer.apply_chat_template(
         written, chat_template=template, tokenize=False, **variables
     )
@@ -299,50 +299,50 @@ def _marked(
     )
 
 
-def rate(processor: Any) -> int:
+def get_sampling_rate(processor: Any) -> int:
     """Return the samples a second of the sounds that a processor reads."""
-    rates = (getattr(getattr(processor, n, None), "sampling_rate", None) for n in READERS["audio"])
-    return next(filter(None, rates), RATE)
+    rates = (getattr(getattr(processor, n, None), "sampling_rate", None) for n in MEDIA_PROCESSOR_ATTRIBUTES["audio"])
+    return next(filter(None, rates), DEFAULT_SAMPLING_RATE)
 
 
-def kinds(processor: Any) -> tuple[str, ...]:
+def get_media_kinds(processor: Any) -> tuple[str, ...]:
     """Return the kinds of media that a processor reads in messages."""
     return tuple(
-        kind for kind, parts in READERS.items() if any(getattr(processor, p, None) for p in parts)
+        kind for kind, parts in MEDIA_PROCESSOR_ATTRIBUTES.items() if any(getattr(processor, p, None) for p in parts)
     )
 
 
 @lru_cache(16)
-def _variables_of(source: str) -> frozenset[str]:
+def _find_variable_names(source: str) -> frozenset[str]:
     """The variables that a template reads, and those that transformers itself takes."""
     try:
         extensions = ["jinja2.ext.loopcontrols", "jinja2.ext.do"]
-        read = meta.find_undeclared_variables(Environment(extensions=extensions).parse(source))
+        variable_names = meta.find_undeclared_variables(Environment(extensions=extensions).parse(source))
     except TemplateError:  # of tags that transformers alone knows
-        read = set[str]()
-    return OWN | read
+        variable_names = set[str]()
+    return TEMPLATE_ARGUMENTS | variable_names
 
 
-def _read(i: int, message: Message, hertz: int, template: str) -> dict[str, Any]:
+def _load_media(i: int, message: Message, sampling_rate: int, template: str) -> dict[str, Any]:
     """A message whose pictures and sounds are read."""
-    plain = _plain(message, template)
-    if parts := parts_of(message):
+    plain = _normalize_message(message, template)
+    if parts := get_parts(message):
         numbered = enumerate(parts)
         plain["content"] = [
-            _read_part(f"message {i}, part {j}", part, hertz) for j, part in numbered
+            _load_part(f"message {i}, part {j}", part, sampling_rate) for j, part in numbered
         ]
     return plain
 
 
-def _read_part(place: str, part: Mapping[str, Any], hertz: int) -> dict[str, Any]:
+def _load_part(label: str, part: Mapping[str, Any], sampling_rate: int) -> dict[str, Any]:
     kind = part.get("type")
-    if kind in UNREAD:
-        raise InputError(f"{place} is {UNREAD[kind]}")
-    if kind not in MEDIA:
+    if kind in UNSUPPORTED_PARTS:
+        raise InputError(f"{label} is {UNSUPPORTED_PARTS[kind]}")
+    if kind not in MEDIA_PART_KEYS:
         return dict(part)
-    values = [part[name] for name in MEDIA[kind] if part.get(name) is not None]
+    values = [part[name] for name in MEDIA_PART_KEYS[kind] if part.get(name) is not None]
     if len(values) != 1:
-        names = ", ".join(MEDIA[kind])
-        raise InputError(f"{place} has {len(values)} of {names}; give {kind}=...")
-    value = picture(values[0], place) if kind == "image" else sound(values[0], hertz, place)
+        names = ", ".join(MEDIA_PART_KEYS[kind])
+        raise InputError(f"{label} has {len(values)} of {names}; give {kind}=...")
+    value = load_image(values[0], label) if kind == "image" else load_audio(values[0], sampling_rate, label)
     return {"type": kind, kind: value}

@@ -14,30 +14,30 @@ from urllib.parse import unquote
 
 # Without \u, which would spell a property's name in a second way, past the property's schema, if
 # other names are allowed. llguidance then drops control characters that have no escape of their own
-ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
-LARGEST = 2**63 - 1024  # the largest float within 64 bits
-TINY = -60  # exponent of the number next to zero: regular expressions nest no deeper
-CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-CHARACTER = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[A-Za-z]|\\.|\[\^?|.", re.DOTALL)
-MOST_GROUPS = 1000  # of schemas whose divisors are looked at together
-LITERAL = {"default", "example", "examples", "required", "x-guidance"}
-NAMED = {"properties", "patternProperties", "$defs", "definitions"}  # schemas by name
-YEAR = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])"
-DAY = (
+ALLOWED_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
+MAX_NUMBER = 2**63 - 1024  # the largest float within 64 bits
+MIN_EXPONENT = -60  # exponent of the number next to zero: regular expressions nest no deeper
+CONTROL_CHARACTER = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+REGEX_CHARACTER = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[A-Za-z]|\\.|\[\^?|.", re.DOTALL)
+MAX_SCHEMA_GROUPS = 1000  # of schemas whose divisors are looked at together
+LITERAL_KEYWORDS = {"default", "example", "examples", "required", "x-guidance"}
+NAMED_SCHEMA_KEYWORDS = {"properties", "patternProperties", "$defs", "definitions"}  # schemas by name
+YEAR_PATTERN = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])"
+DAY_PATTERN = (
     r"^....-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])"
     r"|^(?:..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 )
-SECOND = r"^.{6}[0-5]"  # no leap seconds, which only a few minutes have
+SECOND_PATTERN = r"^.{6}[0-5]"  # no leap seconds, which only a few minutes have
 # Patterns for what llguidance's own allow; its format `unknown` allows everything
 FORMAT_PATTERNS = {
-    "date": [YEAR, DAY],
-    "time": [SECOND],
-    "date-time": [YEAR, DAY, SECOND.replace("6", "17")],
+    "date": [YEAR_PATTERN, DAY_PATTERN],
+    "time": [SECOND_PATTERN],
+    "date-time": [YEAR_PATTERN, DAY_PATTERN, SECOND_PATTERN.replace("6", "17")],
     "unknown": None,
 }
 
 
-def exact_schema(schema: Any, spaces: dict[str, Any]) -> Any:
+def rewrite_schema(schema: Any, spaces: dict[str, Any]) -> Any:
     """Return an equivalent schema that llguidance follows exactly.
 
     Args:
@@ -49,28 +49,28 @@ def exact_schema(schema: Any, spaces: dict[str, Any]) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    schemas = list(_subschemas(schema))
+    schemas = list(_iter_subschemas(schema))
     _require_multiples(schema, schemas)
     own, escapes = schema.get("x-guidance", spaces), {}
     if any(_allows_other_names(each) for each in schemas):
-        escapes = ESCAPES
+        escapes = ALLOWED_ESCAPES
         for each in schemas:
             _require_writable(each)
-    return _exact(schema) | {"x-guidance": escapes | own if isinstance(own, dict) else own}
+    return _rewrite(schema) | {"x-guidance": escapes | own if isinstance(own, dict) else own}
 
 
-def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
+def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
     """Yield a schema and those within it, also at unknown keywords: a reference may point there."""
     if isinstance(schema, list):
         for each in schema:
-            yield from _subschemas(each)
+            yield from _iter_subschemas(each)
     elif isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
-            if key in NAMED and isinstance(value, dict):
-                yield from _subschemas(list(value.values()))
-            elif key not in LITERAL | {"const", "enum"}:
-                yield from _subschemas(value)
+            if key in NAMED_SCHEMA_KEYWORDS and isinstance(value, dict):
+                yield from _iter_subschemas(list(value.values()))
+            elif key not in LITERAL_KEYWORDS | {"const", "enum"}:
+                yield from _iter_subschemas(value)
 
 
 def _allows_other_names(schema: dict[str, Any]) -> bool:
@@ -82,44 +82,44 @@ def _allows_other_names(schema: dict[str, Any]) -> bool:
 def _require_writable(schema: dict[str, Any]) -> None:
     """Raise ValueError for required control characters, which ESCAPES leaves without a spelling."""
     named = [schema.get("const"), schema.get("enum"), schema.get("required")]
-    texts = [*_strings([*named, dict.fromkeys(schema.get("properties") or {})])]
+    strings = [*_iter_strings([*named, dict.fromkeys(schema.get("properties") or {})])]
     pattern = schema.get("pattern")
-    texts += [_literals(pattern)] if isinstance(pattern, str) else []
-    for text in texts:
-        if found := CONTROL.search(text):
+    strings += [_find_literals(pattern)] if isinstance(pattern, str) else []
+    for text in strings:
+        if found := CONTROL_CHARACTER.search(text):
             raise ValueError(
                 f"the control character {found[0]!r} has no spelling where properties of other "
                 "names are allowed; set additionalProperties to false, or leave it out"
             )
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _iter_strings(value: Any) -> Iterator[str]:
     """Yield the strings in a JSON value, names of properties included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
         for each in value:
-            yield from _strings(each)
+            yield from _iter_strings(each)
         if isinstance(value, dict):
-            yield from _strings(list(value.values()))
+            yield from _iter_strings(list(value.values()))
 
 
-def _literals(pattern: str) -> str:
+def _find_literals(pattern: str) -> str:
     """Return the characters that a regular expression names one by one: those within ranges and
     excluding sets are not required."""
     literals, within, excluding = list[str](), False, False
-    parts = CHARACTER.findall(pattern)
+    parts = REGEX_CHARACTER.findall(pattern)
     for i, part in enumerate(parts):
         if within and part == "]":
             within = False
         elif not within and part[0] == "[":
             within, excluding = True, part == "[^"
         elif not within or not (excluding or "-" in parts[i - 1 : i + 2]):
-            literals.append(_character(part))
+            literals.append(_unescape_character(part))
     return "".join(literals)
 
 
-def _character(part: str) -> str:
+def _unescape_character(part: str) -> str:
     """Return the character that part of a regular expression stands for; itself if it is none."""
     if part == "\\0":
         return "\0"
@@ -128,35 +128,35 @@ def _character(part: str) -> str:
     return part
 
 
-def _exact(schema: Any) -> Any:
+def _rewrite(schema: Any) -> Any:
     """Rewrite a schema, or a list of them."""
     if isinstance(schema, list):
-        return [_exact(each) for each in schema]
+        return [_rewrite(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    exact = {key: _part(key, value) for key, value in schema.items()}
-    _narrow(exact, "minimum", 1)
-    _narrow(exact, "maximum", -1)
+    exact = {key: _rewrite_keyword(key, value) for key, value in schema.items()}
+    _narrow_bounds(exact, "minimum", 1)
+    _narrow_bounds(exact, "maximum", -1)
     if not isinstance(exact.get("items"), list):
         exact.pop("additionalItems", None)  # without meaning here, but it hides prefixItems
-    patterns = _format_patterns(exact.get("format"))
+    patterns = _get_format_patterns(exact.get("format"))
     if patterns and isinstance(exact.get("allOf", []), list):
         exact["allOf"] = [*exact.get("allOf", []), *({"pattern": each} for each in patterns)]
     _require_distinct_names(exact)
     return exact
 
 
-def _part(key: str, value: Any) -> Any:
+def _rewrite_keyword(key: str, value: Any) -> Any:
     """Rewrite a keyword's value."""
     if key in ("const", "enum"):
         _require_numbers(value)
-    elif key in NAMED and isinstance(value, dict):
-        named = _pattern if key == "patternProperties" else str
-        return {named(name): _exact(each) for name, each in value.items()}
+    elif key in NAMED_SCHEMA_KEYWORDS and isinstance(value, dict):
+        named = _translate_pattern if key == "patternProperties" else str
+        return {named(name): _rewrite(each) for name, each in value.items()}
     elif key == "pattern" and isinstance(value, str):
-        return _pattern(value)
-    elif key not in LITERAL:  # unknown keywords too: a reference may point there
-        return _exact(value)
+        return _translate_pattern(value)
+    elif key not in LITERAL_KEYWORDS:  # unknown keywords too: a reference may point there
+        return _rewrite(value)
     return value
 
 
@@ -165,7 +165,7 @@ def _is_number(value: Any) -> bool:
     return number and abs(value) < math.inf
 
 
-def _narrow(schema: dict[str, Any], name: str, inside: int) -> None:
+def _narrow_bounds(schema: dict[str, Any], name: str, inside: int) -> None:
     """Replace bounds that llguidance misreads: excluded whole numbers, some of which it allows,
     become included neighbors, and so do those excluded by draft 4's boolean. `inside`: 1 or -1."""
     exclusive = f"exclusive{name.capitalize()}"
@@ -173,27 +173,27 @@ def _narrow(schema: dict[str, Any], name: str, inside: int) -> None:
     if isinstance(opened, bool):
         del schema[exclusive]
         closed, opened = (None, closed) if opened else (closed, None)
-    bounds = [_near(Decimal(str(closed)), inside)] if _is_number(closed) else []
+    bounds = [_round_inside(Decimal(str(closed)), inside)] if _is_number(closed) else []
     if _is_number(opened):
-        bound = _near(Decimal(str(opened)), inside)
+        bound = _round_inside(Decimal(str(opened)), inside)
         if bound == bound.to_integral_value():
             schema.pop(exclusive, None)
             whole = schema.get("type") == "integer"
-            bounds.append(bound + inside if whole else _beside(bound, inside))
+            bounds.append(bound + inside if whole else _step_inside(bound, inside))
         else:
             schema[exclusive] = float(bound)
     if bounds:
         bound = max(bounds) if inside > 0 else min(bounds)
-        if abs(bound) > LARGEST:
+        if abs(bound) > MAX_NUMBER:
             problem = f"{name} is {bound:g}, and numbers are held to 64 bits"
             raise ValueError(f"{problem}; give a nearer one")
         schema[name] = int(bound) if bound == bound.to_integral_value() else float(bound)
 
 
-def _near(bound: Decimal, inside: int) -> Decimal:
+def _round_inside(bound: Decimal, inside: int) -> Decimal:
     """Return a bound, or the nearest one inside that is parsed without rounding."""
-    bound = max(bound, Decimal(-LARGEST)) if inside > 0 else min(bound, Decimal(LARGEST))
-    if abs(bound) > LARGEST or _is_exact(bound):
+    bound = max(bound, Decimal(-MAX_NUMBER)) if inside > 0 else min(bound, Decimal(MAX_NUMBER))
+    if abs(bound) > MAX_NUMBER or _is_exact(bound):
         return bound
     if abs(bound) > 2**53:
         return Decimal(math.nextafter(float(bound), inside * math.inf))
@@ -201,10 +201,10 @@ def _near(bound: Decimal, inside: int) -> Decimal:
     return context.plus(bound)
 
 
-def _beside(bound: Decimal, inside: int) -> Decimal:
+def _step_inside(bound: Decimal, inside: int) -> Decimal:
     """Return a number just inside a whole one, and parsed without rounding."""
-    digits = min(0, bound.adjusted() - 14) if bound else TINY
-    return _near(bound + inside * Decimal(1).scaleb(digits), inside)
+    digits = min(0, bound.adjusted() - 14) if bound else MIN_EXPONENT
+    return _round_inside(bound + inside * Decimal(1).scaleb(digits), inside)
 
 
 def _is_exact(number: Decimal) -> bool:
@@ -223,7 +223,7 @@ def _require_numbers(value: Any) -> None:
     if isinstance(value, list):
         for each in value:
             _require_numbers(each)
-    elif _is_number(value) and (abs(value) > LARGEST or not _is_exact(Decimal(str(value)))):
+    elif _is_number(value) and (abs(value) > MAX_NUMBER or not _is_exact(Decimal(str(value)))):
         raise ValueError(
             f"the number {value} cannot be held to digit by digit; leave it out, or give a string"
         )
@@ -242,13 +242,13 @@ def _require_common_multiples(
 ) -> None:
     """Raise ValueError if the divisors of one value, or of a value within it, have too large a
     common multiple. `schemas`: all that the value must follow."""
-    group = _joined(root, schemas)
+    group = _collect_schemas(root, schemas)
     if (key := frozenset(group)) in seen:
         return
     seen.add(key)
-    if len(seen) > MOST_GROUPS:
+    if len(seen) > MAX_SCHEMA_GROUPS:
         raise ValueError("multipleOf stands in too many combinations of schemas; leave it out")
-    values = {Fraction(str(each["multipleOf"])) for each in group.values() if _divides(each)}
+    values = {Fraction(str(each["multipleOf"])) for each in group.values() if _has_divisor(each)}
     whole = [int(value * math.lcm(*(each.denominator for each in values))) for value in values]
     if len(values) > 1 and math.lcm(*whole) * max(whole) >= 2**32:
         numbers = ", ".join(str(float(value)) for value in sorted(values))
@@ -268,7 +268,7 @@ def _require_common_multiples(
     _require_common_multiples(root, [x for x in others if isinstance(x, dict)], seen)
 
 
-def _joined(root: dict[str, Any], schemas: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def _collect_schemas(root: dict[str, Any], schemas: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """Return schemas with those that they combine or refer to, by identity."""
     group, waiting = dict[int, dict[str, Any]](), [*schemas]
     while waiting:
@@ -280,12 +280,12 @@ def _joined(root: dict[str, Any], schemas: list[dict[str, Any]]) -> dict[int, di
             parts = schema.get(key)
             waiting += [x for x in parts if isinstance(x, dict)] if isinstance(parts, list) else []
         reference = schema.get("$ref")
-        if isinstance(reference, str) and isinstance(found := _referred(root, reference), dict):
+        if isinstance(reference, str) and isinstance(found := _resolve_reference(root, reference), dict):
             waiting.append(found)
     return group
 
 
-def _referred(root: Any, reference: str) -> Any:
+def _resolve_reference(root: Any, reference: str) -> Any:
     """Return what a reference within the document points to; None if that is not there."""
     if not reference.startswith("#"):
         return None
@@ -300,11 +300,11 @@ def _referred(root: Any, reference: str) -> Any:
     return root
 
 
-def _divides(schema: dict[str, Any]) -> bool:
+def _has_divisor(schema: dict[str, Any]) -> bool:
     return _is_number(schema.get("multipleOf"))
 
 
-def _format_patterns(name: Any) -> list[str]:
+def _get_format_patterns(name: Any) -> list[str]:
     """Return the patterns that strings of a format must match in addition."""
     patterns = FORMAT_PATTERNS.get(name, []) if isinstance(name, str) else []
     if patterns is None:
@@ -315,16 +315,16 @@ def _format_patterns(name: Any) -> list[str]:
 def _require_distinct_names(schema: dict[str, Any]) -> None:
     """Raise ValueError if several properties are due that `required` does not name: names of
     others may repeat."""
-    least, required = schema.get("minProperties"), schema.get("required")
+    min_properties, required = schema.get("minProperties"), schema.get("required")
     names = {*map(str, required)} if isinstance(required, list) else set[str]()
-    if isinstance(least, int) and least - len(names) > 1:
+    if isinstance(min_properties, int) and min_properties - len(names) > 1:
         raise ValueError(
-            f"minProperties is {least} and required names {len(names)}, and others may repeat; "
+            f"minProperties is {min_properties} and required names {len(names)}, and others may repeat; "
             "name as many in required, or leave minProperties out"
         )
 
 
-def _pattern(pattern: str) -> str:
+def _translate_pattern(pattern: str) -> str:
     """Translate a regular expression from ECMA-262, in which sets do not nest and a dot matches no
     line terminator. ValueError if two dashes in a set could mean a difference of sets."""
     dot = "." if re.search(r"\(\?[a-z]*s", pattern) else r"[^\n\r\u2028\u2029]"

@@ -10,17 +10,17 @@ from foretoken.errors import InputError, format_value
 Message = Mapping[str, Any]  # "role", and "content": a str or a list of parts
 
 # Kinds of parts that are no text, and the names that their contents have
-MEDIA: dict[str, tuple[str, ...]] = {
+MEDIA_PART_KEYS: dict[str, tuple[str, ...]] = {
     "image": ("image", "url", "path", "base64"),
     "audio": ("audio", "url", "path"),
 }
 # Kinds that are not read, and why: transformers would fetch addresses, or drop them
-WEB = "an address, which is not fetched here; give a part of the type image or audio"
-UNREAD = {"video": "a video, which is not read here; give pictures of it"}
-UNREAD |= dict.fromkeys(("image_url", "input_image", "audio_url", "input_audio", "video_url"), WEB)
+ADDRESS_REASON = "an address, which is not fetched here; give a part of the type image or audio"
+UNSUPPORTED_PARTS = {"video": "a video, which is not read here; give pictures of it"}
+UNSUPPORTED_PARTS |= dict.fromkeys(("image_url", "input_image", "audio_url", "input_audio", "video_url"), ADDRESS_REASON)
 
 
-def conversations(prompts: Any) -> list[list[Message]] | None:
+def as_conversations(prompts: Any) -> list[list[Message]] | None:
     """The conversations in `prompts`, which are one (a list of messages) or a list of several; None
     where they are prompts of other kinds. InputError where only some are conversations."""
     if isinstance(prompts, Mapping) and "role" in prompts:
@@ -43,7 +43,7 @@ def _is_conversation(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
-def require(messages: object) -> None:
+def require_conversation(messages: object) -> None:
     """InputError for what is no conversation."""
     if not isinstance(messages, list | tuple):
         raise InputError(f"messages is {format_value(messages)}; give a list of messages")
@@ -60,7 +60,7 @@ def _require_message(i: int, message: Any) -> None:
     if not isinstance(role, str) or not role:
         problem = f"message {i} has the role {format_value(role)}; give a str, such as 'user'"
         raise InputError(problem).about(f"prompt[{i}].role")
-    if not isinstance(content, str | list | tuple) and not _calls(message):
+    if not isinstance(content, str | list | tuple) and not _has_tool_calls(message):
         raise InputError(
             f"message {i} has the content {format_value(content)}; give a str or a list of parts"
         ).about(f"prompt[{i}].content")
@@ -80,18 +80,18 @@ def _require_message(i: int, message: Any) -> None:
         raise problem.about(f"prompt[{i}].content") from None
 
 
-def _calls(message: Message) -> bool:
+def _has_tool_calls(message: Message) -> bool:
     """Tell whether a message without content says which tools to call."""
     return message.get("content") is None and bool(message.get("tool_calls"))
 
 
-def holds_media(messages: Sequence[Message]) -> bool:
+def has_media(messages: Sequence[Message]) -> bool:
     """Tell whether a part of a message is a picture or a sound."""
-    kinds_of = (part.get("type") for message in messages for part in parts_of(message))
-    return any(kind in (*MEDIA, *UNREAD) for kind in kinds_of)
+    kinds = (part.get("type") for message in messages for part in get_parts(message))
+    return any(kind in (*MEDIA_PART_KEYS, *UNSUPPORTED_PARTS) for kind in kinds)
 
 
-def parts_of(message: Message) -> list[Mapping[str, Any]]:
+def get_parts(message: Message) -> list[Mapping[str, Any]]:
     """Return the parts of a message's content, of which a text has none."""
     content = message.get("content") if isinstance(message, Mapping) else None
     listed = cast(list[Any], content) if isinstance(content, list | tuple) else []

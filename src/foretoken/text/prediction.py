@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-LONGEST = 16  # tokens that are compared where the text stands elsewhere than foretold
-NEAR = 64  # places on either side that are looked at
+MAX_MATCH_TOKENS = 16  # tokens that are compared where the text stands elsewhere than foretold
+MAX_NEARBY_POSITIONS = 64  # places on either side that are looked at
 
 
-class Prediction:
+class PredictedOutput:
     """The ids of a text that is expected.
 
     Where the text goes on otherwise, it is looked for again: behind the longest end of it that
@@ -26,47 +26,47 @@ class Prediction:
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
-        self._behind: dict[int, list[int]] = {}  # the places behind each token
-        for place, token in enumerate(self.ids, 1):
-            self._behind.setdefault(token, []).append(place)
-        self._begin()
+        self._positions_after: dict[int, list[int]] = {}  # the places behind each token
+        for position, token in enumerate(self.ids, 1):
+            self._positions_after.setdefault(token, []).append(position)
+        self._reset()
 
     def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
         """At most so many tokens that follow `text`; [] where it does not stand in the
         prediction."""
-        if new_tokens[: len(self._text)] != self._text:
-            self._begin()
-        for token in new_tokens[len(self._text) :]:
-            self._text.append(token)
-            self._follow(token)
-        return [] if self._place is None else self.ids[self._place : self._place + max_tokens]
+        if new_tokens[: len(self._tokens)] != self._tokens:
+            self._reset()
+        for token in new_tokens[len(self._tokens) :]:
+            self._tokens.append(token)
+            self._append(token)
+        return [] if self._position is None else self.ids[self._position : self._position + max_tokens]
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         """No text yet: it begins as the prediction does."""
-        self._text: list[int] = []
-        self._place: int | None = 0
-        self._certain = 0  # the last place that the text was led to by going on as foretold
-        self._least = 1  # tokens that must agree
+        self._tokens: list[int] = []
+        self._position: int | None = 0
+        self._last_certain = 0  # the last place that the text was led to by going on as foretold
+        self._min_match_tokens = 1  # tokens that must agree
 
-    def _follow(self, token: int) -> None:
-        place = self._place
-        if place is not None and self.ids[place : place + 1] == [token]:
-            self._place = self._certain = place + 1
-            self._least = max(1, self._least // 2)
+    def _append(self, token: int) -> None:
+        position = self._position
+        if position is not None and self.ids[position : position + 1] == [token]:
+            self._position = self._last_certain = position + 1
+            self._min_match_tokens = max(1, self._min_match_tokens // 2)
             return
-        if place not in (None, self._certain):  # it was found there wrongly
-            self._least = min(LONGEST, 2 * self._least)
-        self._place = self._find(token)
+        if position not in (None, self._last_certain):  # it was found there wrongly
+            self._min_match_tokens = min(MAX_MATCH_TOKENS, 2 * self._min_match_tokens)
+        self._position = self._find(token)
 
     def _find(self, token: int) -> int | None:
-        places = self._behind.get(token, [])
-        first = bisect_left(places, self._certain)
-        near = [*places[first : first + NEAR], *places[max(0, first - NEAR) : first][::-1]]
-        place = max(near, key=self._agreement, default=None)
-        return None if place is None or self._agreement(place) < self._least else place
+        positions = self._positions_after.get(token, [])
+        first = bisect_left(positions, self._last_certain)
+        near = [*positions[first : first + MAX_NEARBY_POSITIONS], *positions[max(0, first - MAX_NEARBY_POSITIONS) : first][::-1]]
+        position = max(near, key=self._count_matching_tokens, default=None)
+        return None if position is None or self._count_matching_tokens(position) < self._min_match_tokens else position
 
-    def _agreement(self, place: int) -> int:
+    def _count_matching_tokens(self, position: int) -> int:
         """Count the tokens before that place that are the last ones of the text."""
-        most = min(LONGEST, place, len(self._text))
-        differ = (n for n in range(most) if self.ids[place - 1 - n] != self._text[-1 - n])
-        return next(differ, most)
+        max_tokens = min(MAX_MATCH_TOKENS, position, len(self._tokens))
+        differ = (n for n in range(max_tokens) if self.ids[position - 1 - n] != self._tokens[-1 - n])
+        return next(differ, max_tokens)

@@ -18,73 +18,73 @@ if TYPE_CHECKING:
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-WORD = "wordforatry"
+PROBE_WORD = "wordforatry"
 # Templates that go through the parts of a content, and those that know texts, too
-LOOP = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
-STRING = re.compile(r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b""")
-MARKS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+PARTS_LOOP_PATTERN = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
+STRING_TEST_PATTERN = re.compile(r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b""")
+EMPTY_SPECIAL_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 # Names of control tokens that end a turn or a document in every vocabulary that has them, as in
 # llama.cpp
-KNOWN = frozenset(
+TURN_END_TOKENS = frozenset(
     "<|im_end|> <|eot_id|> <|eom_id|> <|eot|> <|end|> <|return|> <|call|> <|flush|> <|calls|> "
     "<end_of_turn> <turn|> <end_of_utterance> <|END_OF_TURN_TOKEN|> <EOT> _<EOT> [EOT] [EOS] <eos> "
     "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> [e~[".split()
 )
 # Beside these <|end|> stands between the parts of a turn (gpt-oss, Solar Open)
-PARTED = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
-ASKED, REPLY, NEXT = "askedforatry", "replyforatry", "nextforatry"
+SPLIT_TURN_TOKENS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+PROBE_QUESTION, PROBE_REPLY, PROBE_NEXT_TURN = "askedforatry", "replyforatry", "nextforatry"
 
 
-def reads_texts(template: str) -> bool:
+def accepts_strings(template: str) -> bool:
     """Tell whether it writes a content that is a text: of that, one which knows parts alone would
     write nothing, without a word."""
-    written = _written(template)
+    written = _render_probe(template)
     if written is None:
-        return not LOOP.search(template) or bool(STRING.search(template))
-    return WORD in written or not reads_parts(template)
+        return not PARTS_LOOP_PATTERN.search(template) or bool(STRING_TEST_PATTERN.search(template))
+    return PROBE_WORD in written or not accepts_parts(template)
 
 
-def reads_parts(template: str, kind: str = "text") -> bool | None:
+def accepts_parts(template: str, kind: str = "text") -> bool | None:
     """Tell whether it writes the parts of this kind in a list: "text", or "image" and "audio", for
     which it has a mark; None where nothing is known."""
-    plain = _written(template, "text")
+    plain = _render_probe(template, "text")
     if plain is None:
-        return False if WORD in (_written(template) or "") else None
+        return False if PROBE_WORD in (_render_probe(template) or "") else None
     if kind == "text":
-        return _whole(plain)
-    written = _written(template, kind)
-    return None if written is None else _whole(written) and written != plain
+        return _is_rendered_word(plain)
+    written = _render_probe(template, kind)
+    return None if written is None else _is_rendered_word(written) and written != plain
 
 
-def _whole(written: str) -> bool:
+def _is_rendered_word(written: str) -> bool:
     """Tell whether it is a text, not Python's name of a list."""
-    return WORD in written and "'type':" not in written
+    return PROBE_WORD in written and "'type':" not in written
 
 
 @lru_cache(64)
-def _written(template: str, kind: str | None = None) -> str | None:
+def _render_probe(template: str, kind: str | None = None) -> str | None:
     """A user's message by this template: a text, or for a kind parts; None where it fails."""
-    content: Any = WORD
+    content: Any = PROBE_WORD
     if kind is not None:
-        content = [{"type": "text", "text": WORD}]
+        content = [{"type": "text", "text": PROBE_WORD}]
         content = content if kind == "text" else [{"type": kind, kind: "x"}, *content]
     try:
         (written,), _ = render_jinja_template(
-            [[{"role": "user", "content": content}]], chat_template=template, **MARKS
+            [[{"role": "user", "content": content}]], chat_template=template, **EMPTY_SPECIAL_TOKENS
         )
     except Exception:  # a template is a program
         return None
     return written
 
 
-def known_ends(control: Mapping[str, int]) -> set[int]:
+def find_turn_end_ids(control: Mapping[str, int]) -> set[int]:
     """Return those ids of a vocabulary's control tokens, by name, that end a turn or a document."""
-    parted = any(names <= control.keys() for names in PARTED)
-    names = KNOWN & control.keys() - ({"<|end|>"} if parted else set())
+    parted = any(names <= control.keys() for names in SPLIT_TURN_TOKENS)
+    names = TURN_END_TOKENS & control.keys() - ({"<|end|>"} if parted else set())
     return {control[name] for name in names}
 
 
-def turn_ends(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def find_turn_end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the tokens that the chat template writes at the end of an assistant's turn, in their
     order, whether another turn follows or none; [] if it writes none, or fails."""
     template = tokenizer.chat_template
@@ -92,10 +92,10 @@ def turn_ends(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content]
     if not template or not names:
         return []
-    texts = {"user": ASKED, "assistant": REPLY}
-    turns = [{"role": role, "content": text} for role, text in [*texts.items(), ("user", NEXT)]]
+    texts = {"user": PROBE_QUESTION, "assistant": PROBE_REPLY}
+    turns = [{"role": role, "content": text} for role, text in [*texts.items(), ("user", PROBE_NEXT_TURN)]]
     messages: list[Any] = turns
-    if not reads_texts(template):
+    if not accepts_strings(template):
         messages = [x | {"content": [{"type": "text", "text": x["content"]}]} for x in turns]
     try:
         written = [
@@ -103,13 +103,13 @@ def turn_ends(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         ]
     except Exception:  # a template is a program
         return []
-    if not all(REPLY in text for text in written):
+    if not all(PROBE_REPLY in text for text in written):
         return []
-    end = commonprefix([text.rpartition(REPLY)[2].partition(NEXT)[0] for text in written])
+    end = commonprefix([text.rpartition(PROBE_REPLY)[2].partition(PROBE_NEXT_TURN)[0] for text in written])
     return re.findall("|".join(map(re.escape, sorted(names, key=len, reverse=True))), end)
 
 
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+def get_special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Return the ids of a tokenizer's special tokens by their names."""
     added = tokenizer.added_tokens_decoder.items()
     return {token.content: i for i, token in added if token.special}

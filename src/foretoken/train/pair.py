@@ -37,7 +37,7 @@ from foretoken.models.stock.sizes import get_output_vocab_size, sketch_weights
 from foretoken.request import Request, require_uninterrupted
 from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import Speculator
-from foretoken.text.decoding import require_same_words
+from foretoken.text.decoding import require_same_vocabulary
 from foretoken.train.corpus import Example
 
 CPU = torch.device("cpu")
@@ -192,7 +192,7 @@ def _load_draft(
         )
     rows, V = get_output_vocab_size(source.structure), get_output_vocab_size(target)
     tokenizer = sources.load_tokenizer(draft, revision, trust)
-    require_same_words(draft, rows, tokenizer, V, target_tokenizer)
+    require_same_vocabulary(draft, rows, tokenizer, V, target_tokenizer)
     if rows > V:
         raise RefusedError(
             f"{draft} has {rows} output rows, the target {V}; give a draft that has no more"

@@ -20,7 +20,7 @@ from foretoken.loading.options import require_known
 from foretoken.loading.sources import unwrap_model
 from foretoken.models.stock.rowwise import SINGLE_TOKEN_HINT
 from foretoken.speculator import Speculator
-from foretoken.transformers_integration.generate_call import ending_strings
+from foretoken.transformers_integration.generate_call import build_stop_criteria
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 log = logging.getLogger(__name__)
-LEFT = ContextVar("LEFT", default=False)  # whether transformers decodes: its drafts stay its own
-MARK = "foretoken_replaced"  # what an attached `generate` stands for is kept under this name
+LEFT_TO_TRANSFORMERS = ContextVar("LEFT", default=False)  # whether transformers decodes: its drafts stay its own
+REPLACED_ATTRIBUTE = "foretoken_replaced"  # what an attached `generate` stands for is kept under this name
 
 
 def attach(
@@ -86,7 +86,7 @@ def attach(
     require_known(options, "attach")
     detach(model)
     if not strict and options.get("generation_config") is None:
-        options |= _passed_over(model)
+        options |= _ignore_unfollowed_config(model)
     try:
         spec = load(model, draft, **options)
     except RefusedError as error:
@@ -100,33 +100,33 @@ def attach(
     @wraps(open_.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         theirs = replaced or MethodType(type(self).generate, self)
-        args, kwargs = _named(theirs, args, kwargs)
-        if LEFT.get() or kwargs.get("custom_generate") is not None:
+        args, kwargs = _name_arguments(theirs, args, kwargs)
+        if LEFT_TO_TRANSFORMERS.get() or kwargs.get("custom_generate") is not None:
             return theirs(*args, **kwargs)
         state = torch.get_rng_state()
         try:
-            return _speculative(theirs, spec, args, kwargs)
+            return _generate_speculatively(theirs, spec, args, kwargs)
         except Exception as error:
-            reached = _reached(error)
+            reached = _is_from_speculator(error)
             if strict or (reached and not isinstance(error, ForeignError)):
                 raise
             log.info("transformers decodes this call: %s", to_one_line(error))
         if reached and kwargs.get("streamer") is not None:
-            kwargs["streamer"] = Prompted(kwargs["streamer"])
+            kwargs["streamer"] = SkipPromptStreamer(kwargs["streamer"])
         torch.set_rng_state(state)  # a seed may have been drawn
-        token = LEFT.set(True)
+        token = LEFT_TO_TRANSFORMERS.set(True)
         try:
             return theirs(*args, **kwargs)
         finally:
-            LEFT.reset(token)
+            LEFT_TO_TRANSFORMERS.reset(token)
 
-    setattr(generate, MARK, replaced)
+    setattr(generate, REPLACED_ATTRIBUTE, replaced)
     # a method, so that a copy of the model does not generate with this one
     open_.generate = MethodType(generate, model)
     return spec
 
 
-class Prompted:
+class SkipPromptStreamer:
     """A streamer that was given the prompt, and is given it once more by another `generate`."""
 
     def __init__(self, streamer: BaseStreamer) -> None:
@@ -143,7 +143,7 @@ class Prompted:
         self.streamer.end()
 
 
-def _passed_over(model: PreTrainedModel) -> dict[str, str]:
+def _ignore_unfollowed_config(model: PreTrainedModel) -> dict[str, str]:
     """The option of `load` for a model whose generation config asks for what no Speculator decodes:
     its calls go to transformers as long as they ask for it."""
     config = getattr(model, "generation_config", None)
@@ -159,7 +159,7 @@ def _passed_over(model: PreTrainedModel) -> dict[str, str]:
     return {"generation_config": "ignore"}
 
 
-def _named(
+def _name_arguments(
     method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A call's arguments by name, where the method names all of them."""
@@ -171,18 +171,18 @@ def _named(
     return (), by_place | kwargs
 
 
-def _speculative(
+def _generate_speculatively(
     method: Any, spec: Speculator, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The call as `spec` decodes it."""
     if kwargs.get("cache_implementation") == "paged":  # which no custom_generate hears of
         raise ForeignError("cache_implementation='paged' is not followed here; leave it out")
     kwargs = {**kwargs, "custom_generate": spec}
-    _end_by_strings(kwargs, spec)
+    _convert_stop_strings(kwargs, spec)
     return method(*args, **kwargs)
 
 
-def _reached(error: Exception) -> bool:
+def _is_from_speculator(error: Exception) -> bool:
     """Tell whether the error was raised by a Speculator, rather than by transformers' preparations
     for one: without one, the call may succeed (transformers hides the call's tokenizer from a
     custom_generate, which token_healing and a config's stop_strings need)."""
@@ -190,11 +190,11 @@ def _reached(error: Exception) -> bool:
     return any(frame.f_code is Speculator.__call__.__code__ for frame, _ in frames)
 
 
-def _end_by_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
+def _convert_stop_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
     """Turn a call's stop strings into a criterion: transformers does not hand the call's tokenizer
     to a custom_generate."""
     tokenizer = kwargs.pop("tokenizer", None) or spec.tokenizer
-    strings = ending_strings(kwargs.pop("stop_strings", None), tokenizer)
+    strings = build_stop_criteria(kwargs.pop("stop_strings", None), tokenizer)
     if strings:
         kwargs["stopping_criteria"] = [*(kwargs.get("stopping_criteria") or ()), *strings]
 
@@ -217,9 +217,9 @@ def detach(model: PreTrainedModel) -> None:
     """
     model = cast(Any, unwrap_model(model, "model"))
     method: Any = vars(model).get("generate")
-    if not hasattr(method, MARK):
+    if not hasattr(method, REPLACED_ATTRIBUTE):
         return
-    replaced = getattr(method, MARK)
+    replaced = getattr(method, REPLACED_ATTRIBUTE)
     del model.generate
     if replaced is not None:
         vars(model)["generate"] = replaced

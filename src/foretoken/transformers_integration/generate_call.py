@@ -19,10 +19,10 @@ import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.controls.own import OwnEnding, require, require_own
+from foretoken.controls.custom import CustomStoppingCriterion, require_supported_params, require_supported
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import place_forced_ids
-from foretoken.media.inputs import Media, main_input, media_of
+from foretoken.media.inputs import Media, get_main_input_name, split_media
 from foretoken.models.base import Model
 from foretoken.request import Request, SequenceState
 from foretoken.sampling.checks import as_id
@@ -30,10 +30,10 @@ from foretoken.sampling.distributions import warp_logits
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SAMPLING_OPTIONS, SamplingParams
 from foretoken.transformers_integration.unsupported import (
-    given,
-    media_in,
-    require_anywhere,
-    require_known,
+    find_custom_processors,
+    find_media,
+    require_position_free,
+    require_supported_config,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Entries that are options of ours by the same name, but for sampling, and for those that come as
 # criteria or count the padding
-SAME = tuple(
+SHARED_OPTION_NAMES = tuple(
     name
     for name, each in SAMPLING_OPTIONS.items()
     if (each.off or each.check is as_id)
@@ -50,8 +50,8 @@ SAME = tuple(
     and name not in ("min_new_tokens", "stop_strings")
 )
 
-DETECTOR = "WhisperNoSpeechDetection"
-ASSISTANT_TOKENS = (None, 20)  # transformers fills 20 in where nobody has asked
+SILENCE_DETECTOR = "WhisperNoSpeechDetection"
+DEFAULT_ASSISTANT_TOKENS = (None, 20)  # transformers fills 20 in where nobody has asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class GenerateCall:
     processors: Sequence[Any]
     criteria: Sequence[Any]
     inputs: Tensor | None  # what an encoder has read, before its rows were repeated
-    rest: Mapping[str, Any]  # for the model's forward
+    model_kwargs: Mapping[str, Any]  # for the model's forward
 
     @property
     def encoder_decoder(self) -> bool:
@@ -82,45 +82,45 @@ class GenerateCall:
     def samples(self) -> bool:
         return bool(self.config.do_sample)
 
-    def prompts(self) -> list[list[int]]:
+    def get_prompts(self) -> list[list[int]]:
         """The ids that each row continues, without its padding."""
-        mask = self.rest.get("decoder_attention_mask" if self.encoder_decoder else "attention_mask")
-        keep = _mask(self.ids, mask)
+        mask = self.model_kwargs.get("decoder_attention_mask" if self.encoder_decoder else "attention_mask")
+        keep = _make_mask(self.ids, mask)
         if not bool(keep[:, -1].all()) or bool((keep[:, 1:] < keep[:, :-1]).any()):
             raise ForeignError(
                 "attention_mask leaves out tokens behind others; pad rows on the left"
             )
-        positions = self.rest.get("position_ids")
+        positions = self.model_kwargs.get("position_ids")
         if positions is not None and positions.ndim == 2:
-            places = (keep.cumsum(1) - 1).to(positions.device)
-            if ((positions != places) & keep.to(positions.device)).any():
+            expected = (keep.cumsum(1) - 1).to(positions.device)
+            if ((positions != expected) & keep.to(positions.device)).any():
                 raise ForeignError("position_ids do not count a row's tokens; leave them out")
         return [row[kept].tolist() for row, kept in zip(self.ids, keep, strict=True)]
 
-    def sources(self) -> list[tuple[list[int], Tensor]]:
+    def get_sources(self) -> list[tuple[list[int], Tensor]]:
         """Return the ids that the encoder has read for each row, without padding, and its states
         there `[n, H]`. ForeignError where it was given no ids."""
         inputs = self.inputs
         if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
             raise ForeignError("the encoder was given no input_ids; give these, and nothing else")
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
-        keep = _mask(inputs, self.rest.get("attention_mask"))
+        keep = _make_mask(inputs, self.model_kwargs.get("attention_mask"))
         if not bool(keep[:, 0].all()) or bool((keep[:, 1:] > keep[:, :-1]).any()):
             raise ForeignError("attention_mask leaves out tokens of the encoder before others")
-        states = self.rest["encoder_outputs"][0]
+        states = self.model_kwargs["encoder_outputs"][0]
         rows = zip(inputs, states, keep, strict=True)
         return [(ids[mask].tolist(), own[mask.to(own.device)]) for ids, own, mask in rows]
 
-    def media(self, target: Model) -> list[Media] | None:
+    def get_media(self, target: Model) -> list[Media] | None:
         """Return what each row holds beside ids; None where that is nothing. ForeignError for what
         the target cannot read."""
-        given, inputs = media_in(self.rest), self.inputs
-        kinds = {*_listed(getattr(self.model, "input_modalities", ()))}
-        heard = bool(given) or not kinds <= {"text"} or main_input(self.model) != "input_ids"
+        given, inputs = find_media(self.model_kwargs), self.inputs
+        kinds = {*_to_list(getattr(self.model, "input_modalities", ()))}
+        heard = bool(given) or not kinds <= {"text"} or get_main_input_name(self.model) != "input_ids"
         if self.encoder_decoder and inputs is not None and heard:
-            rows = self._encoded(target, inputs, given)
+            rows = self._get_encoded_media(target, inputs, given)
         elif given and not self.encoder_decoder:
-            rows = self._shown(given)
+            rows = self._split_decoder_media(given)
         else:
             return None
         for row in rows:
@@ -133,27 +133,27 @@ class GenerateCall:
             )
         return rows
 
-    def _shown(self, given: Mapping[str, Any]) -> list[Media]:
+    def _split_decoder_media(self, media_inputs: Mapping[str, Any]) -> list[Media]:
         """The media that a decoder reads; ForeignError where they cannot be divided among rows."""
-        positions = self.rest.get("position_ids")
+        positions = self.model_kwargs.get("position_ids")
         if positions is not None and positions.ndim == 3:  # of several axes, by the pictures
-            given = {**given, "position_ids": positions}
+            media_inputs = {**media_inputs, "position_ids": positions}
         if len(self.ids) == 1:
-            return [Media(self.prompts()[0], given)]
-        if not all(isinstance(x, Tensor) for x in given.values()):
-            names = ", ".join(sorted(given))
+            return [Media(self.get_prompts()[0], media_inputs)]
+        if not all(isinstance(x, Tensor) for x in media_inputs.values()):
+            names = ", ".join(sorted(media_inputs))
             raise ForeignError(f"{names} are of {len(self.ids)} rows; call generate for each")
-        mask = {"attention_mask": self.rest.get("attention_mask")}
-        return media_of({"input_ids": self.ids, **mask, **given}, encodes=False)
+        mask = {"attention_mask": self.model_kwargs.get("attention_mask")}
+        return split_media({"input_ids": self.ids, **mask, **media_inputs}, encodes=False)
 
-    def _encoded(self, target: Model, inputs: Tensor, given: Mapping[str, Any]) -> list[Media]:
+    def _get_encoded_media(self, target: Model, inputs: Tensor, media_inputs: Mapping[str, Any]) -> list[Media]:
         """The media that an encoder has read, and its output for the target, which shares it."""
-        output, name = self.rest["encoder_outputs"], main_input(self.model)
+        output, name = self.model_kwargs["encoder_outputs"], get_main_input_name(self.model)
         if name == "input_ids":  # transformers has merged pictures with them
             return [Media([], {"encoder_outputs": states[None]}) for states in output[0]]
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
-        mask = self.rest.get("attention_mask")
-        rows = media_of({name: inputs, "attention_mask": mask, **given}, encodes=True)
+        mask = self.model_kwargs.get("attention_mask")
+        rows = split_media({name: inputs, "attention_mask": mask, **media_inputs}, encodes=True)
         if kept := getattr(output, "kept", None):  # by `weightless`: the target reads them
             each = len(rows) // len(kept)  # rows that go on from the same media
             return [replace(row, encoded=kept[b // each]) for b, row in enumerate(rows)]
@@ -164,7 +164,7 @@ class GenerateCall:
         return rows
 
     @contextmanager
-    def shared_encoder_states(self, target: Model) -> Iterator[None]:
+    def share_encoder_states(self, target: Model) -> Iterator[None]:
         """The encoder does not run twice for the target: it knows the states that there are. One
         that does not run on torch reads the sources itself."""
         texts = self.inputs is not None and not self.inputs.is_floating_point()
@@ -173,12 +173,12 @@ class GenerateCall:
             yield
             return
         try:
-            known.update((tuple(ids), states) for ids, states in self.sources())
+            known.update((tuple(ids), states) for ids, states in self.get_sources())
             yield
         finally:
             known.clear()
 
-    def guesses(self, assistant: int | None, lookup: int | None, *, looks_up: bool) -> int | None:
+    def choose_gamma(self, assistant: int | None, lookup: int | None, *, looks_up: bool) -> int | None:
         """The gamma that transformers' names ask for, in the call or in its config; None where
         nobody asks. `looks_up`: whether the draft copies from the prompt."""
         lookup = self.config.prompt_lookup_num_tokens if lookup is None else lookup
@@ -190,37 +190,37 @@ class GenerateCall:
                 )
             return lookup
         count = self.config.num_assistant_tokens
-        return assistant if assistant is not None or count in ASSISTANT_TOKENS else count
+        return assistant if assistant is not None or count in DEFAULT_ASSISTANT_TOKENS else count
 
-    def eos(self) -> frozenset[int]:
+    def get_eos_ids(self) -> frozenset[int]:
         """The ids that end a text."""
         ids = getattr(self.config, "_eos_token_tensor", None)
         return frozenset() if ids is None else frozenset(cast(list[int], ids.flatten().tolist()))
 
-    def requests(self, target: Model) -> list[Request]:
+    def build_requests(self, target: Model) -> list[Request]:
         """Its rows. Raises InputError for invalid values, else ForeignError."""
-        require_known(self.config, self.rest)
-        media = self.media(target)
-        texts = self.encoder_decoder and media is None
-        sources = [ids for ids, _ in self.sources()] if texts else None
-        prompts = self.prompts()
-        params = self._params()
-        require(params, target, tokenizer=False)
+        require_supported_config(self.config, self.model_kwargs)
+        media = self.get_media(target)
+        reads_ids = self.encoder_decoder and media is None
+        sources = [ids for ids, _ in self.get_sources()] if reads_ids else None
+        prompts = self.get_prompts()
+        params = self._build_params()
+        require_supported_params(params, target, has_tokenizer=False)
         V = (target.source_vocab_size if sources else None) or target.vocab_size
         for b, ids in enumerate(sources or prompts):
             if not 0 <= min(ids) <= max(ids) < V:
-                known = min(ids) >= 0 and self._embedded(max(ids))  # ImageGPT's start has no logit
-                kind = ForeignError if known else InputError
+                is_embedded = min(ids) >= 0 and self._has_embedding(max(ids))  # ImageGPT's start has no logit
+                kind = ForeignError if is_embedded else InputError
                 raise kind(f"row {b} of input_ids holds ids outside 0..{V - 1}")
         limit = params.max_new_tokens
         longest = max(map(len, prompts))
-        most = target.max_context
-        if most is not None and longest + limit > most:
+        max_length = target.max_context
+        if max_length is not None and longest + limit > max_length:
             raise ForeignError(
-                f"a row may grow to {longest + limit} tokens, the model holds {most}; "
-                f"give max_new_tokens={most - longest} or less"
+                f"a row may grow to {longest + limit} tokens, the model holds {max_length}; "
+                f"give max_new_tokens={max_length - longest} or less"
             )
-        _require_one_way(target, [len(prompt) for prompt in prompts], limit)
+        _require_same_rope(target, [len(prompt) for prompt in prompts], limit)
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
         last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row
         return [
@@ -228,7 +228,7 @@ class GenerateCall:
                 prompt,
                 limit,
                 SequenceKey(seed, b),
-                self.eos(),
+                self.get_eos_ids(),
                 sources[b] if sources else None,
                 place_forced_ids(params, len(prompt), last),
                 params,
@@ -237,25 +237,25 @@ class GenerateCall:
             for b, prompt in enumerate(prompts)
         ]
 
-    def _embedded(self, token: int) -> bool:
+    def _has_embedding(self, token: int) -> bool:
         """Tell whether the model reads an id."""
         return 0 <= token < len(cast(Any, self.model.get_input_embeddings()).weight)
 
-    def _params(self) -> SamplingParams:
+    def _build_params(self) -> SamplingParams:
         config, width = self.config, self.ids.shape[1]
-        limit = max(1, min(_lengths(self.criteria)) - width)
-        least = max(config.min_new_tokens or 0, (config.min_length or 0) - width, 0)
-        fields: dict[str, Any] = {name: getattr(config, name, None) for name in SAME}
+        limit = max(1, min(_get_max_lengths(self.criteria)) - width)
+        min_new_tokens = max(config.min_new_tokens or 0, (config.min_length or 0) - width, 0)
+        fields: dict[str, Any] = {name: getattr(config, name, None) for name in SHARED_OPTION_NAMES}
         return SamplingParams(
             **fields,
-            **(_sampling(config) if self.samples else {}),
+            **(_get_sampling_fields(config) if self.samples else {}),
             max_new_tokens=limit,
-            min_new_tokens=min(least, limit),
-            processors=tuple(self._own_processors()),
-            stopping=tuple(self._own_criteria()),
+            min_new_tokens=min(min_new_tokens, limit),
+            processors=tuple(self._find_custom_processors()),
+            stopping=tuple(self._find_custom_criteria()),
         )
 
-    def _own_processors(self) -> list[Any]:
+    def _find_custom_processors(self) -> list[Any]:
         """Return the processors that the config does not explain."""
         first = self.ids if self.inputs is None else self.inputs
         build: Any = self.model._get_logits_processor
@@ -264,75 +264,75 @@ class GenerateCall:
             input_ids_seq_length=self.ids.shape[1],
             encoder_input_ids=first,
             device=first.device,
-            model_kwargs=self.rest,
+            model_kwargs=self.model_kwargs,
         )
-        processors = self._without_detectors(given(self.processors, built))
-        _require_own(processors)
-        padded = any(len(prompt) < self.ids.shape[1] for prompt in self.prompts())
+        processors = self._remove_detectors(find_custom_processors(self.processors, built))
+        _require_supported(processors)
+        padded = any(len(prompt) < self.ids.shape[1] for prompt in self.get_prompts())
         if padded or len(self.ids) > 1:
-            require_anywhere(processors, padded=padded)
+            require_position_free(processors, padded=padded)
         return processors
 
-    def _without_detectors(self, processors: list[Any]) -> list[Any]:
+    def _remove_detectors(self, processors: list[Any]) -> list[Any]:
         """The processors without Whisper's detection of silence, which changes no scores: it looks
         at the first ones only, and at the model, and does so here."""
-        detectors = [each for each in processors if type(each).__name__ == DETECTOR]
+        detectors = [each for each in processors if type(each).__name__ == SILENCE_DETECTOR]
         if detectors:
-            begun = {"decoder_input_ids": self.ids, "encoder_outputs": self.rest["encoder_outputs"]}
+            begun = {"decoder_input_ids": self.ids, "encoder_outputs": self.model_kwargs["encoder_outputs"]}
             scores = self.model(**begun, use_cache=False, return_dict=True).logits[:, -1]
             for each in detectors:
                 each(self.ids, scores)
         return [each for each in processors if each not in detectors]
 
-    def _own_criteria(self) -> list[Any]:
+    def _find_custom_criteria(self) -> list[Any]:
         """Return the criteria that the config does not explain; lengths are ours to count."""
         processors: list[Any] = []
-        explained = not self.eos()
+        explained = not self.get_eos_ids()
         for each in self.criteria:
             name = type(each).__name__
-            if name == "EosTokenCriteria" and {*each.eos_token_id.flatten().tolist()} == self.eos():
+            if name == "EosTokenCriteria" and {*each.eos_token_id.flatten().tolist()} == self.get_eos_ids():
                 explained = True
             elif name != "MaxLengthCriteria":
                 processors.append(each)
-        _require_own(processors)
+        _require_supported(processors)
         if not explained:
             raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
-        if processors and not self.eos() and len(self.ids) > 1:
+        if processors and not self.get_eos_ids() and len(self.ids) > 1:
             raise ForeignError(
                 f"{type(processors[0]).__name__} may end one row before another, and without an "
                 "eos_token_id nothing is put behind it; give one, or one row"
             )
         return processors
 
-    def decoded(
+    def decode(
         self,
-        rows: Sequence[SequenceState],
+        seqs: Sequence[SequenceState],
         steps: Iterable[object],
         target: Model,
         streamer: BaseStreamer | None,
     ) -> Any:
         """Take the steps of the rows, hand the first one's tokens to the streamer (the prompt it
         has), and return what `generate` returns. Raises what a row failed with."""
-        for row in rows if self.reports else ():
-            row.step_logits = []
-            for ending in row.stop_conditions:
-                if self.config.output_scores and isinstance(ending, OwnEnding):
+        for seq in seqs if self.reports else ():
+            seq.step_logits = []
+            for ending in seq.stop_conditions:
+                if self.config.output_scores and isinstance(ending, CustomStoppingCriterion):
                     ending.scores = WithheldScores(type(ending.criterion).__name__)
         sent = 0
-        with self.shared_encoder_states(target):
+        with self.share_encoder_states(target):
             for _ in steps:
                 if streamer is None:
                     continue
-                for token in rows[0].new_tokens[sent:]:
+                for token in seqs[0].new_tokens[sent:]:
                     streamer.put(torch.tensor([token]))
                     sent += 1
-        for b, row in enumerate(rows):
-            row.raise_error(b)
+        for b, seq in enumerate(seqs):
+            seq.raise_error(b)
         if streamer is not None:
             streamer.end()
-        return self.output(rows)
+        return self.build_output(seqs)
 
-    def output(self, rows: Sequence[SequenceState]) -> Any:
+    def build_output(self, seqs: Sequence[SequenceState]) -> Any:
         """The ids `[B, n]`, padded on the right, or with `return_dict_in_generate` an output of
         transformers'.
 
@@ -342,7 +342,7 @@ class GenerateCall:
         config = self.config
         pad = getattr(config, "_pad_token_tensor", None)
         new = pad_sequence(
-            [torch.tensor(row.new_tokens) for row in rows],
+            [torch.tensor(row.new_tokens) for row in seqs],
             batch_first=True,
             padding_value=0 if pad is None else int(pad),
         )
@@ -356,15 +356,15 @@ class GenerateCall:
             kind = kinds.GenerateEncoderDecoderOutput
         return kind(
             sequences=sequences,
-            scores=_places([self._scores(row) for row in rows]) if config.output_scores else None,
-            logits=_places([_raw(row) for row in rows]) if config.output_logits else None,
+            scores=_split_positions([self._compute_scores(row) for row in seqs]) if config.output_scores else None,
+            logits=_split_positions([_get_raw_logits(row) for row in seqs]) if config.output_logits else None,
         )
 
-    def _scores(self, row: SequenceState) -> Tensor:
+    def _compute_scores(self, seq: SequenceState) -> Tensor:
         """Return the scores that transformers' processors would leave of a row's logits."""
-        scores = torch.cat([block.shaped for block in row.step_logits or ()])
+        scores = torch.cat([block.shaped for block in seq.step_logits or ()])
         if self.samples:
-            scores = warp_logits(scores, row.request.params.standard)
+            scores = warp_logits(scores, seq.request.params.standard)
         return (scores.log_softmax(-1) if self.config.renormalize_logits else scores).float()
 
 
@@ -384,16 +384,16 @@ class WithheldScores:
     __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = _refuse
 
 
-def _places(rows: list[Tensor]) -> Any:
+def _split_positions(rows: list[Tensor]) -> Any:
     """From a row's places `[n, V]` to the places' rows `[B, V]`."""
     return pad_sequence(rows, batch_first=True).unbind(1)
 
 
-def _raw(row: SequenceState) -> Tensor:
-    return torch.cat([block.raw for block in row.step_logits or ()]).float()
+def _get_raw_logits(seq: SequenceState) -> Tensor:
+    return torch.cat([block.raw for block in seq.step_logits or ()]).float()
 
 
-def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:
+def _require_same_rope(target: Model, lengths: list[int], limit: int) -> None:
     """ForeignError for a batch that transformers reads otherwise than its rows alone: the longest
     of them says for all which rotary factors they get."""
     switch = target.context
@@ -407,15 +407,15 @@ def _require_one_way(target: Model, lengths: list[int], limit: int) -> None:
         )
 
 
-def _require_own(objects: Sequence[Any]) -> None:
+def _require_supported(objects: Sequence[Any]) -> None:
     """ForeignError for a class of transformers that no row alone can call."""
     try:
-        require_own(objects)
+        require_supported(objects)
     except RefusedError as error:
         raise ForeignError(str(error)) from None
 
 
-def ending_strings(
+def build_stop_criteria(
     strings: str | list[str] | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> list[Any]:
     """transformers' criterion that ends a text with one of these; [] without any."""
@@ -426,7 +426,7 @@ def ending_strings(
     return [transformers.StopStringCriteria(tokenizer, strings)]
 
 
-def _sampling(config: GenerationConfig) -> dict[str, Any]:
+def _get_sampling_fields(config: GenerationConfig) -> dict[str, Any]:
     """Our fields of a config that samples; values at which transformers does nothing are off."""
     cutoffs = {name: getattr(config, name) or 0.0 for name in ("epsilon_cutoff", "eta_cutoff")}
     return {
@@ -439,15 +439,15 @@ def _sampling(config: GenerationConfig) -> dict[str, Any]:
     }
 
 
-def _lengths(criteria: Sequence[Any]) -> list[int]:
+def _get_max_lengths(criteria: Sequence[Any]) -> list[int]:
     """Tokens of a row, padding included, at which it ends."""
     return [each.max_length for each in criteria if type(each).__name__ == "MaxLengthCriteria"]
 
 
-def _mask(ids: Tensor, mask: Tensor | None) -> Tensor:
+def _make_mask(ids: Tensor, mask: Tensor | None) -> Tensor:
     """`[B, n]`, False where a row is padded."""
     return torch.ones_like(ids, dtype=torch.bool) if mask is None else (mask != 0).to(ids.device)
 
 
-def _listed(names: str | Iterable[str]) -> list[str]:
+def _to_list(names: str | Iterable[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Entries that nothing here follows beside NOT_FOLLOWED, and the values at which that is
 # no loss: transformers' defaults, or off
-UNKNOWN: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
     "use_mtp": (None, False),
@@ -40,10 +40,10 @@ UNKNOWN: dict[str, tuple[Any, ...]] = {
 }
 
 # More to say of an entry that is left out
-REMEDIES = {"guidance_scale": ", and give a guided Speculator: spec.guided(scale, negative)"}
+ENTRY_REMEDIES = {"guidance_scale": ", and give a guided Speculator: spec.guided(scale, negative)"}
 
 # Arguments of a model's forward that are not read here, or are checked
-EXPECTED = {
+EXPECTED_INPUTS = {
     "attention_mask",
     "decoder_attention_mask",
     "position_ids",
@@ -55,12 +55,12 @@ EXPECTED = {
 }
 
 # Those that count a row's places, and look at no other row: right where no row is padded
-EACH_ROW = {"SuppressTokensAtBeginLogitsProcessor", "WhisperTimeStampLogitsProcessor"}
-LIBRARY = "transformers."  # modules of it
+POSITIONAL_CLASSES = {"SuppressTokensAtBeginLogitsProcessor", "WhisperTimeStampLogitsProcessor"}
+LIBRARY_PREFIX = "transformers."  # modules of it
 
 
 # Classes that transformers builds, and the entry of the generation config that it is built from
-SHAPING = {
+SHAPING_CLASSES = {
     "SequenceBiasLogitsProcessor": "sequence_bias",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
     "RepetitionPenaltyLogitsProcessor": "repetition_penalty",
@@ -76,7 +76,7 @@ SHAPING = {
     "SuppressTokensLogitsProcessor": "suppress_tokens",
     "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
 }
-LAST = {
+WARPER_CLASSES = {
     "TemperatureLogitsWarper": "temperature",
     "TopKLogitsWarper": "top_k",
     "TopPLogitsWarper": "top_p",
@@ -86,11 +86,11 @@ LAST = {
     "EtaLogitsWarper": "eta_cutoff",
     "LogitNormalization": "renormalize_logits",
 }
-BUILT = SHAPING | LAST
+BUILT_CLASSES = SHAPING_CLASSES | WARPER_CLASSES
 
 # Classes of transformers that read neither a token's place nor another row: right without padding
-ANYWHERE = {
-    *LAST,
+POSITION_FREE_CLASSES = {
+    *WARPER_CLASSES,
     "TopHLogitsWarper",
     "SequenceBiasLogitsProcessor",
     "NoRepeatNGramLogitsProcessor",
@@ -103,7 +103,7 @@ ANYWHERE = {
 }
 
 
-def withheld(caller: FrameType | None) -> dict[str, Any]:
+def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
     """Read the arguments that transformers' `generate` got and does not pass on.
 
     CAUTION: this reads the local variables of another library's function, which is no interface.
@@ -112,14 +112,14 @@ def withheld(caller: FrameType | None) -> dict[str, Any]:
     without a word. Where the caller is another function, nothing is read, and {} is returned.
     """
     module = "" if caller is None else str(caller.f_globals.get("__name__"))
-    if caller is None or caller.f_code.co_name != "generate" or not module.startswith(LIBRARY):
+    if caller is None or caller.f_code.co_name != "generate" or not module.startswith(LIBRARY_PREFIX):
         return {}
     names = ("streamer", "assistant_model", "synced_gpus")
     values = {name: caller.f_locals.get(name) for name in names}
     return values | {"encoder_outputs": caller.f_locals.get("kwargs", {}).get("encoder_outputs")}
 
 
-def require_ours(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
+def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
     """ForeignError where a Speculator cannot decode for this model; `arguments`: as `withheld`."""
     network = target.model
     layer = model.get_output_embeddings()
@@ -140,40 +140,40 @@ def require_ours(model: PreTrainedModel, target: Model, arguments: Mapping[str, 
             raise ForeignError(f"{name} is given, which is not followed here; leave it out")
 
 
-def require_alone(streamer: object, rows: int) -> None:
+def require_single_row(streamer: object, rows: int) -> None:
     """ForeignError for a streamer of several rows."""
     if streamer is not None and rows > 1:
         raise ForeignError(f"a streamer takes one row, not {rows}; call generate for each")
 
 
-def require_known(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
+def require_supported_config(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
     """ForeignError for an entry of the config that is not followed, or a cache."""
     if (config.num_beams or 1) > 1:
         raise ForeignError(
             f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or leave "
             "it to transformers' own generate"
         )
-    unknown = (n for n, values in UNKNOWN.items() if getattr(config, n, None) not in values)
+    unknown = (n for n, values in UNSUPPORTED_ENTRIES.items() if getattr(config, n, None) not in values)
     if entry := find_unfollowed(config) or next(unknown, None):
-        value, remedy = getattr(config, entry), REMEDIES.get(entry, "")
+        value, remedy = getattr(config, entry), ENTRY_REMEDIES.get(entry, "")
         raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out{remedy}")
     for name in ("past_key_values", "cache"):
         if getattr(inputs.get(name), "_is_user_defined", False):
             raise ForeignError("a cache is given; rows have one of their own: leave it out")
 
 
-def media_in(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def find_media(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the pictures and sounds among a forward's arguments, and what is told of them, such as
     sizes. ForeignError for arguments that are not followed."""
-    others = {n: x for n, x in inputs.items() if n not in EXPECTED and x is not None}
-    shown = [n for n, x in others.items() if not isinstance(x, Tensor) or x.is_floating_point()]
+    others = {n: x for n, x in inputs.items() if n not in EXPECTED_INPUTS and x is not None}
+    media_names = [n for n, x in others.items() if not isinstance(x, Tensor) or x.is_floating_point()]
     for name in others:
-        if not shown or name.endswith("embeds"):
+        if not media_names or name.endswith("embeds"):
             raise ForeignError(f"{name} is given, which is not followed here; leave it out")
     return others
 
 
-def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
+def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
     """The user's own processors, in their order. `built`: what transformers builds from the config
     alone.
 
@@ -181,21 +181,21 @@ def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
     come after those.
     """
     for each in built:
-        if type(each).__name__ not in BUILT:
+        if type(each).__name__ not in BUILT_CLASSES:
             raise ForeignError(
                 f"the model adds a {type(each).__name__} of its own, which is not followed here"
             )
-        if not any(alike(each, other) for other in prepared):
-            name, entry = type(each).__name__, BUILT[type(each).__name__]
+        if not any(are_alike(each, other) for other in prepared):
+            name, entry = type(each).__name__, BUILT_CLASSES[type(each).__name__]
             raise ForeignError(f"{name} is given, and {entry} is set too; give one of the two")
     processors: list[Any] = []
     unmatched, after = list(built), None
     for each in reversed(prepared):
-        if unmatched and alike(each, unmatched[-1]):
+        if unmatched and are_alike(each, unmatched[-1]):
             after = type(unmatched.pop()).__name__
-        elif after in SHAPING:
+        elif after in SHAPING_CLASSES:
             raise ForeignError(
-                f"{type(each).__name__} would come before {SHAPING[after]}, an order that is not "
+                f"{type(each).__name__} would come before {SHAPING_CLASSES[after]}, an order that is not "
                 "followed here; leave one of the two out"
             )
         else:
@@ -203,7 +203,7 @@ def given(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
     return processors
 
 
-def alike(a: Any, b: Any) -> bool:
+def are_alike(a: Any, b: Any) -> bool:
     """Tell whether two processors are of one class and hold the same values."""
     if type(a) is not type(b) or vars(a).keys() != vars(b).keys():
         return False
@@ -216,15 +216,15 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def require_anywhere(own: Sequence[Any], *, padded: bool) -> None:
+def require_position_free(processors: Sequence[Any], *, padded: bool) -> None:
     """ForeignError for a processor of transformers that was made for a batch with padding: it is
     called with one row without. padded: whether there is any."""
-    for each in own:
+    for each in processors:
         name = type(each).__name__
         alone = name == "RepetitionPenaltyLogitsProcessor" and each.prompt_ignore_length is None
-        alone = alone or (name in EACH_ROW and not padded)
-        if type(each).__module__.startswith("transformers.") and not (name in ANYWHERE or alone):
+        alone = alone or (name in POSITIONAL_CLASSES and not padded)
+        if type(each).__module__.startswith("transformers.") and not (name in POSITION_FREE_CLASSES or alone):
             raise ForeignError(
                 f"{name} counts a batch's places, and rows run alone, without padding; give "
-                f"{BUILT.get(name, 'a processor of your own')} instead, or one row"
+                f"{BUILT_CLASSES.get(name, 'a processor of your own')} instead, or one row"
             )

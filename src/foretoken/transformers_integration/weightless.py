@@ -19,7 +19,7 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 
-def weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any:
+def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any:
     """Return a network of that class, with that configuration, whose `generate` takes
     custom_generate=spec, a Speculator, alone, and whose forward gives the logits of one
     position."""
@@ -28,8 +28,8 @@ def weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any:
     class Weightless(kind):
         device = torch.device("cpu")  # of what it prepares
 
-        def get_encoder(self, *_: Any, **__: Any) -> UnreadMedia:
-            return self.unread
+        def get_encoder(self, *_: Any, **__: Any) -> PendingEncoder:
+            return self.pending_encoder
 
         @wraps(kind.forward)
         def forward(self, *, decoder_input_ids: Tensor, **inputs: Any) -> Seq2SeqLMOutput:
@@ -50,30 +50,30 @@ def weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any:
     with torch.device("meta"):
         network = Weightless(copy.deepcopy(structure.config)).eval()
     network.generation_config = structure.generation_config
-    network.unread = UnreadMedia(network.main_input_name)
+    network.pending_encoder = PendingEncoder(network.main_input_name)
     return network
 
 
-class UnreadMedia:
+class PendingEncoder:
     """Stands for an encoder: hands on where the states of media are kept once they are made."""
 
     def __init__(self, name: str) -> None:
         self.name, self.last = name, None
-        self.kept: list[dict[str, Any]] = []
+        self.encoded: list[dict[str, Any]] = []
 
-    def forward(self, **inputs: Any) -> Unread:
+    def forward(self, **inputs: Any) -> PendingEncoderOutput:
         """Return what stands for the states of these media."""
         media: Tensor = inputs[self.name]
         if self.last is None or not torch.equal(self.last, media):
-            self.last, self.kept = media, [{} for _ in media]
-        output = Unread(last_hidden_state=torch.empty(len(media), 1, 1, device="meta"))  # pyright: ignore
-        output.kept = self.kept
+            self.last, self.encoded = media, [{} for _ in media]
+        output = PendingEncoderOutput(last_hidden_state=torch.empty(len(media), 1, 1, device="meta"))  # pyright: ignore
+        output.encoded = self.encoded
         return output
 
     __call__ = forward
 
 
-class Unread(BaseModelOutput):
+class PendingEncoderOutput(BaseModelOutput):
     """An encoder's output that is not made yet."""
 
-    kept: list[dict[str, Any]]  # `Media.encoded` of each row
+    encoded: list[dict[str, Any]]  # `Media.encoded` of each row

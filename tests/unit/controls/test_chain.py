@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken import SamplingParams
-from foretoken.controls.chain import Chain, chain
+from foretoken.controls.chain import Chain, build_chain
 from foretoken.drafters.lm import LMDrafter
 from foretoken.errors import ControlError
 from foretoken.generation_config import EndTokens
@@ -45,11 +45,11 @@ EVERYTHING: dict[str, Any] = {
 
 def request(prompt: list[int], eos: frozenset[int] = frozenset(), **sampling) -> Request:
     params = SamplingParams(**sampling)
-    return Request(prompt, 50, SequenceKey(0, 0), eos, find_forced_tokens={49: 0}, params=params)
+    return Request(prompt, 50, SequenceKey(0, 0), eos, forced={49: 0}, params=params)
 
 
 def made(prompt: list[int], eos: frozenset[int] = frozenset(), **sampling) -> Chain:
-    controls = chain(request(prompt, eos, **sampling), V)
+    controls = build_chain(request(prompt, eos, **sampling), V)
     assert controls is not None
     return controls
 
@@ -85,7 +85,7 @@ OFF |= {"remove_invalid_values": False, "processors": [], "presence_penalty": 0}
 @pytest.mark.parametrize("name", OFF)
 def test_what_is_off_costs_nothing(name):
     plain = Request([1], 50, SequenceKey(0, 0), params=SamplingParams(**{name: OFF[name]}))
-    assert chain(plain, V) is None
+    assert build_chain(plain, V) is None
 
 
 def test_what_could_do_nothing_costs_nothing():
@@ -96,7 +96,7 @@ def test_what_could_do_nothing_costs_nothing():
         (frozenset({2}), {"bad_words_ids": [[2]]}),
     ]:
         plain = Request([1], 50, SequenceKey(0, 0), eos, params=SamplingParams(**sampling))
-        assert chain(plain, V) is None
+        assert build_chain(plain, V) is None
 
 
 def test_the_order_is_that_of_transformers():
@@ -150,7 +150,7 @@ def test_a_position_is_shaped_by_its_own_text_whatever_was_asked_before(prompt, 
 
 def test_a_matcher_follows_the_text_and_says_what_it_forces():
     row = Request([3], 50, SequenceKey(0, 0))
-    mine = chain(row, V, matcher=Alternating())
+    mine = build_chain(row, V, matcher=Alternating())
     assert mine is not None and made([1], repetition_penalty=2).find_forced_tokens([1]) == []
     zero = torch.zeros(V)
     assert mine.shape(zero, []).isfinite().nonzero().tolist() == [[1]]
@@ -198,7 +198,7 @@ def test_scores_beyond_what_a_temperature_leaves_finite_keep_their_distribution(
 def test_begin_is_behind_a_forced_second_token():
     for prompt, forced, first in (([1], 3, 1), ([1], None, 0), ([1, 2], 3, 0)):
         params = SamplingParams(begin_suppress_tokens=[4], forced_bos_token_id=forced)
-        mine = chain(Request(prompt, 50, SequenceKey(0, 0), params=params), V)
+        mine = build_chain(Request(prompt, 50, SequenceKey(0, 0), params=params), V)
         assert mine is not None
         banned = [not mine.shape(torch.zeros(V), [0] * n)[4].isfinite() for n in range(3)]
         assert banned == [n == first for n in range(3)]

@@ -21,11 +21,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.controls import grammar as grammar_module
-from foretoken.controls.grammar import GrammarMatcher, vocabulary
+from foretoken.controls.grammar import GrammarMatcher, get_vocabulary
 from foretoken.errors import ControlError, InputError
 from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams, Structured
-from foretoken.text.decoding import continued, decode
+from foretoken.text.decoding import decode_continuation, decode
 from tiny import byte_level, metaspace
 
 pytestmark = pytest.mark.daily
@@ -64,7 +64,7 @@ def matcher(
     tokenizer, V: int | None = None, eos: frozenset[int] = ENDS, **sampling
 ) -> GrammarMatcher:
     V = len(tokenizer) if V is None else V
-    return vocabulary(tokenizer, V, eos).grammar(structured(**sampling)).matcher()
+    return get_vocabulary(tokenizer, V, eos).compile_grammar(structured(**sampling)).new_matcher()
 
 
 def ids(mask: torch.Tensor) -> list[int]:
@@ -76,14 +76,14 @@ def written(tokenizer, seed: int, **sampling) -> str:
     chance, row, tokens = random.Random(seed), matcher(tokenizer, **sampling), []
     closing = {i for i in range(len(tokenizer)) if decode(tokenizer, [i]) in ('"', "}", "]", ".")}
     while len(tokens) < 3000:
-        mask = ids(row.allowed())
+        mask = ids(row.compute_mask())
         close = [i for i in mask if i in closing | ENDS]
         token = chance.choice(close if close and chance.random() < 0.3 else mask)
         assert not row.dead
         row.push(token)
         if token in ENDS:
             assert row.ended
-            return continued(tokenizer, tokenizer("It was").input_ids, tokens)
+            return decode_continuation(tokenizer, tokenizer("It was").input_ids, tokens)
         tokens.append(token)
     raise AssertionError("no end")
 
@@ -118,7 +118,7 @@ def test_exactly_the_beginnings_of_matches(decoder, pattern):
             ends = [0] if re.fullmatch(pattern, text) else []
             allowed_ids = [i + 1 for i, word in enumerate(texts) if begins(pattern, text + word)]
             assert row.dead == (not begins(pattern, text))
-            assert ids(row.allowed()) == ends + allowed_ids
+            assert ids(row.compute_mask()) == ends + allowed_ids
             for _ in tokens:
                 row.pop()
 
@@ -156,7 +156,7 @@ def test_going_back_is_exact(grammar, eos, data):
             left.pop()
         elif move != "p":
             forced = walker.find_forced_tokens()
-            allowed = ids(walker.allowed()) or [1]
+            allowed = ids(walker.compute_mask()) or [1]
             among = {"a": allowed, "f": forced or allowed, "e": sorted(eos), "*": range(333)}
             token = data.draw(st.sampled_from(among[move]))
             for each in forced if move == "f" and forced else [token]:
@@ -169,21 +169,21 @@ def test_going_back_is_exact(grammar, eos, data):
         if data.draw(st.booleans()):
             assert walker.find_forced_tokens() == fresh.find_forced_tokens()
         assert (walker.dead, walker.ended) == (fresh.dead, fresh.ended)
-        assert torch.equal(walker.allowed(), fresh.allowed())
+        assert torch.equal(walker.compute_mask(), fresh.compute_mask())
     for _ in left:
         walker.pop()
-    assert torch.equal(walker.allowed(), matcher(tokenizer, 333, eos, **grammar).allowed())
+    assert torch.equal(walker.compute_mask(), matcher(tokenizer, 333, eos, **grammar).compute_mask())
 
 
 def test_ends_are_alike():
     """Also one that is an ordinary token, and one whose bytes the text needs."""
     row = matcher(byte_level(), 320, frozenset({0, 5, 66, 300}), regex="ab?")
-    assert ids(row.allowed()) == [65]
+    assert ids(row.compute_mask()) == [65]
     row.push(65)
-    assert ids(row.allowed()) == [0, 5, 66, 300]  # 66 is the letter b
+    assert ids(row.compute_mask()) == [0, 5, 66, 300]  # 66 is the letter b
     for end in (0, 5, 66, 300):
         row.push(end)
-        assert row.ended and not row.allowed().any() and row.find_forced_tokens() == []
+        assert row.ended and not row.compute_mask().any() and row.find_forced_tokens() == []
         row.push(end)
         assert row.dead
         row.pop()
@@ -198,14 +198,14 @@ def test_ends_are_alike():
 def test_output_layers_of_any_width(V):
     """Rows without a token are masked; tokens without a row are not there."""
     row = matcher(byte_level(), V, frozenset({0, 5000}), regex="(?s:.*)")
-    mask = row.allowed()
+    mask = row.compute_mask()
     assert mask.shape == (V,) and mask.dtype == torch.bool and mask[0] and mask[65]
     assert not mask[320:].any()
     if V > 320:
         row.push(V - 1)
         assert row.dead
         row.pop()
-    assert torch.equal(row.allowed(), mask)
+    assert torch.equal(row.compute_mask(), mask)
     assert all(token < V for token in matcher(byte_level(), V, regex="the house").find_forced_tokens())
 
 
@@ -228,7 +228,7 @@ def test_a_text_that_the_vocabulary_cannot_go_on_with():
     with pytest.raises(ControlError, match="cannot be followed after 1 tokens: no token continues"):
         row(torch.zeros(3))
     row.pop()
-    assert ids(row.allowed()) == [1, 2]
+    assert ids(row.compute_mask()) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_grammars_that_are_refused(sampling, message):
 @pytest.mark.parametrize("text", ["[]", "[1]", '"a"', "a", "[" * 100_000])
 def test_a_choice_that_is_not_one_of_strings(text):
     with pytest.raises(InputError, match="^structured's choice cannot be followed: ") as error:
-        vocabulary(byte_level(), 320, ENDS).grammar(Structured("choice", text))
+        get_vocabulary(byte_level(), 320, ENDS).compile_grammar(Structured("choice", text))
     assert "\n" not in str(error.value)
 
 
@@ -300,32 +300,32 @@ def test_a_grammar_without_words_for_it():
 )
 def test_tokenizers_that_are_refused(tokenizer, message):
     with pytest.raises(InputError, match=f"^{message}") as error:
-        vocabulary(tokenizer, 320, ENDS).grammar(structured(regex="a"))
+        get_vocabulary(tokenizer, 320, ENDS).compile_grammar(structured(regex="a"))
     assert "\n" not in str(error.value)
 
 
 def test_a_model_without_ends():
     for eos in (frozenset(), frozenset({320})):
         with pytest.raises(InputError, match="^structured output ends with an EOS token and the"):
-            vocabulary(byte_level(), 320, eos)
+            get_vocabulary(byte_level(), 320, eos)
     with pytest.raises(InputError, match="this tokenizer has none of id 325"):
-        vocabulary(byte_level(), 333, frozenset({325}))
+        get_vocabulary(byte_level(), 333, frozenset({325}))
 
 
 def test_without_llguidance(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InputError, match="^structured output needs llguidance"):
-        vocabulary(spelling(["a"]), 2, ENDS)
+        get_vocabulary(spelling(["a"]), 2, ENDS)
 
 
 def test_vocabularies_are_kept_as_long_as_their_tokenizers():
     tokenizer = spelling(["a", "b"])
-    kept = vocabulary(tokenizer, 3, ENDS)
-    assert vocabulary(tokenizer, 3, ENDS) is kept
-    assert vocabulary(tokenizer, 4, ENDS) is not kept
-    assert vocabulary(copy.deepcopy(tokenizer), 3, ENDS) is not kept
+    kept = get_vocabulary(tokenizer, 3, ENDS)
+    assert get_vocabulary(tokenizer, 3, ENDS) is kept
+    assert get_vocabulary(tokenizer, 4, ENDS) is not kept
+    assert get_vocabulary(copy.deepcopy(tokenizer), 3, ENDS) is not kept
     tokenizer.add_tokens(["c"])
-    assert ids(matcher(tokenizer, 4, regex="c").allowed()) == [3]
+    assert ids(matcher(tokenizer, 4, regex="c").compute_mask()) == [3]
     gone = weakref.ref(kept)
     del tokenizer, kept
     gc.collect()
@@ -343,20 +343,20 @@ def test_padding_and_truncation_of_a_tokenizer_do_not_matter():
 def test_a_tokenizer_is_read_once_whatever_ends_a_text(monkeypatch):
     """Reading one takes a second, in which no other thread runs."""
     read, own = [], frozenset({0})
-    lexicon = grammar_module._lexicon
-    monkeypatch.setattr(grammar_module, "_lexicon", lambda *a: read.append(a[1]) or lexicon(*a))
+    lexicon = grammar_module._build_lexicon
+    monkeypatch.setattr(grammar_module, "_build_lexicon", lambda *a: read.append(a[1]) or lexicon(*a))
     tokenizer = spelling(["a", "b", "c"])
     for eos in ({0}, {0, 1}, {1}, {0, 2}, {3}):
-        vocabulary(tokenizer, 4, frozenset(eos), own)
+        get_vocabulary(tokenizer, 4, frozenset(eos), own)
     assert read == [0]
 
 
 def test_an_end_of_the_model_that_ends_no_text_is_never_allowed():
     """As with ignore_eos and stop_token_ids."""
     tokenizer = spelling(["a", "b"])
-    row = vocabulary(tokenizer, 3, frozenset({2}), frozenset({0})).grammar(structured(regex="a*"))
-    row = row.matcher()
-    assert ids(row.allowed()) == [1, 2]
+    row = get_vocabulary(tokenizer, 3, frozenset({2}), frozenset({0})).compile_grammar(structured(regex="a*"))
+    row = row.new_matcher()
+    assert ids(row.compute_mask()) == [1, 2]
     row.push(0)
     assert row.dead
     row.pop()

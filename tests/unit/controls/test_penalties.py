@@ -20,24 +20,24 @@ from transformers.generation.logits_process import (
 )
 
 from foretoken.controls import penalties
-from foretoken.controls.penalties import Decay, Encoder, History, Occurrence, Repetition
+from foretoken.controls.penalties import ExponentialDecayPenalty, EncoderRepetitionPenalty, TokenHistory, OccurrencePenalty, RepetitionPenalty
 
 V = 20
 
 
-def random_row(seed: int) -> tuple[torch.Tensor, History]:
+def random_row(seed: int) -> tuple[torch.Tensor, TokenHistory]:
     """Scores of either sign, some impossible, and a text with repeats."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(V, generator=generator, dtype=torch.float64) * 3
     scores[torch.rand(V, generator=generator) < 0.1] = -torch.inf
     prompt = int(torch.randint(1, 9, (), generator=generator))
-    history = History(torch.randint(0, V, (prompt,), generator=generator).tolist())
+    history = TokenHistory(torch.randint(0, V, (prompt,), generator=generator).tolist())
     for token in torch.randint(0, V, (seed % 7,), generator=generator).tolist() * 2:
         history.push(token)
     return scores, history
 
 
-def theirs(processor, history: History, scores: torch.Tensor) -> torch.Tensor:
+def theirs(processor, history: TokenHistory, scores: torch.Tensor) -> torch.Tensor:
     return processor(torch.tensor([history.tokens]), scores[None].clone())[0]
 
 
@@ -50,12 +50,12 @@ def test_repetition_and_encoder(penalty):
     processor = EncoderRepetitionPenaltyLogitsProcessor(penalty, torch.tensor([source]))
     for scores, history in ROWS:
         expected = theirs(RepetitionPenaltyLogitsProcessor(penalty), history, scores)
-        assert torch.equal(Repetition(penalty)(scores.clone(), history), expected)
+        assert torch.equal(RepetitionPenalty(penalty)(scores.clone(), history), expected)
         expected = theirs(processor, history, scores)
         # what the encoder alone can read has no score
-        mine = Encoder(penalty, [*source, V, V + 7], V)(scores.clone(), history)
+        mine = EncoderRepetitionPenalty(penalty, [*source, V, V + 7], V)(scores.clone(), history)
         assert torch.equal(mine, expected)
-        assert torch.equal(Encoder(penalty, [V], V)(scores.clone(), history), scores)
+        assert torch.equal(EncoderRepetitionPenalty(penalty, [V], V)(scores.clone(), history), scores)
 
 
 @pytest.mark.parametrize(("presence", "frequency"), [(0.5, 0.0), (0.0, 1.2), (-0.7, 0.3), (2, 2)])
@@ -67,7 +67,7 @@ def test_occurrence_is_openais_formula(presence, frequency):
         expected = [
             float(scores[j]) - count[j] * frequency - (count[j] > 0) * presence for j in range(V)
         ]
-        mine = Occurrence(presence, frequency)(scores.clone(), history)
+        mine = OccurrencePenalty(presence, frequency)(scores.clone(), history)
         assert mine.tolist() == pytest.approx(expected, abs=1e-12)
 
 
@@ -76,14 +76,14 @@ def test_decay(factor):
     for start, (scores, history) in product([0, 2, 5, 30], ROWS):
         processor = ExponentialDecayLengthPenalty((start, factor), [4, 9], history.prompt)
         expected = theirs(processor, history, scores)
-        assert torch.equal(Decay(start, factor, [4, 9])(scores.clone(), history), expected)
-        assert torch.equal(Decay(start, factor, [])(scores.clone(), history), scores)
+        assert torch.equal(ExponentialDecayPenalty(start, factor, [4, 9])(scores.clone(), history), expected)
+        assert torch.equal(ExponentialDecayPenalty(start, factor, [])(scores.clone(), history), scores)
 
 
 @given(st.lists(st.integers(0, 5), max_size=9), st.lists(st.integers(-3, 5), max_size=60))
 def test_a_history_is_what_its_text_makes_of_it_whatever_was_taken_back(prompt, walk):
     """Negative: so many tokens are taken back. Ids are in the order of their first time."""
-    past, text = History(prompt), list(prompt)
+    past, text = TokenHistory(prompt), list(prompt)
     for token in walk:
         if token >= 0:
             text.append(token)
@@ -91,12 +91,12 @@ def test_a_history_is_what_its_text_makes_of_it_whatever_was_taken_back(prompt, 
         for _ in range(min(max(0, -token), len(text) - len(prompt))):
             text.pop()
             past.pop()
-    assert past.tokens == text and past.done == len(text) - len(prompt)
-    for tally, tokens in ((past.every, text), (past.new, text[len(prompt) :])):
+    assert past.tokens == text and past.num_new_tokens == len(text) - len(prompt)
+    for tally, tokens in ((past.all_counts, text), (past.new_counts, text[len(prompt) :])):
         seen = zip(tally.ids.view.tolist(), tally.counts.view.tolist(), strict=True)
         assert list(seen) == list(Counter(tokens).items())
-    past.ids(torch.device("cpu")).zero_()
-    assert past.ids(torch.device("cpu")).tolist() == text
+    past.to_tensor(torch.device("cpu")).zero_()
+    assert past.to_tensor(torch.device("cpu")).tolist() == text
 
 
 V_BANS = 6
@@ -112,8 +112,8 @@ def theirs_bans(processor, text: list[int]) -> torch.Tensor:
     return processor(torch.tensor([text]), SCORES[None].clone())[0]
 
 
-def history(text: list[int], prompt: int = 1) -> History:
-    past = History(text[:prompt])
+def history(text: list[int], prompt: int = 1) -> TokenHistory:
+    past = TokenHistory(text[:prompt])
     for token in text[prompt:]:
         past.push(token)
     return past
@@ -122,20 +122,20 @@ def history(text: list[int], prompt: int = 1) -> History:
 @given(TEXTS, NGRAMS)
 def test_no_ngram_twice(text, n):
     expected = theirs_bans(NoRepeatNGramLogitsProcessor(n), text)
-    assert torch.equal(penalties.NoRepeat(n, text)(SCORES.clone(), history(text)), expected)
+    assert torch.equal(penalties.NoRepeatNgram(n, text)(SCORES.clone(), history(text)), expected)
 
 
 @given(TEXTS, TEXTS, NGRAMS)
 def test_no_ngram_of_the_source(source, text, n):
     expected = theirs_bans(EncoderNoRepeatNGramLogitsProcessor(n, torch.tensor([source])), text)
     assert torch.equal(
-        penalties.NoneOfSource(n, source, V_BANS)(SCORES.clone(), history(text)), expected
+        penalties.NoSourceNgram(n, source, V_BANS)(SCORES.clone(), history(text)), expected
     )
 
 
 def test_a_source_of_other_ids():
     """An encoder may know more ids than there are scores: they are followed, but not banned."""
-    control = penalties.NoneOfSource(2, [V_BANS + 1, 3, V_BANS + 2, 4], V_BANS)
+    control = penalties.NoSourceNgram(2, [V_BANS + 1, 3, V_BANS + 2, 4], V_BANS)
     assert control(SCORES.clone(), history([3])).isfinite().all()
     assert torch.equal(
         control(SCORES.clone(), history([V_BANS + 1])).isfinite().nonzero()[:, 0],
@@ -147,7 +147,7 @@ def test_a_source_of_other_ids():
 def test_bad_words(text, words):
     words = [list(word) for word in dict.fromkeys(map(tuple, words))]
     expected = theirs_bans(NoBadWordsLogitsProcessor(words), text)
-    control = penalties.Biased({tuple(word): -torch.inf for word in words})
+    control = penalties.SequenceBias({tuple(word): -torch.inf for word in words})
     assert torch.equal(control(SCORES.clone(), history(text)), expected)
 
 
@@ -156,4 +156,4 @@ def test_sequence_bias(text, words, numbers):
     """transformers holds biases in float32."""
     biases = dict(zip(map(tuple, words), numbers, strict=False))
     expected = theirs_bans(SequenceBiasLogitsProcessor(biases), text)
-    torch.testing.assert_close(penalties.Biased(biases)(SCORES.clone(), history(text)), expected)
+    torch.testing.assert_close(penalties.SequenceBias(biases)(SCORES.clone(), history(text)), expected)

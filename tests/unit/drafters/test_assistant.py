@@ -59,7 +59,7 @@ def test_draft_tokens_come_with_the_distributions_that_they_were_drawn_from(orde
 def logits_of(prompt: list[int], tokens: list[int], *, ordered: bool) -> torch.Tensor:
     """Logits before each of these draft tokens, of a row that is alone."""
     model, drafter = started([prompt], ordered=ordered)
-    state, embed = drafter.texts[0].state[None], model.model.get_input_embeddings()
+    state, embed = drafter.seqs[0].state[None], model.model.get_input_embeddings()
     drafter.network.begin([0])
     logits: list[torch.Tensor] = []
     for token in [prompt[-1], *tokens[:-1]]:
@@ -83,11 +83,11 @@ def test_another_target_has_the_same_taps() -> None:
     _, drafter = started(PROMPTS)
     other = assistants.running(assistants.target(V, seed=5))
     assert other.capabilities.shared_kv
-    assert drafter.reading(other).network.target is other
+    assert drafter.with_target(other).network.target is other
     with pytest.raises(InputError, match="exposes the states"):
         other = CausalModel(tiny.llama(V))
         other.tap((0, FINAL_TAP))
-        drafter.reading(other)
+        drafter.with_target(other)
 
 
 @pytest.mark.daily("True")

@@ -239,8 +239,8 @@ def test_what_a_drafter_says_of_itself(name: str) -> None:
         with pytest.raises(RefusedError, match="cannot go back"):
             drafter.rewind([1])
     if not drafter.reads_target:
-        assert drafter.reading(target) is drafter
+        assert drafter.with_target(target) is drafter
     else:
         assert drafter.target is target and drafter.reads_states
-        assert type(drafter.reading(target)) is type(drafter)
+        assert type(drafter.with_target(target)) is type(drafter)
     assert not drafter.priors or all(len(prior) == 2 for prior in drafter.priors)

@@ -7,7 +7,7 @@ from foretoken.request import Request, SequenceState
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import SamplingParams
-from foretoken.text.decoding import TokenText, Transcript
+from foretoken.text.decoding import TokenText, StoppingDetokenizer
 from tiny import byte_level
 
 
@@ -31,7 +31,7 @@ def test_text_and_logprobs_come_with_their_tokens() -> None:
     tokenizer = byte_level()
     ids = tokenizer(" was the first").input_ids
     shown = row(logprobs=0)
-    transcript = Transcript(tokenizer, [3])
+    transcript = StoppingDetokenizer(tokenizer, [3])
     shown.stop_conditions.append(transcript)
     output, text, likelihoods = OutputStream(shown, transcript), "", list[Logprobs]()
     for token in ids:
@@ -41,7 +41,7 @@ def test_text_and_logprobs_come_with_their_tokens() -> None:
         assert piece is not None and piece.text is not None and piece.logprobs is not None
         text, likelihoods = text + piece.text, [*likelihoods, *piece.logprobs]
     shown.close()
-    assert text + transcript.shown() == transcript.text and likelihoods == shown.logprobs
+    assert text + transcript.take_text() == transcript.text and likelihoods == shown.logprobs
 
 
 def test_every_token_has_its_piece() -> None:
@@ -50,7 +50,7 @@ def test_every_token_has_its_piece() -> None:
     ids = tokenizer(" was \U0001f40b").input_ids
     for limit, tokens in ((9, [*ids, 0]), (len(ids), ids), (len(ids) - 1, ids)):
         shown = SequenceState.from_request(Request([3], limit, SequenceKey(0, 0), frozenset({0})))
-        transcript = Transcript(tokenizer, [3])
+        transcript = StoppingDetokenizer(tokenizer, [3])
         shown.stop_conditions.append(transcript)
         output, pieces, text = OutputStream(shown, transcript), list[TokenText](), ""
         for block in (tokens[:2], tokens[2:]):

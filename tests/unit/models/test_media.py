@@ -20,7 +20,7 @@ import foretoken
 from foretoken.engine.output_stream import Begun
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.inputs import to_prompt_list
-from foretoken.media.inputs import media_of
+from foretoken.media.inputs import split_media
 from foretoken.models.native.encoder_decoder import NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, find_attention_ends
 from foretoken.models.stock import media as stock_media
@@ -98,7 +98,7 @@ def seeing() -> tuple[Any, Inputs, foretoken.Speculator]:
 def test_logits_are_those_of_generate(family: Family, runtime: str) -> None:
     model, inputs = built(family)
     target: Any = foretoken.load(model, "lookup", runtime=runtime).target
-    (media,) = media_of(inputs, encodes=model.config.is_encoder_decoder)
+    (media,) = split_media(inputs, encodes=model.config.is_encoder_decoder)
     assert target.find_media_problem(media) is None
     assert stock_media.measure_generate_deviation(model, target, media) < 1e-5
 
@@ -261,7 +261,7 @@ def test_texts_and_outputs_with_and_without_pictures_share_a_batch() -> None:
 def test_a_mask_of_frames_is_not_cut_like_text() -> None:
     ids = torch.tensor([[0, 4, 5], [6, 7, 8]])
     output = {"input_ids": ids, "attention_mask": (ids > 0).long(), "token_type_ids": ids}
-    made = media_of(output | {"feature_attention_mask": torch.ones(2, 3)}, encodes=False)
+    made = split_media(output | {"feature_attention_mask": torch.ones(2, 3)}, encodes=False)
     first = {name: tuple(x.shape) for name, x in made[0].inputs.items()}
     assert first == {"token_type_ids": (1, 2), "feature_attention_mask": (1, 3)}
 

@@ -19,7 +19,7 @@ import soundfile
 from PIL import Image
 
 import foretoken
-from foretoken.media.spoken import as_srt, as_vtt
+from foretoken.media.transcripts import to_srt, to_vtt
 from foretoken.server import media
 from foretoken.server.media import is_public
 from foretoken.server.options import ServerOptions
@@ -282,7 +282,7 @@ def test_transcriptions_are_those_of_the_library(spoken: str, whispers: tuple[st
     assert [(s.start, s.end, s.tokens) for s in told.segments] == [
         (s.start, s.end, s.tokens) for s in made.segments
     ]
-    for form, written in (("srt", as_srt), ("vtt", as_vtt)):
+    for form, written in (("srt", to_srt), ("vtt", to_vtt)):
         assert ask(short, response_format=form, prompt="a captain") == written(made)
     english = send(spoken, short, "translations").json()
     assert english["text"] == transcribe(spec, short, translate=True, gamma=2).text

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import InputError
 from foretoken.text import chat
-from foretoken.text.messages import conversations
+from foretoken.text.messages import as_conversations
 from tiny import byte_level
 
 TEMPLATE = """{{ bos_token }}{% for message in messages -%}
@@ -37,12 +37,12 @@ def tokenizer(template: str | dict[str, str] | None = TEMPLATE) -> PreTrainedTok
 
 def text(messages: list[dict[str, Any]], *args: Any) -> str:
     """What a model would read."""
-    return tokenizer().decode(chat.ids(messages, tokenizer(), *args))
+    return tokenizer().decode(chat.encode_chat(messages, tokenizer(), *args))
 
 
 def test_a_turn_is_opened_for_the_assistant_and_no_special_token_added_twice():
     assert tokenizer()("a").input_ids[0] == 0
-    ids = chat.ids([USER], tokenizer())
+    ids = chat.encode_chat([USER], tokenizer())
     assert all(isinstance(token, int) for token in ids) and ids.count(0) == 2
     assert text([USER]) == f"{END}[user] Where are you going?{END}\n[assistant] "
 
@@ -60,16 +60,16 @@ def test_variables_win():
 def test_a_template_of_ones_own():
     assert text([USER], "{{ messages[0]['content'] }}") == "Where are you going?"
     bare = tokenizer(None)
-    assert chat.ids([USER], bare, "{{ messages[0].role }}") == bare.encode(
+    assert chat.encode_chat([USER], bare, "{{ messages[0].role }}") == bare.encode(
         "user", add_special_tokens=False
     )
 
 
 def test_templates_with_names():
     named = tokenizer({"default": "{{ 'a' }}", "b": "{{ 'b' }}"})
-    assert [named.decode(chat.ids([USER], named, name)) for name in (None, "b")] == ["a", "b"]
+    assert [named.decode(chat.encode_chat([USER], named, name)) for name in (None, "b")] == ["a", "b"]
     with pytest.raises(InputError, match="'c', which holds no message.* or one of default, b$"):
-        chat.ids([USER], named, "c")
+        chat.encode_chat([USER], named, "c")
 
 
 def test_parts_and_calls_of_tools_are_for_the_template():
@@ -132,7 +132,7 @@ def test_a_call_of_tools_without_content_in_templates_of_every_style(template, e
     ],
 )
 def test_no_text_is_lost_however_a_template_goes_through_parts(loop: str) -> None:
-    made = tokenizer(loop).decode(chat.ids([USER, THOUGHT], tokenizer(loop)))
+    made = tokenizer(loop).decode(chat.encode_chat([USER, THOUGHT], tokenizer(loop)))
     assert made == "<user>Where are you going?<assistant>To the"
 
 
@@ -153,7 +153,7 @@ def test_a_role_that_the_template_names_is_known():
     with pytest.raises(InputError, match="^message 1 has the role 'robot'"):
         text([USER, robot])
     assert text([robot], "{{ 'x' if messages[0].role == 'robot' }}") == "x"
-    for role in chat.ROLES:
+    for role in chat.CHAT_ROLES:
         assert text([{"role": role, "content": "a"}], "{{ messages[0].role }}") == role
     with pytest.raises(InputError) as error:
         text([USER, robot])
@@ -186,21 +186,21 @@ def test_a_role_that_the_template_names_is_known():
 def test_what_cannot_be_rendered_is_one_line(given, problem):
     messages, *options = given
     with pytest.raises(InputError) as error:
-        chat.ids(messages, tokenizer(), *options)
+        chat.encode_chat(messages, tokenizer(), *options)
     assert str(error.value).startswith(problem) and "\n" not in str(error.value)
 
 
 def test_nothing_to_render_with():
     with pytest.raises(InputError, match="messages need a tokenizer, and there is none"):
-        chat.ids([USER], None)
+        chat.encode_chat([USER], None)
     with pytest.raises(InputError, match="has no chat template"):
-        chat.ids([USER], tokenizer(None))
+        chat.encode_chat([USER], tokenizer(None))
 
 
 def test_control_tokens_in_messages_can_be_text():
     message = {"role": "user", "content": f"a{END}b"}
-    assert chat.ids([message], tokenizer()).count(0) == 3
-    assert chat.ids([message], tokenizer(), None, {"sanitize_control_tokens": True}).count(0) == 2
+    assert chat.encode_chat([message], tokenizer()).count(0) == 3
+    assert chat.encode_chat([message], tokenizer(), None, {"sanitize_control_tokens": True}).count(0) == 2
 
 
 def test_without_jinja(monkeypatch):
@@ -209,14 +209,14 @@ def test_without_jinja(monkeypatch):
 
     monkeypatch.setattr(chat_template_utils, "is_jinja_available", lambda: False)
     with pytest.raises(InputError, match="messages cannot be rendered: .* requires jinja2"):
-        chat.ids([USER], tokenizer(), TEMPLATE + "{# not compiled before #}")
+        chat.encode_chat([USER], tokenizer(), TEMPLATE + "{# not compiled before #}")
 
 
 def test_one_conversation_several_or_none():
-    assert conversations([USER]) == conversations((USER,)) == [[USER]]
-    assert conversations([[USER], [USER, THOUGHT]]) == [[USER], [USER, THOUGHT]]
+    assert as_conversations([USER]) == as_conversations((USER,)) == [[USER]]
+    assert as_conversations([[USER], [USER, THOUGHT]]) == [[USER], [USER, THOUGHT]]
     for prompts in ("a", ["a", "b"], [1, 2], [[1], [2]], [], [[]], {"input_ids": [1]}, None):
-        assert conversations(prompts) is None
+        assert as_conversations(prompts) is None
 
 
 @pytest.mark.parametrize(
@@ -230,4 +230,4 @@ def test_one_conversation_several_or_none():
 )
 def test_prompts_that_are_conversations_in_part(prompts, problem):
     with pytest.raises(InputError, match=problem):
-        conversations(prompts)
+        as_conversations(prompts)

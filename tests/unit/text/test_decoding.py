@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import RefusedError
 from foretoken.text.decoding import (
-    Spelling,
-    Stream,
-    continued,
+    TokenSpelling,
+    IncrementalDetokenizer,
+    decode_continuation,
     count_offsets,
     decode,
-    require_same_words,
+    require_same_vocabulary,
 )
 from tiny import byte_level, metaspace
 
@@ -47,7 +47,7 @@ TOKENIZERS = {"byte-level": byte_level(), "metaspace": metaspace(), "llama": lla
 def pieces(
     tokenizer: PreTrainedTokenizerFast, chunks: list[list[int]], prompt: list[int] | None = None
 ) -> list[str]:
-    stream = Stream(tokenizer, prompt or [])
+    stream = IncrementalDetokenizer(tokenizer, prompt or [])
     return [stream.add(chunk, last=i == len(chunks) - 1) for i, chunk in enumerate(chunks)]
 
 
@@ -79,12 +79,12 @@ def test_behind_any_prompt_it_is_what_decoding_both_adds(name, data):
     before, whole = decode(tokenizer, prompt), decode(tokenizer, [*prompt, *tokens])
     added = whole[len(commonprefix([before, whole])) :]
     assert "".join(pieces(tokenizer, chunks, prompt)) == added
-    assert continued(tokenizer, prompt, tokens) == added
+    assert decode_continuation(tokenizer, prompt, tokens) == added
 
 
 def test_a_character_that_the_prompt_began_is_the_continuations():
     euro = [7 + b for b in "€".encode()]
-    assert continued(llama_like(), [3, *euro[:2]], [euro[2], 3]) == "€ a"
+    assert decode_continuation(llama_like(), [3, *euro[:2]], [euro[2], 3]) == "€ a"
 
 
 def test_a_character_is_held_back_until_it_is_whole():
@@ -98,10 +98,10 @@ def test_a_character_is_held_back_until_it_is_whole():
 
 def test_what_is_held_back_can_be_read():
     """As the text would go on if it ended here."""
-    stream, (*begun, last) = Stream(llama_like(), [3]), [7 + b for b in "é".encode()]
-    assert [stream.add(begun), stream.held] == ["", "\ufffd"]
-    assert [stream.add([last]), stream.held] == ["", "é"]  # a run of bytes may go on
-    assert [stream.add([6]), stream.held] == ["éb", ""]
+    stream, (*begun, last) = IncrementalDetokenizer(llama_like(), [3]), [7 + b for b in "é".encode()]
+    assert [stream.add(begun), stream.pending_text] == ["", "\ufffd"]
+    assert [stream.add([last]), stream.pending_text] == ["", "é"]  # a run of bytes may go on
+    assert [stream.add([6]), stream.pending_text] == ["éb", ""]
 
 
 def test_a_run_of_bytes_is_held_back_until_it_ends():
@@ -135,9 +135,9 @@ def test_a_byte_that_reads_as_nothing_alone_is_a_byte_still():
 
 
 def test_the_same_words():
-    require_same_words("d", 400, byte_level(), 320, byte_level())  # only padding differs
-    require_same_words("d", 320, None, 320, byte_level())
-    require_same_words("d", 320, None, 320, None)
+    require_same_vocabulary("d", 400, byte_level(), 320, byte_level())  # only padding differs
+    require_same_vocabulary("d", 320, None, 320, byte_level())
+    require_same_vocabulary("d", 320, None, 320, None)
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -151,24 +151,24 @@ def test_other_words(swap):
     with pytest.raises(
         RefusedError, match="1 of the 321 tokens in either vocabulary differ, 'zebra' is"
     ) as error:
-        require_same_words("draft", 400, theirs, 400, ours)
+        require_same_vocabulary("draft", 400, theirs, 400, ours)
     assert "\n" not in str(error.value)
 
 
 def test_sizes_where_there_are_no_words():
     with pytest.raises(RefusedError, match="draft has 64 output rows and the target 65"):
-        require_same_words("draft", 64, None, 65, byte_level())
+        require_same_vocabulary("draft", 64, None, 65, byte_level())
 
 
 def test_a_token_within_a_character_is_named_by_its_bytes() -> None:
     """And shown as a replacement; no two tokens have one name."""
-    words = Spelling(byte_level())
+    words = TokenSpelling(byte_level())
     cut = [token for token in range(320) if words.text(token) == "\ufffd"]
     assert cut and all(words.name(token).startswith("bytes:\\x") for token in cut)
     assert len({words.name(token) for token in range(320)}) == 320
     mixed = Tokenizer(models.BPE({"Ġð": 0, "<0xF0>": 1, "a": 2}, []))
     mixed.decoder = decoders.ByteLevel()
-    words = Spelling(PreTrainedTokenizerFast(tokenizer_object=mixed))
+    words = TokenSpelling(PreTrainedTokenizerFast(tokenizer_object=mixed))
     assert [words.name(token) for token in range(3)] == [r"bytes: \xf0", r"bytes:\xf0", "a"]
 
 
@@ -189,8 +189,8 @@ def test_offsets_in_a_prompt_are_those_of_its_text() -> None:
 
 
 def test_ids_of_padding_have_no_text_and_without_a_tokenizer_ids_are_names() -> None:
-    assert Spelling(None).word(7) == ("<7>", b"")
-    assert Spelling(byte_level()).word(100_000) == ("", b"")
+    assert TokenSpelling(None).spell(7) == ("<7>", b"")
+    assert TokenSpelling(byte_level()).spell(100_000) == ("", b"")
 
 
 def test_special_tokens_are_told_to_those_who_ask() -> None:
@@ -198,7 +198,7 @@ def test_special_tokens_are_told_to_those_who_ask() -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|call|>"]})
     ids = tokenizer.encode("so <|call|>né", add_special_tokens=False)
     for special, expected in ((False, "so né"), (True, "so <|call|>né")):
-        assert decode(tokenizer, ids, special=special) == expected
-        stream = Stream(tokenizer, special=special)
+        assert decode(tokenizer, ids, keep_special_tokens=special) == expected
+        stream = IncrementalDetokenizer(tokenizer, keep_special_tokens=special)
         pieces = [stream.add([token]) for token in ids] + [stream.add([], last=True)]
         assert "".join(pieces) == expected

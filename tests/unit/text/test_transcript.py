@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.text.decoding import REPLACEMENT, Spelling, TokenText, Transcript, continued
+from foretoken.text.decoding import REPLACEMENT_CHARACTER, TokenSpelling, TokenText, StoppingDetokenizer, decode_continuation
 from tiny import byte_level, metaspace
 
 LETTERS = "aab\u00e9\U0001f600 \n"
@@ -23,17 +23,17 @@ class Pieces:
     all_special_ids: Sequence[int] = ()
 
     def __init__(self, pieces: list[str]) -> None:
-        self.pieces = pieces
+        self.take_pieces = pieces
         self.added_tokens_decoder: dict[int, object] = {}
 
     def decode(self, tokens: list[int], **options: bool) -> str:
-        return "".join(self.pieces[token] for token in tokens)
+        return "".join(self.take_pieces[token] for token in tokens)
 
     def convert_ids_to_tokens(self, token: int) -> str:
-        return self.pieces[token]
+        return self.take_pieces[token]
 
 
-def whole(transcript: Transcript, tokens: list[int]) -> tuple[str | None, str]:
+def whole(transcript: StoppingDetokenizer, tokens: list[int]) -> tuple[str | None, str]:
     """The stop string that ended a text, and the text."""
     for token in tokens:
         if stop := transcript.read(token):
@@ -52,7 +52,7 @@ class End(NamedTuple):
 def expected(texts: list[str], stops: list[str], include: bool, minimum: int = 0) -> End:
     """From the texts of all prefixes, by `str.find`, as vLLM looks for them behind its min_tokens:
     only text beyond these completes one."""
-    prefixes = [text.rstrip(REPLACEMENT) for text in texts]
+    prefixes = [text.rstrip(REPLACEMENT_CHARACTER) for text in texts]
     if minimum >= len(texts) - 1:
         return End(None, len(texts), texts[-1])
     floor = len(prefixes[minimum])
@@ -81,18 +81,18 @@ def stop_strings(dice: random.Random, text: str) -> list[str]:
     return stops
 
 
-def check(dice: random.Random, transcript: Transcript, tokens: list[int], end: End) -> None:
+def check(dice: random.Random, transcript: StoppingDetokenizer, tokens: list[int], end: End) -> None:
     """Read `tokens` in random steps: the end is as expected, and nothing shown lies behind it."""
     shown: list[str] = []
     for count, token in enumerate(tokens[: end.count], 1):
         assert transcript.read(token) == (end.stop if count == end.count else None)
         if count < end.count and dice.random() < 0.5:  # a step ends here
-            shown.append(transcript.shown())
+            shown.append(transcript.take_text())
             assert end.text.startswith("".join(shown))
     assert transcript.close() == (end.stop if end.count > len(tokens) else None)
     assert transcript.text == end.text
-    assert "".join([*shown, transcript.shown()]) == end.text
-    assert transcript.shown() == "" and transcript.text == end.text and transcript.close() is None
+    assert "".join([*shown, transcript.take_text()]) == end.text
+    assert transcript.take_text() == "" and transcript.text == end.text and transcript.close() is None
 
 
 def ids_of(dice: random.Random, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -127,11 +127,11 @@ def test_stop_strings_in_any_tokens_are_those_of_str_find(make):
     for _ in range(1_000):
         prompt = ids_of(dice, tokenizer) if dice.random() < 0.5 else []
         tokens = ids_of(dice, tokenizer)
-        texts = [continued(tokenizer, prompt, tokens[:i]) for i in range(len(tokens) + 1)]
+        texts = [decode_continuation(tokenizer, prompt, tokens[:i]) for i in range(len(tokens) + 1)]
         stops, include = stop_strings(dice, texts[-1]), dice.random() < 0.5
         minimum = dice.choice([0, 0, *range(6)])
         end = expected(texts, stops, include, minimum)
-        transcript = Transcript(tokenizer, prompt, stops, include=include, minimum=minimum)
+        transcript = StoppingDetokenizer(tokenizer, prompt, stops, include_stop_string=include, min_tokens=minimum)
         check(dice, transcript, tokens, end)
         met += end.stop is not None
     assert met > 150
@@ -143,10 +143,10 @@ def test_all_that_is_certain_is_shown():
     for _ in range(1_000):
         pieces = [some(dice, "ab", 3) for _ in range(8)]
         stops = [some(dice, "abc", 5) + "c" for _ in range(dice.randint(0, 3))]
-        transcript, shown, text = Transcript(Pieces(pieces), [], stops), "", ""
+        transcript, shown, text = StoppingDetokenizer(Pieces(pieces), [], stops), "", ""
         for token, piece in enumerate(pieces):
             assert transcript.read(token) is None
-            text, shown = text + piece, shown + transcript.shown()
+            text, shown = text + piece, shown + transcript.take_text()
             beginnings = [stop[:i] for stop in stops for i in range(len(stop))]
             begun = max(filter(text.endswith, beginnings), key=len, default="")
             assert shown == text.removesuffix(begun)
@@ -165,13 +165,13 @@ def test_all_that_is_certain_is_shown():
 )
 def test_which_of_several(pieces, stops, stop, text):
     tokens = list(range(len(pieces)))
-    assert whole(Transcript(Pieces(pieces), [], stops), tokens) == (stop, text)
-    kept = whole(Transcript(Pieces(pieces), [], stops, include=True), tokens)
+    assert whole(StoppingDetokenizer(Pieces(pieces), [], stops), tokens) == (stop, text)
+    kept = whole(StoppingDetokenizer(Pieces(pieces), [], stops, include_stop_string=True), tokens)
     assert kept == (stop, text + stop)
 
 
 def test_a_stop_string_that_the_prompt_began_is_none():
-    transcript = Transcript(Pieces(["the e", "nd", " end."]), [0], ["end"])
+    transcript = StoppingDetokenizer(Pieces(["the e", "nd", " end."]), [0], ["end"])
     assert transcript.read(1) is None
     assert transcript.read(2) == "end" and transcript.text == "nd "
 
@@ -181,9 +181,9 @@ def test_a_line_break_that_is_a_byte_ends_the_text_at_once():
     the run, none does."""
     tokenizer = metaspace()
     tokens = bytes_of(tokenizer, "a\n")
-    transcript = Transcript(tokenizer, [], ["\n"])
-    assert transcript.read(tokens[0]) is None and transcript.shown() == ""
-    assert transcript.read(tokens[1]) == "\n" and transcript.shown() == "a"
+    transcript = StoppingDetokenizer(tokenizer, [], ["\n"])
+    assert transcript.read(tokens[0]) is None and transcript.take_text() == ""
+    assert transcript.read(tokens[1]) == "\n" and transcript.take_text() == "a"
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace])
@@ -191,27 +191,27 @@ def test_what_each_token_adds_does_not_depend_on_when_it_is_asked_for(make):
     """Nor on later tokens; and offsets count characters, of which parts add none: 300 texts of
     whole characters, seeded."""
     dice, tokenizer = random.Random(4), make()
-    spelling, cut = Spelling(tokenizer), 0
+    spelling, cut = TokenSpelling(tokenizer), 0
     for _ in range(300):
         text = some(dice, LETTERS, 9)
         tokens = bytes_of(tokenizer, text) if dice.random() < 0.7 else tokenizer(text).input_ids
         prompt, stops = bytes_of(tokenizer, "a"), stop_strings(dice, text)
-        one, other = (Transcript(tokenizer, prompt, stops) for _ in range(2))
+        one, other = (StoppingDetokenizer(tokenizer, prompt, stops) for _ in range(2))
         pieces = list[TokenText]()
         for token in tokens:
             stopped = [each.read(token) for each in (one, other)]
-            pieces += one.pieces() if dice.random() < 0.5 else []
+            pieces += one.take_pieces() if dice.random() < 0.5 else []
             if any(stopped):
                 break
         assert one.close() == other.close()
-        assert [*pieces, *one.pieces()] == other.pieces()
-        transcript = Transcript(tokenizer, prompt)
+        assert [*pieces, *one.take_pieces()] == other.take_pieces()
+        transcript = StoppingDetokenizer(tokenizer, prompt)
         for token in tokens:
             transcript.read(token)
         transcript.close()
-        *pieces, end = transcript.pieces()
+        *pieces, end = transcript.take_pieces()
         assert "".join(piece.text for piece in [*pieces, end]) == transcript.text
-        spelled = [spelling.word(token)[1] for token in tokens]
+        spelled = [spelling.spell(token)[1] for token in tokens]
         before = [b"".join(spelled[:i]).decode(errors="ignore") for i in range(len(tokens) + 1)]
         assert [piece.offset for piece in [*pieces, end]] == [*map(len, before)]
         cut += any(one == other for one, other in pairwise(before))
@@ -222,7 +222,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text(monkeypatch):
     """At most two tokens are decoded for one that is read, whatever is held back for the stops."""
     ids = byte_level()("the sea " * 200).input_ids
     lengths = counted(monkeypatch)
-    transcript = Transcript(byte_level(), [], ["the sea " * 3 + "!"])
+    transcript = StoppingDetokenizer(byte_level(), [], ["the sea " * 3 + "!"])
     for token in ids:
         transcript.read(token)
     assert max(lengths) <= 2 and len(lengths) == 2 * len(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.text.templates import known_ends, special_ids, turn_ends
+from foretoken.text.templates import find_turn_end_ids, get_special_ids, find_turn_end_tokens
 from tiny import byte_level
 
 LOOP = "{% for m in messages %}"
@@ -43,24 +43,24 @@ def test_what_stands_behind_a_reply_whatever_follows(template, ends):
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": WORDS.split()})
     tokenizer.chat_template = template
-    assert turn_ends(tokenizer) == ends
+    assert find_turn_end_tokens(tokenizer) == ends
 
 
 def test_a_word_of_several_tokens_ends_nothing():
     tokenizer = byte_level()
     tokenizer.chat_template = CHATML
-    assert turn_ends(tokenizer) == []
+    assert find_turn_end_tokens(tokenizer) == []
 
 
 def test_names_that_end_turns_in_every_vocabulary():
     ids = {"<|im_end|>": 5, "<|end|>": 7, "<|im_start|>": 6}
-    assert known_ends(ids) == {5, 7}
+    assert find_turn_end_ids(ids) == {5, 7}
     for parts in ({"<|return|>": 8, "<|call|>": 9}, {"<|flush|>": 8, "<|calls|>": 9}):
-        assert known_ends(ids | parts) == {5, 8, 9}  # <|end|> is within a turn there
+        assert find_turn_end_ids(ids | parts) == {5, 8, 9}  # <|end|> is within a turn there
 
 
 def test_special_tokens_by_name():
     tokenizer = byte_level()
     tokenizer.add_tokens(["<|plain|>"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    assert special_ids(tokenizer) == {"<|endoftext|>": 0, "<|im_end|>": 321}
+    assert get_special_ids(tokenizer) == {"<|endoftext|>": 0, "<|im_end|>": 321}

@@ -65,7 +65,7 @@ def test_the_laws_that_are_taught_are_those_that_the_drafter_draws_from():
     shows = CausalModel(target)
     shows.tap(blocks.taps)
     drafter = BlockDrafter(shows, blocks)
-    shows.expose_hidden_states(drafter.known)
+    shows.expose_hidden_states(drafter.count_cached_tokens)
     shows.start([prompt[:-1] for prompt in PROMPTS])
     drafter.start([0, 1, 2], PROMPTS, None)
     sampled = [SamplingParams(temperature=1.0)] * 3

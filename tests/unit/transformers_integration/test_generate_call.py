@@ -231,7 +231,7 @@ def test_what_an_encoder_has_read_must_be_ids():
             model, torch.ones(1, 1).long(), model.generation_config, [], [], sound, {}
         )
         with pytest.raises(ForeignError, match="^the encoder was given no input_ids"):
-            handed.sources()
+            handed.get_sources()
 
 
 # Sampling

@@ -22,12 +22,12 @@ from foretoken import load
 from foretoken.errors import ForeignError
 from foretoken.generation_config import UNFOLLOWED_ENTRIES
 from foretoken.transformers_integration.unsupported import (
-    UNKNOWN,
-    given,
-    require_anywhere,
-    require_known,
-    require_ours,
-    withheld,
+    UNSUPPORTED_ENTRIES,
+    find_custom_processors,
+    require_position_free,
+    require_supported_config,
+    require_same_model,
+    read_withheld_arguments,
 )
 from oracle import random_model
 from pairs import DEVICE, relative, target
@@ -40,12 +40,12 @@ PLAIN = {"max_new_tokens": 12, "pad_token_id": 1, "do_sample": False}
 
 def test_transformers_defaults_are_all_followed():
     config = GenerationConfig(**GenerationConfig._get_default_generation_params())
-    require_known(config, {"attention_mask": None, "token_type_ids": None})
+    require_supported_config(config, {"attention_mask": None, "token_type_ids": None})
 
 
 def test_every_entry_that_is_not_followed_has_its_call():
     # without a tokenizer, which no custom_generate gets, transformers itself refuses token healing
-    assert {*ENTRIES, "token_healing"} == UNKNOWN.keys() | UNFOLLOWED_ENTRIES.keys()
+    assert {*ENTRIES, "token_healing"} == UNSUPPORTED_ENTRIES.keys() | UNFOLLOWED_ENTRIES.keys()
 
 
 @cache
@@ -71,34 +71,34 @@ def test_what_is_not_followed_is_refused_by_name_before_a_number_is_drawn(refusa
 
 def test_a_cache_of_less_precision():
     with pytest.raises(ForeignError, match="^cache_implementation='quantized' is not followed"):
-        require_known(GenerationConfig(cache_implementation="quantized"), {})
+        require_supported_config(GenerationConfig(cache_implementation="quantized"), {})
 
 
 def test_a_model_that_runs_converted_is_compared_by_kind_and_vocabulary():
     model: Any = llama(64)
-    require_ours(model, TableModel(random_model(1, 64), 64), {})
+    require_same_model(model, TableModel(random_model(1, 64), 64), {})
     for other in (
         TableModel(random_model(1, 63), 63),
         TableModel(random_model(1, 64), 64, encoder_decoder=True),
     ):
         with pytest.raises(ForeignError, match="^custom_generate is a Speculator of another model"):
-            require_ours(model, other, {})
-    require_ours(t5(64), TableModel(random_model(1, 64), 64, encoder_decoder=True), {})
+            require_same_model(model, other, {})
+    require_same_model(t5(64), TableModel(random_model(1, 64), 64, encoder_decoder=True), {})
 
 
 @pytest.mark.parametrize("name", ["synced_gpus", "encoder_outputs"])
 def test_what_generate_keeps_to_itself(name):
     with pytest.raises(ForeignError, match=f"^{name} is given"):
-        require_ours(llama(64), TableModel(random_model(1, 64), 64), {name: (1,)})  # type: ignore
+        require_same_model(llama(64), TableModel(random_model(1, 64), 64), {name: (1,)})  # type: ignore
 
 
 def test_only_the_generate_of_transformers_is_looked_into():
     def generate() -> Any:
         streamer, kwargs = "mine", None
         assert streamer and kwargs is None
-        return withheld(sys._getframe(0))
+        return read_withheld_arguments(sys._getframe(0))
 
-    assert generate() == {} and withheld(None) == {}
+    assert generate() == {} and read_withheld_arguments(None) == {}
 
 
 # The user's own processors
@@ -117,15 +117,15 @@ def test_what_the_config_explains_is_taken_away_once():
     mine, cold = Mine(), TemperatureLogitsWarper(0.5)
     built = [repeated(), NoRepeatNGramLogitsProcessor(2), TemperatureLogitsWarper(0.5)]
     prepared = [repeated(), NoRepeatNGramLogitsProcessor(2), mine, cold, built[-1]]
-    assert given(prepared, built) == [mine, cold]
-    assert given(built, built) == [] and given([mine], []) == [mine]
+    assert find_custom_processors(prepared, built) == [mine, cold]
+    assert find_custom_processors(built, built) == [] and find_custom_processors([mine], []) == [mine]
 
 
 def test_one_s_own_of_the_last_equal_to_the_config_s_stays():
     """transformers applies both: the user's own in its place, the config's at the end."""
     own = TemperatureLogitsWarper(0.5)
     prepared = [own, Mine(), TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)]
-    processors = given(prepared, [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)])
+    processors = find_custom_processors(prepared, [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)])
     assert len(processors) == 2 and processors[0] is own
 
 
@@ -147,10 +147,10 @@ def test_one_s_own_of_the_last_equal_to_the_config_s_stays():
 )
 def test_what_would_change_the_order_is_refused(prepared, built, says):
     with pytest.raises(ForeignError, match=f"^{says}"):
-        given(prepared, built)
+        find_custom_processors(prepared, built)
 
 
 def test_what_counts_places_is_refused_in_a_batch():
-    require_anywhere([Mine(), repeated(), TopKLogitsWarper(3)], padded=True)
+    require_position_free([Mine(), repeated(), TopKLogitsWarper(3)], padded=True)
     with pytest.raises(ForeignError, match="^RepetitionPenaltyLogitsProcessor counts a batch's"):
-        require_anywhere([repeated(prompt_ignore_length=2)], padded=False)
+        require_position_free([repeated(prompt_ignore_length=2)], padded=False)

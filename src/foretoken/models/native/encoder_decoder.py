@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from foretoken.media.inputs import ENCODED, Media, objection_of_size
+from foretoken.media.inputs import ENCODER_OUTPUTS, Media, find_size_problem
 from foretoken.models.native.media import use_all_torch_threads, import_stock_media
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
@@ -157,7 +157,7 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         return self._load().float().eval()
 
     def find_media_problem(self, media: Media) -> str | None:
-        return objection_of_size(media, self.input, self.shape)
+        return find_size_problem(media, self.input, self.shape)
 
     def _encode_sources(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
         media, self.joining_media = self.joining_media or [None] * len(prompts), []
@@ -168,8 +168,8 @@ class NativeMediaDecoder(NativeEncoderDecoder):
         """The encoder's states of media, `[S, H]`, or random ones, by which passes are measured."""
         if media is None:
             return torch.randn(self.width, generator=torch.Generator().manual_seed(0))
-        if ENCODED in media.inputs:
-            return media.inputs[ENCODED].float()[0]
+        if ENCODER_OUTPUTS in media.inputs:
+            return media.inputs[ENCODER_OUTPUTS].float()[0]
         key = self.encoder_key or ""
         known = media.encoded.get(key)
         if known is not None:

@@ -189,7 +189,7 @@ class NativeMediaModel(NativeModel):
         if not ids or ids[-1] in stock.get_media_token_ids(network):
             raise RefusedError(stock.ENDS_IN_MEDIA)
         with use_all_torch_threads():
-            fitted = media.fitted(len(ids), network.dtype, network.device)
+            fitted = media.fit_inputs(len(ids), network.dtype, network.device)
             first = stock.prepare_first_forward(network, torch.tensor([ids]), fitted)
             made = self._make_prompt(ids, stock.capture_decoder_arguments(network, first))
         if made.ends is not None and len(ids) > 1 and made.ends[-2] >= len(ids):

@@ -257,7 +257,7 @@ class StockBlockModel(Component):
         self.device, self.itemsize = weight.device, weight.itemsize
         self.embedding, self.ids = draft.embedding, draft.ids
         self.markov_head, self.confidence_head = network.markov_head, network.confidence_head
-        self.chained = self.markov_head is not None
+        self.is_conditional = self.markov_head is not None
         self.max_draft_tokens, self.taps = network.layout.max_draft_tokens, network.layout.taps
         self.context: int | None = network.config.max_position_embeddings
         self.cache = self._make_cache(0)

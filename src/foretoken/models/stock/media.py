@@ -24,7 +24,7 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import MoEModelOutput
 
 from foretoken.errors import RefusedError, log_error_kind, to_one_line
-from foretoken.media.inputs import ENCODED, Media, main_input
+from foretoken.media.inputs import ENCODER_OUTPUTS, Media, get_main_input_name
 from foretoken.models.base import Model
 from foretoken.models.stock.attention import make_twin
 from foretoken.models.stock.sizes import takes_ids, sketch_weights
@@ -174,9 +174,9 @@ def encode_media(network: Any, media: Media, key: str = "", outer_model: PreTrai
     """Return the encoder's output, states `[1, S, H]` first, of media, as `generate` makes it; what
     media hold of this encoder is returned. key: of the encoder; "": its output is not kept. whole:
     a model that makes the encoder's input of them."""
-    inputs = media.fitted(0, network.dtype, network.device)
-    if ENCODED in inputs:
-        return EncoderOutput(last_hidden_state=inputs[ENCODED])  # pyright: ignore
+    inputs = media.fit_inputs(0, network.dtype, network.device)
+    if ENCODER_OUTPUTS in inputs:
+        return EncoderOutput(last_hidden_state=inputs[ENCODER_OUTPUTS])  # pyright: ignore
     if outer_model is not None and get_language_model(outer_model) is not outer_model:
         inputs, key = capture_generate_arguments(outer_model, inputs.pop("input_ids"), inputs), ""
     output = media.encoded.get(key)
@@ -194,21 +194,21 @@ def encode_without_padding(
     """Return the encoder's states `[1, S, H]` of media, without those of padding, which the
     family's own code hides from its decoder; as `encoded` otherwise."""
     output = encode_media(network, media, key, outer_model)
-    mask = media.fitted(0, network.dtype, network.device).get("attention_mask")
+    mask = media.fit_inputs(0, network.dtype, network.device).get("attention_mask")
     if mask is None and getattr(output, "attention_mask", None) is None:
         return output[0]
     begun = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-    inputs = {ENCODED: output, "attention_mask": mask, "decoder_input_ids": begun}
+    inputs = {ENCODER_OUTPUTS: output, "attention_mask": mask, "decoder_input_ids": begun}
     own = capture_decoder_arguments(network, inputs).get("encoder_attention_mask")
     return output[0] if own is None else output[0][:, own[0].bool()]
 
 
 def _run_encoder(network: Any, inputs: dict[str, Tensor]) -> Any:
-    names = (main_input(network), "inputs_embeds", "input_ids")
+    names = (get_main_input_name(network), "inputs_embeds", "input_ids")
     main = next((name for name in names if name in inputs), next(iter(inputs)))
     rest = {name: x for name, x in inputs.items() if name != main}
     prepare = getattr(network, PREPARE_ENCODER_METHOD, None) or getattr(network, OLD_PREPARE_ENCODER_METHOD)
-    return prepare(inputs[main], rest, main, GenerationConfig())[ENCODED]
+    return prepare(inputs[main], rest, main, GenerationConfig())[ENCODER_OUTPUTS]
 
 
 class MediaObjections:
@@ -267,9 +267,9 @@ def measure_generate_deviation(model: PreTrainedModel, fresh: Model, media: Medi
     a network, and the network's own `generate`, of some tokens behind a prompt with media."""
     network, prompt = make_twin(model), media.ids or [0]
     prompt_ids = torch.tensor([prompt], device=network.device)
-    inputs: dict[str, Any] = media.fitted(prompt_ids.shape[1], network.dtype, network.device)
-    if ENCODED in inputs:
-        inputs[ENCODED] = encode_media(network, media)
+    inputs: dict[str, Any] = media.fit_inputs(prompt_ids.shape[1], network.dtype, network.device)
+    if ENCODER_OUTPUTS in inputs:
+        inputs[ENCODER_OUTPUTS] = encode_media(network, media)
     own = not network.config.is_encoder_decoder or get_language_model(network) is not network
     generated = run_generate(network, prompt_ids, inputs, NUM_CHECKED_TOKENS, use_own_generate=own)
     new = generated.sequences[0, -NUM_CHECKED_TOKENS:].tolist()
@@ -339,7 +339,7 @@ def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]
     them where the encoder reads no ids, as inputs of such encoders are each family's own."""
     if takes_ids(model):
         return {"input_ids": source}
-    return {ENCODED: EncoderOutput(last_hidden_state=make_random_states(model, source))}  # pyright: ignore
+    return {ENCODER_OUTPUTS: EncoderOutput(last_hidden_state=make_random_states(model, source))}  # pyright: ignore
 
 
 def make_placeholder_states(model: PreTrainedModel, source: list[int]) -> Tensor:

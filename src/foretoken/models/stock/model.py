@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
-from foretoken.media.inputs import ENCODED, Media
+from foretoken.media.inputs import ENCODER_OUTPUTS, Media
 from foretoken.models.base import Blocks, Capabilities, SharedKV, Model, count_block_tokens
 from foretoken.models.row_slots import (
     LONG_ROW_OFFSET,
@@ -293,7 +293,7 @@ class CausalModel(StockModel):
         fresh.long = [self._long_context]
         check_room([0], [max(n, len(prompt))], self.compute_max_lengths([self._long_context]))
         prompt_ids = torch.tensor([ids], device=self.device)
-        fitted = media.fitted(n, self.model.dtype, self.device)
+        fitted = media.fit_inputs(n, self.model.dtype, self.device)
         with self.twin(None) as model:
             inputs = prepare_first_forward(model, prompt_ids, capture_generate_arguments(self.full_model, prompt_ids, fitted))
             # states follow from a few tokens at a time: their embeddings are made for all
@@ -414,7 +414,7 @@ class Seq2SeqModel(StockModel):
             cache.decoder.encoder_mask, mask = mask, None
         return {
             "decoder_input_ids": ids,
-            ENCODED: EncoderOutput(last_hidden_state=self._get_encoder_states(cache)),  # pyright: ignore
+            ENCODER_OUTPUTS: EncoderOutput(last_hidden_state=self._get_encoder_states(cache)),  # pyright: ignore
             "attention_mask": mask,
             **(positions if self.takes_positions else {}),
         }

@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation.configuration_utils import GenerationMode
 
 from foretoken.errors import RefusedError
-from foretoken.media.inputs import ENCODED, Media
+from foretoken.media.inputs import ENCODER_OUTPUTS, Media
 from foretoken.models.base import Blocks, Capabilities
 from foretoken.models.row_slots import check_lengths, check_room, check_sources
 from foretoken.models.stock.attention import make_twin
@@ -158,15 +158,15 @@ class RowwiseModel(TorchModel):
     def _encode_source(self, source: list[int], media: Media | None) -> dict[str, Any]:
         start = perf_counter()
         if media is None and self.needs_media:
-            media = Media([], {ENCODED: make_placeholder_states(self.network, source)})
+            media = Media([], {ENCODER_OUTPUTS: make_placeholder_states(self.network, source)})
         if media is None:
             ids = {"input_ids": torch.tensor([source], device=self.device)}
-            return {ENCODED: encode_media(self.network, Media([], ids))}
+            return {ENCODER_OUTPUTS: encode_media(self.network, Media([], ids))}
         output = encode_media(self.network, media, self.encoder_key, self.full_model)
         self.encoder_seconds += perf_counter() - start
-        given = media.fitted(0, self.model.dtype, self.device)
+        given = media.fit_inputs(0, self.model.dtype, self.device)
         masks = {n: given[n] for n in ("attention_mask",) if n in given}  # as `generate` passes it
-        return {ENCODED: output, **masks}
+        return {ENCODER_OUTPUTS: output, **masks}
 
     def _extend(self, seq: RowwiseSequence, block: list[int], need: int) -> list[tuple[int, Tensor]]:
         """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
@@ -218,7 +218,7 @@ class RowwiseModel(TorchModel):
         if seq.source and not seq.num_cached:
             seq.generate_kwargs = copy.deepcopy(seq.source)  # some families add to an encoder's states
         elif seq.media is not None and (self.full_model is self.model or not seq.num_cached):
-            fitted = seq.media.fitted(text.shape[1], self.model.dtype, self.device)
+            fitted = seq.media.fit_inputs(text.shape[1], self.model.dtype, self.device)
             seq.generate_kwargs = capture_generate_arguments(self.full_model, text, fitted)
         return seq.generate_kwargs
 

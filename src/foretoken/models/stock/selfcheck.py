@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError, log_error_kind
-from foretoken.media.inputs import ENCODED, Media
+from foretoken.media.inputs import ENCODER_OUTPUTS, Media
 from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.stock import cache, media
@@ -198,7 +198,7 @@ def _measure_contradiction_from(model: PreTrainedModel, prompt_length: int, num_
     if model.config.is_encoder_decoder:
         source = torch.arange(2, 4 + 2 * COPY_WINDOW, device=model.device)[None]
         given = make_encoder_input(model, source)
-    made = media.run_generate(model, text, given, num_new_tokens, use_own_generate=ENCODED not in given)
+    made = media.run_generate(model, text, given, num_new_tokens, use_own_generate=ENCODER_OUTPUTS not in given)
     worst, spread = 0.0, 1e-9
     for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
         full = reference(model, made.sequences[:, : prompt_length + i], source, 1)[0]
@@ -243,7 +243,7 @@ class CheckedSequences:
         if not self.runner.encoder_decoder or takes_ids(self.model):
             return sources if self.runner.encoder_decoder else None
         tensors = [torch.tensor([s], device=self.model.device) for s in sources]
-        states = [{ENCODED: make_random_states(self.model, x)} for x in tensors]
+        states = [{ENCODER_OUTPUTS: make_random_states(self.model, x)} for x in tensors]
         reader: Any = self.runner
         reader.joining_media = [Media([], each) for each in states]
         return [[] for _ in sources]

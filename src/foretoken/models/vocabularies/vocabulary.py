@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from foretoken.errors import RefusedError
-from foretoken.text.decoding import BYTE
+from foretoken.text.decoding import BYTE_TOKEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,7 +76,7 @@ class Vocabulary:
         fallback: dict[int, bytes] = {}  # single bytes, which spell a text only where they must
         for word, i in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
             if i < V and i not in special:
-                by_byte = spell is _spell_text_token and BYTE.fullmatch(word)
+                by_byte = spell is _spell_text_token and BYTE_TOKEN.fullmatch(word)
                 which = fallback if by_byte else spellings
                 which[i] = added[i].encode() if i in added else spell(word)
 
@@ -144,7 +144,7 @@ class Vocabulary:
 
 def _spell_text_token(word: str) -> bytes:
     """A token of SentencePiece's, or one that is spelled as it is."""
-    if BYTE.fullmatch(word):
+    if BYTE_TOKEN.fullmatch(word):
         return bytes([int(word[3:5], 16)])
     return word.replace(SENTENCEPIECE_SPACE, " ").encode()
 

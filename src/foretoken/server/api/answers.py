@@ -15,14 +15,14 @@ from foretoken.records import StepRecord
 from foretoken.server.api.protocol import ApiRequest
 from foretoken.server.process.generation import GeneratedOutput, Generation
 from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, TokenLogprob
-from foretoken.text.replies.formats import named
-from foretoken.text.replies.grammar import Wish
-from foretoken.text.replies.reading import (
+from foretoken.text.replies.formats import get_format
+from foretoken.text.replies.grammar import ReplyRequirements
+from foretoken.text.replies.reader import (
     ReplyReader,
-    Told,
-    format_regions,
-    template_regions,
-    within,
+    ReplyEvent,
+    build_format_regions,
+    build_template_regions,
+    find_open_region,
 )
 
 RequestT = TypeVar("RequestT", bound=ApiRequest)
@@ -63,7 +63,7 @@ class ToolCall:
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
-    def build_delta(self, event: Told) -> dict[str, Any]:
+    def build_delta(self, event: ReplyEvent) -> dict[str, Any]:
         """Return what is new of it: its id and name once."""
         if not event.name:
             return {"index": self.index, "function": {"arguments": event.arguments}}
@@ -74,17 +74,17 @@ class ToolCall:
 class ParsedReply:
     """A reply as it is parsed: its text, thoughts and calls."""
 
-    def __init__(self, facts: ReplyFacts | None, requirements: Wish | None, tail: str) -> None:
+    def __init__(self, facts: ReplyFacts | None, requirements: ReplyRequirements | None, tail: str) -> None:
         self.text = self.thoughts = ""
         self.thought_tokens = 0
         self.calls: list[ToolCall] = []
         self._reader = None if facts is None or requirements is None else _make_reader(facts, requirements, tail)
 
-    def feed(self, part: StepOutput) -> list[Told]:
+    def feed(self, part: StepOutput) -> list[ReplyEvent]:
         """Return what is new."""
         return join_adjacent(event for _, events in self.parse_tokens(part) for event in events)
 
-    def parse_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[Told]]]:
+    def parse_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[ReplyEvent]]]:
         """Yield the pieces that each token adds, and whether it is a token of thoughts. Tokens are
         parsed one by one, so that nothing depends on the steps that they came in."""
         for i, text in enumerate(part.texts, 1):
@@ -98,9 +98,9 @@ class ParsedReply:
     def _is_thinking(self) -> bool:
         return self._reader is not None and self._reader.thinks
 
-    def _feed_text(self, text: str, done: Done | None) -> list[Told]:
+    def _feed_text(self, text: str, done: Done | None) -> list[ReplyEvent]:
         if self._reader is None:
-            events = [Told(text)] if text else []
+            events = [ReplyEvent(text)] if text else []
         else:
             events = self._reader.feed(text, last=done is not None, cut=_get_cut(done))
         for each in events:
@@ -114,14 +114,14 @@ class ParsedReply:
         return events
 
 
-def join_adjacent(events: Iterable[Told]) -> list[Told]:
+def join_adjacent(events: Iterable[ReplyEvent]) -> list[ReplyEvent]:
     """Return the pieces with neighbours of one kind as one."""
     groups = groupby(events, lambda each: (each.call, bool(each.thought)))
     return [reduce(_join, pieces) for _, pieces in groups]
 
 
-def _join(one: Told, other: Told) -> Told:
-    return Told(
+def _join(one: ReplyEvent, other: ReplyEvent) -> ReplyEvent:
+    return ReplyEvent(
         one.text + other.text,
         one.thought + other.thought,
         one.call,
@@ -130,14 +130,14 @@ def _join(one: Told, other: Told) -> Told:
     )
 
 
-def _make_reader(facts: ReplyFacts, requirements: Wish, tail: str) -> ReplyReader:
+def _make_reader(facts: ReplyFacts, requirements: ReplyRequirements, tail: str) -> ReplyReader:
     calls = bool(requirements.functions)
     if facts.template is not None and not requirements.required:
-        regions = template_regions(facts.template, calls=calls)
+        regions = build_template_regions(facts.template, calls=calls)
     else:
-        regions = format_regions(named(facts.format), calls=calls, thoughts=facts.thinks)
+        regions = build_format_regions(get_format(facts.format), calls=calls, thoughts=facts.thinks)
     functions = {each.name: each for each in requirements.functions}
-    return ReplyReader(regions, functions, within(regions, tail), has_text=not requirements.required)
+    return ReplyReader(regions, functions, find_open_region(regions, tail), has_text=not requirements.required)
 
 
 def _get_cut(done: Done | None) -> str | None:

@@ -19,9 +19,9 @@ from foretoken.sampling.params import SAMPLING_OPTIONS, Controls, SamplingParams
 from foretoken.server.api import unsupported
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import GenerateRequest, Prompt, ReplyFacts
-from foretoken.text.messages import MEDIA
-from foretoken.text.replies.calls import Signature
-from foretoken.text.replies.grammar import Wish
+from foretoken.text.messages import MEDIA_PART_KEYS
+from foretoken.text.replies.calls import FunctionSignature
+from foretoken.text.replies.grammar import ReplyRequirements
 
 FiniteFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 StrictInt = Annotated[int, Field(strict=True)]
@@ -284,7 +284,7 @@ class ApiRequest(SamplingFields):
             message = f"min_tokens is {min_tokens}, above the {limit} new tokens asked for; lower it"
             raise BadRequestError(message, "min_tokens")
 
-    def get_reply_requirements(self, facts: ReplyFacts | None) -> Wish | None:
+    def get_reply_requirements(self, facts: ReplyFacts | None) -> ReplyRequirements | None:
         """Return the reply that is asked for, where it is to be read for thoughts and calls;
         `facts`: how the model writes them."""
         return None
@@ -408,7 +408,7 @@ def _normalize_content(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     parts = [_normalize_part(part) for part in _require_few_parts(content)]
-    if any(part["type"] in MEDIA for part in parts):
+    if any(part["type"] in MEDIA_PART_KEYS for part in parts):
         return parts
     return "".join(part["text"] for part in parts)
 
@@ -560,15 +560,15 @@ class TemplatedRequest(ApiRequest):
                 raise BadRequestError(f"{place} has the type {format_value(kind)}; give an object", place)
         super().require()
 
-    def get_reply_requirements(self, facts: ReplyFacts | None) -> Wish | None:
+    def get_reply_requirements(self, facts: ReplyFacts | None) -> ReplyRequirements | None:
         choice, functions = self.tool_choice, [tool.function for tool in self.offered_tools]
         if isinstance(choice, NamedTool):
             functions = [each for each in functions if each.name == choice.function.name]
         budget = self.thinking_token_budget is not None
         if facts is None or not (functions or facts.thinks or facts.template or budget):
             return None
-        return Wish(
-            tuple(Signature(f.name, f.parameters, f.description) for f in functions),
+        return ReplyRequirements(
+            tuple(FunctionSignature(f.name, f.parameters, f.description) for f in functions),
             required=self.requires_calls,
             parallel=self.parallel_tool_calls is not False and not isinstance(choice, NamedTool),
         )

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from foretoken.errors import format_value
 from foretoken.server.api.answers import make_id
 from foretoken.server.api.protocol import MAX_CONTENT_PARTS, Content, StrictModel, make_field_error
-from foretoken.text.replies.reading import Told
+from foretoken.text.replies.reader import ReplyEvent
 
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
@@ -198,7 +198,7 @@ class OutputItems:
         self._call: int | None = None
         self._logprobs: list[dict[str, Any]] = []  # of text that is held back
 
-    def add_pieces(self, pieces: list[Told], logprobs: list[dict[str, Any]]) -> Iterator[str]:
+    def add_pieces(self, pieces: list[ReplyEvent], logprobs: list[dict[str, Any]]) -> Iterator[str]:
         """Yield the events of what is new; logprobs go with the text that follows them, and those
         of a call nowhere."""
         logprobs, self._logprobs = [*self._logprobs, *logprobs], []
@@ -215,14 +215,14 @@ class OutputItems:
     def end(self, status: str, *, has_text: bool = True) -> Iterator[str]:
         """Yield the events of the end; an empty reply is an empty message if it may have text."""
         if not self.items and has_text:
-            yield from self._begin("message", Told())
+            yield from self._begin("message", ReplyEvent())
         if not self.items:
             return
         if self.items[-1].kind == "message":
             yield from self.items[-1].add(self._format_event, "", self._logprobs)
         yield from self.items[-1].end(self._format_event, status)
 
-    def _begin(self, kind: Any, piece: Told) -> Iterator[str]:
+    def _begin(self, kind: Any, piece: ReplyEvent) -> Iterator[str]:
         if self.items:
             yield from self.items[-1].end(self._format_event, "completed")
         self._call = piece.call

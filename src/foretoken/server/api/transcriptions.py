@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
-from foretoken.media.spoken import FORMATS, Transcription
+from foretoken.media.transcripts import TRANSCRIPT_FORMATS, Transcription
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.protocol import Body
@@ -61,7 +61,7 @@ class TranslationForm(Body):
         if self.response_format == "json":
             return {"text": transcription.text, "usage": usage}
         if self.response_format != "verbose_json":
-            return FORMATS[self.response_format](transcription)
+            return TRANSCRIPT_FORMATS[self.response_format](transcription)
         settings = {"temperature": self.temperature}
         segments = [{"id": i, **asdict(each), **settings} for i, each in enumerate(transcription.segments)]
         words = [word for segment in segments for word in segment.pop("words") or ()]

@@ -39,7 +39,7 @@ from foretoken.server.process.messages import (
     is_chat,
 )
 from foretoken.server.process.statistics import SpecDecodeStats
-from foretoken.text.messages import MEDIA, parts_of
+from foretoken.text.messages import MEDIA_PART_KEYS, get_parts
 
 MAX_MOVES = 3  # engines that a request may lose: one that kills them must not kill all
 ENGINE_TIMEOUT_S = 300.0  # that a request waits for an engine, if all are being started again
@@ -72,11 +72,11 @@ def _flatten_content(message: dict[str, Any]) -> str:
     """A message's content, with a digest for each image and audio."""
 
     def describe(part: Mapping[str, Any]) -> str:
-        if part["type"] not in MEDIA:
+        if part["type"] not in MEDIA_PART_KEYS:
             return part["text"]
         return hashlib.blake2b(part[part["type"]], digest_size=DIGEST_CHARACTERS // 2).hexdigest()
 
-    return "".join(map(describe, parts_of(message))) or str(message.get("content"))
+    return "".join(map(describe, get_parts(message))) or str(message.get("content"))
 
 
 def _sum_property(name: str) -> Any:

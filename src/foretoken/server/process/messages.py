@@ -10,7 +10,7 @@ from foretoken.records import PartialOutput, Stats, StepRecord
 from foretoken.sampling.params import Controls
 from foretoken.server.options import LogOptions
 from foretoken.text import messages as chat_messages
-from foretoken.text.replies.grammar import Wish
+from foretoken.text.replies.grammar import ReplyRequirements
 
 Query = Literal["tokenize", "detokenize", "speculation"]
 Prompt = str | list[int] | list[dict[str, Any]]  # a text, ids, or messages
@@ -24,7 +24,7 @@ def is_chat(prompt: Prompt) -> TypeGuard[list[dict[str, Any]]]:
 
 def holds_media(prompt: Prompt) -> bool:
     """Return whether a prompt is messages with pictures or sounds among their parts."""
-    return is_chat(prompt) and chat_messages.holds_media(prompt)
+    return is_chat(prompt) and chat_messages.has_media(prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class GenerateRequest:
     begun: PartialOutput | None = None  # the output so far of an engine that died
     show_steps: bool = False  # return the text of each token of the steps
     echo: bool = False  # return the prompt
-    reply_requirements: Wish | None = None  # of a reply that is read for thoughts and calls
+    reply_requirements: ReplyRequirements | None = None  # of a reply that is read for thoughts and calls
     thinking_budget: int | None = None
     return_prompt_ids: bool = False
     bad_words: tuple[str, ...] = ()  # strings that are not generated

@@ -18,7 +18,7 @@ from foretoken.server.process.messages import (
     TokenLogprob,
 )
 from foretoken.server.process.preparation import EngineRequest, TooLongError
-from foretoken.text.decoding import Spelling
+from foretoken.text.decoding import TokenSpelling
 
 MIN_LOGPROB = -9999.0  # one that JSON can hold; OpenAI's, for an impossible token
 REFUSAL_KIND_BY_ERROR: list[tuple[type[Exception], RefusalKind]] = [  # the first that fits
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class OutputConverter:
     """Conversion of one model's events: its tokens' spelling, and the tokens that end its texts."""
 
-    spelling: Spelling
+    spelling: TokenSpelling
     eos: frozenset[int]
 
     def convert(self, event: Event, request: EngineRequest) -> StepOutput | Refusal:
@@ -73,7 +73,7 @@ class OutputConverter:
         """`offsets`: [] if they are not reported."""
         if logprobs is None:
             return None
-        word = self.spelling.word
+        word = self.spelling.spell
 
         def convert(each: Logprobs, offset: int) -> TokenLogprob:
             top = [(*word(token), max(MIN_LOGPROB, logprob), token) for token, logprob in each.top]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from foretoken.controls.grammar import objection
+from foretoken.controls.grammar import find_schema_problem
 from foretoken.errors import InputError, naming_option
 from foretoken.media.inputs import Media
 from foretoken.sampling.checks import as_structured
@@ -24,9 +24,9 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.replies import ReplyPreparer
 from foretoken.server.process.sandbox import GrammarSandbox, MediaSandbox
 from foretoken.speculator import Speculator
-from foretoken.text.chat import rate
-from foretoken.text.decoding import Spelling, count_offsets, decode
-from foretoken.text.messages import parts_of
+from foretoken.text.chat import get_sampling_rate
+from foretoken.text.decoding import TokenSpelling, count_offsets, decode
+from foretoken.text.messages import get_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ class RequestPreparer:
     spec: Speculator
     prompts: PromptEncoder
     replies: ReplyPreparer
-    spelling: Spelling
+    spelling: TokenSpelling
     sandbox: GrammarSandbox
 
     def prepare(self, id: int, request: GenerateRequest) -> tuple[EngineRequest, dict[str, Any]]:
@@ -94,7 +94,7 @@ class RequestPreparer:
             prompt = decode(tokenizer, ids)
         logprobs = request.controls.get("prompt_logprobs") is not None
         offsets = count_offsets(tokenizer, ids, prompt) if logprobs else []
-        first = TokenLogprob(*self.spelling.word(ids[0]), 0.0, [], ids[0], 1, 0)
+        first = TokenLogprob(*self.spelling.spell(ids[0]), 0.0, [], ids[0], 1, 0)
         return Accepted(id, len(ids), prompt, (first,), tail, reported_ids), offsets
 
     def _build_controls(self, request: GenerateRequest, tail: str) -> Controls:
@@ -124,7 +124,7 @@ def blame_function(request: GenerateRequest, error: Exception) -> Exception:
     if getattr(error, "option", None) != "structured" or request.reply_requirements is None:
         return error
     for function in request.reply_requirements.functions:
-        if function.parameters and (reason := objection(json.dumps(function.parameters))):
+        if function.parameters and (reason := find_schema_problem(json.dumps(function.parameters))):
             problem = f"the parameters of the function {function.name!r} cannot be followed"
             return InputError(f"{problem}: {reason}; correct them").about("tools")
     return error
@@ -198,7 +198,7 @@ class PromptEncoder:
     def _decode_media(self, i: int, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with its images and audio as arrays."""
         assert self.spec.processor is not None  # messages of others hold no media
-        sampling_rate = rate(self.spec.processor())
+        sampling_rate = get_sampling_rate(self.spec.processor())
 
         def decode(j: int, part: Mapping[str, Any]) -> dict[str, Any]:
             kind, place = part["type"], f"message {i}, part {j}"
@@ -208,7 +208,7 @@ class PromptEncoder:
                 return {"type": kind, kind: self.media.decode_audio(part[kind], sampling_rate, place)}
             return dict(part)
 
-        parts = [decode(j, part) for j, part in enumerate(parts_of(message))]
+        parts = [decode(j, part) for j, part in enumerate(get_parts(message))]
         return message | {"content": parts or message.get("content")}
 
 
@@ -218,7 +218,7 @@ def get_ids(prompt: list[int] | Media) -> list[int]:
 
 
 def _count_characters(message: dict[str, Any]) -> int:
-    parts = parts_of(message)
+    parts = get_parts(message)
     texts = [part.get("text") for part in parts] if parts else [message.get("content")]
     return sum(len(text or "") for text in texts)
 

@@ -14,9 +14,9 @@ from foretoken.server.process.messages import ModelInfo, Prompt
 from foretoken.server.process.preparation import PromptEncoder, get_ids
 from foretoken.server.process.replies import ReplyPreparer
 from foretoken.speculator import Speculator
-from foretoken.speech.transcription import transcribes
-from foretoken.text.chat import kinds
-from foretoken.text.decoding import Spelling, decode
+from foretoken.speech.transcription import can_transcribe
+from foretoken.text.chat import get_media_kinds
+from foretoken.text.decoding import TokenSpelling, decode
 from foretoken.theory import steps_factor
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Queries:
     spec: Speculator
     prompts: PromptEncoder
     replies: ReplyPreparer
-    spelling: Spelling
+    spelling: TokenSpelling
 
     def tokenize(
         self,
@@ -84,7 +84,7 @@ def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) ->
         dtype=spec.target.compute_dtype,
         replies=replies.facts,
         media=_media_kinds(spec),
-        transcribes=transcribes(spec),
+        transcribes=can_transcribe(spec),
         suggested={name: spec.suggested.get(name) for name in ("temperature", "top_p", "top_k")},
         max_rows=engine.max_rows,
         pid=os.getpid(),
@@ -97,7 +97,7 @@ def _media_kinds(spec: Speculator) -> tuple[str, ...]:
     if spec.processor is None or not spec.target.capabilities.media:
         return ()
     try:
-        return kinds(spec.processor())
+        return get_media_kinds(spec.processor())
     except InputError as error:  # a library that it needs is not installed
         log.warning("pictures and sounds are not read: %s", error)
         return ()

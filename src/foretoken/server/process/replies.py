@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
-from foretoken.controls.grammar import symbol
+from foretoken.controls.grammar import build_symbol
 from foretoken.errors import InputError, naming_option, format_value
 from foretoken.sampling.checks import Structured, as_structured
 from foretoken.sampling.params import Controls
 from foretoken.server.process.messages import GenerateRequest, ReplyFacts
 from foretoken.text.decoding import decode
 from foretoken.text.replies import formats
-from foretoken.text.replies.calls import Signature
-from foretoken.text.replies.grammar import GrammarWriter, Thinking
-from foretoken.text.replies.reading import format_regions, template_regions, within
+from foretoken.text.replies.calls import FunctionSignature
+from foretoken.text.replies.grammar import GrammarWriter, ThinkingMode
+from foretoken.text.replies.reader import build_format_regions, build_template_regions, find_open_region
 
 log = logging.getLogger(__name__)
 TAIL_TOKENS = 256  # tokens of a prompt that say whether its end is within thoughts
@@ -38,9 +38,9 @@ class ReplyPreparer:
         own_templates = "\n".join(map(str, templates))
         self.template = template or own_templates
         self._tokenizer = tokenizer
-        by_template = formats.of_template(self.template) if parser == "auto" else None
-        chosen = formats.named(parser) if parser in formats.NAMES else by_template
-        self.format = chosen or formats.HERMES
+        by_template = formats.find_format(self.template) if parser == "auto" else None
+        chosen = formats.get_format(parser) if parser in formats.REPLY_FORMAT_NAMES else by_template
+        self.format = chosen or formats.HERMES_FORMAT
         response = _get_response_template(tokenizer) if parser == "auto" else None
         self.facts = ReplyFacts(
             self.format.name,
@@ -90,7 +90,7 @@ class ReplyPreparer:
         raise InputError(f"{problem}; leave it out").about("reasoning_effort")
 
     def decode_tail(self, ids: Sequence[int]) -> str:
-        return decode(self._tokenizer, list(ids[-TAIL_TOKENS:]), special=True)
+        return decode(self._tokenizer, list(ids[-TAIL_TOKENS:]), keep_special_tokens=True)
 
     def build_controls(self, request: GenerateRequest, tail: str) -> Controls:
         """Return changes of a request's controls: the grammar of its calls, its thoughts' budget,
@@ -113,22 +113,22 @@ class ReplyPreparer:
         return changes
 
     def _build_grammar(
-        self, request: GenerateRequest, structured: Structured | None, thinking: Thinking
+        self, request: GenerateRequest, structured: Structured | None, thinking: ThinkingMode
     ) -> Structured:
         assert request.reply_requirements is not None
-        text = None if structured is None else symbol(structured)
+        text = None if structured is None else build_symbol(structured)
         writer = GrammarWriter(self.format, request.reply_requirements, self.special_tokens, text)
-        return Structured("lark", writer.written(thinking))
+        return Structured("lark", writer.write(thinking))
 
-    def _get_thinking(self, tail: str) -> Thinking:
+    def _get_thinking(self, tail: str) -> ThinkingMode:
         if not self.facts.thinks:
             return "no"
-        regions = format_regions(self.format, calls=False, thoughts=True)
-        if within(regions, tail):
+        regions = build_format_regions(self.format, calls=False, thoughts=True)
+        if find_open_region(regions, tail):
             return "begun"
         return "no" if tail.rstrip().endswith(self.format.think[1]) else "may"
 
-    def _build_thinking_budget(self, tokens: int, thinking: Thinking) -> tuple[int, list[int], list[int]]:
+    def _build_thinking_budget(self, tokens: int, thinking: ThinkingMode) -> tuple[int, list[int], list[int]]:
         if not self.facts.thinks:
             problem = (
                 f"thinking_token_budget is {tokens}, and this model's template has no thoughts"
@@ -146,7 +146,7 @@ def _get_response_template(tokenizer: Any) -> dict[str, Any] | None:
     if not isinstance(template, dict):
         return None
     try:
-        template_regions(cast(dict[str, Any], template), calls=True)
+        build_template_regions(cast(dict[str, Any], template), calls=True)
     except InputError as error:
         log.warning("%s", error)
         return None
@@ -176,5 +176,5 @@ def _find_special_tokens(tokenizer: Any, text: str) -> dict[str, int]:
     return {token.content: id for id, token in added if token.special and token.content in text}
 
 
-def _describe_function(function: Signature) -> dict[str, Any]:
+def _describe_function(function: FunctionSignature) -> dict[str, Any]:
     return {name: value for name, value in asdict(function).items() if value is not None}

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import InputError
-from foretoken.media.pictures import picture
-from foretoken.media.sounds import sound
+from foretoken.media.images import load_image
+from foretoken.media.audio import load_audio
 from foretoken.shared_cache import SharedCache
 
 if TYPE_CHECKING:
@@ -145,11 +145,11 @@ class MediaSandbox(Sandbox):
 
     def decode_image(self, file: bytes, place: str) -> NDArray[np.uint8]:
         """Return an image's pixels `[H, W, 3]`; `place`: its place in the request, for errors."""
-        return self._decode("uint8", file, kind="picture", place=place)
+        return self._decode("uint8", file, kind="picture", label=place)
 
     def decode_audio(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
         """Return samples `[n]` of audio at `rate` Hz; `place`: as of `picture`."""
-        return self._decode("float32", file, kind="sound", place=place, rate=rate)
+        return self._decode("float32", file, kind="sound", label=place, rate=rate)
 
     def _decode(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:
         fields, values = self.ask(question["place"], question | self._limits, file)
@@ -182,9 +182,9 @@ def make_media_decoder(_: dict[str, Any]) -> Handler:
         place = question["place"]
         try:
             if question["kind"] == "picture":
-                values = np.asarray(picture(bytes(file), place, question["pixels"]))
+                values = np.asarray(load_image(bytes(file), place, question["pixels"]))
             else:
-                values = sound(bytes(file), question["rate"], place, question["seconds"])
+                values = load_audio(bytes(file), question["rate"], place, question["seconds"])
         except InputError as error:
             return {"problem": str(error)}, b""
         return {"shape": values.shape}, values.tobytes()

@@ -19,7 +19,7 @@ from foretoken.server.process.outputs import to_refusal
 from foretoken.server.process.sandbox import MediaSandbox
 from foretoken.speculator import Speculator
 from foretoken.speech.transcription import transcribe
-from foretoken.text.chat import rate
+from foretoken.text.chat import get_sampling_rate
 
 MAX_RUNNING, MAX_OPEN = 4, 16  # transcriptions that run; with those that wait
 TRANSCRIPTION_HEARTBEAT_S = 1.0  # between two messages that a transcription still runs
@@ -71,9 +71,9 @@ class Transcriber:
             assert self.spec.processor is not None  # else the server refuses the request
             options = asdict(request)
             with naming_option("audio"):
-                file, sampling_rate = options.pop("audio"), rate(self.spec.processor())
+                file, sampling_rate = options.pop("audio"), get_sampling_rate(self.spec.processor())
                 samples = self.media.decode_audio(file, sampling_rate, "the file")
-            self.send(Reply(id, transcribe(self.spec, samples, told=report, **options)))
+            self.send(Reply(id, transcribe(self.spec, samples, on_text=report, **options)))
         except _CancelledError:
             pass
         except Exception as error:

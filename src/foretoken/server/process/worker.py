@@ -38,7 +38,7 @@ from foretoken.server.process.replies import ReplyPreparer
 from foretoken.server.process.sandbox import GrammarSandbox, MediaSandbox
 from foretoken.server.process.transcriber import Transcriber
 from foretoken.speculator import Speculator
-from foretoken.text.decoding import Spelling
+from foretoken.text.decoding import TokenSpelling
 
 LONG_PROMPT_SIZE = 20_000  # characters and ids that take more than a moment to prepare
 SANDBOX_THREADS = 4  # for grammars and media, most of whose work is done in sandboxes
@@ -58,7 +58,7 @@ class Worker:
     ) -> None:
         self.pipe, self.engine, self.media = pipe, engine, media
         self.info = describe_models(spec, engine, replies)
-        self.sandbox, spelling = GrammarSandbox(spec.tokenizer), Spelling(spec.tokenizer)
+        self.sandbox, spelling = GrammarSandbox(spec.tokenizer), TokenSpelling(spec.tokenizer)
         prompts = PromptEncoder(spec, engine.max_length, media)
         self.preparer = RequestPreparer(spec, prompts, replies, spelling, self.sandbox)
         self.queries = Queries(spec, prompts, replies, spelling)

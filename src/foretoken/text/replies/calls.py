@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any, Protocol
 
-from foretoken.text.json_schema import exact_schema
+from foretoken.text.json_schema import rewrite_schema
 
 # Between JSON's tokens, as chat templates write it. Where they are fixed, all of a key is forced,
 # and forced tokens cost no draft
-SPACES = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+CALL_SEPARATORS = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 # What has a say in an object's other properties, beside those that it names
-OTHERS = {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"}
-OTHERS |= {"allOf", "anyOf", "oneOf", "if"}
-LONGEST = 4096  # characters before a call's arguments
-NOTED = {"type", "title", "description", "$schema", "strict", "examples", "default"}
-NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-WHOLE_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-STRING = r'"((?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)"'
-HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*{STRING}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
+OPEN_OBJECT_KEYWORDS = {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"}
+OPEN_OBJECT_KEYWORDS |= {"allOf", "anyOf", "oneOf", "if"}
+MAX_HEAD_CHARACTERS = 4096  # characters before a call's arguments
+ANNOTATION_KEYWORDS = {"type", "title", "description", "$schema", "strict", "examples", "default"}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+QUOTED_STRING_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+JSON_STRING_PATTERN = r'"((?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)"'
+JSON_CALL_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*{JSON_STRING_PATTERN}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 
-Literal = Callable[[str], str]  # a text as a grammar's symbols, in which special tokens are tokens
+LiteralWriter = Callable[[str], str]  # a text as a grammar's symbols, in which special tokens are tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class FunctionSignature:
     """A function that a model may call."""
 
     name: str
@@ -41,56 +41,56 @@ class Signature:
     def schema(self) -> dict[str, Any]:
         """Return the schema of its arguments: no others than those it names, unless it says so,
         since functions take no others and some clients leave the word for that out."""
-        said = NOTHING if self.parameters is None else {"type": "object"} | self.parameters
-        if "properties" not in said or said.keys() & OTHERS:
-            return said
-        return {**said, "additionalProperties": False}
+        schema = NO_PARAMETERS if self.parameters is None else {"type": "object"} | self.parameters
+        if "properties" not in schema or schema.keys() & OPEN_OBJECT_KEYWORDS:
+            return schema
+        return {**schema, "additionalProperties": False}
 
     @property
     def properties(self) -> dict[str, Any]:
-        said = self.schema.get("properties")
-        return said if isinstance(said, dict) else {}
+        properties = self.schema.get("properties")
+        return properties if isinstance(properties, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A call: its arguments are JSON."""
 
     name: str
     arguments: str
 
 
-Signatures = Mapping[str, Signature]
+FunctionSignatures = Mapping[str, FunctionSignature]
 
 
 class CallForm(Protocol):
     """A way to write calls."""
 
-    def read(self, text: str, functions: Signatures) -> list[Call]:
+    def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
         """Return the calls in a text. ValueError where it holds something else."""
         ...
 
-    def rule(self, function: Signature, literal: Literal) -> str:
+    def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
         """Return the right side of the rule for a call of a function. ValueError where its schema
         says what this form cannot hold to."""
         ...
 
-    def progress(self) -> Progress | None:
+    def start_stream(self) -> CallStream | None:
         """Return a reader of a call that is being written; None where its text is not JSON."""
         ...
 
-    def ends(self, text: str) -> bool:
+    def can_close(self, text: str) -> bool:
         """Tell whether a mark may end calls behind this text: not within a string."""
         ...
 
 
-class Progress:
+class CallStream:
     """Reads a call as it is written: its name first, then the pieces of its arguments, an object.
     `rest`: the text behind them."""
 
-    def __init__(self, head: re.Pattern[str], *, quoted: bool = False) -> None:
+    def __init__(self, head: re.Pattern[str], *, json_names: bool = False) -> None:
         """`quoted`: whether names are JSON's strings."""
-        self._head, self._in_json, self._waiting = head, quoted, ""
+        self._head, self._in_json, self._waiting = head, json_names, ""
         self.name: str | None = None
         self.rest = ""
         self._depth, self._quoted, self._escaped, self._over = 0, False, False, False
@@ -99,17 +99,17 @@ class Progress:
         """Return what is new of the arguments."""
         if self.name is None:
             self._waiting += text
-            match = self._head.match(self._waiting) if len(self._waiting) < LONGEST else None
+            match = self._head.match(self._waiting) if len(self._waiting) < MAX_HEAD_CHARACTERS else None
             if match is None:
                 return ""
             self.name, text = match[1], self._waiting[match.end() :]
             if self._in_json:
                 self.name = json.loads(f'"{self.name}"')
-        end = 0 if self._over else self._end(text)
+        end = 0 if self._over else self._find_end(text)
         self.rest += text[end:]
         return text[:end]
 
-    def _end(self, text: str) -> int:
+    def _find_end(self, text: str) -> int:
         """Return where the arguments, an object, end."""
         for i, letter in enumerate(text):
             if self._quoted:
@@ -134,24 +134,24 @@ class JsonForm:
     key: str = "arguments"  # as models write it; both names are read
     between: str = ""  # of several
 
-    def read(self, text: str, functions: Signatures) -> list[Call]:
-        calls, rest = list[Call](), text.strip()
+    def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
+        calls, rest = list[FunctionCall](), text.strip()
         while rest:
             value, end = json.JSONDecoder().raw_decode(rest)
             each = value if isinstance(value, list) else [value]
-            calls += [_object_call(part, functions) for part in each]
+            calls += [_parse_object_call(part, functions) for part in each]
             rest = rest[end:].removeprefix(self.between).strip()
-        return calls or _none(text)
+        return calls or _raise_no_call(text)
 
-    def rule(self, function: Signature, literal: Literal) -> str:
+    def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
         name = json.dumps(function.name, ensure_ascii=False)
         head = f'{{"name": {name}, "{self.key}": '
-        return f"{literal(head)} {json_rule(function.schema)} {literal('}')}"
+        return f"{literal(head)} {build_json_rule(function.schema)} {literal('}')}"
 
-    def progress(self) -> Progress | None:
-        return Progress(HEAD, quoted=True)
+    def start_stream(self) -> CallStream | None:
+        return CallStream(JSON_CALL_HEAD, json_names=True)
 
-    def ends(self, text: str) -> bool:
+    def can_close(self, text: str) -> bool:
         return not _within_string(text)
 
 
@@ -169,24 +169,24 @@ class NamedForm:
         before, between = map(re.escape, (self.before, self.between))
         return re.compile(self.pattern or rf"\s*{before}([\w.:-]+){between}\s*(?=\{{)", re.DOTALL)
 
-    def read(self, text: str, functions: Signatures) -> list[Call]:
+    def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
         match = self.head.match(text)
         if match is None:
-            return _none(text)
+            return _raise_no_call(text)
         value, end = json.JSONDecoder().raw_decode(text, match.end())
         if text[end:].strip() not in ("", self.after.strip()) or not isinstance(value, dict):
-            return _none(text)
-        return [Call(match[1], dumped(value))]
+            return _raise_no_call(text)
+        return [FunctionCall(match[1], dump_json(value))]
 
-    def rule(self, function: Signature, literal: Literal) -> str:
+    def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
         head = literal(f"{self.before}{function.name}{self.between}")
         after = f" {literal(self.after)}" if self.after else ""
-        return f"{head} {json_rule(function.schema)}{after}"
+        return f"{head} {build_json_rule(function.schema)}{after}"
 
-    def progress(self) -> Progress | None:
-        return Progress(self.head)
+    def start_stream(self) -> CallStream | None:
+        return CallStream(self.head)
 
-    def ends(self, text: str) -> bool:
+    def can_close(self, text: str) -> bool:
         match = self.head.match(text)
         return match is None or not _within_string(text[match.end() :])
 
@@ -195,40 +195,40 @@ class NamedForm:
 class PythonForm:
     """`[f(a=1, b="x"), g()]`, as Python writes it; JSON's names of constants are read too."""
 
-    def read(self, text: str, functions: Signatures) -> list[Call]:
+    def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
         try:
             body = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, RecursionError, MemoryError) as error:
             raise ValueError(str(error)) from None
         parts = body.elts if isinstance(body, ast.List | ast.Tuple) else [body]
-        return [self._call(part) for part in parts] or _none(text)
+        return [self._parse_call(part) for part in parts] or _raise_no_call(text)
 
-    def _call(self, part: ast.expr) -> Call:
+    def _parse_call(self, part: ast.expr) -> FunctionCall:
         if not isinstance(part, ast.Call) or part.args or any(k.arg is None for k in part.keywords):
             raise ValueError("it holds no call with named arguments")
-        given = {str(each.arg): _python(each.value) for each in part.keywords}
-        return Call(ast.unparse(part.func), dumped(given))
+        arguments = {str(each.arg): _evaluate_literal(each.value) for each in part.keywords}
+        return FunctionCall(ast.unparse(part.func), dump_json(arguments))
 
-    def rule(self, function: Signature, literal: Literal) -> str:
-        names = _held(function, "a call in Python's form")
+    def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
+        names = _require_properties(function, "a call in Python's form")
         for name in (*function.name.split("."), *names):
             if not name.isidentifier() or not name.isascii() or iskeyword(name):
                 raise ValueError(f"{name!r} is no name in Python")
         required = set(function.schema.get("required", ()))
-        rules = [f"{literal(f'{name}=')} {self._value(part)}" for name, part in names.items()]
-        inner = some_of(rules, [name in required for name in names], ", ") if rules else ""
+        rules = [f"{literal(f'{name}=')} {self._build_value_rule(part)}" for name, part in names.items()]
+        inner = join_rules(rules, [name in required for name in names], ", ") if rules else ""
         return f"{literal(f'{function.name}(')} {inner} {literal(')')}"
 
-    def _value(self, schema: Any) -> str:
+    def _build_value_rule(self, schema: Any) -> str:
         kind = schema.get("type") if isinstance(schema, dict) else None
         if kind == "boolean" and "enum" not in schema and "const" not in schema:
             return '("True" | "False")'
-        return '"None"' if kind == "null" else json_rule(_alone(schema))
+        return '"None"' if kind == "null" else build_json_rule(_require_no_references(schema))
 
-    def progress(self) -> Progress | None:
+    def start_stream(self) -> CallStream | None:
         return None
 
-    def ends(self, text: str) -> bool:
+    def can_close(self, text: str) -> bool:
         try:
             ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -237,69 +237,69 @@ class PythonForm:
 
 
 @dataclass(frozen=True, slots=True)
-class BareForm:
+class BareKeysForm:
     """`call:f{key:<|"|>text<|"|>,other:[1,true]}`, as Gemma 4 writes it: JSON with bare keys and
     other quotes."""
 
     quote: str = '<|"|>'
     before: str = "call:"
 
-    def read(self, text: str, functions: Signatures) -> list[Call]:
+    def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
         match = re.match(rf"\s*{self.before}([\w.:-]+)(?=\{{)", text)
         if match is None:
-            return _none(text)
+            return _raise_no_call(text)
         parts = text[match.end() :].split(self.quote)
         if len(parts) % 2 == 0:
             raise ValueError("a string has no end")
         keyed = (re.sub(r"(?<=[{,])\s*([\w.-]+)\s*:", r'"\1":', part) for part in parts[::2])
         quoted = (json.dumps(part, ensure_ascii=False) for part in parts[1::2])
         whole = "".join(f"{part}{next(quoted, '')}" for part in keyed)
-        return [Call(match[1], dumped(json.loads(whole)))]
+        return [FunctionCall(match[1], dump_json(json.loads(whole)))]
 
-    def rule(self, function: Signature, literal: Literal) -> str:
+    def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
         head = literal(f"{self.before}{function.name}")
-        return f"{head} {self._object(function.schema, literal)}"
+        return f"{head} {self._build_object_rule(function.schema, literal)}"
 
-    def _object(self, schema: dict[str, Any], literal: Literal) -> str:
-        names = _held(Signature("an object", schema), "a call with bare keys")
+    def _build_object_rule(self, schema: dict[str, Any], literal: LiteralWriter) -> str:
+        names = _require_properties(FunctionSignature("an object", schema), "a call with bare keys")
         if not names:
             return literal("{}")
         for name in names:
             _require_name(name, r"[\w.-]+")
         required = set(schema.get("required", ()))
-        rules = [f"{literal(f'{n}:')} {self._value(part, literal)}" for n, part in names.items()]
+        rules = [f"{literal(f'{n}:')} {self._build_value_rule(part, literal)}" for n, part in names.items()]
         return (
-            f"{literal('{')} {some_of(rules, [n in required for n in names], ',')} {literal('}')}"
+            f"{literal('{')} {join_rules(rules, [n in required for n in names], ',')} {literal('}')}"
         )
 
-    def _value(self, schema: Any, literal: Literal) -> str:
+    def _build_value_rule(self, schema: Any, literal: LiteralWriter) -> str:
         kind = schema.get("type") if isinstance(schema, dict) else None
-        if choices := _choices(schema) if kind else []:
-            return f"({' | '.join(literal(self._spelled(each)) for each in choices)})"
+        if choices := _get_choices(schema) if kind else []:
+            return f"({' | '.join(literal(self._spell(each)) for each in choices)})"
         if kind == "string":
             _require_plain(schema)
-            return f"{literal(self.quote)} {text_until(literal(self.quote))}"
+            return f"{literal(self.quote)} {build_text_until(literal(self.quote))}"
         if kind == "object":
-            return self._object(schema, literal)
+            return self._build_object_rule(schema, literal)
         if kind == "array" and isinstance(schema.get("items"), dict):
             _require_known(schema, {"items"})
-            each, comma = self._value(schema["items"], literal), literal(",")
+            each, comma = self._build_value_rule(schema["items"], literal), literal(",")
             return f"{literal('[')} ({each} ({comma} {each})*)? {literal(']')}"
         if kind in ("integer", "number", "boolean", "null"):
-            return json_rule(_alone(schema))
+            return build_json_rule(_require_no_references(schema))
         raise ValueError(f"a call with bare keys takes values of one known type, not {schema}")
 
-    def _spelled(self, value: Any) -> str:
+    def _spell(self, value: Any) -> str:
         if not isinstance(value, str):
             return json.dumps(value)
         if self.quote in value:
             raise ValueError(f"a string cannot hold {self.quote}")
         return f"{self.quote}{value}{self.quote}"
 
-    def progress(self) -> Progress | None:
+    def start_stream(self) -> CallStream | None:
         return None
 
-    def ends(self, text: str) -> bool:
+    def can_close(self, text: str) -> bool:
         return text.count(self.quote) % 2 == 0
 
 
@@ -313,74 +313,74 @@ class TaggedForm:
     end: str  # of a value
     after: str = ""
 
-    def read(self, text: str, functions: Signatures) -> list[Call]:
-        before, behind = (re.escape(mark.strip()) for mark in self.head)
-        name = re.match(rf"\s*{before}\s*([^\s<>=]+)\s*{behind}", text)
+    def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
+        before, after = (re.escape(mark.strip()) for mark in self.head)
+        name = re.match(rf"\s*{before}\s*([^\s<>=]+)\s*{after}", text)
         if name is None:
-            return _none(text)
-        function = functions.get(name[1], Signature(name[1]))
+            return _raise_no_call(text)
+        function = functions.get(name[1], FunctionSignature(name[1]))
         opening, closing = (re.escape(mark.strip()) for mark in self.key)
         each = rf"\s*{opening}(.+?){closing}\n?(.*?)\n?{re.escape(self.end.strip())}"
-        given, rest = {}, text[name.end() :]
+        arguments, rest = {}, text[name.end() :]
         while match := re.match(each, rest, re.DOTALL):
             key = match[1].strip()
-            given[key] = _typed(match[2], function.properties.get(key))
+            arguments[key] = _parse_value(match[2], function.properties.get(key))
             rest = rest[match.end() :]
         if rest.strip() != self.after.strip():
-            return _none(text)
-        return [Call(name[1], dumped(given))]
+            return _raise_no_call(text)
+        return [FunctionCall(name[1], dump_json(arguments))]
 
-    def rule(self, function: Signature, literal: Literal) -> str:
+    def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
         required = set(function.schema.get("required", ()))
         parts = [literal(f"{self.head[0]}{function.name}{self.head[1]}")]
-        for name, schema in _held(function, "a call whose arguments stand between marks").items():
+        for name, schema in _require_properties(function, "a call whose arguments stand between marks").items():
             _require_name(name, r"[^\s<>]+")
-            value = self._value(schema, literal)
+            value = self._build_value_rule(schema, literal)
             part = f"{literal(f'{self.key[0]}{name}{self.key[1]}')} {value}"
             parts.append(part if name in required else f"({part})?")
         return " ".join([*parts, literal(self.after)] if self.after else parts)
 
-    def _value(self, schema: Any, literal: Literal) -> str:
+    def _build_value_rule(self, schema: Any, literal: LiteralWriter) -> str:
         end = self.end.strip()
-        if not _is_text(schema):
-            return f"{json_rule(_alone(schema))} {literal(self.end)}"
-        choices = _choices(schema)
+        if not _is_string(schema):
+            return f"{build_json_rule(_require_no_references(schema))} {literal(self.end)}"
+        choices = _get_choices(schema)
         if any(end in str(choice) for choice in choices):
             raise ValueError(f"a string cannot hold {end}")
         if choices:
             return f"({' | '.join(map(literal, choices))}) {literal(self.end)}"
         _require_plain(schema)
         # the first mark ends it, also within a line
-        behind = literal(self.end[self.end.index(end) + len(end) :])
-        return f"{text_until(literal(end))} {behind}"
+        after = literal(self.end[self.end.index(end) + len(end) :])
+        return f"{build_text_until(literal(end))} {after}"
 
-    def progress(self) -> Progress | None:
+    def start_stream(self) -> CallStream | None:
         return None
 
-    def ends(self, text: str) -> bool:
+    def can_close(self, text: str) -> bool:
         return text.count(self.key[0]) <= text.count(self.end.strip())
 
 
-def some_of(rules: list[str], required: list[bool], comma: str) -> str:
+def join_rules(rules: list[str], required: list[bool], separator: str) -> str:
     """Return a rule for these in their order, with commas between; of those that are not required
     any may be left out."""
-    mark, first = json.dumps(comma), next((i for i, must in enumerate(required) if must), None)
+    mark, first = json.dumps(separator), next((i for i, must in enumerate(required) if must), None)
     if first is None:  # any of them comes first, or none
         starts = range(len(rules))
         tails = (" ".join([rules[i], *(f"({mark} {r})?" for r in rules[i + 1 :])]) for i in starts)
         return f"({' | '.join(tails)})?"
     leading = [f"({rule} {mark})?" for rule in rules[:first]]
-    behind = zip(rules[first + 1 :], required[first + 1 :], strict=True)
-    more = [f"({mark} {rule}){'' if must else '?'}" for rule, must in behind]
+    following = zip(rules[first + 1 :], required[first + 1 :], strict=True)
+    more = [f"({mark} {rule}){'' if must else '?'}" for rule, must in following]
     return " ".join([*leading, rules[first], *more])
 
 
-def json_rule(schema: Any) -> str:
+def build_json_rule(schema: Any) -> str:
     """A JSON value as a grammar's symbol."""
-    return f"%json {json.dumps(exact_schema(schema, SPACES))}"
+    return f"%json {json.dumps(rewrite_schema(schema, CALL_SEPARATORS))}"
 
 
-def dumped(value: Any) -> str:
+def dump_json(value: Any) -> str:
     """JSON of a value. ValueError where there is none, as for infinity."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
@@ -390,60 +390,60 @@ def dumped(value: Any) -> str:
     return text
 
 
-def _object_call(value: Any, functions: Signatures) -> Call:
+def _parse_object_call(value: Any, functions: FunctionSignatures) -> FunctionCall:
     name = value.get("name") if isinstance(value, dict) else None
     nothing = {} if name in functions else None  # some leave out that there are no arguments
-    given = value.get("arguments", value.get("parameters", nothing)) if name else None
-    if isinstance(given, str):  # JSON within JSON
-        given = json.loads(given)
-    if not isinstance(name, str) or not isinstance(given, dict):
+    arguments = value.get("arguments", value.get("parameters", nothing)) if name else None
+    if isinstance(arguments, str):  # JSON within JSON
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("it is no object with a name and arguments")
-    return Call(name, dumped(given))
+    return FunctionCall(name, dump_json(arguments))
 
 
 def _within_string(text: str) -> bool:
     """Tell whether JSON that is cut off here ends in a string."""
-    return '"' in WHOLE_STRING.sub("", text)
+    return '"' in QUOTED_STRING_PATTERN.sub("", text)
 
 
-def _none(text: str) -> list[Call]:
+def _raise_no_call(text: str) -> list[FunctionCall]:
     raise ValueError(f"there is no call in {text[:40]!r}")
 
 
-def _python(value: ast.expr) -> Any:
+def _evaluate_literal(value: ast.expr) -> Any:
     """A literal of Python, or of JSON, in which constants have other names."""
     constants = {"true": True, "false": False, "null": None}
     match value:
         case ast.Name(id=name) if name in constants:
             return constants[name]
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            return [_python(part) for part in parts]
+            return [_evaluate_literal(part) for part in parts]
         case ast.Dict(keys=keys, values=values):
-            return {str(_python(k)): _python(v) for k, v in zip(keys, values, strict=True) if k}
+            return {str(_evaluate_literal(k)): _evaluate_literal(v) for k, v in zip(keys, values, strict=True) if k}
         case _:
             return ast.literal_eval(value)
 
 
-def _held(function: Signature, form: str) -> dict[str, Any]:
+def _require_properties(function: FunctionSignature, form: str) -> dict[str, Any]:
     """The arguments of a function whose schema is an object of named properties. ValueError where
     it says more, which such a form cannot hold to."""
-    said = function.schema.keys() - {"properties", "required", "additionalProperties"} - NOTED
-    if said:
-        raise ValueError(f"{form} has properties alone, and {function.name} has {min(said)}")
+    unsupported = function.schema.keys() - {"properties", "required", "additionalProperties"} - ANNOTATION_KEYWORDS
+    if unsupported:
+        raise ValueError(f"{form} has properties alone, and {function.name} has {min(unsupported)}")
     required = function.schema.get("required", [])
     if not isinstance(required, list) or not {*map(str, required)} <= function.properties.keys():
         raise ValueError(f"required is {required}; its names must be properties")
     return function.properties
 
 
-def _is_text(schema: Any) -> bool:
+def _is_string(schema: Any) -> bool:
     """Tell whether values are strings, which stand as they are."""
     return isinstance(schema, dict) and schema.get("type") == "string"
 
 
-def _typed(text: str, schema: Any) -> Any:
+def _parse_value(text: str, schema: Any) -> Any:
     """The value of an argument: a string where the schema says so, else JSON, or else a string."""
-    if _is_text(schema):
+    if _is_string(schema):
         return text
     try:
         return json.loads(text)
@@ -451,7 +451,7 @@ def _typed(text: str, schema: Any) -> Any:
         return text
 
 
-def text_until(end: str) -> str:
+def build_text_until(end: str) -> str:
     """Any text up to the first of a literal, with it, as a grammar's symbol. Special tokens are no
     part of a text."""
     if end.startswith('"') and end.count('" ') == 0:
@@ -460,12 +460,12 @@ def text_until(end: str) -> str:
 
 
 def _require_plain(schema: dict[str, Any]) -> None:
-    if foreign := schema.keys() - NOTED:
+    if foreign := schema.keys() - ANNOTATION_KEYWORDS:
         raise ValueError(f"a string that stands as it is can have no {min(foreign)}")
 
 
 def _require_known(schema: dict[str, Any], known: set[str]) -> None:
-    if foreign := schema.keys() - NOTED - known:
+    if foreign := schema.keys() - ANNOTATION_KEYWORDS - known:
         raise ValueError(f"such a list can have no {min(foreign)}")
 
 
@@ -474,17 +474,17 @@ def _require_name(name: str, pattern: str) -> None:
         raise ValueError(f"no argument can have the name {name!r}")
 
 
-def _choices(schema: dict[str, Any]) -> list[Any]:
+def _get_choices(schema: dict[str, Any]) -> list[Any]:
     """The values that a schema leaves."""
     choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if not isinstance(choices, list):
         raise ValueError(f"enum is {choices}, and no list")
-    if choices and (foreign := schema.keys() - NOTED - {"enum", "const"}):
+    if choices and (foreign := schema.keys() - ANNOTATION_KEYWORDS - {"enum", "const"}):
         raise ValueError(f"a choice can have no {min(foreign)}")
     return choices
 
 
-def _alone(schema: Any) -> Any:
+def _require_no_references(schema: Any) -> Any:
     """A schema that refers to nothing around it."""
     if '"$ref"' in json.dumps(schema):
         raise ValueError("an argument cannot refer to another part of the schema")

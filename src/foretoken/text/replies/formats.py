@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, cast
 
 from foretoken.text.replies.calls import (
-    BareForm,
+    BareKeysForm,
     CallForm,
     JsonForm,
     NamedForm,
@@ -15,7 +15,7 @@ from foretoken.text.replies.calls import (
     TaggedForm,
 )
 
-THINK = ("<think>", "</think>")
+THINK_MARKS = ("<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,45 +27,45 @@ class ReplyFormat:
     form: CallForm
     open: str = ""  # before the calls of a region
     close: str = ""
-    opens: str = ""  # a regular expression; "": of `open`
-    closes: str = ""
+    open_pattern: str = ""  # a regular expression; "": of `open`
+    close_pattern: str = ""
     before: str = ""  # before the first region, and behind the last
     after: str = ""
-    between: str | None = "\n"  # of two regions; None: a reply has one
-    inside: str | None = None  # between two calls of a region; None: it has one
-    around: tuple[str, str] = ("", "")  # all calls of a region
-    think: tuple[str, str] = THINK
-    drops: tuple[str, ...] = ()  # marks that are no part of a text
-    marks: tuple[str, ...] = ()  # a chat template that holds all of these writes it
-    bare: bool = False  # whether a reply of calls begins with them, without a mark
-    wraps: str = ""  # before a text for the reader
-    resumes: str = ""  # behind thoughts, where more than blanks must follow
+    region_separator: str | None = "\n"  # of two regions; None: a reply has one
+    call_separator: str | None = None  # between two calls of a region; None: it has one
+    region_brackets: tuple[str, str] = ("", "")  # all calls of a region
+    think: tuple[str, str] = THINK_MARKS
+    dropped_marks: tuple[str, ...] = ()  # marks that are no part of a text
+    template_marks: tuple[str, ...] = ()  # a chat template that holds all of these writes it
+    starts_unmarked: bool = False  # whether a reply of calls begins with them, without a mark
+    text_mark: str = ""  # before a text for the reader
+    resume_mark: str = ""  # behind thoughts, where more than blanks must follow
 
     @property
     def literals(self) -> str:
         """All texts in which special tokens may stand."""
-        return "\0".join(_texts(astuple(self)))
+        return "\0".join(_iter_strings(astuple(self)))
 
 
-def _texts(part: Any) -> Iterator[str]:
+def _iter_strings(part: Any) -> Iterator[str]:
     if isinstance(part, str):
         yield part
     elif isinstance(part, tuple):
         for each in cast(tuple[Any, ...], part):
-            yield from _texts(each)
+            yield from _iter_strings(each)
 
 
-HERMES = ReplyFormat(
+HERMES_FORMAT = ReplyFormat(
     "hermes",
     JsonForm(),
     "<tool_call>\n",
     "\n</tool_call>",
     r"\s*<tool_call>",
     r"\s*</tool_call>",
-    marks=("<tool_call>",),
+    template_marks=("<tool_call>",),
 )
 # Of several whose marks a template holds, the first
-FORMATS = (
+REPLY_FORMATS = (
     ReplyFormat(
         "harmony",
         NamedForm(
@@ -75,18 +75,18 @@ FORMATS = (
         "<|call|>",
         r"(?:<\|start\|>assistant)?(?:<\|channel\|>(?:commentary|analysis))? ?to=functions\.",
         r"<\|call\|>",
-        between=None,
+        region_separator=None,
         think=("<|channel|>analysis<|message|>", "<|end|>"),
-        drops=(
+        dropped_marks=(
             "<|start|>assistant",
             "<|channel|>final<|message|>",
             "<|channel|>commentary<|message|>",
             "<|end|>",
             "<|return|>",
         ),
-        marks=("<|channel|>", "<|constrain|>"),
-        wraps="<|channel|>final<|message|>",
-        resumes="<|start|>assistant",
+        template_marks=("<|channel|>", "<|constrain|>"),
+        text_mark="<|channel|>final<|message|>",
+        resume_mark="<|start|>assistant",
     ),
     ReplyFormat(
         "qwen3-coder",
@@ -97,7 +97,7 @@ FORMATS = (
         "\n</tool_call>",
         r"\s*<tool_call>",
         r"\s*</tool_call>",
-        marks=("<tool_call>", "<function="),
+        template_marks=("<tool_call>", "<function="),
     ),
     ReplyFormat(
         "glm",
@@ -106,27 +106,27 @@ FORMATS = (
         "</tool_call>",
         r"\s*<tool_call>",
         r"\s*</tool_call>",
-        marks=("<tool_call>", "<arg_key>"),
+        template_marks=("<tool_call>", "<arg_key>"),
     ),
-    HERMES,
+    HERMES_FORMAT,
     ReplyFormat(
         "mistral",
         NamedForm("[ARGS]"),
         "[TOOL_CALLS]",
-        closes=r"(?=\[TOOL_CALLS\])",
-        between="",
+        close_pattern=r"(?=\[TOOL_CALLS\])",
+        region_separator="",
         think=("[THINK]", "[/THINK]"),
-        marks=("[TOOL_CALLS]", "[ARGS]"),
+        template_marks=("[TOOL_CALLS]", "[ARGS]"),
     ),
     ReplyFormat(
         "mistral-list",
         JsonForm(),
         "[TOOL_CALLS] ",
-        opens=r"\[TOOL_CALLS\]\s*",
-        between=None,
-        inside=", ",
-        around=("[", "]"),
-        marks=("[TOOL_CALLS]",),
+        open_pattern=r"\[TOOL_CALLS\]\s*",
+        region_separator=None,
+        call_separator=", ",
+        region_brackets=("[", "]"),
+        template_marks=("[TOOL_CALLS]",),
     ),
     ReplyFormat(
         "deepseek-v3",
@@ -135,7 +135,7 @@ FORMATS = (
         "<｜tool▁call▁end｜>",
         before="<｜tool▁calls▁begin｜>",
         after="<｜tool▁calls▁end｜>",
-        marks=("<｜tool▁call▁begin｜>", "```json"),
+        template_marks=("<｜tool▁call▁begin｜>", "```json"),
     ),
     ReplyFormat(
         "deepseek",
@@ -144,56 +144,56 @@ FORMATS = (
         "<｜tool▁call▁end｜>",
         before="<｜tool▁calls▁begin｜>",
         after="<｜tool▁calls▁end｜>",
-        between="",
-        marks=("<｜tool▁call▁begin｜>",),
+        region_separator="",
+        template_marks=("<｜tool▁call▁begin｜>",),
     ),
     ReplyFormat(
         "gemma",
-        BareForm(),
+        BareKeysForm(),
         "<|tool_call>",
         "<tool_call|>",
-        between="",
+        region_separator="",
         think=("<|channel>thought\n", "<channel|>"),
-        marks=("<|tool_call>", "call:"),
+        template_marks=("<|tool_call>", "call:"),
     ),
     ReplyFormat(
         "lfm2",
         PythonForm(),
         "<|tool_call_start|>",
         "<|tool_call_end|>",
-        between=None,
-        inside=", ",
-        around=("[", "]"),
-        marks=("<|tool_call_start|>",),
+        region_separator=None,
+        call_separator=", ",
+        region_brackets=("[", "]"),
+        template_marks=("<|tool_call_start|>",),
     ),
     ReplyFormat(
         "llama-json",
         JsonForm("parameters", ";"),
-        opens=r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*"name")',
-        between=None,
-        inside="; ",
-        marks=('"parameters"', '{"name": '),
-        bare=True,
+        open_pattern=r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*"name")',
+        region_separator=None,
+        call_separator="; ",
+        template_marks=('"parameters"', '{"name": '),
+        starts_unmarked=True,
     ),
     ReplyFormat(
         "llama-pythonic",
         PythonForm(),
-        opens=r"\A\s*(?:<\|python_start\|>)?(?=\[\w[\w.]*\()",
-        closes=r"<\|python_end\|>",
-        between=None,
-        inside=", ",
-        around=("[", "]"),
-        marks=("[func_name1(",),
-        bare=True,
+        open_pattern=r"\A\s*(?:<\|python_start\|>)?(?=\[\w[\w.]*\()",
+        close_pattern=r"<\|python_end\|>",
+        region_separator=None,
+        call_separator=", ",
+        region_brackets=("[", "]"),
+        template_marks=("[func_name1(",),
+        starts_unmarked=True,
     ),
 )
-NAMES = tuple(each.name for each in FORMATS)
+REPLY_FORMAT_NAMES = tuple(each.name for each in REPLY_FORMATS)
 
 
-def named(name: str) -> ReplyFormat:
-    return next(each for each in FORMATS if each.name == name)
+def get_format(name: str) -> ReplyFormat:
+    return next(each for each in REPLY_FORMATS if each.name == name)
 
 
-def of_template(template: str) -> ReplyFormat | None:
+def find_format(template: str) -> ReplyFormat | None:
     """Return the format that a chat template writes; None where it writes none that is known."""
-    return next((each for each in FORMATS if all(mark in template for mark in each.marks)), None)
+    return next((each for each in REPLY_FORMATS if all(mark in template for mark in each.template_marks)), None)

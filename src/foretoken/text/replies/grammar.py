@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretoken.errors import InputError
-from foretoken.text.replies.calls import Signature, text_until
+from foretoken.text.replies.calls import FunctionSignature, build_text_until
 from foretoken.text.replies.formats import ReplyFormat
 
-ANYTHING = r"/(.|\n)*/"
-Thinking = Literal["no", "may", "begun"]  # in a reply; "begun": in the prompt
+ANY_TEXT = r"/(.|\n)*/"
+ThinkingMode = Literal["no", "may", "begun"]  # in a reply; "begun": in the prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReplyRequirements:
     """The reply that a request asks for."""
 
-    functions: tuple[Signature, ...] = ()
+    functions: tuple[FunctionSignature, ...] = ()
     required: bool = False  # whether functions must be called
     parallel: bool = True  # whether several calls may be made
 
@@ -31,104 +31,104 @@ class GrammarWriter:
     grammar names as tokens; `text`: the symbol of what is neither thought nor called."""
 
     def __init__(
-        self, format: ReplyFormat, wish: Wish, specials: Mapping[str, int], text: str | None = None
+        self, format: ReplyFormat, requirements: ReplyRequirements, specials: Mapping[str, int], text: str | None = None
     ) -> None:
-        self.format, self.wish, self.text = format, wish, text
+        self.format, self.requirements, self.text = format, requirements, text
         self._ids = specials
         names = sorted(map(re.escape, specials), key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(names)})") if names else None
         self._rules: list[str] = []
 
-    def written(self, thinking: Thinking) -> str:
+    def write(self, thinking: ThinkingMode) -> str:
         """Return the grammar; `thinking`: whether a reply may begin with thoughts, or in them."""
-        body = self._body()
-        thoughts = self._thoughts(thinking)
+        body = self._write_body()
+        thoughts = self._write_thoughts(thinking)
         return "\n".join([f"start: {thoughts} {body}", *self._rules])
 
-    def literal(self, text: str) -> str:
+    def write_literal(self, text: str) -> str:
         """A text as symbols: strings, and tokens."""
         parts = self._special.split(text) if self._special else [text]
         known = self._ids
         return " ".join(f"<[{known[p]}]>" if p in known else json.dumps(p) for p in parts if p)
 
-    def _thoughts(self, thinking: Thinking) -> str:
+    def _write_thoughts(self, thinking: ThinkingMode) -> str:
         """Thoughts before a body that would not allow them."""
-        free = self.text is None and not self.wish.required and not self.format.wraps
+        free = self.text is None and not self.requirements.required and not self.format.text_mark
         if thinking == "no" or (free and thinking == "may"):  # text that may hold thoughts
             return ""
-        opening, closing = map(self.literal, self.format.think)
-        lead = self.literal(self.format.resumes) or r"/\n{0,2}/"
-        self._rules.append(f"thoughts: {text_until(closing)} {lead}")
+        opening, closing = map(self.write_literal, self.format.think)
+        lead = self.write_literal(self.format.resume_mark) or r"/\n{0,2}/"
+        self._rules.append(f"thoughts: {build_text_until(closing)} {lead}")
         return "thoughts" if thinking == "begun" else f"({opening} thoughts)*"
 
-    def _body(self) -> str:
-        if not self.wish.functions:
-            return self._wrapped(self.text or ANYTHING)
+    def _write_body(self) -> str:
+        if not self.requirements.functions:
+            return self._write_text(self.text or ANY_TEXT)
         format = self.format
-        if not (self.wish.required or self.text or format.wraps or format.bare):
-            return self._triggered()
-        calls = self._calls()
-        if self.wish.required:
+        if not (self.requirements.required or self.text or format.text_mark or format.starts_unmarked):
+            return self._write_marked_calls()
+        calls = self._write_calls()
+        if self.requirements.required:
             return calls
         if self.text is not None:
-            return f"({calls} | {self._wrapped(self.text)})"
-        if format.wraps:
-            return f"({calls} | {self._wrapped(ANYTHING)})"
-        self._rules.append(rf'PLAIN: {ANYTHING} & ~/\s*(\{{\s*"name"|\[\w+\()(.|\n)*/')
+            return f"({calls} | {self._write_text(self.text)})"
+        if format.text_mark:
+            return f"({calls} | {self._write_text(ANY_TEXT)})"
+        self._rules.append(rf'PLAIN: {ANY_TEXT} & ~/\s*(\{{\s*"name"|\[\w+\()(.|\n)*/')
         return f"({calls} | PLAIN)"
 
-    def _wrapped(self, text: str) -> str:
+    def _write_text(self, text: str) -> str:
         """Text for the reader, behind the mark of such."""
-        return f"{self.literal(self.format.wraps)} {text}"
+        return f"{self.write_literal(self.format.text_mark)} {text}"
 
-    def _triggered(self) -> str:
+    def _write_marked_calls(self) -> str:
         """Text, and calls that are whole once their mark is there."""
         first = self.format.before or self.format.open
         mark = next((name for name in self._ids if first.startswith(name)), first.rstrip())
         if mark in self._ids:
-            opening = f"{ANYTHING} {self.literal(mark)}"
+            opening = f"{ANY_TEXT} {self.write_literal(mark)}"
         else:
-            self._rules += [f"mark[lazy]: TEXT {self.literal(mark)}", f"TEXT: {ANYTHING}"]
+            self._rules += [f"mark[lazy]: TEXT {self.write_literal(mark)}", f"TEXT: {ANY_TEXT}"]
             opening = "mark"
         if self.format.before:
-            rest = f"{self.literal(first.removeprefix(mark))} {self._regions()}"
+            rest = f"{self.write_literal(first.removeprefix(mark))} {self._write_regions()}"
         else:
-            rest = self._region(first.removeprefix(mark))
+            rest = self._write_region(first.removeprefix(mark))
         self._rules.append(f"marked: {opening} {rest}")
-        self._rules.append(f"tail: {ANYTHING}")
-        return "marked* tail" if self.wish.parallel else "(marked | tail)"
+        self._rules.append(f"tail: {ANY_TEXT}")
+        return "marked* tail" if self.requirements.parallel else "(marked | tail)"
 
-    def _calls(self) -> str:
+    def _write_calls(self) -> str:
         """All calls of a reply."""
-        return f"{self.literal(self.format.before)} {self._regions()}"
+        return f"{self.write_literal(self.format.before)} {self._write_regions()}"
 
-    def _regions(self) -> str:
+    def _write_regions(self) -> str:
         format = self.format
-        self._rules.append(f"region: {self._region(format.open)}")
-        several = format.between is not None and self.wish.parallel
-        more = f"({self.literal(format.between or '')} region)*" if several else ""
-        return f"region {more} {self.literal(format.after)}"
+        self._rules.append(f"region: {self._write_region(format.open)}")
+        several = format.region_separator is not None and self.requirements.parallel
+        more = f"({self.write_literal(format.region_separator or '')} region)*" if several else ""
+        return f"region {more} {self.write_literal(format.after)}"
 
-    def _region(self, opening: str) -> str:
+    def _write_region(self, opening: str) -> str:
         """A region behind so much of its opening."""
         format = self.format
         if not any(rule.startswith("call:") for rule in self._rules):
-            names = [f"call_{i}" for i in range(len(self.wish.functions))]
-            for name, function in zip(names, self.wish.functions, strict=True):
-                self._rules.append(f"{name}: {self._call(function)}")
+            names = [f"call_{i}" for i in range(len(self.requirements.functions))]
+            for name, function in zip(names, self.requirements.functions, strict=True):
+                self._rules.append(f"{name}: {self._write_call(function)}")
             self._rules.append(f"call: {' | '.join(names)}")
-        several = format.inside is not None and self.wish.parallel
-        more = f"({self.literal(format.inside or '')} call)*" if several else ""
-        begun, last = format.around
-        behind = f"{more} {self.literal(last)} {self.literal(format.close)}"
-        if format.bare and begun:  # one string with the name behind: alone it could be a text's
-            firsts = [json.dumps(begun)[:-1] + self._call(each)[1:] for each in self.wish.functions]
+        several = format.call_separator is not None and self.requirements.parallel
+        more = f"({self.write_literal(format.call_separator or '')} call)*" if several else ""
+        begun, last = format.region_brackets
+        behind = f"{more} {self.write_literal(last)} {self.write_literal(format.close)}"
+        if format.starts_unmarked and begun:  # one string with the name behind: alone it could be a text's
+            firsts = [json.dumps(begun)[:-1] + self._write_call(each)[1:] for each in self.requirements.functions]
             return f"({' | '.join(firsts)}) {behind}"
-        return f"{self.literal(opening + begun)} call {behind}"
+        return f"{self.write_literal(opening + begun)} call {behind}"
 
-    def _call(self, function: Signature) -> str:
+    def _write_call(self, function: FunctionSignature) -> str:
         try:
-            return self.format.form.rule(function, self.literal)
+            return self.format.form.build_rule(function, self.write_literal)
         except (ValueError, TypeError) as error:
             problem = f"the function {function.name!r} cannot be called in the form of this model"
             raise InputError(f"{problem}: {error}").about("tools") from None

@@ -9,26 +9,26 @@ from typing import Any, Literal, NamedTuple
 
 import regex
 
-Kind = Literal["thought", "calls", "dropped"]
+RegionKind = Literal["thought", "calls", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """A kind of region, and the marks that open and close it; `close` None: the reply ends it."""
 
-    kind: Kind
+    kind: RegionKind
     open: regex.Pattern[str]
     close: regex.Pattern[str] | None
-    key: Any = None  # for who made it
-    ends: Callable[[str], bool] | None = None  # whether a mark may close it behind so much text
+    parser: Any = None  # for who made it
+    can_close: Callable[[str], bool] | None = None  # whether a mark may close it behind so much text
 
 
-def literal(*texts: str) -> regex.Pattern[str]:
+def compile_literals(*texts: str) -> regex.Pattern[str]:
     """A pattern of any of these texts, which must not begin with one another."""
     return regex.compile("|".join(map(regex.escape, texts)))
 
 
-class Cut(NamedTuple):
+class RegionPiece(NamedTuple):
     """New text of a region. All `raw` texts, one behind another, are the reply."""
 
     region: Region | None  # None: text
@@ -39,7 +39,7 @@ class Cut(NamedTuple):
     cut: bool = False  # whether the reply was cut before the mark that closes it
 
 
-class Regions:
+class RegionSplitter:
     """Cuts one reply, in the midst of which it may begin (`within`)."""
 
     def __init__(self, regions: Sequence[Region], within: Region | None = None) -> None:
@@ -48,67 +48,67 @@ class Regions:
         self._body = ""  # of a region whose marks depend on it
         self._captures: dict[str, str] = {}
 
-    def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> Iterator[Cut]:
+    def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> Iterator[RegionPiece]:
         """Yield what is settled; with `last`, all the rest, but not the beginning of a mark if the
         reply is `cut`: by this stop string, or by a limit (an empty string)."""
         self._buffer += text
         while True:
-            mark, settled = self._mark(self._watched("thought", "calls", "dropped"), last)
+            mark, settled = self._find_mark(self._list_marks("thought", "calls", "dropped"), last)
             if mark is None:
                 if last and cut is not None:
-                    settled = self._before_mark(cut)
-                yield from self._piece(settled)
+                    settled = self._find_begun_mark(cut)
+                yield from self._take_piece(settled)
                 if last and self.region is not None:
                     marks = {"closed": True, "cut": cut is not None}
-                    yield Cut(self.region, "", "", self._captures, **marks)
+                    yield RegionPiece(self.region, "", "", self._captures, **marks)
                     self.region = None
                 return
             region, start, end, captures = mark
-            yield from self._piece(start)
+            yield from self._take_piece(start)
             raw, self._buffer = self._buffer[: end - start], self._buffer[end - start :]
             self._begun = True
             if region is None:
-                yield Cut(self.region, raw, "", self._captures, closed=True)
+                yield RegionPiece(self.region, raw, "", self._captures, closed=True)
                 self.region = None
             elif region.kind == "dropped":
-                yield Cut(region, raw, "", captures, closed=True)
+                yield RegionPiece(region, raw, "", captures, closed=True)
             else:
                 self.region, self._captures, self._body = region, captures, ""
-                yield Cut(region, raw, "", captures)
+                yield RegionPiece(region, raw, "", captures)
 
-    def _piece(self, size: int) -> Iterator[Cut]:
+    def _take_piece(self, size: int) -> Iterator[RegionPiece]:
         text, self._buffer = self._buffer[:size], self._buffer[size:]
         if text:
             self._begun = True
-            if self.region is not None and self.region.ends is not None:
+            if self.region is not None and self.region.can_close is not None:
                 self._body += text
-            yield Cut(self.region, text, text, self._captures)
+            yield RegionPiece(self.region, text, text, self._captures)
 
-    def _before_mark(self, stop: str) -> int:
+    def _find_begun_mark(self, stop: str) -> int:
         """Return the length of the buffer up to the beginning of a mark of calls, which may
         continue in the stop string. Letters and blanks alone are not one, nor is anything within a
         string."""
         size = len(self._buffer)
-        watched = self._watched("calls", "dropped")
+        watched = self._list_marks("calls", "dropped")
         if not watched or all(each.kind != "calls" for each in self._regions):
             return size
         self._buffer += stop
-        mark, settled = self._mark(watched, last=False)
+        mark, settled = self._find_mark(watched, last=False)
         self._buffer = self._buffer[:size]
         begins = min(settled, size if mark is None else mark[1])
-        ends = None if self.region is None else self.region.ends
-        if ends is not None and not ends(self._body + self._buffer[:begins]):
+        can_close = None if self.region is None else self.region.can_close
+        if can_close is not None and not can_close(self._body + self._buffer[:begins]):
             return size
         return begins if regex.search(r"[^\w\s]", self._buffer[begins:]) else size
 
-    def _watched(self, *kinds: Kind) -> list[tuple[Region | None, Any]]:
+    def _list_marks(self, *kinds: RegionKind) -> list[tuple[Region | None, Any]]:
         """Return the marks that may come next, of these kinds of regions."""
         inside = self.region
         if inside is None:
             return [(each, each.open) for each in self._regions if each.kind in kinds]
         return [(None, inside.close)] if inside.close is not None and inside.kind in kinds else []
 
-    def _mark(self, watched: list[tuple[Region | None, Any]], last: bool) -> tuple[Any, int]:
+    def _find_mark(self, watched: list[tuple[Region | None, Any]], last: bool) -> tuple[Any, int]:
         """Return the first of these marks: its region, or None for the close, and place; and up to
         where the text before any mark is settled."""
         best, settled = None, len(self._buffer)
@@ -119,7 +119,7 @@ class Regions:
             if match is None:
                 continue
             edge = match.end() == len(self._buffer)
-            if not last and (match.partial or (edge and _grows(pattern, match))):
+            if not last and (match.partial or (edge and _can_grow(pattern, match))):
                 settled = min(settled, match.start())
                 continue
             found = (match.start(), -match.end(), region, match.groupdict())
@@ -133,9 +133,9 @@ class Regions:
     def _search(self, region: Region | None, pattern: Any, last: bool) -> Any:
         """Return the first match, or the first that may close the region, of which it ends."""
         match = pattern.search(self._buffer, partial=not last)
-        ends = self.region.ends if region is None and self.region is not None else None
-        while match is not None and not match.partial and ends is not None:
-            if ends(self._body + self._buffer[: match.start()]):
+        can_close = self.region.can_close if region is None and self.region is not None else None
+        while match is not None and not match.partial and can_close is not None:
+            if can_close(self._body + self._buffer[: match.start()]):
                 break
             match = pattern.search(
                 self._buffer, max(match.start() + 1, match.end()), partial=not last
@@ -143,6 +143,6 @@ class Regions:
         return match
 
 
-def _grows(pattern: regex.Pattern[str], match: Any) -> bool:
+def _can_grow(pattern: regex.Pattern[str], match: Any) -> bool:
     """Tell whether a match at the edge may become another one: not that of a literal."""
     return regex.escape(match[0]) != pattern.pattern

@@ -113,7 +113,7 @@ def draw(rows: int, params: SamplingParams = SAMPLED) -> Draw:
 def started(config: dict[str, Any], prompts: list[list[int]], network: Any = TARGET):
     """A drafter whose rows have been read up to their last tokens."""
     target, drafter = pair(config, network)
-    target.expose_hidden_states(drafter.known)
+    target.expose_hidden_states(drafter.count_cached_tokens)
     target.start([prompt[:-1] for prompt in prompts])
     drafter.start(list(range(len(prompts))), prompts, None)
     return target, drafter
@@ -169,15 +169,15 @@ def test_shared_noise_is_used_at_the_depths_where_it_was_right_more_often():
     _, drafter = started(ZLAB, PROMPTS)
     shared = SharedDraw([SequenceKey(1, b) for b in range(3)], [5] * 3, [SAMPLED] * 3)
     drawn = drafter.propose([4, 2, 4], shared)
-    likeliest = drafter.ways.tried[1][True].tolist()
+    likeliest = drafter.sampler.attempts[1][True].tolist()
     assert drawn.q is not None
     for k in range(4):
         assert torch.equal(drawn.tokens[:, k], shared.find_winners(drawn.q[:, k : k + 1], k)[:, 0])
     drafter.commit(
         [[row[0], best] for row, best in zip(drawn.tokens.tolist(), likeliest, strict=True)]
     )
-    assert drafter.ways.right[0, False] == 3 and drafter.ways.right[1, True] == 3
-    ways = drafter.ways
+    assert drafter.sampler.num_correct[0, False] == 3 and drafter.sampler.num_correct[1, True] == 3
+    ways = drafter.sampler
     logits = torch.randn(3, V, generator=torch.Generator().manual_seed(2))
     assert torch.equal(ways.sample(shared, logits, 0)[0], shared.sample(logits, 0)[0])
     ids, q = ways.sample(shared, logits, 1)
@@ -200,7 +200,7 @@ def test_a_row_stops_before_a_guess_that_will_hardly_be_judged_and_accepted():
 @torch.inference_mode()
 def test_a_row_whose_states_are_missing_guesses_nothing():
     target, drafter = started(ZLAB, PROMPTS)
-    drafter.rows[0].text.append(3)  # as if the target had not read the token before
+    drafter.seqs[0].tokens.append(3)  # as if the target had not read the token before
     assert drafter.propose([4, 4, 4], draw(3, GREEDY)).lengths.tolist() == [0, 4, 4]
 
 

@@ -174,7 +174,7 @@ def test_a_text_that_drafts_nothing_is_read_meanwhile() -> None:
     file = EAGLES["some tokens"]
     drafter = pairs_drafter(TARGET, file.read(TARGET))
     target, text = drafter.target, [5, 17, 33]
-    target.expose_hidden_states(drafter.known)
+    target.expose_hidden_states(drafter.count_cached_tokens)
     target.start([text[:-1]])
     drafter.start([0], [text], None)
     draw = Draw([SequenceKey(0, 0)], [3], [SamplingParams(temperature=1.0)])

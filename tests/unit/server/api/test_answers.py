@@ -8,8 +8,8 @@ from foretoken.records import StepRecord
 from foretoken.server.api.answers import ParsedReply, describe_step
 from foretoken.server.api.completions import _format_logprobs
 from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, TokenLogprob
-from foretoken.text.replies.calls import Signature
-from foretoken.text.replies.grammar import Wish
+from foretoken.text.replies.calls import FunctionSignature
+from foretoken.text.replies.grammar import ReplyRequirements
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_where_tokens_come_from(draft_tokens, accepted, kept, sources, rejected)
 
 
 CALL = '\n<tool_call>\n{"name": "now", "arguments": {"zone": "sea"}}\n</tool_call>'
-NOW = Wish((Signature("now"),))
+NOW = ReplyRequirements((FunctionSignature("now"),))
 
 
 def fed(read: ParsedReply, pieces: str | list[str], done: tuple[str, int | str | None]) -> ParsedReply:
@@ -81,5 +81,5 @@ def test_a_chat_without_tools_loses_nothing_where_it_is_cut(format: str) -> None
     for end in ("vector<", "if x ‹", "<th", "list [", "<｜", "<tool_ca"):
         for thinks in (True, False):
             facts = ReplyFacts(format, is_known=True, thinks=thinks)
-            reply = fed(ParsedReply(facts, Wish(), ""), end, ("length", None))
+            reply = fed(ParsedReply(facts, ReplyRequirements(), ""), end, ("length", None))
             assert reply.text == end and reply.thoughts == ""

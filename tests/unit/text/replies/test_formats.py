@@ -13,15 +13,15 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from foretoken.errors import InputError
-from foretoken.text.replies.calls import Signature, json_rule
-from foretoken.text.replies.formats import FORMATS, HERMES, named, of_template
-from foretoken.text.replies.grammar import GrammarWriter, Thinking, Wish
-from foretoken.text.replies.reading import (
+from foretoken.text.replies.calls import FunctionSignature, build_json_rule
+from foretoken.text.replies.formats import REPLY_FORMATS, HERMES_FORMAT, get_format, find_format
+from foretoken.text.replies.grammar import GrammarWriter, ThinkingMode, ReplyRequirements
+from foretoken.text.replies.reader import (
     ReplyReader,
-    Told,
-    format_regions,
-    template_regions,
-    within,
+    ReplyEvent,
+    build_format_regions,
+    build_template_regions,
+    find_open_region,
 )
 
 SCHEMA = {
@@ -33,7 +33,7 @@ SCHEMA = {
     },
     "required": ["city"],
 }
-FUNCTIONS = (Signature("weather", SCHEMA), Signature("now"))
+FUNCTIONS = (FunctionSignature("weather", SCHEMA), FunctionSignature("now"))
 DEEP = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 ROME = {"city": "Rome"}
 REPLIES: dict[str, tuple[str, list[tuple[str, Any]]]] = {
@@ -98,7 +98,7 @@ SPECIALS = [
     *("<tool_call|>", '<|"|>', "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
     *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<|return|>", "[THINK]", "[/THINK]"),
 ]
-NAMES = [each.name for each in FORMATS]
+NAMES = [each.name for each in REPLY_FORMATS]
 
 
 @lru_cache
@@ -118,12 +118,12 @@ def lexicon() -> LLTokenizer:
 
 
 def follows(
-    name: str, wish: Wish, text: str, thinking: Thinking = "no", plain: str | None = None
+    name: str, wish: ReplyRequirements, text: str, thinking: ThinkingMode = "no", plain: str | None = None
 ) -> bool:
     """Tell whether a reply follows the grammar of a wish, to an end."""
-    format = named(name)
+    format = get_format(name)
     ids = {each: tokenizer().token_to_id(each) for each in SPECIALS if each in format.literals}
-    grammar = GrammarWriter(format, wish, ids, plain).written(thinking)
+    grammar = GrammarWriter(format, wish, ids, plain).write(thinking)
     matcher = LLMatcher(lexicon(), LLMatcher.grammar_from_lark(grammar), log_level=0)
     assert not matcher.is_error(), f"{grammar}\n{matcher.get_error()}"
     tokens = tokenizer().encode(text).ids
@@ -133,17 +133,17 @@ def follows(
 def read(
     name: str,
     pieces: list[str],
-    functions: tuple[Signature, ...] = FUNCTIONS,
+    functions: tuple[FunctionSignature, ...] = FUNCTIONS,
     prompt: str = "",
     *,
     cut: str | None = None,
     has_text: bool = True,
 ) -> tuple[str, str, list[tuple[str, str]]]:
     """A reply's text, thoughts and calls."""
-    regions = format_regions(named(name), calls=bool(functions), thoughts=True)
+    regions = build_format_regions(get_format(name), calls=bool(functions), thoughts=True)
     known = {each.name: each for each in functions}
-    reader = ReplyReader(regions, known, within(regions, prompt), has_text=has_text)
-    told: list[Told] = [new for piece in pieces for new in reader.feed(piece)]
+    reader = ReplyReader(regions, known, find_open_region(regions, prompt), has_text=has_text)
+    told: list[ReplyEvent] = [new for piece in pieces for new in reader.feed(piece)]
     told += reader.feed("", last=True, cut=cut)
     calls: dict[int, list[str]] = {}
     for each in (each for each in told if each.call is not None):
@@ -160,7 +160,7 @@ def parsed(calls: list[tuple[str, str]]) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reply_is_read_however_it_is_cut(name: str) -> None:
     reply, calls = REPLIES[name]
-    around = "" if named(name).bare else "Well, <b> {x}"
+    around = "" if get_format(name).starts_unmarked else "Well, <b> {x}"
     whole = around + reply
     for cut in range(len(whole) + 1):
         text, thoughts, made = read(name, [whole[:cut], whole[cut:]])
@@ -173,7 +173,7 @@ def test_marks_of_a_reply_that_is_cut_are_no_text(name: str) -> None:
     """Cut anywhere by a limit, with text before the calls and where there is none, whole and letter
     by letter: calls that are whole are told, and of the last one its beginning at most."""
     reply, calls = REPLIES[name]
-    for lead in ("", "Well. ") if not named(name).bare else ("",):
+    for lead in ("", "Well. ") if not get_format(name).starts_unmarked else ("",):
         told = 0
         for cut in range(len(reply) + 1):
             text, thoughts, made = read(name, [lead + reply[:cut]], cut="")
@@ -210,14 +210,14 @@ def test_text_that_is_cut_keeps_what_begins_no_mark() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_reply_follows_the_grammar(name: str) -> None:
-    format, (reply, calls) = named(name), REPLIES[name]
-    text = f"{format.wraps}Plain [words] {{only}}."
-    every, forced = Wish(FUNCTIONS), Wish(FUNCTIONS, required=True)
+    format, (reply, calls) = get_format(name), REPLIES[name]
+    text = f"{format.text_mark}Plain [words] {{only}}."
+    every, forced = ReplyRequirements(FUNCTIONS), ReplyRequirements(FUNCTIONS, required=True)
     assert follows(name, forced, reply) and follows(name, every, reply)
     assert follows(name, every, text) and not follows(name, forced, text)
-    if not (format.bare or format.wraps):
+    if not (format.starts_unmarked or format.text_mark):
         assert follows(name, every, f"Well. {reply}")
-    one = Wish(FUNCTIONS, required=True, parallel=False)
+    one = ReplyRequirements(FUNCTIONS, required=True, parallel=False)
     assert follows(name, one, reply) == (len(calls) == 1)
     # the mark of a call, and then none: only text that begins no call is free
     begun = reply[: reply.index("weather")] + "wea_" + reply[reply.index("weather") + 4 :]
@@ -243,7 +243,7 @@ def test_nothing_of_a_broken_reply_is_lost(name: str) -> None:
         assert read(name, [broken[:at], broken[at:]]) == whole
         text, _, made = whole
         if not made:
-            dropped = [x for x in (*named(name).drops, named(name).before, named(name).after) if x]
+            dropped = [x for x in (*get_format(name).dropped_marks, get_format(name).before, get_format(name).after) if x]
             left, kept = broken, text
             for mark in dropped:
                 left, kept = left.replace(mark, ""), kept.replace(mark, "")
@@ -266,35 +266,35 @@ def test_thoughts_are_told_apart() -> None:
 
 def test_a_grammar_holds_behind_thoughts() -> None:
     reply = REPLIES["hermes"][0]
-    forced, json_only = Wish(FUNCTIONS, required=True), json_rule({"type": "object"})
+    forced, json_only = ReplyRequirements(FUNCTIONS, required=True), build_json_rule({"type": "object"})
     assert follows("hermes", forced, f"<think>hm</think>\n\n{reply}", "may")
     assert follows("hermes", forced, reply, "may")
     assert follows("hermes", forced, f"hm</think>\n\n{reply}", "begun")
     assert not follows("hermes", forced, f"<think>hm</think>{reply}", "no")
-    assert follows("hermes", Wish(), 'hm</think>\n\n{"a": 1}', "begun", json_only)
-    assert not follows("hermes", Wish(), "hm</think>\n\nhm", "begun", json_only)
-    assert follows("hermes", Wish(FUNCTIONS), '{"a": 1}', "no", json_only)
+    assert follows("hermes", ReplyRequirements(), 'hm</think>\n\n{"a": 1}', "begun", json_only)
+    assert not follows("hermes", ReplyRequirements(), "hm</think>\n\nhm", "begun", json_only)
+    assert follows("hermes", ReplyRequirements(FUNCTIONS), '{"a": 1}', "no", json_only)
 
 
 def test_templates_tell_their_formats() -> None:
-    marks = {each.name: " ".join(each.marks) for each in FORMATS}
-    assert {name: of_template(text) and of_template(text).name for name, text in marks.items()} == {
+    marks = {each.name: " ".join(each.marks) for each in REPLY_FORMATS}
+    assert {name: find_format(text) and find_format(text).name for name, text in marks.items()} == {
         name: name for name in marks
     }  # pyright: ignore
-    assert of_template("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}") is None
+    assert find_format("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}") is None
 
 
 @pytest.mark.parametrize("name", ["qwen3-coder", "gemma", "lfm2"])
 def test_a_schema_that_a_form_cannot_hold_to_is_named(name: str) -> None:
-    several = Signature("f", {"type": "object", "anyOf": [{"required": ["a"]}]})
+    several = FunctionSignature("f", {"type": "object", "anyOf": [{"required": ["a"]}]})
     with pytest.raises(
         InputError, match="the function 'f' cannot be called .* has properties alone"
     ):
-        GrammarWriter(named(name), Wish((several,)), {}).written("no")
+        GrammarWriter(get_format(name), ReplyRequirements((several,)), {}).write("no")
     if name != "lfm2":  # whose strings are JSON
         short = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
         with pytest.raises(InputError, match="can have no maxLength"):
-            GrammarWriter(named(name), Wish((Signature("f", short),)), {}).written("no")
+            GrammarWriter(get_format(name), ReplyRequirements((FunctionSignature("f", short),)), {}).write("no")
 
 
 def test_a_function_takes_the_arguments_that_it_names() -> None:
@@ -302,7 +302,7 @@ def test_a_function_takes_the_arguments_that_it_names() -> None:
     opened = SCHEMA | {"additionalProperties": True}
     text = '<tool_call>\n{"name": "f", "arguments": {"city": "Rome", "more": 1}}\n</tool_call>'
     for schema, good in ((SCHEMA, False), (opened, True)):
-        wish = Wish((Signature("f", schema),), required=True, parallel=False)
+        wish = ReplyRequirements((FunctionSignature("f", schema),), required=True, parallel=False)
         assert follows("hermes", wish, text) is good
 
 
@@ -315,13 +315,13 @@ def test_some_arguments_may_be_left_out() -> None:
         ('[weather(city="Rome" days=1)]', False),
         ("[now()]", True),
     ):
-        assert follows("llama-pythonic", Wish(FUNCTIONS, required=True), reply) == good
+        assert follows("llama-pythonic", ReplyRequirements(FUNCTIONS, required=True), reply) == good
     free = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-    wish = Wish((Signature("f", free),), required=True)
+    wish = ReplyRequirements((FunctionSignature("f", free),), required=True)
     for inner in ("", "a=1", "b=1", "a=1, b=2"):
         assert follows("llama-pythonic", wish, f"[f({inner})]")
     assert not follows("llama-pythonic", wish, "[f(a=1, )]")
-    assert HERMES.name == "hermes"
+    assert HERMES_FORMAT.name == "hermes"
 
 
 @pytest.mark.parametrize("mark", ["</tool_call>", "</parameter>", "\n</parameter>", "[TOOL_CALLS]"])
@@ -329,7 +329,7 @@ def test_some_arguments_may_be_left_out() -> None:
 def test_marks_within_strings_end_no_call(name: str, mark: str) -> None:
     """A forced call may hold them where its form has quotes; else the grammar lets none through."""
     schema = {"type": "object", "properties": {"city": {"const": f"x{mark}y"}}}
-    function = Signature("f", schema | {"required": ["city"]})
+    function = FunctionSignature("f", schema | {"required": ["city"]})
     given = json.dumps({"city": f"x{mark}y"})
     reply = {
         "hermes": f'<tool_call>\n{{"name": "f", "arguments": {given}}}\n</tool_call>',
@@ -341,38 +341,38 @@ def test_marks_within_strings_end_no_call(name: str, mark: str) -> None:
     }[name]
     if name == "qwen3-coder":
         free = {"type": "object", "properties": {"city": {"type": "string"}}}
-        free_wish = Wish((Signature("f", free | {"required": ["city"]}),), required=True)
+        free_wish = ReplyRequirements((FunctionSignature("f", free | {"required": ["city"]}),), required=True)
         held = "parameter" not in mark and mark not in SPECIALS  # which are no part of a text
         assert follows(name, free_wish, reply) == held
         if "parameter" in mark:
             return
     elif mark not in SPECIALS:
-        assert follows(name, Wish((function,), required=True), reply)
+        assert follows(name, ReplyRequirements((function,), required=True), reply)
     assert parsed(read(name, [reply], (function,))[2]) == [("f", {"city": f"x{mark}y"})]
     for cut in range(0, len(reply), 3):
         assert parsed(read(name, [reply[:cut], reply[cut:]], (function,))[2])
 
 
 def test_marks_in_messages_begin_no_thoughts() -> None:
-    regions = format_regions(HERMES, calls=False, thoughts=True)
+    regions = build_format_regions(HERMES_FORMAT, calls=False, thoughts=True)
     asked = "<|im_start|>user\nIs <think> a tag?<|im_end|>\n<|im_start|>assistant\n"
-    assert within(regions, asked) is None
-    assert within(regions, f"{asked}<think>\n") is not None
+    assert find_open_region(regions, asked) is None
+    assert find_open_region(regions, f"{asked}<think>\n") is not None
 
 
 def test_one_call_at_most() -> None:
     first, second = REPLIES["hermes"][0].split("\n<tool_call>")
-    one = Wish(FUNCTIONS, parallel=False)
+    one = ReplyRequirements(FUNCTIONS, parallel=False)
     assert follows("hermes", one, first) and follows("hermes", one, f"So: {first}")
     assert not follows("hermes", one, f"{first}\n<tool_call>{second}")
     assert not follows("hermes", one, f"{first}\n<tool_call>x</tool_call>")
 
 
 def test_a_structure_stands_behind_the_mark_of_text() -> None:
-    only = json_rule({"type": "object"})
+    only = build_json_rule({"type": "object"})
     final = "<|channel|>final<|message|>{}"
     thought = "<|channel|>analysis<|message|>A<|end|><|start|>assistant"
-    for wish in (Wish(), Wish(FUNCTIONS)):
+    for wish in (ReplyRequirements(), ReplyRequirements(FUNCTIONS)):
         assert follows("harmony", wish, final, "may", only)
         assert follows("harmony", wish, f"{thought}{thought}{final}", "may", only)
         assert not follows("harmony", wish, "{}", "may", only)
@@ -391,7 +391,7 @@ def test_halves_of_characters_stay_escapes_and_text_behind_the_arguments_is_kept
 def test_blanks_cost_no_time() -> None:
     """Text comes in pieces of a letter: 4,000 took minutes where every piece was searched anew
     from both ends."""
-    regions = format_regions(named("llama-json"), calls=True, thoughts=True)
+    regions = build_format_regions(get_format("llama-json"), calls=True, thoughts=True)
     reader = ReplyReader(regions, {}, None)
     told = [new for _ in range(4000) for new in reader.feed(" ")] + reader.feed("x", last=True)
     assert "".join(each.text for each in told) == " " * 4000 + "x"
@@ -407,7 +407,7 @@ def test_a_response_template_that_finds_no_call_leaves_text(body: str) -> None:
             "content": {"close": "<end>"},
         },
     }
-    regions = template_regions(template, calls=True)
+    regions = build_template_regions(template, calls=True)
     for reply, expected in (
         (f"Hi <C>{body}</C>", (f"Hi <C>{body}</C>", "", [])),
         (

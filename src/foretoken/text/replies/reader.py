@@ -12,22 +12,22 @@ import regex
 
 from foretoken.errors import InputError, to_one_line
 from foretoken.text.replies.calls import (
-    Call,
+    FunctionCall,
     NamedForm,
-    Progress,
-    Signatures,
+    CallStream,
+    FunctionSignatures,
     TaggedForm,
-    dumped,
+    dump_json,
 )
 from foretoken.text.replies.formats import ReplyFormat
-from foretoken.text.replies.regions import Cut, Region, Regions, literal
+from foretoken.text.replies.regions import RegionPiece, Region, RegionSplitter, compile_literals
 
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-ATTEMPTS = 64  # to find the end of the last complete call
+PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+MAX_END_ATTEMPTS = 64  # to find the end of the last complete call
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReplyEvent:
     """News of a reply: text, thoughts, or a call's name, once, and arguments."""
 
     text: str = ""
@@ -43,16 +43,16 @@ class ReplyReader:
     def __init__(
         self,
         regions: list[Region],
-        functions: Signatures,
+        functions: FunctionSignatures,
         within: Region | None,
         *,
         has_text: bool = True,
     ) -> None:
         """`has_text`: False if the reply consists of thoughts, calls and their marks alone."""
-        self._regions, self._functions = Regions(regions, within), functions
+        self._splitter, self._functions = RegionSplitter(regions, within), functions
         self._has_text = has_text
         self._raw = self._body = ""  # of the calls that are being written
-        self._progress: Progress | None = None
+        self._stream: CallStream | None = None
         self._streamed, self._after = False, ""
         self._trim = within is not None  # lines between thoughts and text are empty
         self.calls = 0
@@ -60,100 +60,100 @@ class ReplyReader:
     @property
     def thinks(self) -> bool:
         """True where the next text is thought, as far as is known."""
-        region = self._regions.region
+        region = self._splitter.region
         return region is not None and region.kind == "thought"
 
-    def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> list[Told]:
+    def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> list[ReplyEvent]:
         """Return what is new; with `last` the reply is over, `cut` by this stop string, or by a
         limit (an empty string)."""
-        told: list[Told] = []
-        for piece in self._regions.feed(text, last=last, cut=cut):
-            told += self._told(piece)
-        return told if self._has_text else [each for each in told if not each.text]
+        events: list[ReplyEvent] = []
+        for piece in self._splitter.feed(text, last=last, cut=cut):
+            events += self._parse_piece(piece)
+        return events if self._has_text else [each for each in events if not each.text]
 
-    def _told(self, piece: Cut) -> Iterator[Told]:
+    def _parse_piece(self, piece: RegionPiece) -> Iterator[ReplyEvent]:
         region = piece.region
         if region is None:
             text = piece.text.lstrip("\n") if self._trim else piece.text
             self._trim = self._trim and not text
             if text:
-                yield Told(text=text)
+                yield ReplyEvent(text=text)
         elif region.kind == "thought":
             if piece.text:
-                yield Told(thought=piece.text)
+                yield ReplyEvent(thought=piece.text)
             self._trim = piece.closed
         elif region.kind == "calls":
-            yield from self._calls(region, piece)
+            yield from self._parse_calls(region, piece)
 
-    def _calls(self, region: Region, piece: Cut) -> Iterator[Told]:
+    def _parse_calls(self, region: Region, piece: RegionPiece) -> Iterator[ReplyEvent]:
         if not self._raw:
-            self._progress, self._after = region.key.progress(), region.key.after
+            self._stream, self._after = region.parser.start_stream(), region.parser.after
         self._raw += piece.raw
         self._body += piece.text
-        if self._progress is not None and piece.text:
-            yield from self._streaming(self._progress, piece.text)
+        if self._stream is not None and piece.text:
+            yield from self._stream_call(self._stream, piece.text)
         if not piece.closed:
             return
         if self._streamed:
             self.calls += 1
-            if (rest := self._behind()) and not piece.cut:
-                yield Told(text=rest)
+            if (rest := self._get_trailing_text()) and not piece.cut:
+                yield ReplyEvent(text=rest)
         else:
-            yield from self._read(region, piece)
+            yield from self._parse_closed_calls(region, piece)
         self._raw = self._body = ""
         self._streamed, self._trim = False, True
 
-    def _behind(self) -> str:
+    def _get_trailing_text(self) -> str:
         """The text behind a call's arguments that is no part of it."""
-        assert self._progress is not None
-        rest = self._progress.rest.strip()
+        assert self._stream is not None
+        rest = self._stream.rest.strip()
         return "" if rest in ("", self._after) else rest.removeprefix(self._after)
 
-    def _streaming(self, progress: Progress, text: str) -> Iterator[Told]:
-        arguments = progress.feed(text)
-        if progress.name is not None and (arguments or not self._streamed):
-            name = "" if self._streamed else progress.name
+    def _stream_call(self, stream: CallStream, text: str) -> Iterator[ReplyEvent]:
+        arguments = stream.feed(text)
+        if stream.name is not None and (arguments or not self._streamed):
+            name = "" if self._streamed else stream.name
             self._streamed = True
-            yield Told(call=self.calls, name=name, arguments=arguments)
+            yield ReplyEvent(call=self.calls, name=name, arguments=arguments)
 
-    def _read(self, region: Region, piece: Cut) -> Iterator[Told]:
-        read = region.key.read_whole if piece.cut else region.key.read
+    def _parse_closed_calls(self, region: Region, piece: RegionPiece) -> Iterator[ReplyEvent]:
+        parse = region.parser.parse_complete if piece.cut else region.parser.parse
         try:
-            calls = read(self._body, self._functions, piece.captures)
-        except UNREADABLE:
+            calls = parse(self._body, self._functions, piece.captures)
+        except PARSE_ERRORS:
             if not piece.cut:
-                yield Told(text=self._raw)
+                yield ReplyEvent(text=self._raw)
             return
         for call in calls:
-            yield Told(call=self.calls, name=call.name, arguments=call.arguments)
+            yield ReplyEvent(call=self.calls, name=call.name, arguments=call.arguments)
             self.calls += 1
 
 
-class FormReading:
+class FormatCallParser:
     """Reads the calls of a format that is known here."""
 
     def __init__(self, format: ReplyFormat) -> None:
         self.format = format
 
-    def read(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
-        return self.format.form.read(body, functions)
+    def parse(self, body: str, functions: FunctionSignatures, captures: dict[str, str]) -> list[FunctionCall]:
+        return self.format.form.parse(body, functions)
 
-    def read_whole(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
+    def parse_complete(self, body: str, functions: FunctionSignatures, captures: dict[str, str]) -> list[FunctionCall]:
         """Return the complete calls of a body that is cut off. ValueError if there are none."""
         if isinstance(self.format.form, TaggedForm) and not self.format.form.after:
             raise ValueError("only the mark behind a call says that there is no other argument")
-        inside, ends = (self.format.inside or "").strip(), [len(body)]
-        while inside and len(ends) < ATTEMPTS and (end := body.rfind(inside, 0, ends[-1])) > 0:
+        inside, ends = (self.format.call_separator or "").strip(), [len(body)]
+        while inside and len(ends) < MAX_END_ATTEMPTS and (end := body.rfind(inside, 0, ends[-1])) > 0:
             ends.append(end)
         for end in ends:
-            for closing in ("", self.format.around[1]):
-                with suppress(*UNREADABLE):
-                    return self.read(body[:end] + closing, functions, captures)
+            for closing in ("", self.format.region_brackets[1]):
+                with suppress(*PARSE_ERRORS):
+                    return self.parse(body[:end] + closing, functions, captures)
         raise ValueError("no call is whole")
 
-    def progress(self) -> Progress | None:
-        alone = self.format.inside is None
-        return self.format.form.progress() if alone else None
+    def start_stream(self) -> CallStream | None:
+        alone = self.format.call_separator is None
+        return self.format.form.start_stream() if alone else None
 
     @property
     def after(self) -> str:
@@ -162,14 +162,14 @@ class FormReading:
         return form.after.strip() if isinstance(form, NamedForm) else "}"
 
 
-def _chat_parsing():  # not annotated: the types are the modules'
+def _import_chat_parsing():  # not annotated: the types are the modules'
     """Import transformers' parsers of replies, late as the HTTP process does without them."""
     from transformers.utils.chat_parsing import content_parsers, response_templates
 
     return content_parsers, response_templates
 
 
-class FieldReading:
+class TemplateCallParser:
     """Reads the calls of a tokenizer's own response template, by transformers' parsers."""
 
     after = ""
@@ -177,52 +177,52 @@ class FieldReading:
     def __init__(self, field: Any) -> None:
         self.field = field
 
-    def read(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
-        value = _chat_parsing()[0].process_field(body, self.field, captures)
-        calls = [_field_call(each) for each in (value if isinstance(value, list) else [value])]
+    def parse(self, body: str, functions: FunctionSignatures, captures: dict[str, str]) -> list[FunctionCall]:
+        value = _import_chat_parsing()[0].process_field(body, self.field, captures)
+        calls = [_parse_field_call(each) for each in (value if isinstance(value, list) else [value])]
         if not calls:
             raise ValueError("there is no call")
         return calls
 
-    def read_whole(self, body: str, functions: Signatures, captures: dict[str, str]) -> list[Call]:
-        return self.read(body, functions, captures)
+    def parse_complete(self, body: str, functions: FunctionSignatures, captures: dict[str, str]) -> list[FunctionCall]:
+        return self.parse(body, functions, captures)
 
-    def progress(self) -> Progress | None:
+    def start_stream(self) -> CallStream | None:
         return None
 
 
-def _field_call(value: Any) -> Call:
+def _parse_field_call(value: Any) -> FunctionCall:
     function = value.get("function", value)
     name, arguments = function["name"], function["arguments"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise ValueError("it is no call by name with arguments")
-    return Call(name, dumped(cast(dict[str, Any], arguments)))
+    return FunctionCall(name, dump_json(cast(dict[str, Any], arguments)))
 
 
-def format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) -> list[Region]:
+def build_format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) -> list[Region]:
     """The regions of a format, of those that a reply may have."""
     regions: list[Region] = []
     if thoughts:
         opening, closing = format.think
-        regions.append(Region("thought", literal(opening), literal(closing)))
+        regions.append(Region("thought", compile_literals(opening), compile_literals(closing)))
     if calls:
-        opens = regex.compile(format.opens or regex.escape(format.open), regex.DOTALL)
-        closing = format.closes or regex.escape(format.close)
+        opens = regex.compile(format.open_pattern or regex.escape(format.open), regex.DOTALL)
+        closing = format.close_pattern or regex.escape(format.close)
         closes = regex.compile(closing, regex.DOTALL) if closing else None
-        reading = FormReading(format)
-        regions.append(Region("calls", opens, closes, reading, format.form.ends))
-    drops = (*format.drops, *(mark for mark in (format.before, format.after) if mark and calls))
+        parser = FormatCallParser(format)
+        regions.append(Region("calls", opens, closes, parser, format.form.can_close))
+    drops = (*format.dropped_marks, *(mark for mark in (format.before, format.after) if mark and calls))
     if drops:
-        regions.append(Region("dropped", literal(*drops), None))
+        regions.append(Region("dropped", compile_literals(*drops), None))
     return regions
 
 
-def template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
+def build_template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
     """The regions of a tokenizer's own response template. InputError where it cannot be read."""
     try:
-        loaded = _chat_parsing()[1].load_response_template(template)
+        loaded = _import_chat_parsing()[1].load_response_template(template)
     except (ImportError, ValueError) as error:
         problem = f"the tokenizer's response_template cannot be read: {to_one_line(error)}"
         raise InputError(f"{problem}; name a --tool-parser") from None
@@ -234,11 +234,11 @@ def template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
         elif name in ("reasoning_content", "thinking", "reasoning"):
             regions.append(Region("thought", field.open_re, field.close_re))
         elif name == "tool_calls" and calls:
-            regions.append(Region("calls", field.open_re, field.close_re, key=FieldReading(field)))
+            regions.append(Region("calls", field.open_re, field.close_re, parser=TemplateCallParser(field)))
     return regions
 
 
-def within(regions: list[Region], prompt: str) -> Region | None:
+def find_open_region(regions: list[Region], prompt: str) -> Region | None:
     """The region in whose midst a prompt ends: thoughts that the template has begun. Marks within
     messages begin none."""
     for region in regions:

@@ -14,8 +14,8 @@ from transformers import (
 )
 from transformers.generation import logits_process, stopping_criteria
 
-from foretoken.controls.own import REFUSED, processors, require_own
-from foretoken.controls.penalties import History
+from foretoken.controls.custom import REFUSED_CLASSES, wrap_processors, require_supported
+from foretoken.controls.penalties import TokenHistory
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
@@ -43,8 +43,8 @@ def test_it_is_given_the_rows_own_ids_and_scores():
         calls.append((ids.tolist(), tuple(scores.shape), scores.dtype))
         return scores
 
-    (own,) = processors([look], 0)
-    history = History([3, 1])
+    (own,) = wrap_processors([look], 0)
+    history = TokenHistory([3, 1])
     history.push(4)
     own(torch.zeros(V, dtype=torch.float64), history)
     assert calls == [([[3, 1, 4]], (1, V), torch.float64)]
@@ -55,10 +55,10 @@ def test_what_it_does_to_its_ids_is_forgotten():
         ids.fill_(-9)
         return scores
 
-    (own,) = processors([spoil], 0)
-    history = History([3, 1])
+    (own,) = wrap_processors([spoil], 0)
+    history = TokenHistory([3, 1])
     own(torch.zeros(V), history)
-    assert history.tokens == [3, 1] and history.ids(torch.device("cpu")).tolist() == [3, 1]
+    assert history.tokens == [3, 1] and history.to_tensor(torch.device("cpu")).tolist() == [3, 1]
     spec, plain = pair(), pair()
     for gamma in 0, 3:
         assert [c.tokens for c in spec.generate(PROMPTS, gamma=gamma, processors=spoil)] == [
@@ -125,15 +125,15 @@ def test_a_prefix_constraint_counts_the_rows_of_the_call(drafter):
     assert all(list(ids[: len(PROMPTS[row])]) == PROMPTS[row] for row, ids in calls)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_CLASSES)
 def test_what_no_single_row_can_honour_is_refused(name):
     """Each of them is a class of transformers."""
     kind = getattr(logits_process, name, None) or getattr(stopping_criteria, name)
     instance = object.__new__(kind)
     with pytest.raises(RefusedError, match=f"^{name} .*, which no single row can honour"):
-        require_own([instance])
+        require_supported([instance])
     with pytest.raises(RefusedError, match=f"^{name} "):
-        require_own([LogitsProcessorList([instance])])
+        require_supported([LogitsProcessorList([instance])])
     option = "stopping" if name == "ConfidenceCriteria" else "processors"
     with pytest.raises(RefusedError, match=f"^{name} "):
         pair().generate([1], gamma=0, **{option: [instance]})

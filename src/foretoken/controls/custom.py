@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.controls.penalties import History
+from foretoken.controls.penalties import TokenHistory
 from foretoken.errors import ControlError, ForeignError, InputError, RefusedError, to_one_line, format_value
 from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
 
-PREFIX = "PrefixConstrainedLogitsProcessor"
+PREFIX_PROCESSOR = "PrefixConstrainedLogitsProcessor"
 
 # Classes of transformers that no row alone can call, and why
-REFUSED = {
+REFUSED_CLASSES = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "runs the model and keeps its cache",
     "ClassifierFreeGuidanceLogitsProcessor": "reads a second half of the batch",
     "DiaClassifierFreeGuidanceLogitsProcessor": "reads a second half of the batch",
@@ -35,13 +35,13 @@ REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class CustomProcessor:
     """A user's processor: `processor(ids [1, n], scores [1, V]) -> [1, V]`."""
 
     processor: Callable[[Tensor, Tensor], Tensor]
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        ids = history.ids(scores.device)[None]
+    def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
+        ids = history.to_tensor(scores.device)[None]
         name = type(self.processor).__name__
         try:
             changed = self.processor(ids, scores[None])
@@ -54,7 +54,7 @@ class Own:
         return changed[0].to(scores)
 
 
-class OwnEnding:
+class CustomStoppingCriterion:
     """A user's stopping criterion: `criterion(ids [1, n], scores) -> [1]` or a bool. `scores`:
     None, or what stands for them where its caller would be given some."""
 
@@ -62,7 +62,7 @@ class OwnEnding:
         self.criterion, self.tokens = criterion, list(prompt)
         self.scores: Any = None
 
-    def read(self, token: int) -> str | None:
+    def append_token(self, token: int) -> str | None:
         """The criterion's name where it ends the text with this token."""
         self.tokens.append(token)
         name = type(self.criterion).__name__
@@ -80,41 +80,41 @@ class OwnEnding:
         """Nothing is held back."""
 
 
-def flat(objects: Iterable[Any]) -> list[Any]:
+def flatten(objects: Iterable[Any]) -> list[Any]:
     """Objects, and those in transformers' lists of them."""
-    return [each for part in objects for each in (flat(part) if isinstance(part, list) else [part])]
+    return [each for part in objects for each in (flatten(part) if isinstance(part, list) else [part])]
 
 
-def require_own(objects: Iterable[Any]) -> None:
+def require_supported(objects: Iterable[Any]) -> None:
     """RefusedError for a class of transformers that no row alone can call."""
-    for each in flat(objects):
-        name = next((c.__name__ for c in type(each).__mro__ if c.__name__ in REFUSED), None)
+    for each in flatten(objects):
+        name = next((c.__name__ for c in type(each).__mro__ if c.__name__ in REFUSED_CLASSES), None)
         if name is not None:
             raise RefusedError(
-                f"{name} {REFUSED[name]}, which no single row can honour; leave it out"
+                f"{name} {REFUSED_CLASSES[name]}, which no single row can honour; leave it out"
             )
 
 
-def processors(objects: Iterable[Any], row: int) -> list[Own]:
+def wrap_processors(objects: Iterable[Any], number: int) -> list[CustomProcessor]:
     """Return processors as controls of a sequence; `row`: its number in the call, which some ask
     for."""
-    return [Own(_adapted(each, row)) for each in flat(objects)]
+    return [CustomProcessor(_adapt(each, number)) for each in flatten(objects)]
 
 
-def endings(objects: Iterable[Any], prompt: list[int]) -> list[OwnEnding]:
+def wrap_criteria(objects: Iterable[Any], prompt: list[int]) -> list[CustomStoppingCriterion]:
     """Return stopping criteria as endings of a sequence."""
-    return [OwnEnding(each, prompt) for each in flat(objects)]
+    return [CustomStoppingCriterion(each, prompt) for each in flatten(objects)]
 
 
-def _adapted(processor: Any, row: int) -> Any:
+def _adapt(processor: Any, number: int) -> Any:
     """transformers counts rows where it allows tokens by prefix: here every row is alone."""
-    if type(processor).__name__ != PREFIX:
+    if type(processor).__name__ != PREFIX_PROCESSOR:
         return processor
     allowed = processor._prefix_allowed_tokens_fn
-    return type(processor)(lambda _, ids: allowed(row, ids), num_beams=1)
+    return type(processor)(lambda _, ids: allowed(number, ids), num_beams=1)
 
 
-def require(params: SamplingParams, target: Model, tokenizer: bool) -> None:
+def require_supported_params(params: SamplingParams, target: Model, has_tokenizer: bool) -> None:
     """InputError for ids and counts beyond the target's vocabulary and for options that only a
     tokenizer could honour, RefusedError for what no row can have here."""
     V = target.vocab_size
@@ -134,6 +134,6 @@ def require(params: SamplingParams, target: Model, tokenizer: bool) -> None:
             "prompt_logprobs: an encoder reads the prompt, which has no probabilities; leave it out"
         ).about("prompt_logprobs")
     for name in ("stop_strings", "structured"):
-        if getattr(params, name) and not tokenizer:
+        if getattr(params, name) and not has_tokenizer:
             raise InputError(f"{name} needs a tokenizer; load the model with one").about(name)
-    require_own((*params.processors, *params.stopping))
+    require_supported((*params.processors, *params.stopping))

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from foretoken.errors import InputError
-from foretoken.media import pictures
-from foretoken.media.pictures import picture
+from foretoken.media import images
+from foretoken.media.images import load_image
 
 RED = (255, 0, 0)
 PILS_OWN: Any = Image.MAX_IMAGE_PIXELS  # it warns above, and raises at twice as many
@@ -35,13 +35,13 @@ def test_a_file_a_url_an_image_and_an_array(tmp_path: Path) -> None:
     file = tmp_path / "red.png"
     file.write_bytes(saved(image))
     for value in (str(file), file, url(saved(image)), image, np.asarray(image)):
-        read = picture(value, "image 0")
+        read = load_image(value, "image 0")
         assert read.mode == "RGB" and read.size == (5, 3) and read.getpixel((4, 2)) == RED
 
 
 def at(value: Any, *places: tuple[int, int]) -> list[Any]:
     """The colors of a picture at these places, (0, 0) unless there are some."""
-    read = picture(value, "image 0")
+    read = load_image(value, "image 0")
     assert read.mode == "RGB"
     return [read.getpixel(place) for place in places or ((0, 0),)]
 
@@ -114,30 +114,30 @@ def test_grey_has_the_range_of_its_file() -> None:
         (tiff(full(100, "u1", 3), photometric=8), "Lab colors"),
     ):
         with pytest.raises(InputError, match=f"image 0 holds {kind}, .*; save it"):
-            picture(value, "image 0")
+            load_image(value, "image 0")
 
 
 def test_a_picture_is_turned_as_its_camera_says_and_an_animation_is_its_first_image() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # held upright
     turned = url(saved(Image.new("RGB", (4, 2), RED), "JPEG", exif=exif))
-    assert picture(turned, "image 0").size == (2, 4)
+    assert load_image(turned, "image 0").size == (2, 4)
     images = [Image.new("RGB", (2, 2), color) for color in ("red", "blue")]
     moving = saved(images[0], "GIF", save_all=True, append_images=images[1:])
     assert at(url(moving)) == [RED]
-    assert picture(Image.new("RGB", (1, 1)), "image 0").size == (1, 1)
-    assert picture(url(saved(Image.new("1", (8000, 8000)))), "image 0").size == (8000, 8000)
+    assert load_image(Image.new("RGB", (1, 1)), "image 0").size == (1, 1)
+    assert load_image(url(saved(Image.new("1", (8000, 8000)))), "image 0").size == (8000, 8000)
 
 
 def test_more_pixels_than_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "MOST_PIXELS", 99)
+    monkeypatch.setattr(images, "MAX_PIXELS", 99)
     with pytest.raises(InputError, match="image 3 has 10 x 10 pixels, more than 99"):
-        picture(url(saved(Image.new("L", (10, 10)))), "image 3")
+        load_image(url(saved(Image.new("L", (10, 10)))), "image 3")
     bomb = saved(Image.new("1", (20_000, 20_000)))  # 50 kB, too large for PIL itself
     limits = [(None, "99"), (25_000_000, "25,000,000"), (10**9, f"{2 * PILS_OWN:,}")]
     for most, limit in limits:
         with pytest.raises(InputError, match=f"image 3 has more than {limit} pixels; make it"):
-            picture(url(bomb), "image 3", most)
+            load_image(url(bomb), "image 3", most)
 
 
 WHOLE = saved(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)))
@@ -159,5 +159,5 @@ WHOLE = saved(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64)
 )
 def test_what_is_no_picture(value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
-        picture(value, "image 0")
+        load_image(value, "image 0")
     assert "\n" not in str(error.value) and len(str(error.value)) < 300

@@ -56,44 +56,44 @@ class Transcription:
         return "".join(segment.text for segment in self.segments).strip()
 
 
-def as_text(made: Transcription) -> str:
-    return "".join(f"{segment.text.strip()}\n" for segment in made.segments)
+def to_text(transcription: Transcription) -> str:
+    return "".join(f"{segment.text.strip()}\n" for segment in transcription.segments)
 
 
-def as_srt(made: Transcription) -> str:
+def to_srt(transcription: Transcription) -> str:
     blocks = [
-        f"{i}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{s.text.strip()}\n"
-        for i, s in enumerate(made.segments, 1)
+        f"{i}\n{_format_time(s.start, ',')} --> {_format_time(s.end, ',')}\n{s.text.strip()}\n"
+        for i, s in enumerate(transcription.segments, 1)
     ]
     return "\n".join(blocks)
 
 
-def as_vtt(made: Transcription) -> str:
-    blocks = [f"{_span(segment)}\n{segment.text.strip()}\n" for segment in made.segments]
+def to_vtt(transcription: Transcription) -> str:
+    blocks = [f"{_format_span(segment)}\n{segment.text.strip()}\n" for segment in transcription.segments]
     return "\n".join(["WEBVTT\n", *blocks])
 
 
-def as_json(made: Transcription) -> str:
-    document: dict[str, Any] = {"text": made.text, **asdict(made)}
+def to_json(transcription: Transcription) -> str:
+    document: dict[str, Any] = {"text": transcription.text, **asdict(transcription)}
     for segment in document["segments"]:
         if segment["words"] is None:  # the model does not tell
             del segment["words"]
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[Transcription], str]] = {
-    "text": as_text,
-    "srt": as_srt,
-    "vtt": as_vtt,
-    "json": as_json,
+TRANSCRIPT_FORMATS: dict[str, Callable[[Transcription], str]] = {
+    "text": to_text,
+    "srt": to_srt,
+    "vtt": to_vtt,
+    "json": to_json,
 }
 
 
-def _span(segment: Segment) -> str:
-    return f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}"
+def _format_span(segment: Segment) -> str:
+    return f"{_format_time(segment.start, '.')} --> {_format_time(segment.end, '.')}"
 
 
-def _clock(seconds: float, point: str) -> str:
+def _format_time(seconds: float, point: str) -> str:
     """hh:mm:ss.mmm, with that point."""
     total = round(seconds * 1000)
     minutes, thousandths = divmod(total, 60_000)

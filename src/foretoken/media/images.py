@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretoken.errors import InputError, to_one_line, format_value
-from foretoken.media.data_urls import decoded, is_data_url
+from foretoken.media.data_urls import decode_data_url, is_data_url
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MOST_PIXELS = 100_000_000  # 10,000 x 10,000, in memory 300 MB
+MAX_PIXELS = 100_000_000  # 10,000 x 10,000, in memory 300 MB
 # Others run programs (EPS), or are seldom pictures of anything
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM")
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM")
 # PIL's modes with known black and white points, unlike F (floats), I (32-bit integers) and LAB
-MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
-GREY16 = {"I;16", "I;16B", "I;16L", "I;16N"}
-BITS, POLARITY, SIGN = 258, 262, 339  # tags of TIFF: per sample; 0 if 0 is white; 1: unsigned
-GIVE = "give a file, a data URL, a PIL image or an array [height, width, 3]"
+IMAGE_MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
+GREY16_MODES = {"I;16", "I;16B", "I;16L", "I;16N"}
+TIFF_BITS_TAG, TIFF_POLARITY_TAG, TIFF_SIGN_TAG = 258, 262, 339  # tags of TIFF: per sample; 0 if 0 is white; 1: unsigned
+IMAGE_REMEDY = "give a file, a data URL, a PIL image or an array [height, width, 3]"
 
 
-def picture(value: Any, place: str, most: int | None = None) -> Image:
+def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
     """Return a picture as a model's processor takes it: upright, in RGB, on white where it is
     transparent; of an animation the first image.
 
@@ -42,101 +42,101 @@ def picture(value: Any, place: str, most: int | None = None) -> Image:
 
     Examples:
         >>> import numpy
-        >>> picture(numpy.zeros((2, 3), dtype="uint8"), "image 0").size
+        >>> load_image(numpy.zeros((2, 3), dtype="uint8"), "image 0").size
         (3, 2)
     """
-    Image, ImageOps, _ = _pillow(place)
-    most = MOST_PIXELS if most is None else most
-    opened = value if isinstance(value, Image.Image) else _opened(value, place, most)
+    Image, ImageOps, _ = _import_pillow(label)
+    max_pixels = MAX_PIXELS if max_pixels is None else max_pixels
+    opened = value if isinstance(value, Image.Image) else _open_image(value, label, max_pixels)
     width, height = opened.size
     if not width * height:
-        raise InputError(f"{place} has {width} x {height} pixels; give a picture")
-    if width * height > most:
+        raise InputError(f"{label} has {width} x {height} pixels; give a picture")
+    if width * height > max_pixels:
         raise InputError(
-            f"{place} has {width} x {height} pixels, more than {most:,}; make it smaller"
+            f"{label} has {width} x {height} pixels, more than {max_pixels:,}; make it smaller"
         )
-    _require_range(opened, place)
+    _require_range(opened, label)
     try:
-        return _plain(ImageOps.exif_transpose(opened), _tiff_tags(opened))
+        return _to_rgb(ImageOps.exif_transpose(opened), _get_tiff_tags(opened))
     except Image.DecompressionBombError:  # a tile, or another frame
-        raise _too_large(place, most) from None
+        raise _make_size_error(label, max_pixels) from None
     except Exception as error:  # a file that is cut off, or breaks its format's rules
         raise InputError(
-            f"{place} cannot be read: {to_one_line(error)}; give a whole picture"
+            f"{label} cannot be read: {to_one_line(error)}; give a whole picture"
         ) from None
 
 
-def _pillow(place: str):  # not annotated: the types are Pillow's
+def _import_pillow(label: str):  # not annotated: the types are Pillow's
     """Import Pillow, late as it is an extra; InputError where it is missing."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
-        raise InputError(f"{place} needs Pillow; pip install 'foretoken[media]'") from None
+        raise InputError(f"{label} needs Pillow; pip install 'foretoken[media]'") from None
     return Image, ImageOps, UnidentifiedImageError
 
 
-def _opened(value: Any, place: str, most: int) -> Image:
+def _open_image(value: Any, label: str, max_pixels: int) -> Image:
     """The picture in a file, a data URL or an array; its pixels are not read yet."""
-    Image, _, UnidentifiedImageError = _pillow(place)
+    Image, _, UnidentifiedImageError = _import_pillow(label)
     array = getattr(value, "__array__", None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked
             if is_data_url(value):
-                return Image.open(io.BytesIO(decoded(value, place)), formats=FORMATS)
+                return Image.open(io.BytesIO(decode_data_url(value, label)), formats=IMAGE_FORMATS)
             if isinstance(value, bytes):
-                return Image.open(io.BytesIO(value), formats=FORMATS)
+                return Image.open(io.BytesIO(value), formats=IMAGE_FORMATS)
             if isinstance(value, str | Path) and "://" not in str(value):
-                return Image.open(value, formats=FORMATS)
+                return Image.open(value, formats=IMAGE_FORMATS)
             if array is not None:
-                return Image.fromarray(_bytes(array(), place))
+                return Image.fromarray(_require_bytes(array(), label))
     except InputError:
         raise
     except UnidentifiedImageError:
         raise InputError(
-            f"{place} is no picture in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}; {GIVE}"
+            f"{label} is no picture in {', '.join(IMAGE_FORMATS[:-1])} or {IMAGE_FORMATS[-1]}; {IMAGE_REMEDY}"
         ) from None
     except Image.DecompressionBombError:
-        raise _too_large(place, most) from None
+        raise _make_size_error(label, max_pixels) from None
     except Exception as error:  # files hold anything
-        raise InputError(f"{place} is no picture: {to_one_line(error)}; {GIVE}") from None
-    raise InputError(f"{place} is {format_value(value)}; {GIVE}")
+        raise InputError(f"{label} is no picture: {to_one_line(error)}; {IMAGE_REMEDY}") from None
+    raise InputError(f"{label} is {format_value(value)}; {IMAGE_REMEDY}")
 
 
-def _too_large(place: str, most: int) -> InputError:
+def _make_size_error(label: str, max_pixels: int) -> InputError:
     """For an image that PIL refused to open: its own limit may be the lower one."""
-    Image, *_ = _pillow(place)
-    most = min(most, 2 * (Image.MAX_IMAGE_PIXELS or most))
-    return InputError(f"{place} has more than {most:,} pixels; make it smaller")
+    Image, *_ = _import_pillow(label)
+    max_pixels = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
+    return InputError(f"{label} has more than {max_pixels:,} pixels; make it smaller")
 
 
-def _bytes(values: Any, place: str) -> Any:
+def _require_bytes(values: Any, label: str) -> Any:
     """An array of bytes; InputError for others, whose range nobody knows."""
     if str(values.dtype) == "uint8":
         return values
-    raise InputError(f"{place} is an array of {values.dtype}; give bytes (uint8), 0 to 255")
+    raise InputError(f"{label} is an array of {values.dtype}; give bytes (uint8), 0 to 255")
 
 
-def _tiff_tags(image: Image) -> Mapping[int, Any]:
+def _get_tiff_tags(image: Image) -> Mapping[int, Any]:
     """The tags of a TIFF file; nothing for other formats."""
     return getattr(image, "tag_v2", {})
 
 
-def _require_range(image: Image, place: str) -> None:
+def _require_range(image: Image, label: str) -> None:
     """Raise InputError for pixel values whose black and white points are unknown."""
     scaled = image.mode == "I" and image.format == "PPM"  # to 16 bits, whatever the file's maximum
-    unsigned = {*_tiff_tags(image).get(SIGN, (1,))} == {1}
-    if not (unsigned and (scaled or image.mode in MODES | GREY16)):
+    unsigned = {*_get_tiff_tags(image).get(TIFF_SIGN_TAG, (1,))} == {1}
+    if not (unsigned and (scaled or image.mode in IMAGE_MODES | GREY16_MODES)):
         kind = {"F": "floats", "LAB": "Lab colors"}.get(image.mode, "signed or 32-bit integers")
-        problem = f"{place} holds {kind}, whose black and white points are unknown"
+        problem = f"{label} holds {kind}, whose black and white points are unknown"
         raise InputError(f"{problem}; save it as RGB of 8 bits")
 
 
-def _plain(image: Image, tags: Mapping[int, Any]) -> Image:
+def _to_rgb(image: Image, tags: Mapping[int, Any]) -> Image:
     """The picture in RGB, on white."""
-    Image, *_ = _pillow("a picture")
-    if image.mode == "I" or image.mode in GREY16:
-        image = _narrow(image, tags)
+    Image, *_ = _import_pillow("a picture")
+    if image.mode == "I" or image.mode in GREY16_MODES:
+        image = _to_8_bits(image, tags)
     elif image.mode in ("La", "RGBa"):  # multiplied by alpha
         image = image.convert(image.mode.upper())
     if "A" not in image.mode and "transparency" not in image.info:
@@ -146,12 +146,12 @@ def _plain(image: Image, tags: Mapping[int, Any]) -> Image:
     return Image.alpha_composite(white, layered).convert("RGB")
 
 
-def _narrow(image: Image, tags: Mapping[int, Any]) -> Image:
+def _to_8_bits(image: Image, tags: Mapping[int, Any]) -> Image:
     """Convert a grey image of 16 bits, or 12 in TIFF, to 8 bits with alpha."""
-    Image, *_ = _pillow("a picture")
+    Image, *_ = _import_pillow("a picture")
     values = np.asarray(image)
-    bits = 12 if tags.get(BITS) == (12,) else 16
+    bits = 12 if tags.get(TIFF_BITS_TAG) == (12,) else 16
     grey = (values >> (bits - 8)).astype(np.uint8)
-    grey = ~grey if tags.get(POLARITY) == 0 else grey
+    grey = ~grey if tags.get(TIFF_POLARITY_TAG) == 0 else grey
     alpha = np.where(values == image.info.get("transparency"), 0, 255).astype(np.uint8)
     return Image.fromarray(np.stack([grey, alpha], -1))

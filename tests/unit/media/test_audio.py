@@ -16,7 +16,7 @@ import soundfile
 import torch
 
 from foretoken.errors import InputError
-from foretoken.media.sounds import sound
+from foretoken.media.audio import load_audio
 
 
 def tone(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> Any:
@@ -34,7 +34,7 @@ def test_files_of_several_kinds(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "tone"
     file.write_bytes(saved(tone(16_000), 16_000, kind))
     for value in (str(file), file, file.read_bytes()):
-        read = sound(value, 16_000, "audio 0")
+        read = load_audio(value, 16_000, "audio 0")
         assert read.dtype == np.float32 and abs(len(read) - 8000) < 2000
         assert 0.5 < np.abs(read).max() < 1.2
 
@@ -42,22 +42,22 @@ def test_files_of_several_kinds(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("rate", [8000, 11_025, 48_000])
 def test_other_rates_are_resampled_and_channels_averaged(rate: int) -> None:
     """The tone stays at its height."""
-    read = sound(saved(tone(rate), rate), 16_000, "audio 0")
+    read = load_audio(saved(tone(rate), rate), 16_000, "audio 0")
     assert abs(len(read) - 8000) <= 1
     height = np.abs(np.fft.rfft(read)).argmax() * 16_000 / len(read)
     assert abs(height - 440) < 3
     both = np.stack([tone(rate), -tone(rate)], 1)
-    assert np.abs(sound(saved(both, rate), 16_000, "audio 0")).max() < 1e-3
+    assert np.abs(load_audio(saved(both, rate), 16_000, "audio 0")).max() < 1e-3
 
 
 def test_samples_themselves() -> None:
-    read = sound(tone(16_000), 16_000, "audio 0")
+    read = load_audio(tone(16_000), 16_000, "audio 0")
     assert read.shape == (8000,)
     for kind in ("int16", "int32"):  # as files hold them
         whole = (tone(16_000).astype("float64") * np.iinfo(kind).max).astype(kind)
-        assert np.allclose(sound(whole, 16_000, "audio 0"), read, atol=1e-4)
+        assert np.allclose(load_audio(whole, 16_000, "audio 0"), read, atol=1e-4)
     headed = "DATA:audio/wav;BASE64," + base64.b64encode(saved(read, 16_000)).decode()
-    assert len(sound(headed, 16_000, "audio 0")) == 8000
+    assert len(load_audio(headed, 16_000, "audio 0")) == 8000
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_samples_themselves() -> None:
 )
 def test_what_is_no_sound(value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
-        sound(value, 16_000, "audio 2")
+        load_audio(value, 16_000, "audio 2")
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
     assert " at 0x" not in str(error.value)
 
 
 def test_a_file_that_was_cut_is_read_as_far_as_it_goes() -> None:
     whole = saved(tone(16_000), 16_000)
-    assert 3000 < len(sound(whole[: len(whole) // 2], 16_000, "audio 2")) <= 8000
+    assert 3000 < len(load_audio(whole[: len(whole) // 2], 16_000, "audio 2")) <= 8000
     with pytest.raises(InputError, match="lasts 2 s, at most 1 go"):
-        sound(tone(16_000, 2.0), 16_000, "audio 2", most=1)
+        load_audio(tone(16_000, 2.0), 16_000, "audio 2", max_seconds=1)
 
 
 def test_a_cut_mp3_holds_no_sound_of_another() -> None:
@@ -105,8 +105,8 @@ def test_a_cut_mp3_holds_no_sound_of_another() -> None:
     with soundfile.SoundFile(io.BytesIO(cut)) as file:
         stated, held = file.frames, len(file.read())
     assert held < 0.6 * stated
-    sound(saved(np.full(192_000, 0.25, np.float32), 16_000), 16_000, "audio 2")
-    read = sound(cut, 16_000, "audio 2", most=10)
+    load_audio(saved(np.full(192_000, 0.25, np.float32), 16_000), 16_000, "audio 2")
+    read = load_audio(cut, 16_000, "audio 2", max_seconds=10)
     assert len(read) == held and not read.any()
 
 
@@ -116,11 +116,11 @@ def test_the_length_of_a_sound_is_that_of_its_samples(stated: int) -> None:
     whole = bytearray(saved(tone(16_000, 2.0), 16_000, "FLAC"))
     whole[21] = whole[21] & 0xF0 | stated >> 32
     whole[22:26] = (stated % 2**32).to_bytes(4, "big")
-    assert len(sound(bytes(whole), 16_000, "audio 2")) == 32_000
+    assert len(load_audio(bytes(whole), 16_000, "audio 2")) == 32_000
     with pytest.raises(InputError, match="at most 1 go"):
-        sound(bytes(whole), 16_000, "audio 2", most=1)
+        load_audio(bytes(whole), 16_000, "audio 2", max_seconds=1)
     if not stated:
-        assert len(sound(bytes(whole), 16_000, "audio 2", most=2)) == 32_000
+        assert len(load_audio(bytes(whole), 16_000, "audio 2", max_seconds=2)) == 32_000
 
 
 DAMAGED = """

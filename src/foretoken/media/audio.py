@@ -1,0 +1,145 @@
+"""Sounds as callers give them, to one channel of samples at the rate that a model hears."""
+
+from __future__ import annotations
+
+import io
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretoken.errors import InputError, to_one_line, format_value
+from foretoken.media.data_urls import decode_data_url, is_data_url
+
+MIN_SAMPLING_RATE, MAX_SAMPLING_RATE = 1000, 768_000  # Hz
+BLOCK_FRAMES = 2**18  # samples that are read at a time
+UNKNOWN_FRAMES = 2**63 - 1  # frames of a streamed file, whose header states no length
+MAX_LEVEL = 100.0  # full scale is 1: beyond this, samples are in another unit or damaged
+VAGUE_ERROR_CODES = (0, 1, 29)  # error codes of libsndfile with a meaningless message
+AUDIO_REMEDY = "give an audio file (WAV, FLAC, OGG, MP3), a data URL, or an array of samples"
+
+
+def load_audio(value: Any, sampling_rate: int, label: str, max_seconds: float | None = None) -> NDArray[np.float32]:
+    """Return samples `[n]` of a sound at `rate` Hz, its channels averaged.
+
+    Args:
+        value: A file's path, a file's bytes, a data URL, or an array of samples at that rate
+            already, `[n]`: floats from -1 to 1, or integers of 16 or 32 bits with sign.
+        rate: Samples a second.
+        place: Where it stands, for errors.
+        most: Seconds at most; None sets no limit.
+
+    Raises:
+        InputError: It is none of these, empty, longer than `most`, not finite, far beyond full
+            scale, or cannot be decoded; soundfile is missing.
+
+    Examples:
+        >>> import numpy
+        >>> load_audio(numpy.zeros(8000), 16000, "audio 0").shape
+        (8000,)
+    """
+    if hasattr(value, "__array__"):
+        samples, source_rate = _to_floats(value, label), sampling_rate
+        if max_seconds is not None and len(samples) > max_seconds * sampling_rate:
+            raise _make_length_error(label, len(samples) / sampling_rate, max_seconds)
+    else:
+        samples, source_rate = _read_file(value, label, max_seconds)
+    if not len(samples):
+        raise InputError(f"{label} holds no samples; give a sound")
+    return samples if source_rate == sampling_rate else _resample(samples, source_rate, sampling_rate)
+
+
+def _read_file(value: Any, label: str, max_seconds: float | None) -> tuple[NDArray[np.float32], int]:
+    """One channel of samples, and their rate."""
+    try:
+        import soundfile  # late: an extra
+    except ImportError:
+        raise InputError(f"{label} needs soundfile; pip install 'foretoken[media]'") from None
+    if is_data_url(value):
+        value = decode_data_url(value, label)
+    if isinstance(value, bytes):
+        value = io.BytesIO(value)
+    elif not isinstance(value, str | Path) or "://" in str(value):
+        raise InputError(f"{label} is {format_value(value)}; {AUDIO_REMEDY}")
+    try:
+        with soundfile.SoundFile(value) as file:
+            rate = file.samplerate
+            _require_length(file, label, max_seconds)
+            samples = _decode(file, label, max_seconds)
+    except InputError:
+        raise
+    except Exception as error:  # files hold anything
+        if isinstance(value, str | Path) and not Path(value).is_file():
+            problem = f"there is no file {value}"
+        elif getattr(error, "code", None) in VAGUE_ERROR_CODES:
+            problem = "it is damaged, or not a sound in a known format"
+        else:  # without the name of the object that holds the file
+            problem = getattr(error, "error_string", "") or to_one_line(error)
+            problem = problem.removeprefix("Error : ").rstrip(".")
+        raise InputError(f"{label} cannot be read: {problem}; {AUDIO_REMEDY}") from None
+    return samples, rate
+
+
+def _require_length(file: Any, label: str, max_seconds: float | None) -> None:
+    """Raise InputError for an impossible sample rate or a stated duration beyond `most`."""
+    rate = file.samplerate
+    if not MIN_SAMPLING_RATE <= rate <= MAX_SAMPLING_RATE:
+        problem = f"{label} has {rate} samples a second"
+        raise InputError(f"{problem}; give {MIN_SAMPLING_RATE} to {MAX_SAMPLING_RATE}")
+    if max_seconds is not None and max_seconds * rate < file.frames != UNKNOWN_FRAMES:
+        raise _make_length_error(label, file.frames / rate, max_seconds)
+
+
+def _decode(file: Any, label: str, max_seconds: float | None) -> NDArray[np.float32]:
+    """Return the samples that are really in a file: a truncated one has fewer than its header
+    states. `file.blocks()` would yield its whole uninitialized buffer then."""
+    # else soundfile seeks after each read, which fails in a file of unknown length
+    file.seekable = lambda: False
+    parts, count = [np.zeros(0, np.float32)], 0
+    while len(block := file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)):
+        _require_levels(block, label)
+        # channels are averaged block by block: all of them may be more than memory holds
+        parts.append(np.mean(block, 1))
+        count += len(block)
+        if max_seconds is not None and count > max_seconds * file.samplerate:
+            raise _make_length_error(label, count / file.samplerate, max_seconds)
+    return np.concatenate(parts)
+
+
+def _require_levels(samples: NDArray[Any], label: str) -> None:
+    """Raise InputError for samples that are not finite or far beyond full scale."""
+    if not np.isfinite(samples).all():
+        raise InputError(f"{label} holds samples that are not finite; give a sound")
+    peak = max(samples.max(initial=0), -samples.min(initial=0))
+    if peak > MAX_LEVEL:
+        raise InputError(f"{label} holds samples up to {peak:.3g}; scale them to -1 to 1")
+
+
+def _make_length_error(label: str, seconds: float, max_seconds: float) -> InputError:
+    return InputError(f"{label} lasts {seconds:.0f} s, at most {max_seconds:g} go; cut it")
+
+
+def _to_floats(value: Any, label: str) -> NDArray[np.float32]:
+    """Samples from -1 to 1; InputError for what is no channel of samples."""
+    try:
+        values = np.asarray(value)
+    except Exception as error:  # a tensor with gradients, in bfloat16 or on a GPU
+        problem = f"{label} cannot be taken as an array: {to_one_line(error)}"
+        raise InputError(f"{problem}; give floats, -1 to 1, or int16") from None
+    if values.ndim != 1:
+        raise InputError(f"{label} has the shape {values.shape}; give one channel of samples")
+    if values.dtype.kind == "f":
+        _require_levels(values, label)
+        return values.astype("float32")
+    if str(values.dtype) not in ("int16", "int32"):  # nobody knows the range of others
+        raise InputError(f"{label} is an array of {values.dtype}; give floats, -1 to 1, or int16")
+    return (values / 2.0 ** (8 * values.itemsize - 1)).astype("float32")
+
+
+def _resample(samples: NDArray[np.float32], source_rate: int, rate: int) -> NDArray[np.float32]:
+    from scipy.signal import resample_poly  # late: takes a while
+
+    common = gcd(source_rate, rate)
+    return resample_poly(samples, rate // common, source_rate // common).astype("float32")
