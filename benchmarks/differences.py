@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from foretoken import Speculator
-from foretoken.certificate.greedy_identity import NOISE_MARGIN, ShapeNoise, measure_shape_noise, score_token_by_token
+from foretoken.certificate.greedy_identity import (
+    NOISE_MARGIN,
+    ShapeNoise,
+    measure_shape_noise,
+    score_token_by_token,
+)
 from foretoken.request import Request
 from foretoken.sampling.keys import exponentials
 from foretoken.speculator import MAX_BATCH_SIZE

@@ -19,7 +19,9 @@ RESULTS = Path(__file__).parent / "results"
 
 def describe() -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    described = asdict(machine.get_machine(device)) | {"abilities": machine.get_processor().abilities}
+    described = asdict(machine.get_machine(device)) | {
+        "abilities": machine.get_processor().abilities
+    }
     described |= {"held to": os.environ.get("FORETOKEN_INSTRUCTIONS")}  # an instruction set
     return {"date": date.today().isoformat(), "system": platform.platform(), **described}
 

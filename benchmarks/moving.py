@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     pair = load(arguments.target, arguments.draft, dtype=arguments.dtype, runtime=arguments.runtime)
-    spec = replace(pair, ends=EndTokens(decoder_start=pair.ends.decoder_start))  # no text ends early
+    spec = replace(
+        pair, ends=EndTokens(decoder_start=pair.ends.decoder_start)
+    )  # no text ends early
     gaps = [gap(spec, arguments.gamma, seed) for seed in range(arguments.repeats)]
     for each in gaps:
         print(each, file=sys.stderr)

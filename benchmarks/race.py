@@ -36,6 +36,8 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.kernels.library import choose_instruction_set
 from foretoken.loading import hub, named_models
 from foretoken.loading.options import ROUNDED_DTYPES
+from foretoken.measurement.machine import count_cores
+from foretoken.measurement.options import format_gamma
 from foretoken.measurement.races import (
     AUTOMATIC_GAMMA,
     OWN_LIBRARY,
@@ -48,11 +50,9 @@ from foretoken.measurement.races import (
     RunTurn,
     make_own_turns,
     prepare_tasks,
-    run_rounds,
     repeat_tasks,
+    run_rounds,
 )
-from foretoken.measurement.machine import count_cores
-from foretoken.measurement.options import format_gamma
 from foretoken.models.native.model import NativeModel
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams

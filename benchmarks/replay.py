@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import MAX_GAMMA, NO_OTHER_WORK, OtherWork, GammaPolicy
+from foretoken.costing.gamma import MAX_GAMMA, NO_OTHER_WORK, GammaPolicy, OtherWork
 from foretoken.records import StepRecord
 from foretoken.request import Request, SequenceState
 from foretoken.sampling.keys import SequenceKey
@@ -47,7 +47,9 @@ def replay(gamma: GammaPolicy, text: Text, costs: Costs) -> tuple[float, Sequenc
         accepted = sum(kept for kept, _ in judged)
         tokens = row.commit([0] * (accepted + 1))
         size = 1 + draft_tokens
-        seconds += costs.change * (size != last) + costs.draft_seconds(draft_tokens, draft_tokens, 1)
+        seconds += costs.change * (size != last) + costs.draft_seconds(
+            draft_tokens, draft_tokens, 1
+        )
         seconds, last = seconds + costs.target_seconds(size, size), size
         overlaps = tuple(overlap for _, overlap in judged)
         record = StepRecord(
@@ -86,7 +88,9 @@ class Oracle:
     def max_gamma(self) -> int:
         return MAX_GAMMA
 
-    def choose_gammas(self, rows: list[SequenceState], beside: OtherWork = NO_OTHER_WORK) -> list[int]:
+    def choose_gammas(
+        self, rows: list[SequenceState], beside: OtherWork = NO_OTHER_WORK
+    ) -> list[int]:
         return [self._kept(len(row.new_tokens)) for row in rows]
 
     def _kept(self, place: int) -> int:

@@ -35,8 +35,8 @@ from foretoken.lease import hold_lease
 from foretoken.loading.named_models import get_asset
 from foretoken.measurement.estimate import Estimate, estimate_ratio
 from foretoken.models.base import Model
-from foretoken.sampling.distributions import require_valid_logits, argmax_ids
 from foretoken.sampling.acceptance_rules import overlap
+from foretoken.sampling.distributions import argmax_ids, require_valid_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

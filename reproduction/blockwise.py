@@ -66,7 +66,9 @@ class Heads(nn.Module):
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all; OSError where it cannot be written."""
         tensors = {name: getattr(self, name).detach().contiguous() for name in TENSORS}
-        files.write_atomically(Path(path), save(tensors, {FORMAT: json.dumps({"version": VERSION})}))
+        files.write_atomically(
+            Path(path), save(tensors, {FORMAT: json.dumps({"version": VERSION})})
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Heads:

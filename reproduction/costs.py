@@ -38,7 +38,8 @@ class ServingCosts:
         """Return the seconds of a draft of so many draft tokens of each row."""
         rows = len(draft_tokens)
         return float(
-            self.costs.draft_seconds(max(draft_tokens), sum(draft_tokens), rows) * interpolate(self.drafts, rows)
+            self.costs.draft_seconds(max(draft_tokens), sum(draft_tokens), rows)
+            * interpolate(self.drafts, rows)
         )
 
     def target_seconds(self, size: int, read: int, rows: int, *, changed: bool) -> float:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.errors import InputError, to_one_line, format_value
+from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.sampling.checks import SEED, Count
 from foretoken.sampling.keys import Purpose, SequenceKey, uniform
 
@@ -291,7 +291,9 @@ def _calls(
 ) -> Iterator[Callable[[Callable[..., Any], Any], _Call]]:
     """Give what begins a call of a function. On exit all calls are cancelled, and have ended."""
     if not isinstance(executor, Executor | None):
-        raise InputError(f"executor is {format_value(executor)}; give one of concurrent.futures, or None")
+        raise InputError(
+            f"executor is {format_value(executor)}; give one of concurrent.futures, or None"
+        )
     calls: list[_Call] = []
     with ExitStack() as stack:
         pool, folder = executor, None

@@ -31,11 +31,11 @@ from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.request import Request, SequenceState, compute_stats
+from foretoken.sampling.acceptance_rules import block
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, make_verifier
-from foretoken.sampling.acceptance_rules import block
 from reproduction.costs import FleetCosts, ServingCosts
 
 BLOCK = make_verifier(block)
@@ -118,7 +118,9 @@ class PaperTarget(Model):
         size, last = sum(len(part) for part in blocks), self._size
         self._size = size
         self.parts.clock.add(
-            self.parts.serving.target_seconds(size, size - judged, len(blocks), changed=size != last)
+            self.parts.serving.target_seconds(
+                size, size - judged, len(blocks), changed=size != last
+            )
         )
 
     def _distributions(self, b: int, need: int, width: int) -> list[float]:
@@ -222,7 +224,9 @@ class PaperReplica:
         target, drafter = PaperTarget(parts), PaperDrafter(parts)
         self.serving, self.clock, self.verifier = serving, parts.clock, PaperVerifier(parts)
         self.core = EngineCore(target, drafter, serving.rows, clock=self.clock)
-        self.gamma: GammaPolicy = AdaptiveGamma(serving.costs) if gamma is None else FixedGamma(gamma)
+        self.gamma: GammaPolicy = (
+            AdaptiveGamma(serving.costs) if gamma is None else FixedGamma(gamma)
+        )
         self.open: list[Served] = []  # in the order in which they came
         self.busy = 0.0  # seconds in which it had something to do
         self.row_seconds = 0.0  # these, times the rows that ran
@@ -252,7 +256,10 @@ class PaperReplica:
         self.core.step()
         queued = len(self.core.scheduler.waiting)
         rows = len(self.open) - queued  # those that have finished since are still there
-        around = float(interpolate(self.serving.around, rows)) + (waiting - queued) * self.serving.joining
+        around = (
+            float(interpolate(self.serving.around, rows))
+            + (waiting - queued) * self.serving.joining
+        )
         self.clock.add(around)
         now = self.clock.seconds
         self.busy, self.row_seconds = (

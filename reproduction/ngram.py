@@ -135,7 +135,9 @@ class NGram:
         facts = {"version": VERSION, "order": self.order, "vocab_size": self.vocab_size}
         header = {FORMAT: json.dumps(facts | {"fingerprint": self.fingerprint})}
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(path, save(tensors, header))  # save_file's would be for its owner alone
+        files.write_atomically(
+            path, save(tensors, header)
+        )  # save_file's would be for its owner alone
 
     @classmethod
     def load(

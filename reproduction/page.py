@@ -123,7 +123,9 @@ def write(report: PaperReport, out: Path) -> list[Path]:
         text = _rendered("chapter.md", chapter=chapter)
         files.write_atomically(out / f"report-{chapter.name}.md", text.encode())
     style = Markup(view.STYLE)
-    files.write_atomically(out / PAGE, _rendered("page.html", report=report, view=view, style=style).encode())
+    files.write_atomically(
+        out / PAGE, _rendered("page.html", report=report, view=view, style=style).encode()
+    )
     files.write_atomically(out / TEXT, _rendered("page.md", report=report).encode())
     content = json.dumps(document(report), allow_nan=False) + "\n"
     files.write_atomically(out / DOCUMENT, content.encode())

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from foretoken.errors import InputError, describe_mismatch, to_one_line, format_value
+from foretoken.errors import InputError, describe_mismatch, format_value, to_one_line
 from foretoken.models.store import compute_digest
 from foretoken.storage import files
 
@@ -276,7 +276,9 @@ def _files(name: str) -> str:
         return compute_digest([part for part in parts if part.is_file()])
     except (OSError, UnicodeEncodeError) as error:  # names, too: too long, or no text
         reason = to_one_line(error)
-        raise InputError(f"{format_value(name)} cannot be read: {reason}; look at its files") from None
+        raise InputError(
+            f"{format_value(name)} cannot be read: {reason}; look at its files"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

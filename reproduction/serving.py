@@ -59,7 +59,9 @@ def betas(
     texts: list[MeasuredText] = []
     for i in track(range(len(prompts))):
         (plain,) = spec.generate([prompts[i]], sampling_params, gamma=0, seed=[(seed, i)])
-        found = compute_overlaps(spec.target, spec.drafter, requests[i], plain.tokens, sampling_params)
+        found = compute_overlaps(
+            spec.target, spec.drafter, requests[i], plain.tokens, sampling_params
+        )
         rounded = (None if beta is None else round(beta, 6) for beta in found)
         texts.append(MeasuredText(len(requests[i].prompt), tuple(rounded)))
     return tuple(texts)

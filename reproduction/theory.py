@@ -142,7 +142,10 @@ def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
         >>> operations_factor(1.0, 3, c_hat=0.0)
         1.0
     """
-    gamma, c_hat = argument_checks.check_count("gamma", gamma), argument_checks.check_cost("c_hat", c_hat)
+    gamma, c_hat = (
+        argument_checks.check_count("gamma", gamma),
+        argument_checks.check_cost("c_hat", c_hat),
+    )
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
@@ -214,7 +217,11 @@ def execution_seconds(beta: float, f: float, g: float, q: float = 0.0) -> float:
         >>> execution_seconds(beta=0.5, f=1.0, g=1.0)
         1.5
     """
-    beta, f, g = argument_checks.check_probability("beta", beta), argument_checks.check_cost("f", f), argument_checks.check_cost("g", g)
+    beta, f, g = (
+        argument_checks.check_probability("beta", beta),
+        argument_checks.check_cost("f", f),
+        argument_checks.check_cost("g", g),
+    )
     return argument_checks.check_cost("q", q) + beta * max(f, g) + (1 - beta) * (f + g)
 
 
@@ -263,4 +270,6 @@ def execution_improves(beta: float, f: float, g: float, q: float = 0.0) -> bool:
         (True, False)
     """
     least = min(argument_checks.check_cost("f", f), argument_checks.check_cost("g", g))
-    return argument_checks.check_cost("q", q) < argument_checks.check_probability("beta", beta) * least
+    return (
+        argument_checks.check_cost("q", q) < argument_checks.check_probability("beta", beta) * least
+    )

@@ -74,7 +74,9 @@ def train_lm(
     tokenizer = new_tokenizer.tokenizer_of_run(
         out,
         tokenizer_folder or init,
-        lambda: new_tokenizer.train_tokenizer(corpus.split_texts(texts)[0], config.vocab_size, context),
+        lambda: new_tokenizer.train_tokenizer(
+            corpus.split_texts(texts)[0], config.vocab_size, context
+        ),
     )
     books = new_tokenizer.build(texts, tokenizer)
     if len(books.train) <= context or len(books.held_out) <= context:

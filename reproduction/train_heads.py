@@ -24,7 +24,7 @@ from foretoken.models.row_slots import pad_blocks
 from foretoken.train import corpus
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.loop import TrainingLoop, make_run_folder
-from foretoken.train.pair import BatchSource, TrainingSequence, Pair, compute_logits
+from foretoken.train.pair import BatchSource, Pair, TrainingSequence, compute_logits
 from foretoken.train.recipe import TrainingRecipe, require_positive, require_share
 from reproduction.blockwise import Heads, ends_of
 
@@ -66,7 +66,9 @@ class Teacher:
         encoder_decoder = spec.target.encoder_decoder
         texts = corpus.read_examples(data, tokenizer, length, encoder_decoder=encoder_decoder)
         pair = Pair(network, network, spec, spec)  # without a draft that could write
-        return cls(network, texts, BatchSource(pair, 1.0, length, target_generated=target_generated))
+        return cls(
+            network, texts, BatchSource(pair, 1.0, length, target_generated=target_generated)
+        )
 
 
 def train_heads(
@@ -89,7 +91,9 @@ def train_heads(
     loop = TrainingLoop(folder, heads, recipe, _settings(heads, teacher))
 
     def loss_at(step: int) -> Tensor:
-        return distance(heads, target, authors.make_batch(texts.train, recipe.batch, recipe.seed, step))
+        return distance(
+            heads, target, authors.make_batch(texts.train, recipe.batch, recipe.seed, step)
+        )
 
     measured = None
     for loss in loop.losses(loss_at):
@@ -186,7 +190,9 @@ def distributions(
 
 
 @torch.no_grad()
-def along(target: PreTrainedModel, ids: Tensor, texts: list[TrainingSequence]) -> tuple[Tensor, Tensor]:
+def along(
+    target: PreTrainedModel, ids: Tensor, texts: list[TrainingSequence]
+) -> tuple[Tensor, Tensor]:
     """The output layer's input `[B, T, H]` and the logits `[B, T, V]` along the texts."""
     read: list[Tensor] = []
     output, _ = ends_of(target)

@@ -8,7 +8,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from foretoken.cli.token_styles import ACCEPTED_STYLE, CORRECTED_STYLE, STYLE_NAMES, REJECTED_STYLE, spell_steps, split_blanks
+from foretoken.cli.token_styles import (
+    ACCEPTED_STYLE,
+    CORRECTED_STYLE,
+    REJECTED_STYLE,
+    STYLE_NAMES,
+    spell_steps,
+    split_blanks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

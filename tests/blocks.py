@@ -11,7 +11,11 @@ from transformers import PreTrainedModel
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.models.base import Model
 from foretoken.models.stock.dflash import BlocksDraft, StockBlockModel
-from foretoken.models.stock.dflash_files import parse_block_config, build_blocks_draft, build_network
+from foretoken.models.stock.dflash_files import (
+    build_blocks_draft,
+    build_network,
+    parse_block_config,
+)
 from foretoken.models.stock.model import CausalModel
 
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}

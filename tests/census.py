@@ -42,7 +42,7 @@ from foretoken.media.inputs import has_media_inputs, split_media
 from foretoken.models.native import conversion
 from foretoken.models.stock.media import get_forward_parameters, measure_generate_deviation
 from foretoken.models.stock.selfcheck import LOGIT_TOLERANCE, check
-from foretoken.models.stock.small_copy import iterate_configs, make_small_copy, get_setting
+from foretoken.models.stock.small_copy import get_setting, iterate_configs, make_small_copy
 
 # By what they read; a class of several maps is of the last
 MAPS = {
@@ -240,7 +240,9 @@ def _judged(verdict: Verdict) -> Verdict:
     except (RefusedError, InputError) as error:  # a prompt is refused by name, too
         return replace(verdict, outcome="refused", reason=str(error))
     except Exception as error:
-        return replace(verdict, outcome="failed", reason=f"{log_error_kind(error)}: {to_one_line(error)}")
+        return replace(
+            verdict, outcome="failed", reason=f"{log_error_kind(error)}: {to_one_line(error)}"
+        )
     outcome = "differs" if unequal else "equal"
     native = natively(model, asked)
     return replace(verdict, outcome=outcome, form=form, reason=unequal, native=native)

@@ -20,7 +20,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foretoken.models.stock.media import get_forward_parameters, get_language_model
-from foretoken.models.stock.small_copy import COPY_VOCAB_SIZE, iterate_configs, randomize_weights, get_setting
+from foretoken.models.stock.small_copy import (
+    COPY_VOCAB_SIZE,
+    get_setting,
+    iterate_configs,
+    randomize_weights,
+)
 
 Inputs = dict[str, Tensor]
 SIDE = 4  # patches along a picture's edge
@@ -307,7 +312,9 @@ HEARD = ("input_features_mask", "feature_attention_mask", "padding_mask", "input
 
 def _part(config: PreTrainedConfig, name: str) -> PreTrainedConfig:
     """The part of a configuration that has this setting; itself if none has."""
-    return next((part for part in iterate_configs(config) if get_setting(part, name) is not None), config)
+    return next(
+        (part for part in iterate_configs(config) if get_setting(part, name) is not None), config
+    )
 
 
 def _edge(config: PreTrainedConfig) -> int:

@@ -142,7 +142,10 @@ class DecoderReference:
         q, k, v = np.split(mixed, [keys, 2 * keys], 1)
         q, k = (x.reshape(n, part.key_heads, -1) for x in (q, k))
         if part.rule == DELTA:
-            q, k = reference.normalize_length(q, part.key_width**-0.5), reference.normalize_length(k, 1.0)
+            q, k = (
+                reference.normalize_length(q, part.key_width**-0.5),
+                reference.normalize_length(k, 1.0),
+            )
         q, k = (np.repeat(x, part.heads // part.key_heads, 1) for x in (q, k))
         v = v.reshape(n, part.heads, -1)
         steps = self.multiply(part.steps, a)

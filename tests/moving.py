@@ -32,7 +32,7 @@ from foretoken.engine import core, prefill_budget
 from foretoken.inputs import resolve_verifier
 from foretoken.lease import find_lease_record
 from foretoken.models import draft_sequences
-from foretoken.models.native.model import NativeTargetCopy, NativeModel
+from foretoken.models.native.model import NativeModel, NativeTargetCopy
 from foretoken.models.stock import packed
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import probabilities
@@ -258,7 +258,9 @@ class Alone:
             made = spec.inputs.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
             made = [replace(request, prediction=asked.prediction) for request in made]
             verifier = resolve_verifier(asked.gamma, self.rule, 1.0)
-            (self.known[asked],) = spec.generate_completions(spec.inputs.make_sequences(made), verifier, asked.gamma)
+            (self.known[asked],) = spec.generate_completions(
+                spec.inputs.make_sequences(made), verifier, asked.gamma
+            )
         return self.known[asked]
 
     def require(self, asked: Asked, found: list[int], done: Completion | None) -> None:
@@ -293,8 +295,12 @@ class Alone:
         assert done.finish_reason == own.finish_reason and done.stop_reason == own.stop_reason
         assert done.text == own.text and (done.error is None) == (own.error is None)
         if fixed and not noise:
-            assert [step.new_tokens for step in done.steps] == [step.new_tokens for step in own.steps]
-            assert [step.draft_tokens for step in done.steps] == [step.draft_tokens for step in own.steps]
+            assert [step.new_tokens for step in done.steps] == [
+                step.new_tokens for step in own.steps
+            ]
+            assert [step.draft_tokens for step in done.steps] == [
+                step.draft_tokens for step in own.steps
+            ]
 
     def require_failing(self, asked: Asked, error: Exception) -> None:
         """A text that fails does so alone too, or its draft's logits end it where this may be."""

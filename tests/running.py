@@ -11,7 +11,12 @@ from foretoken.sampling.verifier import Verifier
 
 
 def running(
-    engine: Batch, rows: list[SequenceState], verifier: Verifier, gamma: GammaPolicy, *, behind: bool = False
+    engine: Batch,
+    rows: list[SequenceState],
+    verifier: Verifier,
+    gamma: GammaPolicy,
+    *,
+    behind: bool = False,
 ) -> Generator[None]:
     """Advance fresh rows, and no others, until all are finished; yields after the prefill and
     after every step. behind: as `Batch.join` takes it."""

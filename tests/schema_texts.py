@@ -37,7 +37,9 @@ def _lexicon() -> tuple[GrammarVocabulary, dict[int, int]]:
 
 def matcher(schema: Any) -> GrammarMatcher:
     """Return the matcher of a schema. InputError where it cannot be followed."""
-    return _lexicon()[0].compile_grammar(Structured("json_schema", json.dumps(schema))).new_matcher()
+    return (
+        _lexicon()[0].compile_grammar(Structured("json_schema", json.dumps(schema))).new_matcher()
+    )
 
 
 def allows(row: GrammarMatcher, text: str) -> bool:

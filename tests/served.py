@@ -69,7 +69,9 @@ def serving(
 
 @contextmanager
 def serving_all(
-    setups: Mapping[str, EngineSetup], settings: ServerOptions, begin: Callable[[EngineSetup], Child] = loaded
+    setups: Mapping[str, EngineSetup],
+    settings: ServerOptions,
+    begin: Callable[[EngineSetup], Child] = loaded,
 ) -> Iterator[tuple[str, dict[str, EngineClient]]]:
     """The same for the engines of several models, by name."""
     links = {name: EngineClient(setup, begin) for name, setup in setups.items()}

@@ -298,7 +298,9 @@ def main() -> None:
         print(f"{time.time() - start:.0f} s:", *what, flush=True)
 
     words = load_tokenizer(args.target, None, False)
-    network: Any = find_source(args.target, None, False).load_network(torch.float32, torch.device("cpu"))
+    network: Any = find_source(args.target, None, False).load_network(
+        torch.float32, torch.device("cpu")
+    )
     network = network.to(gpu.DEVICE).eval().requires_grad_(False)
     torch.set_default_device(gpu.DEVICE)
     torch.manual_seed(0)

@@ -57,5 +57,7 @@ def costs(
     )
     measured.save(out)
     print(f"{out}: simulate with `python -m reproduction simulate --measurement {out} --rate RATE`")
-    if warning := contention.describe_contention(contention.compute_others_share([contention.measure_since(reading)])):
+    if warning := contention.describe_contention(
+        contention.compute_others_share([contention.measure_since(reading)])
+    ):
         print(warning)

@@ -13,7 +13,7 @@ from typer import Option
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.render import track_progress, open_console, print_paragraph, make_table
+from foretoken.cli.render import make_table, open_console, print_paragraph, track_progress
 
 if TYPE_CHECKING:
     from reproduction.costs import FleetCosts

@@ -172,7 +172,9 @@ def _run(
     model = out / "model"
     words: list[object] = ["foretoken", "generate", "--target", model, "PROMPT"]
     if tokenizer is not None:
-        words = train.make_generate_command(train.name_target(tokenizer), model, option.TargetFileOptions())
+        words = train.make_generate_command(
+            train.name_target(tokenizer), model, option.TargetFileOptions()
+        )
     lines = [
         train.describe_result(model, summary),
         f"held out: {summary['held_out_nats_per_token']:.4f} nats a token at step "

@@ -16,14 +16,14 @@ from typer import Option
 from foretoken.cli import option
 from foretoken.cli.command import command, set_up_logging
 from foretoken.cli.train import (
-    ReportProgress,
     DistillationOptions,
-    show_progress_bar,
-    exit_on_interrupt,
-    print_summary,
+    ReportProgress,
     describe_result,
-    name_target,
+    exit_on_interrupt,
     make_generate_command,
+    name_target,
+    print_summary,
+    show_progress_bar,
 )
 from foretoken.errors import InputError
 from foretoken.storage import files
@@ -84,7 +84,12 @@ def heads(
             for k, alpha in enumerate(summary["alpha"], 1)
         ),
     ]
-    print_summary(summary, lines, make_generate_command(target, f"reproduction.heads:{out}", reading), as_json=as_json)
+    print_summary(
+        summary,
+        lines,
+        make_generate_command(target, f"reproduction.heads:{out}", reading),
+        as_json=as_json,
+    )
 
 
 def _report_heads(bar: ReportProgress, step: int, loss: float, alpha: list[float] | None) -> None:
@@ -115,7 +120,9 @@ def samples(
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so its samples have no text")
     texts = _sampled(spec, data, tokens, temperature, seed)
-    files.write_atomically(out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode())
+    files.write_atomically(
+        out, "\n\n".join(decode(spec.tokenizer, text) for text in texts).encode()
+    )
     print(f"{out}: {sum(map(len, texts))} tokens")
     print(f"use it: python -m reproduction train lm --data {out} --tokenizer {target} --out FOLDER")
 
@@ -209,11 +216,15 @@ def ngram(
     sizes = {"order": table.order, "vocab_size": table.vocab_size, "bytes": count}
     summary = {**sizes, "held_out_bits_per_token": bits}
     reading = loading if target is not None else replace(loading, tokenizer=None)
-    used = make_generate_command(target or name_target(loading.tokenizer), f"reproduction.ngram:{out}", reading)
+    used = make_generate_command(
+        target or name_target(loading.tokenizer), f"reproduction.ngram:{out}", reading
+    )
     print_summary(summary, lines, used, as_json=as_json)
 
 
-def _fitted_to_text(data: Path, loading: option.TargetLoadOptions, order: int) -> tuple[NGram, float | None]:
+def _fitted_to_text(
+    data: Path, loading: option.TargetLoadOptions, order: int
+) -> tuple[NGram, float | None]:
     from foretoken.loading import sources
     from reproduction.train_ngram import fit_from_text, held_out_bits_of_text
 

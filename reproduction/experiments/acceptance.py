@@ -56,7 +56,9 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
         "alpha": asdict(alpha(spec.target, spec.drafter, texts, case["temperature"])),
         "tokens": sum(len(text.tokens) for text in texts),
         "texts": len(texts),
-        "parameters": compute_drafter_footprint(spec.drafter, spec.draft_name, pairs.recipe.dtype).parameters,
+        "parameters": compute_drafter_footprint(
+            spec.drafter, spec.draft_name, pairs.recipe.dtype
+        ).parameters,
     }
 
 

@@ -70,7 +70,9 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     lengths = [len(text) for text in texts]
     alphas: list[dict[str, Any]] = []
     for i in range(len(lenience)):
-        acceptance = estimate_ratio([sum(place[i] for place in text) for text in texts], lengths, 0, 1)
+        acceptance = estimate_ratio(
+            [sum(place[i] for place in text) for text in texts], lengths, 0, 1
+        )
         if acceptance is None:
             raise InputError("1 text; give two prompts or more, intervals are over texts")
         alphas.append(asdict(acceptance))

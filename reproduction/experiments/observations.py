@@ -226,7 +226,9 @@ def _said_of_others(rows: list[ResultRow], rivals: list[ResultRow | None]) -> st
         f"{len(rows) - faster - slower}. A draft that copies has no draft token where nothing "
         "repeats, which counts as 0 in alpha."
     )
-    beaten = [own.is_above(speed(rival)) for own, rival in zip(speeds, rivals, strict=True) if rival]
+    beaten = [
+        own.is_above(speed(rival)) for own, rival in zip(speeds, rivals, strict=True) if rival
+    ]
     if not beaten:
         return sentence
     return (

@@ -68,7 +68,10 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     and tests of the first row's pixels."""
     spec, recipe = pairs.spec(case["draft"]), pairs.recipe
     texts = pairs.texts(case["temperature"])
-    betas = [compute_overlaps(spec.target, spec.drafter, one.request, one.tokens, SAMPLED) for one in texts]
+    betas = [
+        compute_overlaps(spec.target, spec.drafter, one.request, one.tokens, SAMPLED)
+        for one in texts
+    ]
     whole = [one for one in betas if len(one) == recipe.max_new_tokens]
     if not whole:
         raise InputError("no image of the target's is whole: its texts end before")
@@ -95,7 +98,9 @@ def _images(
     number."""
     asked = [prompts[k % len(prompts)] for k in range(count)]
     params = SamplingParams(1.0, max_new_tokens=length)
-    return [one.tokens for one in require_uninterrupted(spec.generate(asked, params, seed=seed, **how))]
+    return [
+        one.tokens for one in require_uninterrupted(spec.generate(asked, params, seed=seed, **how))
+    ]
 
 
 @torch.inference_mode()

@@ -90,7 +90,9 @@ def timeline_measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for gamma in paper.FIGURE_5_GAMMAS:
         how: dict[str, Any] = {"gamma": gamma, "max_new_tokens": length}
-        _, one = (require_uninterrupted(spec.generate(pairs.prompts[0], **how))[0] for _ in range(2))
+        _, one = (
+            require_uninterrupted(spec.generate(pairs.prompts[0], **how))[0] for _ in range(2)
+        )
         rows.append(
             {
                 "gamma": gamma,

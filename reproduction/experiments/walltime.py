@@ -11,8 +11,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from foretoken import theory
-from foretoken.measurement.races import compare_with_plain
 from foretoken.measurement.estimate import Estimate, estimate_ratio
+from foretoken.measurement.races import compare_with_plain
 from reproduction.experiments import acceptance, beside_paper, paper
 from reproduction.experiments.beside_paper import FigurePair
 from reproduction.experiments.experiment import (
@@ -63,7 +63,9 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
         "rule": RULE,
         "seed": recipe.seed,
     }
-    comparisons = [compare_with_plain(spec, prompt, recipe.repeats, **options) for prompt in pairs.timed]
+    comparisons = [
+        compare_with_plain(spec, prompt, recipe.repeats, **options) for prompt in pairs.timed
+    ]
     plain = [one.plain_seconds_per_token for one in comparisons]
     gained = estimate_ratio(plain, [one.seconds_per_token for one in comparisons], 0)
     assert gained is not None  # a recipe times two prompts or more

@@ -20,10 +20,10 @@ from exact.worlds import Case, bias
 from foretoken.drafters.base import Draft
 from foretoken.models.stock.selfcheck import build_torch_model
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from oracle import Model
 from reproduction.blockwise import Heads, ends_of
 from reproduction.heads import HeadsDrafter

@@ -11,10 +11,10 @@ from exact.test_controls_distribution import CONTROLS, Automaton, case, lm, off
 from exact.worlds import Case, Table, bias
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.mixture import MixtureDrafter
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.acceptance_rules import EXACT_RULES
 from oracle import random_model
 from reproduction.ngram import NGramDrafter
 from reproduction.train_ngram import fit

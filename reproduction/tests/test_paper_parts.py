@@ -79,7 +79,9 @@ def test_rows_at_work_take_longer_than_rows_alike(parts: PaperParts):
     assert parts.clock() - began == 2 * 1.25
     drafter.start([0, 1], [[0, 0, 0], [1]], None)
     began = parts.clock()
-    drafter.propose([1, 1], Draw([SequenceKey(0, 0), SequenceKey(0, 1)], [3, 1], [SamplingParams()] * 2))
+    drafter.propose(
+        [1, 1], Draw([SequenceKey(0, 0), SequenceKey(0, 1)], [3, 1], [SamplingParams()] * 2)
+    )
     assert parts.clock() - began == pytest.approx(3 * COSTS.draft_seconds(1, 2, 2))
 
 

@@ -20,10 +20,10 @@ from foretoken.engine.scheduler import SequenceTask
 from foretoken.measurement.agreement import compute_overlaps
 from foretoken.records import StepRecord
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import block
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import make_verifier
-from foretoken.sampling.acceptance_rules import block
 from oracle import random_model
 from reproduction.costs import ServingCosts
 from reproduction.fleet import Clock, PaperReplica, PaperText
@@ -72,7 +72,10 @@ def engine(
 ) -> list[SequenceState]:
     """What becomes of requests that come before given steps."""
     core = EngineCore(*models(), ROWS, clock=clock)
-    verifier, policy = make_verifier(block), AdaptiveGamma(COSTS) if gamma is None else FixedGamma(gamma)
+    verifier, policy = (
+        make_verifier(block),
+        AdaptiveGamma(COSTS) if gamma is None else FixedGamma(gamma),
+    )
     rows = [SequenceState.from_request(request) for request, _ in requests]
     for step in range(200):
         due = [row for row, (_, before) in zip(rows, requests, strict=True) if before == step]

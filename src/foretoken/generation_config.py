@@ -105,7 +105,9 @@ def read_settings(network: PreTrainedModel) -> GenerationSettings:
         decoder_start=start,
         **{name.removesuffix("_token_id"): _only_id(config, name) for name in FORCED_ID_ENTRIES},
     )
-    return GenerationSettings(ends, _objection(config), _controls(config), _suggested(own) if own else {})
+    return GenerationSettings(
+        ends, _objection(config), _controls(config), _suggested(own) if own else {}
+    )
 
 
 def resolve_params(
@@ -118,8 +120,12 @@ def resolve_params(
     """
     settings = {name: value for name, value in controls.items() if name != "min_length"}
     settings |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
-    min_new_tokens = max(controls.get("min_length", 0) - prompt_length, settings.get("min_new_tokens", 0))
-    if min_new_tokens:  # as in transformers, more than there is room for is no mistake of the model's
+    min_new_tokens = max(
+        controls.get("min_length", 0) - prompt_length, settings.get("min_new_tokens", 0)
+    )
+    if (
+        min_new_tokens
+    ):  # as in transformers, more than there is room for is no mistake of the model's
         settings["min_new_tokens"] = min(min_new_tokens, params.max_new_tokens)
     open_ = {n: v for n, v in settings.items() if v is not None and getattr(params, n) is None}
     return replace(params, **open_) if open_ else params

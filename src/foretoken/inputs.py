@@ -12,22 +12,28 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from foretoken.controls import custom
 from foretoken.controls.chain import Matcher, build_chain
-from foretoken.controls.grammar import CompiledGrammar, get_vocabulary
 from foretoken.controls.custom import require_supported_params
-from foretoken.errors import ForetokenError, InputError, naming_option, format_value, is_whole_number
+from foretoken.controls.grammar import CompiledGrammar, get_vocabulary
+from foretoken.errors import (
+    ForetokenError,
+    InputError,
+    format_value,
+    is_whole_number,
+    naming_option,
+)
 from foretoken.generation_config import EndTokens, place_forced_ids, resolve_params
 from foretoken.media import TEXT_INPUTS
 from foretoken.media.inputs import Media, has_media_inputs, split_media
 from foretoken.models.base import Model
 from foretoken.models.guidance import GuidedModel
-from foretoken.request import Request, SequenceState, OutputPredictor
+from foretoken.request import OutputPredictor, Request, SequenceState
 from foretoken.sampling import verifier
+from foretoken.sampling.acceptance_rules import Rule
 from foretoken.sampling.checks import SEED, Structured, as_ids
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams, gather_params
 from foretoken.sampling.speculation import COUPLED_RULE, SpeculationOptions
 from foretoken.sampling.verifier import Verifier
-from foretoken.sampling.acceptance_rules import Rule
 from foretoken.text import chat
 from foretoken.text.decoding import StoppingDetokenizer
 from foretoken.text.messages import Message, as_conversations, has_media
@@ -105,7 +111,11 @@ class InputProcessor:
         requests: list[Request] = []
         for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
             media = prompt if isinstance(prompt, Media) else None
-            ids = self.ids(prompt, f"prompt {i}") if media is None else self._require_media_ids(media, i)
+            ids = (
+                self.ids(prompt, f"prompt {i}")
+                if media is None
+                else self._require_media_ids(media, i)
+            )
             if media is None or not self.target.encoder_decoder:
                 self._require_fit(ids, i)
             with _naming_prompt_in_errors(i, count=len(prompts)):
@@ -172,7 +182,9 @@ class InputProcessor:
         self, ids: list[int], params: SamplingParams, keys: list[SequenceKey], media: Media | None
     ) -> list[Request]:
         """Return requests of the same prompt, one for each of the keys."""
-        head, source = self.split_prompt(ids) if media is None else (self._decoder_prompt(ids), None)
+        head, source = (
+            self.split_prompt(ids) if media is None else (self._decoder_prompt(ids), None)
+        )
         if media is not None and params.prompt_logprobs is not None:
             raise InputError("prompt_logprobs are not told of prompts with media; leave it out")
         context, limit = self.target.max_context, params.max_new_tokens
@@ -219,7 +231,9 @@ class InputProcessor:
         seq, params = SequenceState.from_request(request), request.params
         if seq.output_predictor is None and self.predicted_output is not None:
             seq.output_predictor = self.predicted_output(request)
-        seq.controls = build_chain(request, self.target.vocab_size, number, self._make_matcher(request))
+        seq.controls = build_chain(
+            request, self.target.vocab_size, number, self._make_matcher(request)
+        )
         if params.stop_strings:
             assert self.tokenizer is not None  # `require` has seen to it
             seq.stop_conditions.append(make_transcript(request, self.tokenizer))
@@ -313,7 +327,9 @@ def _require_ids(ids: Iterable[int], V: int, name: str) -> list[int]:
     """Return the ids, all of which are in 0..V-1; InputError otherwise."""
     for token in (ids := list(ids)):
         if not 0 <= token < V:
-            raise InputError(f"{name} holds the id {format_value(token)}; ids must be in 0..{V - 1}")
+            raise InputError(
+                f"{name} holds the id {format_value(token)}; ids must be in 0..{V - 1}"
+            )
     return ids
 
 
@@ -344,7 +360,9 @@ def resolve_verifier(gamma: int | None, rule: str | Rule, lenience: float) -> Ve
     asked = SpeculationOptions(gamma, rule, lenience)
     if rule == COUPLED_RULE:
         return verifier.COUPLED_VERIFIER
-    distribution_rule = verifier.RULES_BY_NAME[rule] if isinstance(rule, str) else verifier.CustomRule(rule)
+    distribution_rule = (
+        verifier.RULES_BY_NAME[rule] if isinstance(rule, str) else verifier.CustomRule(rule)
+    )
     return verifier.make_verifier(distribution_rule, asked.lenience)
 
 
@@ -403,7 +421,9 @@ def _apply_mask(ids: list[Any], mask: list[Any]) -> list[Any]:
     """Return the ids where the mask is not 0, in nested lists too."""
     pairs = zip(ids, mask, strict=True)
     return [
-        _apply_mask(a, b) if isinstance(a, list) else a for a, b in pairs if isinstance(a, list) or b
+        _apply_mask(a, b) if isinstance(a, list) else a
+        for a, b in pairs
+        if isinstance(a, list) or b
     ]
 
 

@@ -14,10 +14,15 @@ from weakref import ref
 
 from foretoken.drafters.base import Drafter, iter_parts
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Model, Component
+from foretoken.models.base import Component, Model
 
-LEASE_LOCK = RLock()  # a generator that is collected meanwhile releases its lease in the same thread
-LEASE_ATTRIBUTE, ENGINE_ATTRIBUTE = "_foretoken_tenancy", "_foretoken_engine"  # attributes of a part
+LEASE_LOCK = (
+    RLock()
+)  # a generator that is collected meanwhile releases its lease in the same thread
+LEASE_ATTRIBUTE, ENGINE_ATTRIBUTE = (
+    "_foretoken_tenancy",
+    "_foretoken_engine",
+)  # attributes of a part
 
 
 class LeaseRecord:
@@ -96,7 +101,9 @@ class Lease:
 def set_exposed_states(target: Model, drafter: Drafter | None) -> None:
     """Let a target show its states where a part of the drafter reads them, and nowhere else."""
     drafters = [part for part in iter_parts(drafter) if isinstance(part, Drafter)]
-    target.expose_hidden_states(next((part.count_cached_tokens for part in drafters if part.reads_states), None))
+    target.expose_hidden_states(
+        next((part.count_cached_tokens for part in drafters if part.reads_states), None)
+    )
 
 
 @contextmanager

@@ -100,7 +100,9 @@ class SequenceState:
     stop_conditions: list[StopCondition] = field(default_factory=list[StopCondition])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
-    step_logits: list[StepLogits] | None = None  # of every step, where somebody asks for it: [] to begin with
+    step_logits: list[StepLogits] | None = (
+        None  # of every step, where somebody asks for it: [] to begin with
+    )
     prefill_seconds: float = 0.0
     draft_prefill_seconds: float = 0.0
     encoder_seconds: float = 0.0  # of the target's prefill
@@ -113,9 +115,13 @@ class SequenceState:
     cached: int = 0  # tokens of the prompt that had been read for other rows
     output_predictor: OutputPredictor | None = None
     drafting_disabled: bool = False  # draft tokens have spoilt its logits: it makes none any more
-    last_retry_length: int = 0  # its length when its draft's logits were last invalid, and it was read anew
+    last_retry_length: int = (
+        0  # its length when its draft's logits were last invalid, and it was read anew
+    )
     grade: int = 0  # of its next draft tokens (`drafters.base.Grades`)
-    uses_prediction: bool = True  # its predicted output, where that says something, and not its draft
+    uses_prediction: bool = (
+        True  # its predicted output, where that says something, and not its draft
+    )
     start_time: float = 0.0  # when it first joined, by `perf_counter`
 
     @property
@@ -162,7 +168,11 @@ class SequenceState:
 
     def find_forced_tokens(self, max_tokens: int) -> list[int]:
         """At most so many tokens that its grammar leaves no choice about."""
-        return self.controls.find_forced_tokens([])[:max_tokens] if self.controls is not None and max_tokens else []
+        return (
+            self.controls.find_forced_tokens([])[:max_tokens]
+            if self.controls is not None and max_tokens
+            else []
+        )
 
     @property
     def reports_logits(self) -> bool:

@@ -14,10 +14,14 @@ from time import perf_counter
 from typing import Any
 
 LOG_AFTER_SECONDS = 1.0  # seconds
-REPEAT_LOG_SECONDS = 10.0  # seconds between the log lines of a child process, whose parent's terminal shows them
+REPEAT_LOG_SECONDS = (
+    10.0  # seconds between the log lines of a child process, whose parent's terminal shows them
+)
 
 _DISPLAY_LOCK = Lock()
-_DISPLAYS: list[Any] = []  # what a terminal shows now: one display for all, or two would overwrite it
+_DISPLAYS: list[
+    Any
+] = []  # what a terminal shows now: one display for all, or two would overwrite it
 
 
 def log_visibly(log: Logger, message: str, *values: object) -> None:
@@ -37,7 +41,9 @@ def log_if_slow(
         with show_waiting(text):
             yield
         return
-    Thread(target=_log_until_over, args=(over, log, text, after or LOG_AFTER_SECONDS), daemon=True).start()
+    Thread(
+        target=_log_until_over, args=(over, log, text, after or LOG_AFTER_SECONDS), daemon=True
+    ).start()
     try:
         yield
     finally:
@@ -55,7 +61,9 @@ def _log_until_over(over: Event, log: Logger, text: str, after: float) -> None:
     if over.wait(after):
         return
     log_visibly(log, "%s", text)
-    while parent_process() is not None and sys.stderr.isatty() and not over.wait(REPEAT_LOG_SECONDS):
+    while (
+        parent_process() is not None and sys.stderr.isatty() and not over.wait(REPEAT_LOG_SECONDS)
+    ):
         log_visibly(log, "%s: %.0f s so far", text, perf_counter() - start)
 
 

@@ -15,19 +15,30 @@ from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.base import Drafter, require_drafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.core import EngineCore
-from foretoken.engine.output_stream import make_output_stream, decode_output
+from foretoken.engine.output_stream import decode_output, make_output_stream
 from foretoken.errors import InputError, base_name
 from foretoken.generation_config import EndTokens, warn_about_suggested
 from foretoken.inputs import InputProcessor, Prompt, Prompts, Seed, resolve_verifier
 from foretoken.models.base import Model
 from foretoken.models.guidance import GuidedModel
-from foretoken.request import Completion, Piece, Request, SequenceState, OutputPredictor, compute_stats
+from foretoken.request import (
+    Completion,
+    OutputPredictor,
+    Piece,
+    Request,
+    SequenceState,
+    compute_stats,
+)
+from foretoken.sampling.acceptance_rules import Rule
 from foretoken.sampling.checks import as_ids
 from foretoken.sampling.params import Controls, SamplingParams
 from foretoken.sampling.verifier import Verifier
-from foretoken.sampling.acceptance_rules import Rule
 from foretoken.transformers_integration.generate_call import GenerateCall, build_stop_criteria
-from foretoken.transformers_integration.unsupported import require_single_row, require_same_model, read_withheld_arguments
+from foretoken.transformers_integration.unsupported import (
+    read_withheld_arguments,
+    require_same_model,
+    require_single_row,
+)
 
 MAX_BATCH_SIZE = 16  # that share a pass; a row's text does not depend on it
 if TYPE_CHECKING:
@@ -307,7 +318,9 @@ class Speculator:
             raise InputError("stream takes one prompt or more, not 0; give a text or ids")
         seqs = self.inputs.make_sequences(requests)
         self.warn_about_suggested([request.params for request in requests])
-        return self._stream_pieces(seqs, verifier, self.costing.make_policy(requests, gamma, len(seqs)))
+        return self._stream_pieces(
+            seqs, verifier, self.costing.make_policy(requests, gamma, len(seqs))
+        )
 
     def __call__(
         self,
@@ -398,7 +411,9 @@ class Speculator:
     def _stream_pieces(
         self, seqs: list[SequenceState], verifier: Verifier, gamma: GammaPolicy
     ) -> Generator[Piece, None, Completion | list[Completion]]:
-        outputs = [make_output_stream(seq, self.tokenizer, number) for number, seq in enumerate(seqs)]
+        outputs = [
+            make_output_stream(seq, self.tokenizer, number) for number, seq in enumerate(seqs)
+        ]
         for _ in self.core.run(seqs, verifier, gamma):
             with self.core.pause():
                 pieces = [output.take_piece() for output in outputs]

@@ -24,11 +24,12 @@ from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
 from foretoken.records import StepRecord
 from foretoken.request import SequenceState, StepLogits
+from foretoken.sampling.acceptance_rules import draft_mask
 from foretoken.sampling.distributions import (
-    make_invalid_error,
-    is_known_finite,
-    mask_invalid,
     find_peaks,
+    is_known_finite,
+    make_invalid_error,
+    mask_invalid,
     probabilities,
     require_finite,
     require_mass,
@@ -36,9 +37,14 @@ from foretoken.sampling.distributions import (
 )
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.logprobs import logprobs
-from foretoken.sampling.verifier import ScoredBlock, Verification, Verifier, compares_with_argmax, draws_by_kernel
-from foretoken.sampling.acceptance_rules import draft_mask
-from foretoken.transfer import to_list, read_lists, send
+from foretoken.sampling.verifier import (
+    ScoredBlock,
+    Verification,
+    Verifier,
+    compares_with_argmax,
+    draws_by_kernel,
+)
+from foretoken.transfer import read_lists, send, to_list
 
 
 class _DeadEnd(NamedTuple):
@@ -131,12 +137,16 @@ def step(
     # Run M_p in parallel: what it has not read, most often the last token, and the draft tokens
     # behind
     num_scheduled = [seq.num_pending for seq in seqs] if num_scheduled is None else num_scheduled
-    drafted = _select_advanced(_DraftedSequences([*range(len(seqs))], seqs, gamma, draft, counts, draw, ids), num_scheduled)
+    drafted = _select_advanced(
+        _DraftedSequences([*range(len(seqs))], seqs, gamma, draft, counts, draw, ids), num_scheduled
+    )
     logits = _score(seqs, num_scheduled, target, drafted)
     times.append(perf_counter())
 
     # Determine the number n of accepted draft tokens, and the token t that follows them
-    verified = _verify_on_host(logits, drafted, verifier) or _verify_by_tensors(logits, drafted, verifier)
+    verified = _verify_on_host(logits, drafted, verifier) or _verify_by_tensors(
+        logits, drafted, verifier
+    )
 
     # Return prefix + [x_1, .., x_n, t]
     with _rolling_back(seqs):
@@ -146,7 +156,9 @@ def step(
         times.append(perf_counter())
         seconds = [after - before for before, after in pairwise(times)]
         for b, seq in enumerate(drafted.seqs):
-            record = _make_record(drafted, b, verified.sequences[b], gained[b], seconds, target.padding)
+            record = _make_record(
+                drafted, b, verified.sequences[b], gained[b], seconds, target.padding
+            )
             seq.records.append(record)
     return verified.p
 
@@ -220,7 +232,9 @@ def _select_advanced(drafted: _DraftedSequences, num_scheduled: list[int]) -> _D
     return _DraftedSequences(indices, seqs, gamma, draft, counts, drafted.draw.select(indices), ids)
 
 
-def _score(seqs: list[SequenceState], num_scheduled: list[int], target: Scorer, drafted: _DraftedSequences) -> Tensor:
+def _score(
+    seqs: list[SequenceState], num_scheduled: list[int], target: Scorer, drafted: _DraftedSequences
+) -> Tensor:
     """The target's logits at the last token and the draft tokens of the rows that are advanced,
     `[len(places), G+1, V]`."""
     need = [0] * len(seqs)
@@ -262,7 +276,9 @@ def _pad_draft_tokens(drafted: _DraftedSequences, device: torch.device) -> tuple
     return ids, lengths
 
 
-def _verify_on_host(logits: Tensor, drafted: _DraftedSequences, verifier: Verifier) -> _VerifiedStep | None:
+def _verify_on_host(
+    logits: Tensor, drafted: _DraftedSequences, verifier: Verifier
+) -> _VerifiedStep | None:
     """The verification where all of it is on the host and rows have no controls and no reports;
     None where more has to be looked at, and where logits or q are invalid: whether that matters
     depends on where the text gets to."""
@@ -283,7 +299,10 @@ def _verify_on_host(logits: Tensor, drafted: _DraftedSequences, verifier: Verifi
     verification = verifier(ScoredBlock(logits, x, lengths, q), draw)
     assert verification.p is not None
     heads = _to_lists(verification.p[..., 0])  # NaN where logits are invalid
-    betas, masses = _to_lists(verification.beta), [x for each in draw.masses for x in _to_floats(each)]
+    betas, masses = (
+        _to_lists(verification.beta),
+        [x for each in draw.masses for x in _to_floats(each)],
+    )
     if not all(map(math.isfinite, chain(*heads, masses, *betas))):
         del draw.masses[before:]
         return None
@@ -314,7 +333,9 @@ def _verify_by_argmax(logits: Tensor, ids: list[list[int]]) -> _VerifiedStep | N
     return _VerifiedStep(verified)
 
 
-def _verify_by_tensors(logits: Tensor, drafted: _DraftedSequences, verifier: Verifier) -> _VerifiedStep:
+def _verify_by_tensors(
+    logits: Tensor, drafted: _DraftedSequences, verifier: Verifier
+) -> _VerifiedStep:
     """The verification by tensors, and one read; raises as `step` does."""
     scored = _prepare_block(logits, drafted)
     verification = verifier(scored.block, drafted.draw)
@@ -405,7 +426,9 @@ def _apply_controls(
     return logits, dead_ends
 
 
-def _fetch_verification(verification: Verification, scored: _ScoredDraft, drafted: _DraftedSequences) -> list[_VerifiedSequence]:
+def _fetch_verification(
+    verification: Verification, scored: _ScoredDraft, drafted: _DraftedSequences
+) -> list[_VerifiedSequence]:
     """The step's one read from the device; raises as `step` does."""
     draft, counts, draw = drafted.draft, drafted.counts, drafted.draw
     empty = verification.beta[:, :0]
@@ -445,7 +468,9 @@ def _fetch_verification(verification: Verification, scored: _ScoredDraft, drafte
     return verified
 
 
-def _find_invalid(tops: list[list[float]], n: list[int], drafted: _DraftedSequences) -> dict[int, _DeadEnd]:
+def _find_invalid(
+    tops: list[list[float]], n: list[int], drafted: _DraftedSequences
+) -> dict[int, _DeadEnd]:
     """The rows whose text gets to invalid logits by draft tokens."""
     failed: dict[int, _DeadEnd] = {}
     for b, accepted in enumerate(n):
@@ -468,7 +493,9 @@ def _commit(seq: SequenceState, verified: _VerifiedSequence) -> list[int]:
     return gained
 
 
-def _report_logits(seqs: list[SequenceState], judged: _VerifiedStep, gained: list[list[int]]) -> None:
+def _report_logits(
+    seqs: list[SequenceState], judged: _VerifiedStep, gained: list[list[int]]
+) -> None:
     """Record logits and logprobs of the tokens gained, in rows that ask for them."""
     if judged.scored is None:
         return

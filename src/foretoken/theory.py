@@ -197,7 +197,10 @@ def tokens_distribution(alpha: float, gamma: int) -> list[float]:
         >>> tokens_distribution(0.5, 2)
         [0.5, 0.25, 0.25]
     """
-    alpha, gamma = argument_checks.check_probability("alpha", alpha), argument_checks.check_count("gamma", gamma)
+    alpha, gamma = (
+        argument_checks.check_probability("alpha", alpha),
+        argument_checks.check_count("gamma", gamma),
+    )
     return [alpha ** (k - 1) * (1 - alpha) for k in range(1, gamma + 1)] + [alpha**gamma]
 
 
@@ -221,7 +224,10 @@ def expected_tokens(alpha: float, gamma: int) -> float:
         >>> expected_tokens(0.5, 2)
         1.75
     """
-    alpha, gamma = argument_checks.check_probability("alpha", alpha), argument_checks.check_count("gamma", gamma)
+    alpha, gamma = (
+        argument_checks.check_probability("alpha", alpha),
+        argument_checks.check_count("gamma", gamma),
+    )
     if alpha in (0, 1):
         return gamma * alpha + 1.0
     tokens = -math.expm1((gamma + 1) * math.log(alpha)) / (1 - alpha)
@@ -259,7 +265,9 @@ def walltime_factor(
         1.4
     """
     if tokens is not None:
-        return argument_checks.check_count("tokens", tokens, minimum=1) / _expected_cost(alpha, gamma, c, v, tokens)
+        return argument_checks.check_count("tokens", tokens, minimum=1) / _expected_cost(
+            alpha, gamma, c, v, tokens
+        )
     return expected_tokens(alpha, gamma) / _step_cost(gamma, c, v)
 
 
@@ -340,14 +348,18 @@ def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tok
     for n in range(1, tokens + 1):
         g = min(max_gamma, n - 1)
         cost[n] = (
-            step_costs[g] + distribution[max_gamma + 1 - g :] @ cost[n - g : n] + rest[g] * cost[n - g - 1]
+            step_costs[g]
+            + distribution[max_gamma + 1 - g :] @ cost[n - g : n]
+            + rest[g] * cost[n - g - 1]
         )
     return float(cost[tokens])
 
 
 def _step_cost(gamma: int, c: float, v: VerifyCost | None) -> float:
     gamma = argument_checks.check_count("gamma", gamma)
-    return gamma * argument_checks.check_cost("c", c) + (1.0 if v is None else _verify_cost(v, gamma + 1))
+    return gamma * argument_checks.check_cost("c", c) + (
+        1.0 if v is None else _verify_cost(v, gamma + 1)
+    )
 
 
 def _verify_cost(v: VerifyCost, n: int) -> float:

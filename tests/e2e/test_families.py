@@ -58,7 +58,8 @@ def test_an_error_in_a_forward_leaves_the_model_stock_and_the_rows_right() -> No
 
 def test_two_models_interleaved() -> None:
     pairs = [
-        CheckedSequences(stirred(name), random.Random(i)) for i, name in enumerate(["Mistral", "T5"])
+        CheckedSequences(stirred(name), random.Random(i))
+        for i, name in enumerate(["Mistral", "T5"])
     ]
     pairs += [
         CheckedSequences(pairs[0].model, random.Random(7)),

@@ -12,8 +12,8 @@ from foretoken.engine import batch
 from foretoken.engine.batch import PROMPT_LOGPROBS_CHUNK_TOKENS
 from foretoken.generation_config import EndTokens
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.acceptance_rules import EXACT_RULES
+from foretoken.sampling.distributions import probabilities
 from pairs import scores
 from tiny import llama, t5
 

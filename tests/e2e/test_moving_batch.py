@@ -231,7 +231,9 @@ def served(engine: Engine, requests: int) -> Iterator[int]:
 def test_proof_ten_thousand_requests_take_no_memory(
     runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "DEFAULT_PREFIX_CACHE_BYTES", 4_000_000)  # full after a few hundred texts
+    monkeypatch.setattr(
+        memory, "DEFAULT_PREFIX_CACHE_BYTES", 4_000_000
+    )  # full after a few hundred texts
     spec, seen = RUNTIMES[runtime].speculator("lm", SOUND), list[int]()
     with Engine(spec) as engine:
         seen = [resident() for over in served(engine, 10_000) if over % 1000 == 0]

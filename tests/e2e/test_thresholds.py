@@ -18,8 +18,8 @@ from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.small_copy import (
     COPY_CONTEXT,
     COPY_HEAD_DIM,
-    ROPE_SWITCH_FIELD,
     COPY_WINDOW,
+    ROPE_SWITCH_FIELD,
     randomize_weights,
     shrink_config,
 )

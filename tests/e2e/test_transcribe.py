@@ -94,7 +94,9 @@ def test_the_same_on_the_native_decoder(
     spec, samples = foretoken.load(*folders), noise(3)
     assert isinstance(spec.target, NativeMediaDecoder)
     runs, heard, counts = list[int](), media.encode_without_padding, list[int]()
-    monkeypatch.setattr(media, "encode_without_padding", lambda *args: (runs.append(1), heard(*args))[1])
+    monkeypatch.setattr(
+        media, "encode_without_padding", lambda *args: (runs.append(1), heard(*args))[1]
+    )
     for language in ("en", None):
         made = transcribe(spec, samples, language=language, gamma=3)
         wanted = by_transformers(folders[0], samples, language)

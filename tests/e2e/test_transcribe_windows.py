@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import foretoken
 from console import Run, mistake
 from foretoken.errors import InputError, RefusedError
-from foretoken.speech.transcription import can_time_words, transcribe, can_transcribe
+from foretoken.speech.transcription import can_time_words, can_transcribe, transcribe
 from foretoken.speech.windows import DEFAULT_INSTRUCTION, split_windows
 from foretoken.text.chat import process_media_chat
 from media_models import (

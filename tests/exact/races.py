@@ -65,7 +65,9 @@ class Race(SharedDraw):
 
     def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
         for i, rows in enumerate(distributions.unbind(1), first):
-            for (key, position), distribution in zip(self._noise_positions(i), rows.tolist(), strict=True):
+            for (key, position), distribution in zip(
+                self._noise_positions(i), rows.tolist(), strict=True
+            ):
                 self._run(key, position, tuple(distribution))
         self._noise = {}  # the pieces are smaller now
         return super().find_winners(distributions, first)

@@ -21,10 +21,10 @@ from foretoken.drafters.assistant import AssistantDrafter
 from foretoken.drafters.base import Draft
 from foretoken.engine.batch import Batch
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from oracle import Model, Text
 
 pytestmark = pytest.mark.daily
@@ -50,7 +50,9 @@ def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is alone is read in its first step, which then has no draft tokens; its worlds are
     those of rows that are not."""
     head = Batch._select_prefill
-    monkeypatch.setattr(Batch, "_select_prefill", lambda self, row, read, last: head(self, row, read, False))
+    monkeypatch.setattr(
+        Batch, "_select_prefill", lambda self, row, read, last: head(self, row, read, False)
+    )
 
 
 def own_distribution(V: int) -> Model:
@@ -107,7 +109,10 @@ def test_the_distribution_is_the_standardized_one(rule, monkeypatch):
 def test_proof_larger(V, gamma, params, rule, monkeypatch):
     """From one token on, where the first step has no state and drafts nothing, and from many."""
     for prompt in (1,), (0, 1, 1, 0, 1, 0, 1):
-        assert bias(*case(EXACT_RULES[rule], V, gamma, params=params, prompt=prompt), monkeypatch) < 1e-12
+        assert (
+            bias(*case(EXACT_RULES[rule], V, gamma, params=params, prompt=prompt), monkeypatch)
+            < 1e-12
+        )
 
 
 class Noting:

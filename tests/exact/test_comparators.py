@@ -11,10 +11,10 @@ from exact.drafters import Certain, FunctionDrafter
 from exact.worlds import Case, Table, bias
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
+from foretoken.sampling.acceptance_rules import Outcome
 from foretoken.sampling.comparators import COMPARATORS, match, rejection
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.lenience import make_lenient
-from foretoken.sampling.acceptance_rules import Outcome
 from oracle import random_model
 
 V, GAMMA = 3, 2

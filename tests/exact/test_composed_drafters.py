@@ -20,9 +20,9 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import Purpose, SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES, block, speculative
 from oracle import Model, random_model
 
 pytestmark = pytest.mark.daily
@@ -128,7 +128,11 @@ def test_a_draft_with_a_standardization_of_its_own(own, rule, monkeypatch):
         SamplingParams(temperature=0.0),
     ):
         setting = Case(
-            lambda: Table(p, 3), lambda: LMDrafter(Table(q, 3), 3, own), EXACT_RULES[rule], 2, params
+            lambda: Table(p, 3),
+            lambda: LMDrafter(Table(q, 3), 3, own),
+            EXACT_RULES[rule],
+            2,
+            params,
         )
         assert bias(setting, p, monkeypatch) < 1e-12
 
@@ -148,7 +152,9 @@ class InnerClaim(CascadeDrafter):
         if draft.q is None:
             return draft
         q = draft.q.clone()
-        for b, (text, x) in enumerate(zip(self._sequences.token_ids, self._draft_tokens, strict=True)):
+        for b, (text, x) in enumerate(
+            zip(self._sequences.token_ids, self._draft_tokens, strict=True)
+        ):
             for i in range(len(x)):
                 q[b, i] = torch.from_numpy(distribution(Q, V)((*text, *x[:i])))
         return Draft(draft.tokens, draft.lengths, q)

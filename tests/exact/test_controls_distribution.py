@@ -25,9 +25,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from foretoken.sampling.distributions import SamplingParams, row_probabilities
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES
 from oracle import Model, Text, random_model, softmax
 
 pytestmark = pytest.mark.daily

@@ -23,10 +23,10 @@ from foretoken.drafters.base import Draft
 from foretoken.drafters.dflash import BlockDrafter
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES, Rule
 from oracle import Model, joint, p_value
 
 pytestmark = pytest.mark.daily

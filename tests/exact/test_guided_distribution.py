@@ -15,8 +15,8 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.guidance import GuidedModel
 from foretoken.request import Request
-from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.acceptance_rules import EXACT_RULES, block
+from foretoken.sampling.keys import SequenceKey
 from oracle import Model, Text, random_model
 
 pytestmark = pytest.mark.daily
@@ -47,7 +47,9 @@ DRAFTERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def case(negative: list[int] | None, kind: Any = GuidedModel, rule: Any = block, **more: Any) -> Case:
+def case(
+    negative: list[int] | None, kind: Any = GuidedModel, rule: Any = block, **more: Any
+) -> Case:
     drafter = more.pop("drafter", DRAFTERS["a model"])
     return Case(lambda: kind(Table(P, V), SCALE, negative), drafter, rule, GAMMA, rows=ROWS, **more)
 

@@ -23,8 +23,8 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request
-from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.acceptance_rules import EXACT_RULES, block
+from foretoken.sampling.keys import SequenceKey
 from oracle import Model, Text, random_model
 
 pytestmark = pytest.mark.daily
@@ -115,7 +115,12 @@ def test_a_hybrid_drafts_for_a_hybrid(name: str, rule: str, monkeypatch) -> None
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    "length", [MAX_PASS_WIDTH - 3, MAX_PASS_WIDTH - 1, pytest.param(MAX_PASS_WIDTH + MAX_REWIND_TOKENS, marks=pytest.mark.prove)]
+    "length",
+    [
+        MAX_PASS_WIDTH - 3,
+        MAX_PASS_WIDTH - 1,
+        pytest.param(MAX_PASS_WIDTH + MAX_REWIND_TOKENS, marks=pytest.mark.prove),
+    ],
 )
 def test_where_bases_move(length: int, monkeypatch) -> None:
     """Between a draft's passes, before the target's, or while the prompt is read."""

@@ -15,9 +15,9 @@ import pytest
 import oracle
 from exact.drafters import Certain, FunctionDrafter
 from exact.worlds import Case, Table, bias, distribution_of
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, block, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.lenience import make_lenient
-from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, block, speculative
 from oracle import extend, joint, random_model, tv
 
 pytestmark = pytest.mark.daily

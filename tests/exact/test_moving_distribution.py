@@ -93,7 +93,9 @@ class Course:
         sampled = SamplingParams(1.0)
         rows = {
             (w, b): SequenceState.from_request(
-                Request(list(each.prompt), each.limit, SequenceKey(w, b), frozenset(), params=sampled)
+                Request(
+                    list(each.prompt), each.limit, SequenceKey(w, b), frozenset(), params=sampled
+                )
             )
             for w in range(len(wave))
             for b, each in enumerate(self.arrivals)

@@ -15,9 +15,9 @@ from torch import Tensor
 from exact.drafters import Dropper, FunctionDrafter, GreedyClaimsDistribution, RoundedClaim
 from exact.worlds import Case, Table, WorldDraw, bias, distribution_of, standardized
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, Rule, block, speculative
 from foretoken.sampling.distributions import sample
 from foretoken.sampling.keys import Purpose, SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, Rule, block, speculative
 from oracle import extend, joint, random_model, tv
 
 V, GAMMA = 3, 2

@@ -23,10 +23,10 @@ from foretoken.drafters.pairs import PairsDrafter
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import StockPairModel
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES
 from oracle import Model, Text, extend, joint, tv
 from pairdrafts import eagle_file, embedding, filed, mtp_draft, mtp_layer, tapped
 

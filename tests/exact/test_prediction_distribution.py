@@ -18,10 +18,10 @@ from foretoken.drafters.mixture import KnownTokensDrafter
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine import batch
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from oracle import random_model
 
 pytestmark = pytest.mark.daily

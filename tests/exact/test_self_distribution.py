@@ -19,9 +19,9 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.models import base
 from foretoken.models.native.model import NativeTargetCopy
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES, block
 from oracle import Model, random_model
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
@@ -104,7 +104,9 @@ class Unrounded(LMDrafter):
         draft = super().propose(gamma, draw)
         assert draft.q is not None
         q = draft.q.clone()
-        for b, (text, x) in enumerate(zip(self._sequences.token_ids, draft.tokens.tolist(), strict=True)):
+        for b, (text, x) in enumerate(
+            zip(self._sequences.token_ids, draft.tokens.tolist(), strict=True)
+        ):
             for i in range(len(x)):
                 q[b, i] = torch.tensor(P((*text, *x[:i])))
         return replace(draft, q=q)

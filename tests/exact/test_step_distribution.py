@@ -22,9 +22,9 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.models.base import Capabilities
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from oracle import Model, extend, joint, random_model, tv
 
 V, GAMMA = 3, 2
@@ -130,7 +130,9 @@ def test_an_end_of_sequence_ends_the_text_wherever_it_falls(kind, rule, monkeypa
     """Inside the kept block too: what stands behind it is gone, and the row is done."""
     p = target()
     row = Request([0], 100, KEY, eos=frozenset({1}))
-    case = Case(lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], GAMMA, rows=(row,), steps=2)
+    case = Case(
+        lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], GAMMA, rows=(row,), steps=2
+    )
     assert bias(case, p, monkeypatch) < 1e-12
 
 
@@ -226,7 +228,9 @@ def test_ragged_rows_over_two_steps(rule, monkeypatch):
 def test_proof_larger(V, gamma, steps, kind, rule, monkeypatch):
     p = target(V)
     for params in SAMPLED, SamplingParams(temperature=0.8, top_p=0.9):
-        case = Case(lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], gamma, params, steps=steps)
+        case = Case(
+            lambda: Table(p, V), drafters(V)[kind], EXACT_RULES[rule], gamma, params, steps=steps
+        )
         assert bias(case, p, monkeypatch) < 1e-12
 
 
@@ -291,7 +295,9 @@ def test_a_draft_token_that_leads_to_invalid_logits_must_be_judged(monkeypatch):
     """Negative control: to leave it out, as if the draft had stopped before it, shifts the
     distribution."""
     leading = step_module._count_leading_valid
-    monkeypatch.setattr(step_module, "_count_leading_valid", lambda valid: (leading(valid) - 1).clamp(min=0))
+    monkeypatch.setattr(
+        step_module, "_count_leading_valid", lambda valid: (leading(valid) - 1).clamp(min=0)
+    )
     p = dying(target())
     case = Case(lambda: Table(p, V), drafters(V)["lm"], EXACT_RULES["speculative"], 3, steps=1)
     assert bias(case, p, monkeypatch) > 1e-3

@@ -22,12 +22,12 @@ from foretoken.engine.batch import Batch
 from foretoken.models.vocabularies import translated
 from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
 from foretoken.models.vocabularies.translation import Translation, find_continuations
-from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
+from foretoken.models.vocabularies.vocabulary import Vocabulary, VocabularyMap
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import make_verifier
-from foretoken.sampling.acceptance_rules import EXACT_RULES, block
 from oracle import random_model
 from running import running
 
@@ -50,7 +50,9 @@ def draft(context: int | None = None) -> Table:
 
 def shared(**changes) -> TranslatedModel:
     """By the words that both have."""
-    return TranslatedModel(draft(**changes), DICTIONARY, V, TextDrafting(greedy=False, sampled=False))
+    return TranslatedModel(
+        draft(**changes), DICTIONARY, V, TextDrafting(greedy=False, sampled=False)
+    )
 
 
 def written(**changes) -> TranslatedModel:
@@ -155,7 +157,9 @@ def test_behind_a_longer_prompt(kind, monkeypatch):
 @pytest.mark.parametrize("by_text", [False, True])
 @pytest.mark.parametrize("rule", EXACT_RULES)
 def test_ends_of_a_text_are_the_same_token(rule, by_text, monkeypatch):
-    both = VocabularyMap(Vocabulary({0: b"b", 1: b"a"}, eos_id=2), Vocabulary({0: b"a", 1: b"b", 2: b"c"}, eos_id=3))
+    both = VocabularyMap(
+        Vocabulary({0: b"b", 1: b"a"}, eos_id=2), Vocabulary({0: b"a", 1: b"b", 2: b"c"}, eos_id=3)
+    )
 
     def drafter() -> LMDrafter:
         return LMDrafter(TranslatedModel(draft(), both, V, TextDrafting(by_text, by_text)))
@@ -175,7 +179,9 @@ def test_its_draft_tokens_are_judged(kind, monkeypatch):
 
     monkeypatch.setattr(translated, "ways_on", spied)
     rows = [SequenceState.from_request(Request([1, 0], 12, SequenceKey(0, b))) for b in range(8)]
-    for _ in running(Batch(Table(P, V), DRAFTERS[kind]()), rows, make_verifier(block), FixedGamma(GAMMA)):
+    for _ in running(
+        Batch(Table(P, V), DRAFTERS[kind]()), rows, make_verifier(block), FixedGamma(GAMMA)
+    ):
         pass
     assert sum(step.accepted for row in rows for step in row.records) > 0
     assert distributions

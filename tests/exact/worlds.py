@@ -23,10 +23,10 @@ from foretoken.engine.batch import Batch
 from foretoken.inputs import resolve_verifier
 from foretoken.models.base import Model
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import Outcome, Rule
 from foretoken.sampling.distributions import SamplingParams, sample
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import Purpose, SequenceKey
-from foretoken.sampling.acceptance_rules import Outcome, Rule
 from oracle import Model as Distribution
 from oracle import Text, extend, joint, standardize, tv
 from running import running
@@ -150,7 +150,9 @@ def _run(case: Case, wave: list[World], monkeypatch) -> list[tuple[Text, ...]]:
     monkeypatch.setattr(type(verifier), "draw_class", draw)
     target = case.target()
     rows = [
-        SequenceState.from_request(replace(request, key=SequenceKey(w, b), params=case.params or request.params))
+        SequenceState.from_request(
+            replace(request, key=SequenceKey(w, b), params=case.params or request.params)
+        )
         for w in range(len(wave))
         for b, request in enumerate(case.rows)
     ]

@@ -162,7 +162,9 @@ class Callers(RuleBasedStateMachine):
             [list(sampling.prompt)], [sampling.params], [(sampling.seed, 1)]
         )
         verifier = moving.check(sampling.gamma, self.how, 1.0)
-        (completion,) = self.spec.generate_completions(self.spec.inputs.make_sequences(made), verifier, sampling.gamma)
+        (completion,) = self.spec.generate_completions(
+            self.spec.inputs.make_sequences(made), verifier, sampling.gamma
+        )
         self.alone.require(sampling, completion.tokens, completion)
 
     @precondition(lambda self: self.pieces is None)

@@ -46,7 +46,10 @@ def naive(source: list[int], text: list[int], gamma: int) -> list[int]:
 
 
 def draft_tokens(drafter: LookupDrafter, gamma: list[int], greedy: bool = False) -> list[list[int]]:
-    keys, params = [SequenceKey(0, b) for b in range(len(gamma))], SamplingParams(0.0 if greedy else 1.0)
+    keys, params = (
+        [SequenceKey(0, b) for b in range(len(gamma))],
+        SamplingParams(0.0 if greedy else 1.0),
+    )
     draft = drafter.propose(gamma, Draw(keys, [0] * len(gamma), [params] * len(gamma)))
     assert draft.q is None and draft.calls == 0
     pairs = zip(draft.tokens.tolist(), draft.lengths.tolist(), strict=True)

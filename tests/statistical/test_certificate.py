@@ -28,10 +28,10 @@ from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import InputError, RefusedError
+from foretoken.sampling.acceptance_rules import Outcome, block, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import Purpose
-from foretoken.sampling.acceptance_rules import Outcome, block, speculative
 from foretoken.speculator import Speculator
 from oracle import random_model
 from pairdrafts import eagle_file, pairs_drafter
@@ -41,7 +41,9 @@ from table import TableModel
 V = 6
 P, Q = random_model(31, V), random_model(32, V)
 PROMPTS = [[0], [3, 1]]
-PLAN = CertificatePlan(gamma=2, num_samples=64, num_greedy_tokens=16, distributions=(SamplingParams(1.0),))
+PLAN = CertificatePlan(
+    gamma=2, num_samples=64, num_greedy_tokens=16, distributions=(SamplingParams(1.0),)
+)
 
 
 def issue(drafter=None, target=None, prompts=PROMPTS, **changes) -> Certificate:
@@ -420,5 +422,7 @@ def test_what_watches_a_drafter_holds_it():
 
 def test_a_draft_that_hardly_guesses_is_not_certified():
     """On so few draft tokens a planted bug cannot be seen, and the certificate says so."""
-    certificate = certify(load(target("T5"), "lookup"), pairs.PROMPTS[:1], replace(PLAN, num_samples=32))
+    certificate = certify(
+        load(target("T5"), "lookup"), pairs.PROMPTS[:1], replace(PLAN, num_samples=32)
+    )
     assert certificate.verdict == "void" and certificate.guesses < 100

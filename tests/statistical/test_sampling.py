@@ -18,10 +18,10 @@ from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.batch import Batch
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import CoupledVerifier, SampledVerifier, Verifier
-from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, speculative
 from oracle import joint, random_model
 from running import running
 from table import TableModel
@@ -30,7 +30,9 @@ V, LENGTH, N, BATCH = 3, 3, 6000, 2000
 ALPHA = 1e-6
 P, Q = random_model(21, V), random_model(22, V)
 TARGET_DISTRIBUTION = joint(lambda text: P((0, *text)), LENGTH)
-VERIFIERS = {name: SampledVerifier(rule) for name, rule in EXACT_RULES.items()} | {"coupled": CoupledVerifier()}
+VERIFIERS = {name: SampledVerifier(rule) for name, rule in EXACT_RULES.items()} | {
+    "coupled": CoupledVerifier()
+}
 DRAFTERS = {
     "lm": lambda: LMDrafter(TableModel(Q, V), V),
     "lookup": lambda: LookupDrafter(),
@@ -44,7 +46,9 @@ def continuations(drafter, verifier: Verifier, gamma: int) -> Counter[tuple[int,
     texts: Counter[tuple[int, ...]] = Counter()
     for batch in range(N // BATCH):
         keys = [SequenceKey(batch, b) for b in range(BATCH)]
-        rows = [SequenceState.from_request(Request([0], LENGTH, key, params=params)) for key in keys]
+        rows = [
+            SequenceState.from_request(Request([0], LENGTH, key, params=params)) for key in keys
+        ]
         for _ in running(engine, rows, verifier, FixedGamma(gamma)):
             pass
         texts.update(tuple(row.new_tokens) for row in rows)

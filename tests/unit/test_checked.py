@@ -14,7 +14,10 @@ from foretoken.errors import InputError, format_value
 def test_a_distribution_comes_back_in_float64():
     distribution = argument_checks.check_distribution("p", np.array([0.25, 0.75], dtype=np.float32))
     assert distribution.dtype == np.float64 and distribution.tolist() == [0.25, 0.75]
-    assert [distribution.tolist() for distribution in argument_checks.check_distributions([1], [1.00005])] == [
+    assert [
+        distribution.tolist()
+        for distribution in argument_checks.check_distributions([1], [1.00005])
+    ] == [
         [1.0],
         [1.00005],
     ]
@@ -59,7 +62,10 @@ def test_numbers_outside_their_range(value):
 
 
 def test_counts():
-    assert argument_checks.check_count("gamma", 3.0) == 3 and type(argument_checks.check_count("gamma", np.int8(3))) is int
+    assert (
+        argument_checks.check_count("gamma", 3.0) == 3
+        and type(argument_checks.check_count("gamma", np.int8(3))) is int
+    )
     assert argument_checks.check_count("tokens", 1_000_000, minimum=1) == 1_000_000
     with pytest.raises(InputError, match="^tokens is 0"):
         argument_checks.check_count("tokens", 0, minimum=1)

@@ -21,8 +21,8 @@ from foretoken.errors import (
     RefusedError,
     base_name,
     describe_mismatch,
-    to_one_line,
     format_value,
+    to_one_line,
 )
 
 
@@ -39,7 +39,10 @@ def test_values_are_shown_in_one_short_line():
 
 
 def test_a_librarys_message_is_one_short_line():
-    assert to_one_line(ValueError("a\n  b")) == "a b" and len(to_one_line(ValueError("x" * 500))) == 200
+    assert (
+        to_one_line(ValueError("a\n  b")) == "a b"
+        and len(to_one_line(ValueError("x" * 500))) == 200
+    )
     assert to_one_line(KeyError()) == "KeyError"
 
 

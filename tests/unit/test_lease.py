@@ -45,7 +45,9 @@ def three() -> tuple[Speculator, Speculator]:
 
 
 def nobody_has(*specs: Speculator) -> bool:
-    parts = [part for spec in specs for part in (*iter_parts(spec.target), *iter_parts(spec.drafter))]
+    parts = [
+        part for spec in specs for part in (*iter_parts(spec.target), *iter_parts(spec.drafter))
+    ]
     return all(find_lease_record(part) is None for part in parts)
 
 
@@ -182,14 +184,18 @@ def test_a_ctrl_c_anywhere_leaves_both_usable(
 
 def run(spec: Speculator) -> None:
     """As `generate` does, which would take the Ctrl-C for the end of its texts."""
-    rows = [SequenceState.from_request(Request([0, 1], limit, SequenceKey(0, 0))) for limit in (1, 3)]
+    rows = [
+        SequenceState.from_request(Request([0, 1], limit, SequenceKey(0, 0))) for limit in (1, 3)
+    ]
     for _ in running(Batch(spec.target, spec.drafter), rows, GreedyVerifier(), FixedGamma(3)):
         pass
 
 
 def run_queued(spec: Speculator) -> None:
     """Through the queue that `generate` and `stream` share."""
-    rows = [SequenceState.from_request(Request([0, 1], limit, SequenceKey(0, 0))) for limit in (1, 3)]
+    rows = [
+        SequenceState.from_request(Request([0, 1], limit, SequenceKey(0, 0))) for limit in (1, 3)
+    ]
     for _ in spec.core.run(rows, GreedyVerifier(), FixedGamma(3)):
         pass
 
@@ -214,6 +220,8 @@ def test_the_probe_has_a_key_that_no_row_has(monkeypatch: pytest.MonkeyPatch) ->
         mid.generate([[0]], seed=PROBE_KEY.seed)
     asked: list[Request] = []
     original = SequenceState.from_request
-    monkeypatch.setattr(SequenceState, "from_request", lambda request: asked.append(request) or original(request))
+    monkeypatch.setattr(
+        SequenceState, "from_request", lambda request: asked.append(request) or original(request)
+    )
     mid.costing.get_step_costs(SamplingParams(1.0))
     assert {request.key for request in asked if request.limit > PROBE_TOKENS // 2} == {PROBE_KEY}

@@ -102,7 +102,10 @@ def test_what_is_no_prompt(prompts, says):
 def test_seeds_of_numpy():
     keys = inputs.make_keys(np.int64(3), [1, 1])
     assert keys == [SequenceKey(3, 0), SequenceKey(3, 1)] and type(keys[0].seed) is int
-    assert inputs.make_keys([np.uint8(4), (np.int32(5), 6)], [1, 1]) == [SequenceKey(4, 0), SequenceKey(5, 6)]
+    assert inputs.make_keys([np.uint8(4), (np.int32(5), 6)], [1, 1]) == [
+        SequenceKey(4, 0),
+        SequenceKey(5, 6),
+    ]
 
 
 def test_every_name_has_its_rule():

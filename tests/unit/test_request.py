@@ -11,7 +11,13 @@ import pytest
 
 from foretoken.errors import ControlError
 from foretoken.records import StepRecord
-from foretoken.request import Completion, Request, SequenceState, compute_stats, require_uninterrupted
+from foretoken.request import (
+    Completion,
+    Request,
+    SequenceState,
+    compute_stats,
+    require_uninterrupted,
+)
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 
@@ -59,7 +65,10 @@ def test_stats_sum_up_the_records():
     r = row(limit=9)
     r.commit([3, 5])
     r.commit([6])
-    r.records = [record(), record(draft_tokens=(), new_tokens=(6,), accepted=0, overlaps=(), draft_calls=0)]
+    r.records = [
+        record(),
+        record(draft_tokens=(), new_tokens=(6,), accepted=0, overlaps=(), draft_calls=0),
+    ]
     s = compute_stats(r, "table", "none")
     assert (s.target_calls, s.draft_calls, s.drafted, s.accepted) == (2, 2, 2, 1)
     # of the distributions, where accepted / drafted is 1 / 2

@@ -19,8 +19,8 @@ from foretoken.drafters.uniform import UniformDrafter
 from foretoken.errors import ForetokenError, InputError
 from foretoken.generation_config import EndTokens
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.acceptance_rules import speculative
+from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.text.decoding import decode
 from oracle import random_model
@@ -265,7 +265,10 @@ def test_costs_are_kept_and_the_next_process_measures_nothing(busy, tmp_path, mo
     monkeypatch.setattr("foretoken.costing.contention.compute_others_share", lambda spans: busy)
     options = {"temperature": 1.0, "max_new_tokens": 40}
     first = named_pair().generate(IDS, **options)
-    assert [each.others for each in stored_costs.list_entries()] == [busy, busy]  # of one row, and of four
+    assert [each.others for each in stored_costs.list_entries()] == [
+        busy,
+        busy,
+    ]  # of one row, and of four
     monkeypatch.setattr("foretoken.costing.pair_costs.probe", None)
     monkeypatch.setattr("foretoken.costing.pair_costs.probe_shared", None)
     again = named_pair().generate(IDS, **options)
@@ -296,7 +299,10 @@ def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeyp
         assert spec.costing.get_step_costs(SamplingParams()) is before  # frozen here
     assert before == hour and stored_costs.load_costs(name).off > 2
     named_pair().generate([1, 2], max_new_tokens=4)
-    assert stored_costs.load_costs(name).costs.seconds(0) < 60 and stored_costs.load_costs(name).off is None
+    assert (
+        stored_costs.load_costs(name).costs.seconds(0) < 60
+        and stored_costs.load_costs(name).off is None
+    )
 
 
 def test_automatic_gamma_asks_for_more_of_a_draft_that_is_right():

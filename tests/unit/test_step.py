@@ -14,10 +14,10 @@ from foretoken.controls.chain import build_chain
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import NumericsError, RefusedError
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import make_verifier
-from foretoken.sampling.acceptance_rules import EXACT_RULES, speculative
 from foretoken.step import step
 from table import TableModel
 
@@ -129,7 +129,10 @@ def test_invalid_logits_raise_and_leave_the_rows(bad, what, params):
     def distribution(text):
         return [bad] * V if len(text) == 3 else counting(text)
 
-    rows = [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0))), SequenceState.from_request(Request([0, 1, 2], 9, SequenceKey(0, 1)))]
+    rows = [
+        SequenceState.from_request(Request([0], 9, SequenceKey(0, 0))),
+        SequenceState.from_request(Request([0, 1, 2], 9, SequenceKey(0, 1))),
+    ]
     message = f"the target's logits hold {what} at position 3 of row 1; try dtype='float32'"
     with pytest.raises(NumericsError, match=message):
         one_step(pack([[1], [3, 0]]), [1, 2], rows, params, distribution)
@@ -145,7 +148,10 @@ def test_invalid_logits_behind_draft_tokens_that_are_kept_fail_their_row(bad, wh
     def distribution(text):
         return [bad] * V if len(text) == 5 else counting(text)
 
-    rows = [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0))), SequenceState.from_request(Request([0, 1, 2], 9, SequenceKey(0, 1)))]
+    rows = [
+        SequenceState.from_request(Request([0], 9, SequenceKey(0, 0))),
+        SequenceState.from_request(Request([0, 1, 2], 9, SequenceKey(0, 1))),
+    ]
     one_step(pack([[1, 2], [3, 0, 1]]), [3, 3], rows, params, distribution)
     assert [row.tokens for row in rows] == [[0, 1, 2, 3], [0, 1, 2, 3, 0]]
     assert f"target's logits hold {what} at position 5 of row 1" in str(rows[1].error)
@@ -164,7 +170,11 @@ def test_invalid_logits_behind_a_rejected_draft_token_fail_nobody(whose, params)
     tops = torch.tensor([[0.0, math.nan, math.nan]]) if whose == "draft" else None
     draft = replace(pack([[3, 0, 1]]), tops=tops)
     (row,), _, _ = one_step(
-        draft, [3], [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0)))], params, distribution
+        draft,
+        [3],
+        [SequenceState.from_request(Request([0], 9, SequenceKey(0, 0)))],
+        params,
+        distribution,
     )
     assert row.tokens == [0, 1] and row.finish_reason is None and row.error is None
 
@@ -227,7 +237,9 @@ def test_at_temperature_0_the_overlap_is_q_at_the_argmax():
 
 
 def controlled(tokens: list[int], **sampling) -> SequenceState:
-    row = SequenceState.from_request(Request(tokens, 10, SequenceKey(0, 0), params=SamplingParams(**sampling)))
+    row = SequenceState.from_request(
+        Request(tokens, 10, SequenceKey(0, 0), params=SamplingParams(**sampling))
+    )
     row.controls = build_chain(row.request, V)
     return row
 

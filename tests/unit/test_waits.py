@@ -22,10 +22,10 @@ from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.graphs import GraphModel
 from foretoken.models.stock.model import CausalModel
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import EXACT_RULES
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import CoupledVerifier, Verifier, make_verifier
-from foretoken.sampling.acceptance_rules import EXACT_RULES
 from foretoken.step import step
 from foretoken.transfer import read_lists
 
@@ -84,7 +84,10 @@ class Pretend(TorchFunctionMode):
 
 def fresh(params: SamplingParams) -> list[SequenceState]:
     prompts = enumerate(pairs.PROMPTS)
-    return [SequenceState.from_request(Request(p, 50, SequenceKey(0, b), params=params)) for b, p in prompts]
+    return [
+        SequenceState.from_request(Request(p, 50, SequenceKey(0, b), params=params))
+        for b, p in prompts
+    ]
 
 
 def reads(

@@ -12,9 +12,9 @@ from pydantic_core import to_json
 from foretoken.certificate.greedy_identity import (
     Difference,
     ShapeNoise,
-    measure_shape_noise,
     find_first_difference,
     group_rows,
+    measure_shape_noise,
 )
 from foretoken.certificate.planted_bugs import ArgmaxDrafter, OffByOneModel, break_rule
 from foretoken.certificate.sampled_trial import (
@@ -27,12 +27,12 @@ from foretoken.certificate.sampled_trial import (
 from foretoken.certificate.watched_drafter import DraftLog, WatchedDrafter, run_draft_token_tests
 from foretoken.drafters.base import Drafter
 from foretoken.errors import InputError, is_whole_number
-from foretoken.inputs import Prompt, to_prompt_list, resolve_verifier, make_keys
+from foretoken.inputs import Prompt, make_keys, resolve_verifier, to_prompt_list
 from foretoken.measurement.estimate import TEST_POWER, HypothesisTest
 from foretoken.request import Request, require_uninterrupted
+from foretoken.sampling.acceptance_rules import Rule, block
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import RULES_BY_NAME
-from foretoken.sampling.acceptance_rules import Rule, block
 from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
 FALSE_ALARM_PROBABILITY = 1e-4  # for the whole certificate of an exact pair
@@ -164,13 +164,19 @@ def certify(
     if not prompts:
         raise InputError("there is no prompt; give one or more")
     spec.drafter.with_target(OffByOneModel(spec.target))  # refused now, not after minutes
-    all_pair, sampled_pair = _Pair(spec, prompts, plan, track), _Pair(spec, prompts[:MAX_SAMPLED_PROMPTS], plan, track)
+    all_pair, sampled_pair = (
+        _Pair(spec, prompts, plan, track),
+        _Pair(spec, prompts[:MAX_SAMPLED_PROMPTS], plan, track),
+    )
     all_pair.make_requests()  # the same
     plain = all_pair.generate_plain()
     shapes = all_pair.measure_shapes(plain)
     tokens, differences = all_pair.compare_greedy(plain, shapes)
     tests, log = sampled_pair.run_sampled_tests()
-    controls = [*sampled_pair.plant_wrong_model(plain[:MAX_SAMPLED_PROMPTS], shapes), sampled_pair.plant_wrong_rule()]
+    controls = [
+        *sampled_pair.plant_wrong_model(plain[:MAX_SAMPLED_PROMPTS], shapes),
+        sampled_pair.plant_wrong_rule(),
+    ]
     if log.uniforms:  # some draft tokens had a q
         controls.append(sampled_pair.plant_wrong_draft_tokens())
     return Certificate(
@@ -222,7 +228,9 @@ class _Pair:
     def measure_shapes(self, plain: list[list[int]]) -> ShapeNoise:
         """Compare passes over blocks along the plain texts with single tokens."""
         width = self.plan.gamma + 1
-        return measure_shape_noise(self.spec.target, self.make_requests()[:MAX_BATCH_SIZE], plain[:MAX_BATCH_SIZE], width)
+        return measure_shape_noise(
+            self.spec.target, self.make_requests()[:MAX_BATCH_SIZE], plain[:MAX_BATCH_SIZE], width
+        )
 
     def compare_greedy(
         self, plain: list[list[int]], shapes: ShapeNoise
@@ -252,7 +260,10 @@ class _Pair:
         for params in self.plan.distributions:
             trial, first = self._make_trial(params, watched), len(watched.log.uniforms)
             own_tests, samples = run_target_tests(trial, drafter, self.level)
-            tests += [*own_tests, *run_draft_token_tests(trial.name, watched.log.uniforms[first:], self.level)]
+            tests += [
+                *own_tests,
+                *run_draft_token_tests(trial.name, watched.log.uniforms[first:], self.level),
+            ]
             tests += run_plain_tests(replace(trial, spec=self.spec), samples, self.level)
         return tests, watched.log
 
@@ -284,7 +295,9 @@ class _Pair:
         def tests(texts: int) -> list[HypothesisTest]:
             watched = WatchedDrafter(ArgmaxDrafter(self.spec.drafter), self.plan.seed)
             trial = self._make_trial(self.plan.distributions[0], watched)
-            for _ in replace(trial, num_samples=texts, label="planted bug", stream=4).generate_batches():
+            for _ in replace(
+                trial, num_samples=texts, label="planted bug", stream=4
+            ).generate_batches():
                 pass
             return run_draft_token_tests("", watched.log.uniforms, self.level)
 

@@ -54,7 +54,9 @@ def replay(
             sampling, shaping = [params] * len(live), [chains[row] for row in live]
             # as in a step before the pass, which may write where the draft token was
             draft = drafter.propose([1] * len(live), Draw(keys, lengths, sampling, shaping))
-            p = _score_position(target, [requests[row] for row in live], [outputs[r] for r in live], t)
+            p = _score_position(
+                target, [requests[row] for row in live], [outputs[r] for r in live], t
+            )
             for b, row in enumerate(live):
                 if (controls := chains[row]) is not None:
                     p[b] = controls.shape(p[b], [])
@@ -73,12 +75,18 @@ def score_token_by_token(target: Model, request: Request, output: list[int]) -> 
     `[len(text), V]`, one row alone, a token a pass. RefusedError where the target is in use."""
     with hold_lease(target):
         target.start([request.prompt[:-1]], _copy_sources(target, [request]))
-        return torch.cat([_score_position(target, [request], [output], t).cpu() for t in range(len(output))])
+        return torch.cat(
+            [_score_position(target, [request], [output], t).cpu() for t in range(len(output))]
+        )
 
 
-def _score_position(target: Model, requests: list[Request], outputs: list[list[int]], t: int) -> Tensor:
+def _score_position(
+    target: Model, requests: list[Request], outputs: list[list[int]], t: int
+) -> Tensor:
     """The target's own logits at new place t of every row, `[B, V]`."""
-    last = [[[request.prompt[-1], *text][t]] for request, text in zip(requests, outputs, strict=True)]
+    last = [
+        [[request.prompt[-1], *text][t]] for request, text in zip(requests, outputs, strict=True)
+    ]
     return target.score(last, [1] * len(last))[:, 0].clone()
 
 
@@ -138,7 +146,10 @@ def measure_shape_noise(
 ) -> ShapeNoise:
     """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
     some tokens of each block wrong and rolled back. RefusedError where the target is in use."""
-    alone = [score_token_by_token(target, request, text) for request, text in zip(requests, outputs, strict=True)]
+    alone = [
+        score_token_by_token(target, request, text)
+        for request, text in zip(requests, outputs, strict=True)
+    ]
     noise = variation = height = 0.0
     positions = 0
     for rows in group_rows(len(requests)):
@@ -147,7 +158,9 @@ def measure_shape_noise(
             expected, logits = alone[rows[b]][at].double(), logits.double().cpu()
             distances = torch.where(logits == expected, 0.0, (logits - expected).abs())
             apart = logits.softmax(-1) - expected.softmax(-1)
-            noise = max(noise, float(distances.nan_to_num(NONFINITE_NOISE, posinf=NONFINITE_NOISE).max()))
+            noise = max(
+                noise, float(distances.nan_to_num(NONFINITE_NOISE, posinf=NONFINITE_NOISE).max())
+            )
             variation = max(variation, float(apart.abs().sum() / 2))
             finite = expected[expected.isfinite()]
             height += float(finite.max() - finite.mean())
@@ -167,9 +180,13 @@ def _score_blocks(
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
-            num_correct = [(step + row) % width for row in live]  # draft tokens that follow the text
+            num_correct = [
+                (step + row) % width for row in live
+            ]  # draft tokens that follow the text
             blocks = [
-                _make_block(requests[row], outputs[row], scored[row], width, good, target.vocab_size)
+                _make_block(
+                    requests[row], outputs[row], scored[row], width, good, target.vocab_size
+                )
                 for row, good in zip(live, num_correct, strict=True)
             ]
             logits = target.score(blocks, [len(block) for block in blocks]).clone()
@@ -194,7 +211,9 @@ def _make_block(
     return [[request.prompt[-1], *output][scored], *draft_tokens[:num_correct], *wrong]
 
 
-NOISE_MARGIN = 4  # times the noise measured: both logits move, and more passes would show more noise
+NOISE_MARGIN = (
+    4  # times the noise measured: both logits move, and more passes would show more noise
+)
 
 
 @dataclass(frozen=True, slots=True)

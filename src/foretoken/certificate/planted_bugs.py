@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from foretoken.drafters.base import Draft, Drafter
-from foretoken.models.base import Blocks, Capabilities, SharedKV, Model
+from foretoken.models.base import Blocks, Capabilities, Model, SharedKV
 from foretoken.models.hidden_states import HiddenStates
-from foretoken.sampling.draw import Draw
 from foretoken.sampling.acceptance_rules import Outcome, Rule
+from foretoken.sampling.draw import Draw
 
 
 class NextPositionOutcome(Outcome):

@@ -16,20 +16,22 @@ from foretoken.drafters.base import Drafter
 from foretoken.inputs import Prompt
 from foretoken.measurement.estimate import (
     HypothesisTest,
-    run_frequency_test,
-    run_uniformity_test,
-    run_two_sample_test,
     compute_uniforms,
     run_correlation_test,
+    run_frequency_test,
+    run_two_sample_test,
+    run_uniformity_test,
 )
 from foretoken.request import require_uninterrupted
-from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.acceptance_rules import Rule
+from foretoken.sampling.params import SamplingParams
 from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
 TokenTuple = tuple[int, ...]
 Track = Callable[[Sequence[int], str], Iterable[int]]
-UNBATCHED_STRIDE = 11  # one text in so many runs alone; prime, so that every prompt has some of them
+UNBATCHED_STRIDE = (
+    11  # one text in so many runs alone; prime, so that every prompt has some of them
+)
 PLAIN_RULE = "speculative"  # plain decoding does not go through the rule that is certified
 
 
@@ -140,7 +142,9 @@ class PrefixCells:
         return next(self._cells[head] for head in heads if head in self._cells)
 
 
-def run_plain_tests(trial: SampledTrial, samples_by_prompt: list[list[TokenTuple]], level: float) -> list[HypothesisTest]:
+def run_plain_tests(
+    trial: SampledTrial, samples_by_prompt: list[list[TokenTuple]], level: float
+) -> list[HypothesisTest]:
     """Test whether the texts, by prompt, are like as many plain ones, in cells made from a third,
     plain sample."""
     plain = replace(trial, gamma=0, rule=PLAIN_RULE, label="plain")
@@ -152,10 +156,13 @@ def run_plain_tests(trial: SampledTrial, samples_by_prompt: list[list[TokenTuple
     ]
     tables = [
         (cells.count(ours), cells.count(theirs))
-        for cells, ours, theirs in zip(map(PrefixCells, samples[0]), samples_by_prompt, samples[1], strict=True)
+        for cells, ours, theirs in zip(
+            map(PrefixCells, samples[0]), samples_by_prompt, samples[1], strict=True
+        )
     ]
     name, unit = f"{trial.name}: against plain", "texts"
     tests = [
-        run_two_sample_test(f"{name}, prompt {i}", unit, [table], level) for i, table in enumerate(tables)
+        run_two_sample_test(f"{name}, prompt {i}", unit, [table], level)
+        for i, table in enumerate(tables)
     ]
     return [*tests, run_two_sample_test(f"{name}, all prompts", unit, tables, level)]

@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.drafters.base import Draft, Drafter
-from foretoken.measurement.estimate import HypothesisTest, TokenUniforms, run_uniformity_test, compute_uniforms
+from foretoken.measurement.estimate import (
+    HypothesisTest,
+    TokenUniforms,
+    compute_uniforms,
+    run_uniformity_test,
+)
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.params import SamplingParams
 
@@ -33,7 +38,9 @@ class WatchedDrafter(Drafter):
         self.holds = (drafter,)
         self._noise = torch.Generator().manual_seed(seed)
         self._sequences: list[list[int]] = []
-        self._counted_lengths: list[int] = []  # how far each row's draft tokens are in the log's numbers
+        self._counted_lengths: list[
+            int
+        ] = []  # how far each row's draft tokens are in the log's numbers
         self._certain: dict[tuple[int, ...], int] = {}  # text -> the certain draft token behind it
 
     def start(
@@ -126,7 +133,9 @@ class RecordingDraw:
         return ids
 
 
-def run_draft_token_tests(name: str, draft_tokens: list[TokenUniforms], level: float) -> list[HypothesisTest]:
+def run_draft_token_tests(
+    name: str, draft_tokens: list[TokenUniforms], level: float
+) -> list[HypothesisTest]:
     """Test whether draft tokens follow the q reported; no test where all were certain."""
     if not draft_tokens:
         return []

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from foretoken.cli import completion_output, option
 from foretoken.cli.command import set_up_logging
-from foretoken.cli.prompts import PromptWithParams, ChatTemplate, import_parquet
+from foretoken.cli.prompts import ChatTemplate, PromptWithParams, import_parquet
 from foretoken.cluster import session
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import SamplingParams
@@ -145,7 +145,9 @@ class BatchJob:
         """Return a digest of all that a text depends on."""
         each = self.tasks[name[0]]
         common = self.model_names, self.loading.arguments, self.template, self.speculation
-        settings = repr((common, each.line.prompt, each.line.messages, each.params, self.make_key(name)))
+        settings = repr(
+            (common, each.line.prompt, each.line.messages, each.params, self.make_key(name))
+        )
         return hashlib.sha256(settings.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
@@ -176,7 +178,9 @@ def write_completions(output: Path, job: BatchJob, cluster: option.ClusterOption
         if not missing:
             print(f"{output}: all {len(origins)} texts were there", file=sys.stderr)
             return 0
-        completed = generate_on_ray(job, missing, cluster) if cluster.used else generate_here(job, missing)
+        completed = (
+            generate_on_ray(job, missing, cluster) if cluster.used else generate_here(job, missing)
+        )
         try:
             with closing(completed) as texts:
                 return _write_each(results, job, origins, texts)
@@ -205,7 +209,9 @@ def _write_each(
                 print(f"error: line {name[0]}: {text}", file=sys.stderr)
             else:
                 id = job.tasks[name[0]].line.id
-                results.write(name, origins[name], {"id": id, **completion_output.completion_to_dict(text)})
+                results.write(
+                    name, origins[name], {"id": id, **completion_output.completion_to_dict(text)}
+                )
                 failed += text.error is not None
                 tokens += len(text.tokens)
                 accepted, drafted = accepted + text.stats.accepted, drafted + text.stats.drafted
@@ -241,7 +247,9 @@ def generate_here(job: BatchJob, ids: list[CompletionId]) -> CompletionStream:
                     yield running.pop(event.id), event.completion
 
 
-def generate_on_ray(job: BatchJob, ids: list[CompletionId], cluster: option.ClusterOptions) -> CompletionStream:
+def generate_on_ray(
+    job: BatchJob, ids: list[CompletionId], cluster: option.ClusterOptions
+) -> CompletionStream:
     """Yield the same by workers on Ray; by default one worker with all threads."""
     session.prepare_environment(cluster.address)  # before ray is imported
     with option.require_extra("ray"):
@@ -261,7 +269,9 @@ def generate_on_ray(job: BatchJob, ids: list[CompletionId], cluster: option.Clus
             for name in ids
         ]
         engine_arguments = job.model_names, job.loading.arguments, job.engine_options
-        for index, text in on_cluster.generate_completions(tasks, count, threads, *engine_arguments):
+        for index, text in on_cluster.generate_completions(
+            tasks, count, threads, *engine_arguments
+        ):
             yield ids[index], text
     finally:
         session.leave()

@@ -21,7 +21,13 @@ from typer import Option
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, format_flag, set_up_logging
-from foretoken.cli.render import print_labelled, format_milliseconds, open_console, print_paragraph, make_table
+from foretoken.cli.render import (
+    format_milliseconds,
+    make_table,
+    open_console,
+    print_labelled,
+    print_paragraph,
+)
 from foretoken.costing import contention
 from foretoken.errors import base_name
 from foretoken.measurement.options import MIN_QUARTILE_ROUNDS, BenchOptions, format_gamma
@@ -32,7 +38,12 @@ DEFAULT_PROMPTS = (
     "The three most important things to know about the weather are",
     "def average(numbers):\n    ",
 )
-DEFAULT_SAMPLING = {"rule": "block", "temperature": 0.0, "top_k": 0, "top_p": 1.0}  # left out of commands
+DEFAULT_SAMPLING = {
+    "rule": "block",
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+}  # left out of commands
 COLUMN_LEGEND = {
     "first ms": "until the first tokens",
     "tokens/s": "after these, or of texts at once with their prompts: the median over rounds, and "
@@ -117,7 +128,11 @@ def bench(
 
     template = prompt_files.ChatTemplate()
     benchmark_run = benchmark.Benchmark(
-        options, loading.load, lambda known: template.make_prompts(lines, known), out, _show_progress
+        options,
+        loading.load,
+        lambda known: template.make_prompts(lines, known),
+        out,
+        _show_progress,
     )
     if benchmark_run.num_resumed is not None:
         print(f"{out}: {benchmark_run.num_resumed} lines are done already", file=sys.stderr)
@@ -164,7 +179,9 @@ def _print_document(document: dict[str, Any], console: Console) -> None:
     if warning := contention.describe_contention(document["others"]):
         print_paragraph(console, warning, bold=warning)
     if options["repeats"] < MIN_QUARTILE_ROUNDS:
-        print_paragraph(console, f"of fewer than {MIN_QUARTILE_ROUNDS} rounds the quartiles are unknown")
+        print_paragraph(
+            console, f"of fewer than {MIN_QUARTILE_ROUNDS} rounds the quartiles are unknown"
+        )
     _advise(document["best"], console)
 
 

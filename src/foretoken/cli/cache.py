@@ -14,11 +14,11 @@ from typer import Argument
 
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.render import open_console, print_paragraph, make_table
+from foretoken.cli.render import make_table, open_console, print_paragraph
 from foretoken.errors import InputError
 from foretoken.loading import inventory, named_models
 from foretoken.models import store
-from foretoken.storage.cache import find_cache_problem, clear_cached_values
+from foretoken.storage.cache import clear_cached_values, find_cache_problem
 
 app = typer.Typer(
     no_args_is_help=True, help="List models, conversions and measured costs, or remove the latter."
@@ -40,7 +40,11 @@ def list_(
     measured costs are made again when they are missing.
     """
     models = inventory.list_models(folders or ())
-    document = {"default": named_models.get_default_target(), "models": _list_models(models), **_list_stored()}
+    document = {
+        "default": named_models.get_default_target(),
+        "models": _list_models(models),
+        **_list_stored(),
+    }
     if as_json:
         print(json.dumps(document, allow_nan=False))
         return
@@ -51,7 +55,9 @@ def list_(
         view.add_row(row["name"], row["family"], row["precision"], megabytes, drafts)
     console.print(view)
     default_text = f"The default target is {named_models.get_default_target()}; {named_models.TARGET_VARIABLE} changes that."
-    print_paragraph(console, f"{default_text} --draft takes a name above; lookup and self need no second model.")
+    print_paragraph(
+        console, f"{default_text} --draft takes a name above; lookup and self need no second model."
+    )
     if named_models.find_smollm2() is None:
         print_paragraph(
             console,
@@ -103,7 +109,9 @@ def _list_models(models: list[inventory.LocalModel]) -> list[dict[str, Any]]:
         {
             **asdict(model),
             "path": str(model.path),
-            "drafts": [each.name for each in models if each is not model and each.can_draft_for(model)],
+            "drafts": [
+                each.name for each in models if each is not model and each.can_draft_for(model)
+            ],
         }
         for model in models
     ]
@@ -111,13 +119,20 @@ def _list_models(models: list[inventory.LocalModel]) -> list[dict[str, Any]]:
 
 def _list_stored() -> dict[str, Any]:
     """Return the conversions and measured costs in the cache folder."""
-    from foretoken.costing import stored_costs  # late: torch takes seconds, and `--help` does without
+    from foretoken.costing import (
+        stored_costs,  # late: torch takes seconds, and `--help` does without
+    )
 
     if problem := find_cache_problem():
         return {"folder": None, "problem": problem, "conversions": [], "costs": []}
     entries = [{**asdict(entry), "folder": str(entry.folder)} for entry in store.list_entries()]
     costs = [{**asdict(each), "trust": each.trust} for each in stored_costs.list_entries()]
-    return {"folder": str(store.get_folder()), "problem": None, "conversions": entries, "costs": costs}
+    return {
+        "folder": str(store.get_folder()),
+        "problem": None,
+        "conversions": entries,
+        "costs": costs,
+    }
 
 
 def _format_date(seconds: float) -> str:

@@ -13,7 +13,7 @@ import typer
 from foretoken.cli import option
 from foretoken.cli import prompts as prompt_files
 from foretoken.cli.command import command, set_up_logging
-from foretoken.cli.render import track_progress, open_console, print_paragraph, make_table
+from foretoken.cli.render import make_table, open_console, print_paragraph, track_progress
 from foretoken.errors import InputError
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
@@ -137,15 +137,30 @@ def _print_certificate(pair: dict[str, Any], certificate: Certificate) -> None:
 def _iter_table_rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
     """Yield the table's rows: what is tested, on what, the p-value, what is caught, the result."""
     shapes = certificate.shapes
-    yield "logits of blocks against single tokens", f"{shapes.positions} places", "", "", _format_result(shapes.ok)
+    yield (
+        "logits of blocks against single tokens",
+        f"{shapes.positions} places",
+        "",
+        "",
+        _format_result(shapes.ok),
+    )
     yield f"  off by {shapes.noise:.1e}; rounding: {shapes.allowed:.1e}", "", "", "", ""
     yield f"  total variation {shapes.variation:.1e}", "", "", "", ""
     tokens, result = f"{certificate.greedy_tokens} tokens", _format_result(not certificate.bugs)
     yield "greedy text against plain", tokens, "", "", result
     for difference in certificate.differences:
-        where, gap = f"  prompt {difference.prompt}, gamma {difference.gamma}, token {difference.place}", difference.gap
+        where, gap = (
+            f"  prompt {difference.prompt}, gamma {difference.gamma}, token {difference.place}",
+            difference.gap,
+        )
         apart = "" if gap is None else f", logits {gap:.1e} apart"
-        yield f"{where}: {difference.speculative} for {difference.plain}{apart}", "", "", "", difference.verdict
+        yield (
+            f"{where}: {difference.speculative} for {difference.plain}{apart}",
+            "",
+            "",
+            "",
+            difference.verdict,
+        )
     drafted, result = f"{certificate.guesses} guesses", _format_result(not certificate.lies)
     yield f"draft tokens as reported, {certificate.certain} certain", drafted, "", "", result
     for lie in certificate.lies[:3]:

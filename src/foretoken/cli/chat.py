@@ -13,7 +13,7 @@ from typer import Option
 
 from foretoken.cli import completion_output, option, session
 from foretoken.cli.command import command, format_flag, set_up_logging
-from foretoken.cli.prompts import TemplateOptions, ChatTemplate
+from foretoken.cli.prompts import ChatTemplate, TemplateOptions
 from foretoken.errors import InputError
 from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
@@ -30,9 +30,9 @@ class ServerAddress:
     url: Annotated[
         str | None, "Ask this server, such as http://127.0.0.1:8000, and load no model."
     ] = None
-    api_key: Annotated[str | None, f"API key of the server. Default: {API_KEY_VARIABLE} in the environment."] = (
-        None
-    )
+    api_key: Annotated[
+        str | None, f"API key of the server. Default: {API_KEY_VARIABLE} in the environment."
+    ] = None
     model: Annotated[str | None, "Model to ask. Default: the first that the server lists."] = None
 
 
@@ -100,7 +100,9 @@ def chat(
     else:
         given = ["--target"] * (target is not None) + ["--draft"] * (draft is not None)
         if local_flags := given + _list_given_flags(loading):
-            raise InputError(f"{local_flags[0]} is for models in this process; leave it or --url out")
+            raise InputError(
+                f"{local_flags[0]} is for models in this process; leave it or --url out"
+            )
         if template.text is not None:
             raise InputError("--chat-template is read by a server when it starts; give it that one")
         default = asdict(SpeculationOptions())
@@ -125,7 +127,9 @@ def chat(
         if spec is not None and gamma is None:
             defaults = source.get_default_options(messages=not raw)
             completion_output.learn_costs(spec, [SamplingParams(**{**defaults, **options})])
-        session.run_session(source, options, show_tokens=show_tokens, quick=quick, messages=messages)
+        session.run_session(
+            source, options, show_tokens=show_tokens, quick=quick, messages=messages
+        )
 
 
 def _list_given_flags(group: Any) -> list[str]:

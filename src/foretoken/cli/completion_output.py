@@ -144,7 +144,9 @@ def _print_steps(spec: Speculator, answer: TaskAnswer) -> None:
     completion, ids = answer.completion, answer.input_ids
     console = Console(highlight=False)
     console.print(Text(answer.prompt_text, style="bold"), soft_wrap=True)  # a str would be markup
-    console.print(token_styles.format_completion(ids, completion.steps, spec.tokenizer), soft_wrap=True)
+    console.print(
+        token_styles.format_completion(ids, completion.steps, spec.tokenizer), soft_wrap=True
+    )
     console.print()
     marks = console.color_system is None or console.no_color
     for line in token_styles.format_steps(ids, completion.steps, spec.tokenizer, marks=marks):
@@ -168,7 +170,9 @@ def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
             spec.costing.learn(params, len(params))
 
 
-MIN_SILENT_SHARE = 0.9  # share of the steps without draft tokens, above which there is nothing to compare
+MIN_SILENT_SHARE = (
+    0.9  # share of the steps without draft tokens, above which there is nothing to compare
+)
 SELDOM_TEXT = (
     "it made draft tokens in {:.0%} of the steps, as elsewhere there were none or they do not pay "
     "here"
@@ -295,7 +299,11 @@ def completion_to_dict(completion: Completion) -> dict[str, Any]:
         "stop_reason": completion.stop_reason,
         "error": completion.error,
         "seed": completion.seed,
-        **{name: list(map(_logprobs_to_dict, each)) for name, each in lists.items() if each is not None},
+        **{
+            name: list(map(_logprobs_to_dict, each))
+            for name, each in lists.items()
+            if each is not None
+        },
         "stats": completion.stats.to_dict(),
     }
 

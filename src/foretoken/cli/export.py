@@ -23,7 +23,15 @@ from foretoken.sampling.params import SamplingParams
 
 FORETOKEN_ONLY_DRAFTS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
 # Options of a measurement that the command has, or that it does not depend on
-EXPORTED_OPTIONS = ("target", "draft", "revision", "draft_revision", "draft_dtype", "device", "runtime")
+EXPORTED_OPTIONS = (
+    "target",
+    "draft",
+    "revision",
+    "draft_revision",
+    "draft_dtype",
+    "device",
+    "runtime",
+)
 VLLM_METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")  # vLLM's, by a draft's kind
 MAX_MATCH_TOKENS = 8  # that vLLM is told of look-up: it wants a number, ours matches any
 VLLM_DIFFERENCES_TEXT = (
@@ -72,7 +80,11 @@ def vllm(
             "give a file of foretoken bench, or --target, --draft, --gamma and --temperature, "
             "not both"
         )
-    setting = _settings_from_file(file) if file else _settings_from_options(target, draft, gamma, temperature)
+    setting = (
+        _settings_from_file(file)
+        if file
+        else _settings_from_options(target, draft, gamma, temperature)
+    )
     config = make_speculative_config(setting)
     words = ["vllm", "serve", _find_gguf_or_name(setting.target)]
     words += ["--revision", setting.revision] if setting.revision else []
@@ -83,7 +95,9 @@ def vllm(
         print(json.dumps(document, allow_nan=False))
         return
     print(line)
-    print_paragraph(open_console(sys.stderr), VLLM_DIFFERENCES_TEXT)  # not into a script that the command is written to
+    print_paragraph(
+        open_console(sys.stderr), VLLM_DIFFERENCES_TEXT
+    )  # not into a script that the command is written to
 
 
 def _settings_from_file(file: Path) -> ExportSetting:

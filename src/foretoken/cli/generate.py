@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli import completion_output, batch_file, option, prompts
-from foretoken.cli.command import command, hold_messages, set_up_logging, release_messages
+from foretoken.cli import batch_file, completion_output, option, prompts
+from foretoken.cli.command import command, hold_messages, release_messages, set_up_logging
 from foretoken.cli.prompts import MessageOptions, PromptWithParams
 from foretoken.cli.render import track_progress
 from foretoken.errors import ControlError, InputError
@@ -86,7 +86,11 @@ def generate(
     loading.require(target)
     set_up_logging()
     model_prompts: list[Any] = []
-    spec = loading.load(target, draft, lambda known: model_prompts.extend(template.make_prompts(wrapped_lines, known)))
+    spec = loading.load(
+        target,
+        draft,
+        lambda known: model_prompts.extend(template.make_prompts(wrapped_lines, known)),
+    )
     print_options = {"compare": compare, "show_tokens": show_tokens, "as_json": as_json}
     _print_completions(spec, tasks, model_prompts, seed, speculation, **print_options)
 
@@ -128,7 +132,9 @@ def _print_completions(
     completions = (
         [_stream_completion(spec, tasks[0], model_prompts[0], keys, speculation)]
         if streamed
-        else _generate_completions(spec, spec.inputs.make_sequences(requests), speculation)  # a bad grammar fails now
+        else _generate_completions(
+            spec, spec.inputs.make_sequences(requests), speculation
+        )  # a bad grammar fails now
     )
     pairs = completion_output.pair_answers(tasks, requests, completions)
     comparison = None
@@ -136,7 +142,9 @@ def _print_completions(
         answers = list(completion_output.begin_json(spec, pairs, speculation) if as_json else pairs)
         if not as_json:
             automatic = speculation["gamma"] is None and not compare
-            completion_output.print_answers(spec, answers, steps=show_tokens, printed=streamed, automatic=automatic)
+            completion_output.print_answers(
+                spec, answers, steps=show_tokens, printed=streamed, automatic=automatic
+            )
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:
@@ -149,7 +157,9 @@ def _print_completions(
                 n = races.COMPARISON_REPEATS
                 timing_text = f"timing {n} texts plainly and {n} with drafts, in turn"
                 print(f"{timing_text}, about {seconds:.0f} s", file=sys.stderr)
-            comparison = races.compare_with_plain(spec, model_prompts[0], seed=seed, **tasks[0].given, **speculation)
+            comparison = races.compare_with_plain(
+                spec, model_prompts[0], seed=seed, **tasks[0].given, **speculation
+            )
     finally:
         if as_json:
             completion_output.end_json(comparison)
@@ -192,14 +202,18 @@ def _stream_completion(
         release_messages()
 
 
-def _generate_completions(spec: Speculator, seqs: list[SequenceState], speculation: dict[str, Any]) -> Iterator[Completion]:
+def _generate_completions(
+    spec: Speculator, seqs: list[SequenceState], speculation: dict[str, Any]
+) -> Iterator[Completion]:
     """Yield completions in order, each as it is done; after Ctrl-C those that have begun.
 
     Progress of many is shown on standard error.
     """
     from foretoken.inputs import resolve_verifier  # late: after mistakes are told
 
-    completions = spec.generate_completions(seqs, resolve_verifier(**speculation), speculation["gamma"])
+    completions = spec.generate_completions(
+        seqs, resolve_verifier(**speculation), speculation["gamma"]
+    )
     many = len(seqs) > spec.costing.max_batch_size
     several = track_progress(completions, "generating", len(seqs)) if many else completions
     for seq, completion in zip(seqs, several, strict=True):

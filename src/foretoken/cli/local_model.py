@@ -11,8 +11,8 @@ from typing import Any
 
 from foretoken.cli import completion_output
 from foretoken.cli.option import DEFAULT_ANSWER_TOKENS
-from foretoken.cli.prompts import PromptLine, ChatTemplate
-from foretoken.cli.reply import ChatReply, ChatPrompt, ReplyPart, ReplyToken, ReplyError
+from foretoken.cli.prompts import ChatTemplate, PromptLine
+from foretoken.cli.reply import ChatPrompt, ChatReply, ReplyError, ReplyPart, ReplyToken
 from foretoken.controls.custom import require_supported_params
 from foretoken.engine.engine import Engine
 from foretoken.errors import InputError, base_name
@@ -50,7 +50,9 @@ class LocalModel:
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise InputError or RefusedError for options that the model cannot honour."""
-        require_supported_params(SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None)
+        require_supported_params(
+            SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None
+        )
 
     def stream_reply(
         self, prompt: ChatPrompt, options: Mapping[str, Any], number: int, reply: ChatReply
@@ -77,7 +79,9 @@ class LocalModel:
                     reply.num_forwards += len(event.steps)
                     reply.overlaps += [each for step in event.steps for each in step.overlaps]
                     reply.bias += sum(each for step in event.steps for each in step.biases)
-                    tokens = [token for step in event.steps for token in _spell_tokens(step, stream)]
+                    tokens = [
+                        token for step in event.steps for token in _spell_tokens(step, stream)
+                    ]
                     yield ReplyPart(text, tokens)
                     if event.completion is not None and event.completion.error is not None:
                         raise ReplyError(event.completion.error)

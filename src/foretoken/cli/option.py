@@ -66,7 +66,9 @@ def _parse_list(name: str, value: str) -> Any:
     try:
         return parse_json(f"[{value}]")
     except ValueError:
-        raise InputError(f"{name} is {format_value(value)}; give numbers with commas between") from None
+        raise InputError(
+            f"{name} is {format_value(value)}; give numbers with commas between"
+        ) from None
 
 
 def parse_numbers(name: str, text: str, kind: type[NumberType]) -> tuple[NumberType, ...]:
@@ -102,7 +104,10 @@ def _make_annotation(name: str, declared: DeclaredOption) -> Any:
     help = f"{declared.help} Give ids with commas between." if check is as_ids else declared.help
     metavar = "<str>" if kind == list[str] else None  # "<list[str]>" is too wide
     option = Option(
-        declared.flag or format_flag(name), help=help, rich_help_panel=declared.panel, metavar=metavar
+        declared.flag or format_flag(name),
+        help=help,
+        rich_help_panel=declared.panel,
+        metavar=metavar,
     )
     return Annotated[kind if kind is bool else kind | None, option]
 
@@ -138,8 +143,15 @@ def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: obje
 
 def _select_options(*, one_text: bool) -> dict[str, DeclaredOption]:
     """Return the options for commands with one text, or all others, by panel."""
-    names = [n for n, each in SAMPLING_OPTIONS.items() if each.one_text is one_text and n != "structured"]
-    return {n: SAMPLING_OPTIONS[n] for panel in get_args(Panel) for n in names if SAMPLING_OPTIONS[n].panel == panel}
+    names = [
+        n for n, each in SAMPLING_OPTIONS.items() if each.one_text is one_text and n != "structured"
+    ]
+    return {
+        n: SAMPLING_OPTIONS[n]
+        for panel in get_args(Panel)
+        for n in names
+        if SAMPLING_OPTIONS[n].panel == panel
+    }
 
 
 PerSequenceGroup: Any = make_option_group(_select_options(one_text=True), SamplingParams())
@@ -158,7 +170,9 @@ class StructuredOutputOptions:
 
     def structured(self) -> dict[str, Any] | None:
         """Return the value of `structured`, files read; None where no option is given."""
-        values = {field.name: getattr(self, field.name) for field in fields(StructuredOutputOptions)}
+        values = {
+            field.name: getattr(self, field.name) for field in fields(StructuredOutputOptions)
+        }
         names = [name for name, value in values.items() if value not in (None, [])]
         if len(names) > 1:
             flags = " and ".join(map(format_flag, names))
@@ -316,7 +330,9 @@ def resolve_target(target: str | None) -> str:
     return default
 
 
-TargetArgument = Annotated[str | None, Argument(metavar="TARGET", help="Target model, as with --target.")]
+TargetArgument = Annotated[
+    str | None, Argument(metavar="TARGET", help="Target model, as with --target.")
+]
 PromptArguments = Annotated[
     list[str] | None,
     Argument(

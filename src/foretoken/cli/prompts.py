@@ -54,7 +54,9 @@ class PromptLine:
             raise type(error)(f"{self.location}: {error}") from None
 
 
-def read_prompts(argument: str | None, file: Path | None, keys: tuple[str, ...] = PROMPT_KEYS) -> list[PromptLine]:
+def read_prompts(
+    argument: str | None, file: Path | None, keys: tuple[str, ...] = PROMPT_KEYS
+) -> list[PromptLine]:
     """Read the argument, the lines of a file, or standard input as one prompt."""
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
@@ -122,7 +124,8 @@ def _parse_line(location: str, row: str, keys: tuple[str, ...]) -> PromptLine:
         if messages is not None:
             require_conversation(messages)
         elif not (
-            isinstance(prompt, str) or (isinstance(prompt, list) and all(map(is_whole_number, prompt)))
+            isinstance(prompt, str)
+            or (isinstance(prompt, list) and all(map(is_whole_number, prompt)))
         ):
             raise InputError(f"prompt is {format_value(prompt)}; give text or ids")
         elif not prompt:
@@ -197,7 +200,9 @@ class TemplateOptions:
             return ChatTemplate(text)
         variables = parse_json_option("chat_template_kwargs", arguments)
         if not isinstance(variables, dict):
-            raise InputError(f"chat_template_kwargs is {format_value(arguments)}; give a JSON object")
+            raise InputError(
+                f"chat_template_kwargs is {format_value(arguments)}; give a JSON object"
+            )
         return ChatTemplate(text, variables)
 
 

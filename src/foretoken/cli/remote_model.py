@@ -24,8 +24,8 @@ from openai import (
 
 from foretoken.cli.command import StderrLines
 from foretoken.cli.option import DEFAULT_ANSWER_TOKENS
-from foretoken.cli.reply import ChatReply, ChatPrompt, ReplyPart, ReplyToken, ReplyError
-from foretoken.errors import InputError, to_one_line, format_value
+from foretoken.cli.reply import ChatPrompt, ChatReply, ReplyError, ReplyPart, ReplyToken
+from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.sampling.params import MAX_NEW_TOKENS, SAMPLING_OPTIONS, SamplingParams
 from foretoken.slow_log import log_if_slow
 
@@ -86,7 +86,11 @@ class RemoteModel:
         """Answer a prompt part by part, as a `LocalModel` does. The default limit of an answer is
         kept here, as a server refuses one that the context has no room for."""
         self.require(options)
-        limit = None if isinstance(prompt, str) or "max_new_tokens" in options else DEFAULT_ANSWER_TOKENS
+        limit = (
+            None
+            if isinstance(prompt, str) or "max_new_tokens" in options
+            else DEFAULT_ANSWER_TOKENS
+        )
         chunks = 0
         with translate_errors(self.client), self._send_request(prompt, options, number) as stream:
             for chunk in stream:
@@ -109,9 +113,13 @@ class RemoteModel:
         if isinstance(prompt, str):
             return _retry_while_loading(lambda: client.completions.create(prompt=prompt, **common))
         messages: Any = prompt  # `openai` has a type for every role
-        return _retry_while_loading(lambda: client.chat.completions.create(messages=messages, **common))
+        return _retry_while_loading(
+            lambda: client.chat.completions.create(messages=messages, **common)
+        )
 
-    def _make_body(self, prompt: ChatPrompt, options: Mapping[str, Any], number: int) -> dict[str, Any]:
+    def _make_body(
+        self, prompt: ChatPrompt, options: Mapping[str, Any], number: int
+    ) -> dict[str, Any]:
         messages = not isinstance(prompt, str)
         # Sent also where they are left out, so that a command means the same here and there
         always = self.get_default_options(messages=messages)

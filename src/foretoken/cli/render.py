@@ -29,7 +29,9 @@ def open_console(stream: TextIO | None = None) -> Console:
     return console
 
 
-def track_progress(items: Iterable[ItemType], text: str, count: int | None = None) -> Iterable[ItemType]:
+def track_progress(
+    items: Iterable[ItemType], text: str, count: int | None = None
+) -> Iterable[ItemType]:
     """Yield the items, with a progress bar on standard error; count: their number, if unsized."""
     return track(items, text, count, console=Console(stderr=True))
 
@@ -65,7 +67,9 @@ def format_milliseconds(seconds: float) -> str:
     return f"{ms:.2f}" if ms < 100 else f"{ms:.0f}"
 
 
-def _print_wrapped(console: Console, label: str, paragraph: str, width: int, bold: str = "") -> None:
+def _print_wrapped(
+    console: Console, label: str, paragraph: str, width: int, bold: str = ""
+) -> None:
     """Print wrapped lines; a word wider than the page, such as a path, stays whole."""
     lines = wrap(
         paragraph,

@@ -42,5 +42,7 @@ class ChatReply:
     bias: float = 0.0  # of all tokens; 0 where the source does not say
     seconds: float = 0.0
     first_token_seconds: float = 0.0  # of these, until the first token
-    plain_seconds_per_token: float | None = None  # seconds a token by plain decoding, where known before the reply
+    plain_seconds_per_token: float | None = (
+        None  # seconds a token by plain decoding, where known before the reply
+    )
     finish_reason: str | None = None  # None: broken off

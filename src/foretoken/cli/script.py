@@ -40,7 +40,9 @@ VLLM_OPTION_NAMES = {
     "num_speculative_tokens": "gamma",
     "speculative_model": "draft",
 }
-ONE_DEVICE_TEXT = "a model runs on one device here; foretoken serve --replicas N runs several engines"
+ONE_DEVICE_TEXT = (
+    "a model runs on one device here; foretoken serve --replicas N runs several engines"
+)
 UNSUPPORTED_OPTIONS: dict[str, str] = {
     "pipeline_parallel_size": ONE_DEVICE_TEXT,
     "tensor_parallel_size": ONE_DEVICE_TEXT,
@@ -65,7 +67,9 @@ def _print_version(given: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Options that need no command."""
@@ -150,7 +154,9 @@ def _describe_unknown_option(option: str, context: Any) -> str:
             path = f"{context.command_path} {name}"
             return f"No such option: {option}; options go after the command: {path} {option}"
     name, ours = _to_field_name(option), {_to_field_name(each): each for each in flags}
-    near = VLLM_OPTION_NAMES[name] if VLLM_OPTION_NAMES.get(name) in ours else suggest_name(name, ours)
+    near = (
+        VLLM_OPTION_NAMES[name] if VLLM_OPTION_NAMES.get(name) in ours else suggest_name(name, ours)
+    )
     hint = UNSUPPORTED_OPTIONS.get(name) or (f"did you mean {ours[near]}?" if near else "")
     return f"No such option: {option}{'; ' * bool(hint)}{hint}"
 

@@ -83,7 +83,9 @@ class ServeLoadOptions(option.PairLoadOptions):
         for name, default in defaults.items():
             value = plan.load.get(name, default)
             if given[name] not in (default, value):
-                raise make_mismatch_error(LOADING[name].flag or format_flag(name), given[name], value)
+                raise make_mismatch_error(
+                    LOADING[name].flag or format_flag(name), given[name], value
+                )
             new |= {name: value} if given[name] != value else {}
         if new:
             print(f"as it was measured: {shlex.join(option.format_flags(new))}", file=sys.stderr)
@@ -92,7 +94,9 @@ class ServeLoadOptions(option.PairLoadOptions):
             fields["ignore_generation_config"] = True
         return replace(self, **fields)
 
-    def make_setups(self, setup: EngineSetup, name: str, cluster: option.ClusterOptions) -> dict[str, EngineSetup]:
+    def make_setups(
+        self, setup: EngineSetup, name: str, cluster: option.ClusterOptions
+    ) -> dict[str, EngineSetup]:
         """Return what each engine is made from, by the name of its model, that of the target first.
         InputError for an adapter of the target's name, and for names on a cluster."""
         places = {each: place for each, place in self.adapters.items() if each}

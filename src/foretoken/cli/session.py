@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.text import Text
 
 from foretoken.cli import token_styles
-from foretoken.cli.completion_output import format_figures
 from foretoken.cli.command import hold_messages, release_messages
+from foretoken.cli.completion_output import format_figures
 from foretoken.cli.option import DEFAULT_ANSWER_TOKENS
 from foretoken.cli.prompts import require_key
-from foretoken.cli.render import print_labelled, open_console
-from foretoken.cli.reply import ChatReply, ReplyPart, ReplyError
+from foretoken.cli.render import open_console, print_labelled
+from foretoken.cli.reply import ChatReply, ReplyError, ReplyPart
 from foretoken.errors import ForetokenError, InputError
 from foretoken.sampling.params import MAX_NEW_TOKENS, SAMPLING_OPTIONS, SamplingParams
 from foretoken.storage.files import parse_json, read_text, write_atomically
@@ -39,11 +39,21 @@ if TYPE_CHECKING:
     from foretoken.cli.local_model import LocalModel
     from foretoken.cli.remote_model import RemoteModel
 
-FATE_STYLES = {"accepted": token_styles.ACCEPTED_STYLE, "corrected": token_styles.CORRECTED_STYLE, "bonus": token_styles.CORRECTED_STYLE}
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # characters a terminal may take for orders
-SETTABLE_OPTIONS = tuple(name for name, each in SAMPLING_OPTIONS.items() if each.panel and each.one_text)
+FATE_STYLES = {
+    "accepted": token_styles.ACCEPTED_STYLE,
+    "corrected": token_styles.CORRECTED_STYLE,
+    "bonus": token_styles.CORRECTED_STYLE,
+}
+CONTROL_CHARACTERS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)  # characters a terminal may take for orders
+SETTABLE_OPTIONS = tuple(
+    name for name, each in SAMPLING_OPTIONS.items() if each.panel and each.one_text
+)
 MIN_PACE_TOKENS = 8  # tokens whose pace says little
-MIN_REPORTED_SPEEDUP = 1.05  # times plain decoding's pace from which on it is told: less is within its noise
+MIN_REPORTED_SPEEDUP = (
+    1.05  # times plain decoding's pace from which on it is told: less is within its noise
+)
 HELP_COLUMN_CHARS = 22  # of the first column of /help
 HEAD_ROLES = ("system", "developer")  # roles of messages that come before the turns
 Message = dict[str, Any]
@@ -169,7 +179,9 @@ class Session:
         self.reply = reply
         self.num_prompts += 1
         try:
-            with closing(self.source.stream_reply(prompt, self.options, self.num_prompts - 1, reply)) as parts:
+            with closing(
+                self.source.stream_reply(prompt, self.options, self.num_prompts - 1, reply)
+            ) as parts:
                 for part in parts:
                     reply.first_token_seconds = reply.first_token_seconds or perf_counter() - start
                     reply.text += part.text
@@ -209,7 +221,11 @@ class Session:
         seconds_per_token = (reply.seconds - reply.first_token_seconds) / (reply.tokens - 1)
         plain = reply.plain_seconds_per_token
         gain = plain / seconds_per_token if plain else 0.0
-        faster = f", about {gain:.2f} times plain decoding's pace" if gain >= MIN_REPORTED_SPEEDUP else ""
+        faster = (
+            f", about {gain:.2f} times plain decoding's pace"
+            if gain >= MIN_REPORTED_SPEEDUP
+            else ""
+        )
         _print_message(
             f"{reply.tokens} tokens, the first after {reply.first_token_seconds:.2f} s, "
             f"then {1 / seconds_per_token:.0f} a second{faster}"
@@ -282,7 +298,11 @@ class Session:
         those that can be set, with their values."""
         name, _, value = re.sub(r"^(\w+)\s*=\s*", r"\1 ", argument).partition(" ")
         if not name:
-            rows = [(each, self._format_value(each)) for each in SETTABLE_OPTIONS if self._accepts_option(each)]
+            rows = [
+                (each, self._format_value(each))
+                for each in SETTABLE_OPTIONS
+                if self._accepts_option(each)
+            ]
             print_labelled(open_console(), rows, max(len(each) for each, _ in rows) + 2)
             return ""
         require_key(name, SETTABLE_OPTIONS)
@@ -320,7 +340,9 @@ class Session:
         return f"{figures}{bias}, {reply.seconds:.2f} s"
 
     def _print_help(self, _: str) -> str:
-        rows = [(f"/{name} {each.argument}", each.help) for name, each in self._list_commands().items()]
+        rows = [
+            (f"/{name} {each.argument}", each.help) for name, each in self._list_commands().items()
+        ]
         rows.append(("//...", "A prompt that begins with a slash."))
         rows.append(("...\\", "The prompt goes on in the next line."))
         print_labelled(open_console(), rows, HELP_COLUMN_CHARS)

@@ -21,7 +21,12 @@ SpeculativeConfig = Annotated[
 ]
 HIDDEN_STATE_METHODS = ("eagle3", "dflash", "dspark")  # of which the folder says the kind
 # None: the model that is named
-METHOD_DRAFTS = {"draft_model": None, "ngram": "lookup", "mtp": "mtp", **dict.fromkeys(HIDDEN_STATE_METHODS)}
+METHOD_DRAFTS = {
+    "draft_model": None,
+    "ngram": "lookup",
+    "mtp": "mtp",
+    **dict.fromkeys(HIDDEN_STATE_METHODS),
+}
 VLLM_RULES = {"standard": "speculative", "block": "block"}
 CONFIG_KEYS = ("method", "model", "num_speculative_tokens", "rejection_sample_method")
 
@@ -82,7 +87,9 @@ def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettin
     return SpeculativeSettings(draft, gamma, VLLM_RULES[rule])
 
 
-def _require_choice(config: dict[str, Any], key: str, choices: dict[str, Any], default: str | None) -> str:
+def _require_choice(
+    config: dict[str, Any], key: str, choices: dict[str, Any], default: str | None
+) -> str:
     value = config.get(key, default)
     if not isinstance(value, str) or value not in choices:
         raise _make_error(key, value, f"give one of {', '.join(choices)}")

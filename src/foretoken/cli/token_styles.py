@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from foretoken.records import StepRecord
 
 ACCEPTED_STYLE, REJECTED_STYLE, CORRECTED_STYLE = "green", "red strike", "bold blue"
-STYLE_MARKS = {ACCEPTED_STYLE: "", REJECTED_STYLE: "~~", CORRECTED_STYLE: "[]"}  # one before a token, one after it
+STYLE_MARKS = {
+    ACCEPTED_STYLE: "",
+    REJECTED_STYLE: "~~",
+    CORRECTED_STYLE: "[]",
+}  # one before a token, one after it
 STYLE_NAMES = {
     "accepted draft token": ACCEPTED_STYLE,
     "rejected draft token": REJECTED_STYLE,
@@ -67,7 +71,9 @@ def format_legend(*, marks: bool = False, rejected: bool = True) -> Text:
     Args:
         rejected: False where no rejected draft tokens are shown.
     """
-    names = [(name, fate) for name, fate in STYLE_NAMES.items() if rejected or fate != REJECTED_STYLE]
+    names = [
+        (name, fate) for name, fate in STYLE_NAMES.items() if rejected or fate != REJECTED_STYLE
+    ]
     labels = [(add_marks(name, fate) if marks else name, fate) for name, fate in names]
     return Text("  ").join(Text(name, style) for name, style in labels)
 

@@ -53,7 +53,9 @@ class TrainingOptions:
         return make_from_options(TrainingRecipe, self)
 
 
-def make_from_options(kind: Callable[..., DataclassType], options: TrainingOptions) -> DataclassType:
+def make_from_options(
+    kind: Callable[..., DataclassType], options: TrainingOptions
+) -> DataclassType:
     """Make a dataclass of the options that its fields name."""
     names = [field.name for field in fields_of(cast(Any, kind))]
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)})
@@ -116,7 +118,9 @@ def distill(
     if spec.tokenizer is None:
         raise InputError("the target has no tokenizer, so text has no ids; give a folder with one")
     encoder_decoder = spec.target.encoder_decoder
-    examples = corpus.read_examples(data, spec.tokenizer, training.length, encoder_decoder=encoder_decoder)
+    examples = corpus.read_examples(
+        data, spec.tokenizer, training.length, encoder_decoder=encoder_decoder
+    )
     with exit_on_interrupt(f"interrupted; the same command goes on from {out}"):
         with show_progress_bar("distilling", training.steps) as bar:
             report = partial(_report_lesson, bar)
@@ -126,7 +130,9 @@ def distill(
         f"alpha {summary['alpha']:.4f} on held-out prompts at step {summary['best_step']}, "
         f"{summary['alpha_before']:.4f} before, at temperature {temperature:g}",
     ]
-    print_summary(summary, lines, make_generate_command(target, out / "model", reading), as_json=as_json)
+    print_summary(
+        summary, lines, make_generate_command(target, out / "model", reading), as_json=as_json
+    )
 
 
 def parse_shape(shape: str | None) -> dict[str, Any]:
@@ -145,7 +151,9 @@ def parse_shape(shape: str | None) -> dict[str, Any]:
     return values
 
 
-def _report_lesson(bar: ReportProgress, step: int, loss: float, alpha: float | None, best: float) -> None:
+def _report_lesson(
+    bar: ReportProgress, step: int, loss: float, alpha: float | None, best: float
+) -> None:
     """Report the loss and the best alpha, with a line where alpha was measured."""
     line = None
     if alpha is not None:
@@ -243,7 +251,7 @@ def _train_on_hidden_states(
     target, recipe = option.resolve_target(target), training.recipe
     set_up_logging()
     # late: after mistakes are told
-    from foretoken.train import corpus, dspark, eagle, loop, generated_data, pair, student
+    from foretoken.train import corpus, dspark, eagle, generated_data, loop, pair, student
 
     kind = eagle.EagleLesson if isinstance(training, EagleTraining) else dspark.DSparkLesson
     lesson = make_from_options(kind, training)

@@ -52,7 +52,9 @@ def transcribe(
     if target is None:
         raise InputError("no model is given; give --target with a folder or hub id")
     if format not in TRANSCRIPT_FORMATS:
-        raise InputError(f"--format is {format_value(format)}; give one of {', '.join(TRANSCRIPT_FORMATS)}")
+        raise InputError(
+            f"--format is {format_value(format)}; give one of {', '.join(TRANSCRIPT_FORMATS)}"
+        )
     if output is None and len(audio) > 1 and format != "text":
         raise InputError(f"{len(audio)} files cannot be printed as one {format}; give --output")
     if output is not None and output.exists() and not output.is_dir():

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.speculator import Speculator
 
-BATCH_SIZE, BLOCK_SIZE = 16, 64  # texts of a batch, which begin together, and of a task, which is retried
+BATCH_SIZE, BLOCK_SIZE = (
+    16,
+    64,
+)  # texts of a batch, which begin together, and of a task, which is retried
 MAX_TASKS_IN_FLIGHT = 2  # tasks of a worker at a time
 
 
@@ -57,7 +60,9 @@ def generate_completions(
         max_tasks_in_flight_per_actor=MAX_TASKS_IN_FLIGHT,
         max_concurrent_calls_per_actor=MAX_TASKS_IN_FLIGHT,
     )
-    completed = ray.data.from_items(items, override_num_blocks=-(-len(items) // BLOCK_SIZE)).map_batches(
+    completed = ray.data.from_items(
+        items, override_num_blocks=-(-len(items) // BLOCK_SIZE)
+    ).map_batches(
         BatchWorker,  # pyright: ignore[reportArgumentType]
         batch_size=BATCH_SIZE,
         compute=pool,
@@ -89,8 +94,13 @@ class BatchWorker:
         if self._engine_start is None:  # on the loop that all batches run on
             self._engine_start = asyncio.ensure_future(self._engine.__aenter__())
         await self._engine_start
-        completions = await asyncio.gather(*(self._complete(pickle.loads(task)) for task in batch["task"]))
-        return {"place": batch["place"], "text": np.array([*map(pickle.dumps, completions)], object)}
+        completions = await asyncio.gather(
+            *(self._complete(pickle.loads(task)) for task in batch["task"])
+        )
+        return {
+            "place": batch["place"],
+            "text": np.array([*map(pickle.dumps, completions)], object),
+        }
 
     async def _complete(self, task: PromptTask) -> Completion | ForetokenError:
         try:

@@ -30,7 +30,7 @@ from foretoken.server.app import create_app
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, run_engine_process
 from foretoken.server.process.fleet import EngineFleet, ServedModels
-from foretoken.server.process.messages import LoadFailed, EngineSetup
+from foretoken.server.process.messages import EngineSetup, LoadFailed
 from foretoken.server.run import listen
 from foretoken.storage.cache import get_versions
 
@@ -64,8 +64,12 @@ class ReplicaActor:
 
 def describe_version_differences(versions: dict[str, str], owner_versions: dict[str, str]) -> str:
     """Describe versions that differ between two machines."""
-    names = sorted(n for n in {*versions, *owner_versions} if versions.get(n) != owner_versions.get(n))
-    differences = [f"{n} {versions.get(n, 'missing')} (here {owner_versions.get(n, 'missing')})" for n in names]
+    names = sorted(
+        n for n in {*versions, *owner_versions} if versions.get(n) != owner_versions.get(n)
+    )
+    differences = [
+        f"{n} {versions.get(n, 'missing')} (here {owner_versions.get(n, 'missing')})" for n in names
+    ]
     node = socket.gethostname()
     return f"{node} has {', '.join(differences)}; install the same versions on all machines"
 
@@ -128,8 +132,12 @@ def place_replica(setup: EngineSetup, threads: int) -> Child:
 
 
 RAY_APP_NAME = "foretoken"
-MAX_ONGOING_REQUESTS = 100_000  # at a time: the server's own limits are told to clients, Serve's are not
-SHUTDOWN_MARGIN_SECONDS = 15.0  # seconds beyond the patience, until Serve ends what does not end itself
+MAX_ONGOING_REQUESTS = (
+    100_000  # at a time: the server's own limits are told to clients, Serve's are not
+)
+SHUTDOWN_MARGIN_SECONDS = (
+    15.0  # seconds beyond the patience, until Serve ends what does not end itself
+)
 POLL_SECONDS = 0.5  # seconds between two looks at a server
 
 

@@ -15,7 +15,9 @@ from threading import current_thread, main_thread
 from foretoken.errors import InputError, to_one_line
 
 LOCAL_RAY = "local"
-OBJECT_STORE_BYTES = 100_000_000  # bytes of Ray's object store, where it is started here: little goes through
+OBJECT_STORE_BYTES = (
+    100_000_000  # bytes of Ray's object store, where it is started here: little goes through
+)
 ANSWER_SECONDS = 5.0  # seconds for an address to answer
 # HTTP/2, which Ray's head speaks, begins with the client's preface, and with a frame of this type
 # from either side (RFC 9113, section 3.4)
@@ -48,7 +50,11 @@ def join(address: str, cpus: int | None = None) -> None:
     """Become part of the cluster at `address` ("host:port", or "auto": the one that this machine is
     part of); LOCAL: of one that is started here with so many `cpus`, and ends with this process.
     `prepare` comes before. InputError where that is impossible."""
-    limits = {} if address != LOCAL_RAY else {"num_cpus": cpus, "object_store_memory": OBJECT_STORE_BYTES}
+    limits = (
+        {}
+        if address != LOCAL_RAY
+        else {"num_cpus": cpus, "object_store_memory": OBJECT_STORE_BYTES}
+    )
     sigterm_handler = signal.getsignal(signal.SIGTERM)
     try:
         with _silence_stderr():
@@ -63,7 +69,9 @@ def join(address: str, cpus: int | None = None) -> None:
         remedy = f"; give the address of a running one, or --ray {LOCAL_RAY}"
         raise InputError(f"Ray at {address!r}: {to_one_line(error)[:300]}{remedy}") from None
     if current_thread() is main_thread() and sigterm_handler is not None:
-        signal.signal(signal.SIGTERM, sigterm_handler)  # Ray's own ends the process at once, with a dump
+        signal.signal(
+            signal.SIGTERM, sigterm_handler
+        )  # Ray's own ends the process at once, with a dump
 
 
 def leave() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.controls import custom, penalties
-from foretoken.controls.penalties import TokenHistory, Rewindable
+from foretoken.controls.penalties import Rewindable, TokenHistory
 from foretoken.errors import ControlError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
@@ -42,7 +42,11 @@ class Chain:
     position behind them is shaped, and popped when another guess takes their place."""
 
     def __init__(self, controls: list[tuple[str, Control]], context: _ControlContext) -> None:
-        self.controls, self.history, self.V = controls, TokenHistory(context.request.prompt), context.V
+        self.controls, self.history, self.V = (
+            controls,
+            TokenHistory(context.request.prompt),
+            context.V,
+        )
         stateful = [control for _, control in controls if hasattr(control, "push")]
         matchers = [] if context.matcher is None else [context.matcher]
         self._rewindables = [*cast(list[Rewindable], stateful), *matchers, self.history]
@@ -78,7 +82,10 @@ class Chain:
 
     def _seek(self, draft_tokens: list[int]) -> None:
         common = 0
-        while common < min(len(draft_tokens), len(self._draft_tokens)) and draft_tokens[common] == self._draft_tokens[common]:
+        while (
+            common < min(len(draft_tokens), len(self._draft_tokens))
+            and draft_tokens[common] == self._draft_tokens[common]
+        ):
             common += 1
         for _ in self._draft_tokens[common:]:
             for memory in self._rewindables:
@@ -147,9 +154,15 @@ def _iter_biases_and_penalties(params: SamplingParams, context: _ControlContext)
         yield "sequence_bias", penalties.SequenceBias(dict(params.sequence_bias))
     if params.logit_bias:
         yield "logit_bias", penalties.SequenceBias(dict(params.logit_bias))
-    encoder_penalty, penalty = params.encoder_repetition_penalty or 1, params.repetition_penalty or 1
+    encoder_penalty, penalty = (
+        params.encoder_repetition_penalty or 1,
+        params.repetition_penalty or 1,
+    )
     if encoder_penalty != 1:
-        yield "encoder_repetition_penalty", penalties.EncoderRepetitionPenalty(encoder_penalty, context.source_ids, context.V)
+        yield (
+            "encoder_repetition_penalty",
+            penalties.EncoderRepetitionPenalty(encoder_penalty, context.source_ids, context.V),
+        )
     if penalty != 1:
         yield "repetition_penalty", penalties.RepetitionPenalty(penalty)
     if params.presence_penalty or params.frequency_penalty:
@@ -161,7 +174,9 @@ def _iter_bans(params: SamplingParams, context: _ControlContext) -> NamedControl
     if n := params.no_repeat_ngram_size:
         yield "no_repeat_ngram_size", penalties.NoRepeatNgram(n, context.request.prompt)
     if params.encoder_no_repeat_ngram_size:
-        control = penalties.NoSourceNgram(params.encoder_no_repeat_ngram_size, context.source_ids, context.V)
+        control = penalties.NoSourceNgram(
+            params.encoder_no_repeat_ngram_size, context.source_ids, context.V
+        )
         yield "encoder_no_repeat_ngram_size", control
     if params.allowed_token_ids is not None:
         yield "allowed_token_ids", penalties.AllowTokens(params.allowed_token_ids, context.V)
@@ -177,7 +192,10 @@ def _iter_bans(params: SamplingParams, context: _ControlContext) -> NamedControl
     if params.min_new_tokens and eos_ids:
         yield "min_new_tokens", penalties.SuppressTokens(eos_ids, until=params.min_new_tokens)
     if context.request.forced:
-        yield "forced_bos_token_id and forced_eos_token_id", penalties.ForceTokens(context.request.forced)
+        yield (
+            "forced_bos_token_id and forced_eos_token_id",
+            penalties.ForceTokens(context.request.forced),
+        )
 
 
 def _iter_end_controls(params: SamplingParams, context: _ControlContext) -> NamedControls:
@@ -185,7 +203,10 @@ def _iter_end_controls(params: SamplingParams, context: _ControlContext) -> Name
         yield "remove_invalid_values", penalties.replace_nonfinite
     if params.exponential_decay_length_penalty:
         start, factor = params.exponential_decay_length_penalty
-        yield "exponential_decay_length_penalty", penalties.ExponentialDecayPenalty(start, factor, context.eos_ids)
+        yield (
+            "exponential_decay_length_penalty",
+            penalties.ExponentialDecayPenalty(start, factor, context.eos_ids),
+        )
     if params.suppress_tokens:
         yield "suppress_tokens", penalties.SuppressTokens(list(params.suppress_tokens))
     if params.begin_suppress_tokens:

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from foretoken.controls.penalties import TokenHistory
-from foretoken.errors import ControlError, ForeignError, InputError, RefusedError, to_one_line, format_value
+from foretoken.errors import (
+    ControlError,
+    ForeignError,
+    InputError,
+    RefusedError,
+    format_value,
+    to_one_line,
+)
 from foretoken.models.base import Model
 from foretoken.sampling.params import SamplingParams
 
@@ -82,7 +89,9 @@ class CustomStoppingCriterion:
 
 def flatten(objects: Iterable[Any]) -> list[Any]:
     """Objects, and those in transformers' lists of them."""
-    return [each for part in objects for each in (flatten(part) if isinstance(part, list) else [part])]
+    return [
+        each for part in objects for each in (flatten(part) if isinstance(part, list) else [part])
+    ]
 
 
 def require_supported(objects: Iterable[Any]) -> None:

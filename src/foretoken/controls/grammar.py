@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Between JSON's tokens: blanks cost tokens, and where JSON allows any, weak models never end
-JSON_SEPARATORS = {"whitespace_flexible": False, "key_separator": ":[ ]?", "item_separator": ",[ ]?"}
+JSON_SEPARATORS = {
+    "whitespace_flexible": False,
+    "key_separator": ":[ ]?",
+    "item_separator": ",[ ]?",
+}
 NO_FORCING = '%llguidance {"no_forcing": true}'
 MAX_CACHED_GRAMMARS = 32  # grammars kept compiled per vocabulary
 MAX_CACHED_VOCABULARIES = 16  # per tokenizer: one for each set of EOS ids
@@ -86,7 +90,10 @@ def get_vocabulary(
             "structured output needs a fast tokenizer of transformers, not "
             f"{type(tokenizer).__name__}; give one as tokenizer="
         )
-    caches: _VocabularyCaches = (SharedCache(MAX_CACHED_VOCABULARIES), SharedCache(MAX_CACHED_VOCABULARIES))
+    caches: _VocabularyCaches = (
+        SharedCache(MAX_CACHED_VOCABULARIES),
+        SharedCache(MAX_CACHED_VOCABULARIES),
+    )
     vocabularies, lexicons = _VOCABULARIES.setdefault(tokenizer, caches)
     key = (V, eos, model_eos, len(tokenizer))  # tokens may be added to a tokenizer
     return vocabularies.get(key, GrammarVocabulary, tokenizer, V, eos, model_eos, lexicons)
@@ -156,7 +163,9 @@ class GrammarMatcher:
             self._num_tokens_after_end += 1
         elif token in self._vocabulary.eos_ids:
             self._num_tokens_after_end, self._ended_by_eos = 1, self._state.is_accepting()
-        elif token not in self._vocabulary.forbidden_ids and self._state.try_consume_tokens([token]):
+        elif token not in self._vocabulary.forbidden_ids and self._state.try_consume_tokens(
+            [token]
+        ):
             self._tokens.append(token)
         else:
             self._num_tokens_after_end, self._ended_by_eos = 1, False
@@ -249,7 +258,11 @@ def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
 def serialize_tokenizer(tokenizer: Any) -> str:
     """A fast tokenizer as llguidance reads it."""
     serialized = json.loads(tokenizer.backend_tokenizer.to_str())
-    serialized |= {"padding": None, "truncation": None, "decoder": _convert_decoder(serialized["decoder"])}
+    serialized |= {
+        "padding": None,
+        "truncation": None,
+        "decoder": _convert_decoder(serialized["decoder"]),
+    }
     return json.dumps(serialized)
 
 
@@ -298,7 +311,10 @@ def _compile_matcher(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
 def find_schema_problem(schema: Any) -> str | None:
     """Say why no text can be held to a JSON schema, or None."""
     matcher = _import_llguidance().LLMatcher
-    return _clean_message(matcher.validate_grammar(to_llguidance(Structured("json_schema", schema)))) or None
+    return (
+        _clean_message(matcher.validate_grammar(to_llguidance(Structured("json_schema", schema))))
+        or None
+    )
 
 
 def to_llguidance(structured: Structured) -> str:

@@ -83,7 +83,11 @@ class TokenHistory:
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens, self.prompt = list(prompt), len(prompt)
-        self.all_counts, self.new_counts, self._ids = TokenCounts(prompt), TokenCounts(), GrowingArray(prompt)
+        self.all_counts, self.new_counts, self._ids = (
+            TokenCounts(prompt),
+            TokenCounts(),
+            GrowingArray(prompt),
+        )
 
     @property
     def num_new_tokens(self) -> int:
@@ -114,7 +118,9 @@ class SuppressTokens:
         self.ids, self.start, self.until = torch.tensor(ids, dtype=torch.long), start, until
 
     def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
-        if history.num_new_tokens < self.start or (self.until is not None and history.num_new_tokens >= self.until):
+        if history.num_new_tokens < self.start or (
+            self.until is not None and history.num_new_tokens >= self.until
+        ):
             return scores
         return scores.index_fill_(0, self.ids.to(scores.device), -torch.inf)
 
@@ -159,7 +165,9 @@ class LimitThinking:
         size, opening, closing = len(self._tokens), self.budget.opening, self.budget.closing
         if self._begun is None:
             self._begun = size if self._ends_with(opening) else None
-        elif self._closed is None and size - self._begun >= len(closing) and self._ends_with(closing):
+        elif (
+            self._closed is None and size - self._begun >= len(closing) and self._ends_with(closing)
+        ):
             self._closed = size
 
     def pop(self) -> None:
@@ -195,10 +203,14 @@ class SequenceBias:
         singles = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
         self.ids = torch.tensor(list(singles), dtype=torch.long)
         self.single_biases = torch.tensor(list(singles.values()), dtype=torch.float64)
-        self.sequences_by_token: dict[int, list[tuple[list[int], int, float]]] = {}  # by the token before
+        self.sequences_by_token: dict[
+            int, list[tuple[list[int], int, float]]
+        ] = {}  # by the token before
         for ids, bias in biases.items():
             if len(ids) > 1:
-                self.sequences_by_token.setdefault(ids[-2], []).append((list(ids[:-1]), ids[-1], bias))
+                self.sequences_by_token.setdefault(ids[-2], []).append(
+                    (list(ids[:-1]), ids[-1], bias)
+                )
 
     def __call__(self, scores: Tensor, history: TokenHistory) -> Tensor:
         if len(self.ids):

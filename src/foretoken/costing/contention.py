@@ -61,7 +61,9 @@ def measure_since(since: ProcessorReading | None) -> ProcessorSeconds | None:
     return subtract_readings(since, take_reading())
 
 
-def subtract_readings(since: ProcessorReading | None, until: ProcessorReading | None) -> ProcessorSeconds | None:
+def subtract_readings(
+    since: ProcessorReading | None, until: ProcessorReading | None
+) -> ProcessorSeconds | None:
     """Return the processor seconds from one reading to another; None where either is missing, or
     processors were given or taken away meanwhile."""
     if since is None or until is None or since.cpus != until.cpus:

@@ -71,11 +71,15 @@ class Costs:
     def step_seconds(self, gamma: int, batch_size: int = 1) -> float:
         """A step in which each of `rows` rows makes `gamma` guesses."""
         n = batch_size * (gamma + 1)
-        return float(self.draft_seconds(gamma, batch_size * gamma, batch_size) + self.target_seconds(n, n))
+        return float(
+            self.draft_seconds(gamma, batch_size * gamma, batch_size) + self.target_seconds(n, n)
+        )
 
     def draft_seconds(self, depth: Numbers, num_draft_tokens: Numbers, batch_size: int) -> Numbers:
         """A draft of so many draft tokens, `depth` of them for the row that has most of `rows`."""
-        share = (interpolate(self.rows, batch_size) - 1) / max(1, batch_size - 1)  # of a pass, for every row but one
+        share = (interpolate(self.rows, batch_size) - 1) / max(
+            1, batch_size - 1
+        )  # of a pass, for every row but one
         extra = np.maximum(num_draft_tokens / np.maximum(depth, 1) - 1, 0)
         return interpolate(self.draft, depth) * (1 + share * extra)
 
@@ -94,13 +98,17 @@ class Costs:
         plain = interpolate(self.score, 1) + interpolate(self.verify, 1)
         return float((interpolate(self.score, n) + interpolate(self.verify, n)) / plain)
 
-    def extend_to_batch(self, steps: list[StepRecord], num_draft_tokens: list[int], batch_size: int) -> Costs:
+    def extend_to_batch(
+        self, steps: list[StepRecord], num_draft_tokens: list[int], batch_size: int
+    ) -> Costs:
         """These costs, extended by steps of `rows` rows, as one of the rows that guessed most tells
         of them, with so many `draft_tokens` of all in each."""
         positions = [batch_size + count for count in num_draft_tokens]
         score = dict(self.score) | dict(_compute_medians("score_seconds", steps, positions))
         verify = dict(self.verify) | dict(_compute_medians("verify_seconds", steps, positions))
-        longest, seconds = _compute_medians("draft_seconds", steps, [step.drafted for step in steps])[-1]
+        longest, seconds = _compute_medians(
+            "draft_seconds", steps, [step.drafted for step in steps]
+        )[-1]
         drafting = interpolate(self.draft, longest)
         ratio = max(1.0, seconds / drafting) if longest and drafting > 0 else 1.0
         return replace(
@@ -123,7 +131,10 @@ def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
     def more(there: CostTable, here: CostTable, x: float) -> float:
         return share * max(0.0, float(interpolate(there, x) - interpolate(here, x)))
 
-    score = ((n, t + batch_size * more(long.score, short.score, max(1, n / batch_size))) for n, t in short.score)
+    score = (
+        (n, t + batch_size * more(long.score, short.score, max(1, n / batch_size)))
+        for n, t in short.score
+    )
     draft = ((n, t + more(long.draft, short.draft, n)) for n, t in short.draft)
     return replace(short, score=_make_rising(dict(score)), draft=tuple(draft))
 
@@ -150,8 +161,12 @@ def _make_rising(table: dict[int, float]) -> CostTable:
     times = [max(table[n], MIN_FORWARD_SECONDS) for n in rising]
     if rising[0] > sizes[0] and len(rising) > 1:
         slope = (times[1] - times[0]) / (rising[1] - rising[0])
-        proportional = times[0] * sizes[0] / rising[0]  # a token of a pass takes no less in a smaller one
-        times.insert(0, max(MIN_FORWARD_SECONDS, proportional, times[0] - slope * (rising[0] - sizes[0])))
+        proportional = (
+            times[0] * sizes[0] / rising[0]
+        )  # a token of a pass takes no less in a smaller one
+        times.insert(
+            0, max(MIN_FORWARD_SECONDS, proportional, times[0] - slope * (rising[0] - sizes[0]))
+        )
         rising.insert(0, sizes[0])
     return tuple(zip(sizes, np.interp(sizes, rising, times).tolist(), strict=True))
 
@@ -183,7 +198,9 @@ def sampling_kind(params: SamplingParams) -> str:
 
 def select_costliest(params: list[SamplingParams]) -> SamplingParams:
     """The params that cost most, with nothing but how they make a distribution."""
-    costliest = max(params, key=lambda each: (not each.greedy, each.standard[1:] != DEFAULT_PARAMS.standard[1:]))
+    costliest = max(
+        params, key=lambda each: (not each.greedy, each.standard[1:] != DEFAULT_PARAMS.standard[1:])
+    )
     return SamplingParams(**costliest.standard._asdict())
 
 

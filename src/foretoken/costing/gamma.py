@@ -25,15 +25,27 @@ from foretoken.request import SequenceState
 MAX_GAMMA = 16
 DRAFT_DEPTHS = np.arange(1, MAX_GAMMA + 1)
 EXPLORATION_WINDOW_STEPS = 256  # steps that a lone draft token looks back at
-DRAFT_STEP_DECAY, PLAIN_STEP_DECAY = 0.94, 0.96  # of what was seen, with each step that guessed or did not
+DRAFT_STEP_DECAY, PLAIN_STEP_DECAY = (
+    0.94,
+    0.96,
+)  # of what was seen, with each step that guessed or did not
 MIN_PRIOR_WEIGHT = 0.04  # share of the prior's weight that never fades
 DEPTH_PRIOR_WEIGHT = 10.0  # of the place before, as a place's prior
-REUSE_DECISION_STEPS = 4  # steps for which an answer serves while nothing is guessed, so nothing is learned
+REUSE_DECISION_STEPS = (
+    4  # steps for which an answer serves while nothing is guessed, so nothing is learned
+)
 MAX_EXPLORATION_SHARE = 0.01  # of the time may be lost on draft tokens that do not pay
-SIZE_CHANGE_STEPS = 4.0  # steps for which a new size of the pass is expected to stay: they share its cost
+SIZE_CHANGE_STEPS = (
+    4.0  # steps for which a new size of the pass is expected to stay: they share its cost
+)
 CONTEXT_BUCKET_TOKENS = 256  # tokens of a text by which its length is rounded: costs grow with it
-SILENT_SIZE_CHANGE_STEPS = 0.5  # the same where the draft is mostly silent: there, and back with the next step
-FORCED_WINDOW_STEPS, FORCED_PRIOR_TOKENS = 32, 4  # steps, and forced tokens that are taken for spelled alike beforehand
+SILENT_SIZE_CHANGE_STEPS = (
+    0.5  # the same where the draft is mostly silent: there, and back with the next step
+)
+FORCED_WINDOW_STEPS, FORCED_PRIOR_TOKENS = (
+    32,
+    4,
+)  # steps, and forced tokens that are taken for spelled alike beforehand
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,9 @@ class OtherWork:
     num_seqs: int = 0  # others that are advanced
     positions: int = 0  # theirs, those of their draft tokens and of prompts that are read
     depth: int = 0  # draft tokens of the one that has most
-    prefill_positions: int = 0  # positions of prompts alone, whose time passes with and without draft tokens
+    prefill_positions: int = (
+        0  # positions of prompts alone, whose time passes with and without draft tokens
+    )
 
 
 NO_OTHER_WORK = OtherWork()
@@ -57,7 +71,9 @@ class GammaPolicy(Protocol):
         """Guesses that a row is asked for at most."""
         ...
 
-    def choose_gammas(self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK) -> list[int]:
+    def choose_gammas(
+        self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK
+    ) -> list[int]:
         """Guesses for every row, 0 or more. The engine trims them near a row's end."""
         ...
 
@@ -72,7 +88,9 @@ class FixedGamma:
     def max_gamma(self) -> int:
         return self.gamma
 
-    def choose_gammas(self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK) -> list[int]:
+    def choose_gammas(
+        self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK
+    ) -> list[int]:
         return [self.gamma] * len(seqs)
 
 
@@ -84,7 +102,9 @@ class ForcedTokensOnly:
     def max_gamma(self) -> int:
         return MAX_GAMMA
 
-    def choose_gammas(self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK) -> list[int]:
+    def choose_gammas(
+        self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK
+    ) -> list[int]:
         return [0] * len(seqs)
 
 
@@ -101,17 +121,23 @@ class AdaptiveGamma:
     single_costs: Costs | None = None  # of one row, for deterministic rows
     drafts: bool = True  # whether there is a drafter
     priors: tuple[tuple[float, float], ...] = ()  # by grade, of a drafter that has `Grades`
-    _histories: list[tuple[SequenceState, AcceptanceHistory]] = field(default_factory=list[tuple[SequenceState, "AcceptanceHistory"]], init=False)
+    _histories: list[tuple[SequenceState, AcceptanceHistory]] = field(
+        default_factory=list[tuple[SequenceState, "AcceptanceHistory"]], init=False
+    )
     _last_size: int = field(default=0, init=False)  # positions of the last pass that was asked for
     # by what they were asked for last
     _table: tuple[Hashable, StepCostTable] | None = field(default=None, init=False)
-    _single_seq_tables: tuple[int, StepCostTable, StepCostTable] | None = field(default=None, init=False)
+    _single_seq_tables: tuple[int, StepCostTable, StepCostTable] | None = field(
+        default=None, init=False
+    )
 
     @property
     def max_gamma(self) -> int:
         return MAX_GAMMA
 
-    def choose_gammas(self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK) -> list[int]:
+    def choose_gammas(
+        self, seqs: list[SequenceState], other_work: OtherWork = NO_OTHER_WORK
+    ) -> list[int]:
         if other_work == NO_OTHER_WORK and self._can_reuse(seqs):
             return [min(seq.records[-1].gamma, seq.num_remaining - 1) for seq in seqs]
         self._observe(seqs, other_work)
@@ -134,7 +160,9 @@ class AdaptiveGamma:
                 if past is not None:
                     past.add_new_steps(seq.records)
 
-    def _choose_by_source(self, seqs: list[SequenceState], sources: list[AcceptanceEstimate], other_work: OtherWork) -> list[int]:
+    def _choose_by_source(
+        self, seqs: list[SequenceState], sources: list[AcceptanceEstimate], other_work: OtherWork
+    ) -> list[int]:
         """Return gamma of every row, whose draft tokens come from `sources`.
 
         Deterministic rows choose as if alone. Then those choose together whose draft tokens are
@@ -144,7 +172,9 @@ class AdaptiveGamma:
         for b, seq in enumerate(seqs):
             if seq.request.params.deterministic:
                 costs = self.single_costs or self.costs
-                (gammas[b],) = self._choose_for_source([(seq, sources[b])], costs, NO_OTHER_WORK, _last_positions(seq))
+                (gammas[b],) = self._choose_for_source(
+                    [(seq, sources[b])], costs, NO_OTHER_WORK, _last_positions(seq)
+                )
         for predicted in (True, False):
             group = [
                 b
@@ -162,8 +192,12 @@ class AdaptiveGamma:
                 prefill_positions=other_work.prefill_positions,
             )
             pairs = [(seqs[b], sources[b]) for b in group]
-            last = 0 if other_work.prefill_positions else self._last_size  # of another size in any case
-            gammas |= zip(group, self._choose_for_source(pairs, self.costs, taken, last), strict=True)
+            last = (
+                0 if other_work.prefill_positions else self._last_size
+            )  # of another size in any case
+            gammas |= zip(
+                group, self._choose_for_source(pairs, self.costs, taken, last), strict=True
+            )
         return [gammas[b] for b in range(len(seqs))]
 
     def _can_reuse(self, seqs: list[SequenceState]) -> bool:
@@ -196,8 +230,13 @@ class AdaptiveGamma:
         if predicted is None or not seq.uses_prediction:
             return drafted
         if self.drafts:  # compare tokens a second, each with its best gamma
-            max_gamma, (with_draft, without) = min(seq.num_remaining - 1, MAX_GAMMA), self._single_tables(seq)
-            seq.uses_prediction = best_token_rate(predicted, max_gamma, without) >= best_token_rate(drafted, max_gamma, with_draft)
+            max_gamma, (with_draft, without) = (
+                min(seq.num_remaining - 1, MAX_GAMMA),
+                self._single_tables(seq),
+            )
+            seq.uses_prediction = best_token_rate(predicted, max_gamma, without) >= best_token_rate(
+                drafted, max_gamma, with_draft
+            )
         return predicted if seq.uses_prediction else drafted
 
     def _single_tables(self, seq: SequenceState) -> tuple[StepCostTable, StepCostTable]:
@@ -205,11 +244,19 @@ class AdaptiveGamma:
         length = count_context_buckets([seq])
         if self._single_seq_tables is None or self._single_seq_tables[0] != length:
             costs = costs_at_length(self.single_costs or self.costs, [seq])
-            self._single_seq_tables = length, make_cost_table(costs, 1), make_cost_table(costs.without_draft_seconds, 1)
+            self._single_seq_tables = (
+                length,
+                make_cost_table(costs, 1),
+                make_cost_table(costs.without_draft_seconds, 1),
+            )
         return self._single_seq_tables[1:]
 
     def _choose_for_source(
-        self, seqs: list[tuple[SequenceState, AcceptanceEstimate]], costs: Costs, other_work: OtherWork, last: int
+        self,
+        seqs: list[tuple[SequenceState, AcceptanceEstimate]],
+        costs: Costs,
+        other_work: OtherWork,
+        last: int,
     ) -> list[int]:
         """Return gamma of these rows, all of one kind of source, behind a pass of `last` positions.
         A row that gets none tries a few now and then, to notice text that became predictable."""
@@ -222,10 +269,18 @@ class AdaptiveGamma:
         rows_asked = zip(gamma, max_gammas, seqs, strict=True)
         return [g or _choose_exploration(seq.records, n, table) for g, n, (seq, _) in rows_asked]
 
-    def _cost_table(self, costs: Costs, seqs: list[SequenceState], other_work: OtherWork, predicted: bool) -> StepCostTable:
+    def _cost_table(
+        self, costs: Costs, seqs: list[SequenceState], other_work: OtherWork, predicted: bool
+    ) -> StepCostTable:
         """Prices by the length of the rows' texts, which stay the same for many steps: to find them
         by all numbers of the costs takes longer than a choice."""
-        key = costs is self.single_costs, count_context_buckets(seqs), len(seqs), other_work, predicted
+        key = (
+            costs is self.single_costs,
+            count_context_buckets(seqs),
+            len(seqs),
+            other_work,
+            predicted,
+        )
         if self._table is None or self._table[0] != key:
             costs = costs_at_length(costs, seqs, other_work.num_seqs)
             costs = costs.without_draft_seconds if predicted else costs
@@ -322,7 +377,9 @@ class StepCostTable(NamedTuple):
     """Seconds of a step of `rows` rows, for the draft tokens that some of them make."""
 
     num_seqs: int
-    draft_seconds: NDArray[np.float64]  # [depth of the draft - 1, draft tokens in all], what it adds
+    draft_seconds: NDArray[
+        np.float64
+    ]  # [depth of the draft - 1, draft tokens in all], what it adds
     target_seconds: NDArray[np.float64]  # [draft tokens in all], the rest
     seconds_by_gamma: list[float]  # where all rows make as many, by their number
     single_seconds: list[float]  # of a row without others, by its draft tokens
@@ -339,11 +396,15 @@ class StepCostTable(NamedTuple):
 
     def share_of_size_change(self, answers: float) -> float:
         """Return the cost of another size for each of the steps that are expected to share it."""
-        return self.change / (SILENT_SIZE_CHANGE_STEPS + (SIZE_CHANGE_STEPS - SILENT_SIZE_CHANGE_STEPS) * answers)
+        return self.change / (
+            SILENT_SIZE_CHANGE_STEPS + (SIZE_CHANGE_STEPS - SILENT_SIZE_CHANGE_STEPS) * answers
+        )
 
 
 @lru_cache(256)
-def make_cost_table(costs: Costs, num_seqs: int, other_work: OtherWork = NO_OTHER_WORK) -> StepCostTable:
+def make_cost_table(
+    costs: Costs, num_seqs: int, other_work: OtherWork = NO_OTHER_WORK
+) -> StepCostTable:
     """For the draft tokens of `rows` rows, in a pass that holds so much beside them.
 
     The time of reading prompts is left out: they have to be read once, and beside that time every
@@ -354,8 +415,12 @@ def make_cost_table(costs: Costs, num_seqs: int, other_work: OtherWork = NO_OTHE
     depths = np.maximum(DRAFT_DEPTHS, other_work.depth)[:, None]
     before = costs.draft_seconds(other_work.depth, 0, B)
     drafting = np.asarray(costs.draft_seconds(depths, draft_tokens, B) - before)
-    read = costs.target_seconds(positions, B) - costs.target_seconds(positions - other_work.prefill_positions, B)
-    passing = np.asarray(before - read + costs.target_seconds(positions + draft_tokens, B + draft_tokens))
+    read = costs.target_seconds(positions, B) - costs.target_seconds(
+        positions - other_work.prefill_positions, B
+    )
+    passing = np.asarray(
+        before - read + costs.target_seconds(positions + draft_tokens, B + draft_tokens)
+    )
     alike = [costs.step_seconds(g, B) for g in range(MAX_GAMMA + 1)]
     lone = [float(passing[g] + (drafting[g - 1, g] if g else 0.0)) for g in range(MAX_GAMMA + 1)]
     return StepCostTable(B, drafting, passing, alike, lone, positions, costs.change)
@@ -363,7 +428,9 @@ def make_cost_table(costs: Costs, num_seqs: int, other_work: OtherWork = NO_OTHE
 
 def costs_at_length(costs: Costs, seqs: list[SequenceState], num_others: int = 0) -> Costs:
     """The costs behind texts as long as these rows', of so many rows and `more`."""
-    return costs_at_context(costs, count_context_buckets(seqs) * CONTEXT_BUCKET_TOKENS, len(seqs) + num_others)
+    return costs_at_context(
+        costs, count_context_buckets(seqs) * CONTEXT_BUCKET_TOKENS, len(seqs) + num_others
+    )
 
 
 def count_context_buckets(seqs: list[SequenceState]) -> int:
@@ -391,13 +458,17 @@ def _last_positions(seq: SequenceState) -> int:
 def best_token_rate(estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable) -> float:
     """Tokens a second of a row alone, with its best number of draft tokens."""
     answers, tokens, fastest = estimate.answer_rate, 1.0, 1 / table.seconds_by_gamma[0]
-    for chance, seconds in zip(estimate.survival[:max_gamma], table.seconds_by_gamma[1:], strict=False):
+    for chance, seconds in zip(
+        estimate.survival[:max_gamma], table.seconds_by_gamma[1:], strict=False
+    ):
         tokens += answers * chance
         fastest = max(fastest, tokens / seconds)
     return fastest
 
 
-def allot_gammas(estimates: list[AcceptanceEstimate], max_gammas: list[int], table: StepCostTable, last: int = 0) -> list[int]:
+def allot_gammas(
+    estimates: list[AcceptanceEstimate], max_gammas: list[int], table: StepCostTable, last: int = 0
+) -> list[int]:
     """Return gamma of every row, at most `most[b]`, with which a pass gains most tokens a second
     after one over `last` positions.
 
@@ -411,7 +482,9 @@ def allot_gammas(estimates: list[AcceptanceEstimate], max_gammas: list[int], tab
     what plain decoding does.
     """
     answers = np.array([past.answer_rate for past in estimates])
-    survivals = answers[:, None] * np.array([past.survival for past in estimates])  # [rows, MAX_GAMMA]
+    survivals = answers[:, None] * np.array(
+        [past.survival for past in estimates]
+    )  # [rows, MAX_GAMMA]
     possible = np.array(max_gammas)[:, None] >= DRAFT_DEPTHS
     chances, (row, place) = survivals[possible], possible.nonzero()
     order = (-chances).argsort(kind="stable")
@@ -433,7 +506,9 @@ def allot_gammas(estimates: list[AcceptanceEstimate], max_gammas: list[int], tab
     return [int(g) for g in np.bincount(chosen, minlength=len(estimates))]
 
 
-def choose_single_gamma(estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable, last: int = 0) -> int:
+def choose_single_gamma(
+    estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable, last: int = 0
+) -> int:
     """Do as `allot` for a row alone in its forward: without arrays, in a tenth of the time."""
     answers, survival = estimate.answer_rate, estimate.survival[:max_gamma]
     change = table.share_of_size_change(answers) if last else 0.0

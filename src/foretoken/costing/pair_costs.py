@@ -11,9 +11,15 @@ from dataclasses import dataclass, field
 
 from foretoken.costing import costs, stored_costs
 from foretoken.costing.costs import Costs
-from foretoken.costing.gamma import AdaptiveGamma, FixedGamma, ForcedTokensOnly, GammaPolicy, costs_at_length
+from foretoken.costing.gamma import (
+    AdaptiveGamma,
+    FixedGamma,
+    ForcedTokensOnly,
+    GammaPolicy,
+    costs_at_length,
+)
 from foretoken.costing.probe import PROBE_TOKENS, probe, probe_shared
-from foretoken.costing.stored_costs import StoredCosts, DriftMonitor, find_usable, load_or_measure
+from foretoken.costing.stored_costs import DriftMonitor, StoredCosts, find_usable, load_or_measure
 from foretoken.drafters.base import Drafter, require_rewind
 from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
@@ -26,7 +32,9 @@ from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 
 PROBE_PROMPT = "It was the first day of the"
-PROBE_KEY = SequenceKey(2**63, 0)  # seeds end below it: gamma's prior has not seen any row's numbers
+PROBE_KEY = SequenceKey(
+    2**63, 0
+)  # seeds end below it: gamma's prior has not seen any row's numbers
 
 
 @dataclass(slots=True)
@@ -59,7 +67,9 @@ class PairCosts:
         batch_size, kind = self._round_batch_size(batch_size), costs.sampling_kind(params)
         if (kind, batch_size) not in self.measured:
             remeasure = self._may_measure(kind) if remeasure is None else remeasure
-            single_costs = self.get_step_costs(params, remeasure=remeasure) if batch_size > 1 else None
+            single_costs = (
+                self.get_step_costs(params, remeasure=remeasure) if batch_size > 1 else None
+            )
             self.measured[kind, batch_size] = load_or_measure(
                 *self._make_keys(kind, batch_size),
                 lambda: self._probe_costs(params, batch_size, single_costs),
@@ -67,7 +77,9 @@ class PairCosts:
             )
         return self.measured[kind, batch_size]
 
-    def find_nearest(self, params: SamplingParams, batch_size: int = 1) -> tuple[Costs, Costs] | None:
+    def find_nearest(
+        self, params: SamplingParams, batch_size: int = 1
+    ) -> tuple[Costs, Costs] | None:
         """Return the costs of one sequence and of up to `rows` without measuring: of this kind of
         sampling, or else of the other; in this process before those on disk. None where there are
         none."""
@@ -105,10 +117,14 @@ class PairCosts:
 
     def _make_keys(self, kind: str, batch_size: int) -> tuple[str | None, str | None]:
         """The names of costs on disk, and of those that they extend."""
-        alone, name = (stored_costs.make_key(self.target, self.drafter, kind, n) for n in (1, batch_size))
+        alone, name = (
+            stored_costs.make_key(self.target, self.drafter, kind, n) for n in (1, batch_size)
+        )
         return name, alone if batch_size > 1 else None
 
-    def make_policy(self, requests: list[Request], gamma: int | None, batch_size: int) -> GammaPolicy:
+    def make_policy(
+        self, requests: list[Request], gamma: int | None, batch_size: int
+    ) -> GammaPolicy:
         """Return the policy for the draft tokens of these requests, among up to `rows` rows: always
         `gamma`, or where that is None what pays."""
         if gamma is None:
@@ -118,7 +134,9 @@ class PairCosts:
                 return ForcedTokensOnly() if forced else FixedGamma(0)
             if all(request.limit < 2 for request in requests):
                 return FixedGamma(0)  # nothing is drafted for a first token
-            return self._make_adaptive(costs.select_costliest([request.params for request in requests]), batch_size)
+            return self._make_adaptive(
+                costs.select_costliest([request.params for request in requests]), batch_size
+            )
         gamma = int(gamma)  # NumPy's overflow
         context = self.target.context
         if context is not None and gamma + 1 > context:
@@ -163,17 +181,24 @@ class PairCosts:
         if alone is None or seq.controls is not None:  # controls cost something of their own
             return
         monitor = self._monitors.setdefault(kind, DriftMonitor())
-        if monitor.add_steps(seq.records, costs_at_length(alone, [seq])) and monitor.off is not None:
+        if (
+            monitor.add_steps(seq.records, costs_at_length(alone, [seq]))
+            and monitor.off is not None
+        ):
             name = stored_costs.make_key(self.target, self.drafter, kind, 1)
             if name is not None:
                 stored_costs.store_contradiction(name, alone, monitor.off)
 
-    def _probe_costs(self, params: SamplingParams, batch_size: int, single_costs: Costs | None) -> StoredCosts:
+    def _probe_costs(
+        self, params: SamplingParams, batch_size: int, single_costs: Costs | None
+    ) -> StoredCosts:
         """Measure on the target's own text, ends of sequence ignored."""
         prompt, source = self.inputs.split_prompt(self._make_probe_ids())
         room = PROBE_TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(PROBE_TOKENS, room), PROBE_KEY, source=source)
-        label = f"{self.name}, {costs.sampling_kind(params)}, {batch_size} row{'s' * (batch_size > 1)}"
+        label = (
+            f"{self.name}, {costs.sampling_kind(params)}, {batch_size} row{'s' * (batch_size > 1)}"
+        )
         with self.core.release_models():
             batch = Batch(self.target, self.drafter)
             if single_costs is None:

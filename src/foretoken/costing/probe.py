@@ -15,16 +15,16 @@ from typing import TypeVar
 
 from foretoken import slow_log
 from foretoken.costing import contention
-from foretoken.costing.costs import Costs, LongContextCosts, interpolate, costs_from_steps
+from foretoken.costing.costs import Costs, LongContextCosts, costs_from_steps, interpolate
 from foretoken.costing.stored_costs import StoredCosts
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.engine.batch import Batch
 from foretoken.records import StepRecord
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import block
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import make_verifier
-from foretoken.sampling.acceptance_rules import block
 
 log = logging.getLogger(__name__)
 # Draft tokens of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so
@@ -35,7 +35,10 @@ SETTLING_STEPS = 2  # more at the beginning of a round: small passes may be padd
 MAX_PRIOR_WEIGHT = 10.0  # weight of the probe's alpha at most, in draft tokens of a new row
 MAX_PROBE_SECONDS = 1.0  # no round after the second begins later than this
 MAX_ROUNDS, MIN_ROUNDS = 5, 2  # at most, and at least
-LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = 1024, 128  # tokens of a longer text, and the fewest that tell something
+LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = (
+    1024,
+    128,
+)  # tokens of a longer text, and the fewest that tell something
 LONG_CONTEXT_DRAFT_SIZES = (0, 1, 2, 4, 8)  # draft tokens of one row behind it
 AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
 LEAST = 0.02  # of such a pass over one token, that a further one takes
@@ -56,7 +59,10 @@ def _list_round(sizes: tuple[int, ...]) -> list[int]:
     return [sizes[0]] * SETTLING_STEPS + [size for size in sizes for _ in range(STEPS_PER_SIZE)]
 
 
-PROBE_TOKENS, LONG_CONTEXT_PROBE_TOKENS = _max_tokens(SINGLE_DRAFT_SIZES, MAX_ROUNDS), _max_tokens(LONG_CONTEXT_DRAFT_SIZES, MIN_ROUNDS)
+PROBE_TOKENS, LONG_CONTEXT_PROBE_TOKENS = (
+    _max_tokens(SINGLE_DRAFT_SIZES, MAX_ROUNDS),
+    _max_tokens(LONG_CONTEXT_DRAFT_SIZES, MIN_ROUNDS),
+)
 
 
 def probe(
@@ -77,22 +83,39 @@ def probe(
     costs = replace(costs, context=(len(request.prompt) + len(seq.tokens)) // 2)  # on average
     costs = replace(costs, far=_probe_long_context(batch, request, params, costs))
     if not drafter.made_up:
-        costs = replace(costs, prior=_update_prior(costs.prior, list(_iter_overlaps(seq.records, eos))))
+        costs = replace(
+            costs, prior=_update_prior(costs.prior, list(_iter_overlaps(seq.records, eos)))
+        )
     spread = _compare_halves(steps, [step.drafted for step in steps], SINGLE_DRAFT_SIZES)
-    return StoredCosts(costs, spread, contention.compute_others_share([contention.measure_since(reading)]), label)
+    return StoredCosts(
+        costs, spread, contention.compute_others_share([contention.measure_since(reading)]), label
+    )
 
 
-def _probe_long_context(batch: Batch, request: Request, params: SamplingParams, costs: Costs) -> LongContextCosts | None:
+def _probe_long_context(
+    batch: Batch, request: Request, params: SamplingParams, costs: Costs
+) -> LongContextCosts | None:
     """The same behind a longer text, which is read in a second at most; None where none is long
     enough to tell, and for an encoder-decoder."""
     max_tokens = int(16 * MAX_PROBE_SECONDS / float(interpolate(costs.score, 16)))
-    room = LONG_CONTEXT_TOKENS + LONG_CONTEXT_PROBE_TOKENS if batch.target.context is None else batch.target.context
+    room = (
+        LONG_CONTEXT_TOKENS + LONG_CONTEXT_PROBE_TOKENS
+        if batch.target.context is None
+        else batch.target.context
+    )
     length = min(LONG_CONTEXT_TOKENS, max_tokens, room - LONG_CONTEXT_PROBE_TOKENS)
     if batch.target.encoder_decoder or length < costs.context + MIN_EXTRA_CONTEXT_TOKENS:
         return None
     text = (request.prompt * (1 + length // len(request.prompt)))[:length]
     longer = replace(request, prompt=text, limit=LONG_CONTEXT_PROBE_TOKENS)
-    (seq,) = _run_rounds(batch, _AlwaysProposingDrafter(batch.drafter), [longer], params, LONG_CONTEXT_DRAFT_SIZES, MIN_ROUNDS)
+    (seq,) = _run_rounds(
+        batch,
+        _AlwaysProposingDrafter(batch.drafter),
+        [longer],
+        params,
+        LONG_CONTEXT_DRAFT_SIZES,
+        MIN_ROUNDS,
+    )
     long_costs = costs_from_steps(_drop_settling(seq.records, LONG_CONTEXT_DRAFT_SIZES))
     return LongContextCosts(length, long_costs.draft, long_costs.score)
 
@@ -110,12 +133,16 @@ def probe_shared(
     drafter, requests = _AlwaysProposingDrafter(batch.drafter), [request] * batch_size
     rows_run = _run_rounds(batch, drafter, requests, params, sizes, label=label)
     steps = _drop_settling(rows_run[0].records, sizes)
-    step_records = zip(*(seq.records for seq in rows_run), strict=False)  # to where the first one ends
+    step_records = zip(
+        *(seq.records for seq in rows_run), strict=False
+    )  # to where the first one ends
     drafted = [sum(step.drafted for step in each) for each in step_records]
     draft_tokens = _drop_settling(drafted, sizes)
     spread = _compare_halves(steps, draft_tokens, sizes)
     others = contention.compute_others_share([contention.measure_since(reading)])
-    return StoredCosts(costs.extend_to_batch(steps, draft_tokens, batch_size), spread, others, label)
+    return StoredCosts(
+        costs.extend_to_batch(steps, draft_tokens, batch_size), spread, others, label
+    )
 
 
 def shared_draft_sizes(batch_size: int) -> tuple[int, ...]:

@@ -29,12 +29,21 @@ from foretoken.drafters.base import Drafter
 from foretoken.kernels.library import INSTRUCTIONS_VARIABLE
 from foretoken.models.base import Component
 from foretoken.records import StepRecord
-from foretoken.storage.cache import save_cached_value, load_cached_values, get_versions
+from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
 COSTS_FILE, COSTS_FORMAT = "costs.json", 11
-FIRST_RETRY_SECONDS, RETRY_BACKOFF, MAX_RETRY_SECONDS = 600.0, 4, 7 * 86400.0  # seconds to the next attempt: first, times, at most
-MAX_COST_RATIO = 1.5  # between real steps and costs: a neighbour that comes or goes during a run is no reason
-MIN_MONITORED_STEPS, MAX_MONITORED_STEPS = 16, 256  # steps of a size that tell, at least and at most: the newest
+FIRST_RETRY_SECONDS, RETRY_BACKOFF, MAX_RETRY_SECONDS = (
+    600.0,
+    4,
+    7 * 86400.0,
+)  # seconds to the next attempt: first, times, at most
+MAX_COST_RATIO = (
+    1.5  # between real steps and costs: a neighbour that comes or goes during a run is no reason
+)
+MIN_MONITORED_STEPS, MAX_MONITORED_STEPS = (
+    16,
+    256,
+)  # steps of a size that tell, at least and at most: the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,9 @@ class StoredCosts:
         """Tell whether to measure again. alone: the costs of one row, which these extend."""
         if single_costs is not None and single_costs.when > self.when:
             return True
-        wait = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * RETRY_BACKOFF ** min(self.attempts - 1, 9))
+        wait = min(
+            MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * RETRY_BACKOFF ** min(self.attempts - 1, 9)
+        )
         return self.off is not None and abs(time() - self.when) >= wait
 
 
@@ -90,7 +101,9 @@ class DriftMonitor:
         """The factor by which the costs are wrong: of steps of one size against those of another,
         or of all, if they take less than they should. Steps that all take longer say that this
         machine is busy now. None where too few are known."""
-        ratios = [median(each) for each in self._ratios.values() if len(each) >= MIN_MONITORED_STEPS]
+        ratios = [
+            median(each) for each in self._ratios.values() if len(each) >= MIN_MONITORED_STEPS
+        ]
         return max(max(ratios) / min(ratios), 1 / max(ratios)) if ratios else None
 
 
@@ -110,7 +123,11 @@ def store_contradiction(name: str, costs: Costs, off: float) -> None:
 
 
 def load_or_measure(
-    name: str | None, single_name: str | None, measure: Callable[[], StoredCosts], *, remeasure: bool
+    name: str | None,
+    single_name: str | None,
+    measure: Callable[[], StoredCosts],
+    *,
+    remeasure: bool,
 ) -> Costs:
     """The costs under `name`, measured where `known` does not have them."""
     costs = find_usable(name, single_name, remeasure=remeasure)
@@ -126,7 +143,11 @@ def find_usable(name: str | None, single_name: str | None, *, remeasure: bool) -
     """The costs kept under `name`; None where there are none, or where they are due and `again`
     says that this process may measure them. alone: the name of those that they extend."""
     stored = load_costs(name) if name else None
-    due = remeasure and stored is not None and stored.is_due(load_costs(single_name) if single_name else None)
+    due = (
+        remeasure
+        and stored is not None
+        and stored.is_due(load_costs(single_name) if single_name else None)
+    )
     return None if stored is None or due else stored.costs
 
 
@@ -175,7 +196,9 @@ def make_identity(part: Any) -> str | None:
     the user's own from its class.
     """
     if isinstance(part, Drafter):
-        if part.identity is not None or part.has_own_speed:  # made of parts, or with settings of its own
+        if (
+            part.identity is not None or part.has_own_speed
+        ):  # made of parts, or with settings of its own
             return part.identity
         if part.model is not None:
             return make_identity(part.model)
@@ -202,5 +225,13 @@ def describe_machine() -> list[Any]:
     names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    forced_choice = os.environ.get(INSTRUCTIONS_VARIABLE)  # to an instruction set that may be slower
-    return [sorted(names) or platform.processor(), cores, torch.get_num_threads(), gpu, forced_choice]
+    forced_choice = os.environ.get(
+        INSTRUCTIONS_VARIABLE
+    )  # to an instruction set that may be slower
+    return [
+        sorted(names) or platform.processor(),
+        cores,
+        torch.get_num_threads(),
+        gpu,
+        forced_choice,
+    ]

@@ -16,8 +16,8 @@ from torch import Tensor
 from foretoken.drafters.base import Draft, Drafter, pack
 from foretoken.errors import InputError
 from foretoken.models.base import Model
-from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.sampling.distributions import mask_invalid
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import send

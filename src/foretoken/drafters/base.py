@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, RefusedError, format_value
-from foretoken.models.base import ChainedTokens, Model, Component, TokenChoice
+from foretoken.models.base import ChainedTokens, Component, Model, TokenChoice
 from foretoken.models.guidance import GuidedModel
 from foretoken.sampling.distributions import EXTRA_WARPERS_OFF, SamplingParams, is_known_finite
 from foretoken.sampling.draw import Draw
@@ -405,7 +405,9 @@ def make_token_choice(
     if all(each.greedy for each in rules):
         return TokenChoice(V, ids)
     first = rules[0].standard
-    if first[4:] != EXTRA_WARPERS_OFF or any(each.greedy or each.standard != first for each in rules):
+    if first[4:] != EXTRA_WARPERS_OFF or any(
+        each.greedy or each.standard != first for each in rules
+    ):
         return None
     return TokenChoice(V, ids, first[:4], draw.draft_numbers(G))
 

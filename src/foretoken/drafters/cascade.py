@@ -17,19 +17,19 @@ from foretoken.drafters.base import (
     Draft,
     Drafter,
     pack,
-    require_vocabulary,
     require_rewindable,
+    require_vocabulary,
 )
 from foretoken.errors import NumericsError
 from foretoken.models.base import Blocks, Model, Scorer, require_model
 from foretoken.models.draft_sequences import DraftSequences
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import block
 from foretoken.sampling.checks import Count
 from foretoken.sampling.draw import Draw, LogitShaper
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import COUPLED_VERIFIER, make_verifier
-from foretoken.sampling.acceptance_rules import block
 from foretoken.step import step
 
 
@@ -82,7 +82,12 @@ class CascadeDrafter(Drafter):
         self._draft_tokens += [[] for _ in prompts]
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        tasks = zip(self._sequences.token_ids, self._sequences.compute_budgets(gamma), draw.derive_keys(), strict=True)
+        tasks = zip(
+            self._sequences.token_ids,
+            self._sequences.compute_budgets(gamma),
+            draw.derive_keys(),
+            strict=True,
+        )
         seqs = [_make_inner_sequence(*task, b, draw) for b, task in enumerate(tasks)]
         # in coupled mode the middle model meets the target's own noise
         verifier = COUPLED_VERIFIER if draw.coupled else make_verifier(block)
@@ -90,7 +95,9 @@ class CascadeDrafter(Drafter):
         distributions: list[list[Tensor]] = [[] for _ in seqs]
         calls = 0
         while any(map(_is_unfinished, seqs)):
-            gammas = [min(self.gamma, row.num_remaining - 1) if _is_unfinished(row) else 0 for row in seqs]
+            gammas = [
+                min(self.gamma, row.num_remaining - 1) if _is_unfinished(row) else 0 for row in seqs
+            ]
             try:
                 p = step(seqs, target, self.drafter, verifier, gammas)
             except NumericsError as error:
@@ -113,12 +120,16 @@ class CascadeDrafter(Drafter):
         return pack(self._draft_tokens, q, calls)
 
     def commit(self, tokens: list[list[int]]) -> None:
-        accepted = [_count_accepted(x, text) for x, text in zip(self._draft_tokens, tokens, strict=True)]
+        accepted = [
+            _count_accepted(x, text) for x, text in zip(self._draft_tokens, tokens, strict=True)
+        ]
         surplus = [len(x) - n for x, n in zip(self._draft_tokens, accepted, strict=True)]
         if any(surplus):
             self.drafter.rewind(surplus)
         for b, n in enumerate(accepted):
-            certain = len(self._sequences.token_ids[b]) + n  # behind it the middle model's cache is wrong
+            certain = (
+                len(self._sequences.token_ids[b]) + n
+            )  # behind it the middle model's cache is wrong
             self._sequences.num_cached[b] = min(self._sequences.num_cached[b], certain)
         rest = [text[n:] for text, n in zip(tokens, accepted, strict=True)]
         if any(rest):
@@ -137,7 +148,9 @@ class CascadeDrafter(Drafter):
         self.middle.set_lengths(self._sequences.num_cached)
 
     def leave(self, rows: list[int]) -> None:
-        self._draft_tokens = [self._draft_tokens[b] for b in list_remaining_rows(len(self._draft_tokens), rows)]
+        self._draft_tokens = [
+            self._draft_tokens[b] for b in list_remaining_rows(len(self._draft_tokens), rows)
+        ]
         self._sequences.leave(rows)
         self.middle.leave(rows)
         self.drafter.leave(rows)
@@ -184,7 +197,9 @@ class _InnerControls:
         self.tokens += tokens
 
 
-def _make_inner_sequence(tokens: list[int], limit: int, key: SequenceKey, b: int, draw: Draw) -> SequenceState:
+def _make_inner_sequence(
+    tokens: list[int], limit: int, key: SequenceKey, b: int, draw: Draw
+) -> SequenceState:
     """A row of the inner step, which makes row b's guesses; nothing is reported of it."""
     params, controls = draw.params[b], draw.controls[b]
     if params.logprobs is not None:

@@ -49,7 +49,9 @@ class _CopiedSequence:
     source: list[int]
     output: list[int] = field(default_factory=list[int])
     position: int | None = 0
-    previous_positions: list[int | None] = field(default_factory=list[int | None])  # its place at every token
+    previous_positions: list[int | None] = field(
+        default_factory=list[int | None]
+    )  # its place at every token
 
     def propose(self, count: int) -> list[int]:
         return [] if self.position is None else self.source[self.position : self.position + count]
@@ -59,7 +61,9 @@ class _CopiedSequence:
         for token in tokens:
             self.previous_positions.append(self.position)
             self.output.append(token)
-            if self.position is not None and self.source[self.position : self.position + 1] == [token]:
+            if self.position is not None and self.source[self.position : self.position + 1] == [
+                token
+            ]:
                 self.position += 1
             else:
                 self.position = self._find()

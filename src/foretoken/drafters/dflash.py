@@ -20,14 +20,18 @@ from torch.nn import functional
 from foretoken.drafters.base import Draft, Drafter, draw_token, pack, widen
 from foretoken.errors import InputError, format_value
 from foretoken.models.base import Model
-from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.hidden_states import append_new_states
+from foretoken.models.row_slots import list_remaining_rows
 from foretoken.sampling.distributions import SamplingParams, mask_invalid
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import to_list, send
+from foretoken.transfer import send, to_list
 
-MAX_UNREAD_STATES = 32  # states of a row that drafts nothing, from which on they are read all the same
-MIN_ACCEPTANCE_CHANCE = 0.2  # chance that a guess is judged and accepted, below which it costs more than it brings
+MAX_UNREAD_STATES = (
+    32  # states of a row that drafts nothing, from which on they are read all the same
+)
+MIN_ACCEPTANCE_CHANCE = (
+    0.2  # chance that a guess is judged and accepted, below which it costs more than it brings
+)
 GREEDY_PARAMS = SamplingParams(temperature=0.0)
 
 
@@ -90,7 +94,9 @@ class SampleOrArgmax:
     blocks compare them: drawn ones suit broad distributions, likeliest ones sharp."""
 
     def __init__(self) -> None:
-        self.num_correct: Counter[tuple[int, bool]] = Counter()  # by depth, and whether the likeliest
+        self.num_correct: Counter[tuple[int, bool]] = (
+            Counter()
+        )  # by depth, and whether the likeliest
         self.attempts: list[dict[bool, Tensor]] = []  # in the last block, by depth
 
     def sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
@@ -112,7 +118,9 @@ class SampleOrArgmax:
         for i, ways in enumerate(self.attempts):
             for way, ids in ways.items():
                 rows = zip(to_list(ids), lengths, tokens, strict=True)
-                self.num_correct[i, way] += sum(i < min(n, len(x)) and x[i] == y for y, n, x in rows)
+                self.num_correct[i, way] += sum(
+                    i < min(n, len(x)) and x[i] == y for y, n, x in rows
+                )
         self.attempts = []
 
 
@@ -171,7 +179,9 @@ class BlockDrafter(Drafter):
         calls = self._read_carried() + 1
         anchors = [seq.tokens[-1] for seq in self.seqs]
         states, logits = self.blocks.predict_block(anchors, budget)
-        self.lengths, ids, distributions, tops = self._draw_block(anchors, budget, states, logits, draw)
+        self.lengths, ids, distributions, tops = self._draw_block(
+            anchors, budget, states, logits, draw
+        )
         if not ids:
             return pack([[] for _ in gamma], calls=calls)
         return Draft(
@@ -193,7 +203,9 @@ class BlockDrafter(Drafter):
         tops: list[Tensor] = []
         before, memory, chances = torch.tensor(anchors), None, [1.0] * len(anchors)
         for i in range(max(budget)):
-            scores, sure, memory = self.blocks.condition_on_previous(states[:, i], logits[:, i], before, memory)
+            scores, sure, memory = self.blocks.condition_on_previous(
+                states[:, i], logits[:, i], before, memory
+            )
             if sure is not None:  # before token i is drawn, by those before it alone
                 chances = [c * s for c, s in zip(chances, to_list(sure), strict=True)]
                 pairs = zip(lengths, chances, strict=True)

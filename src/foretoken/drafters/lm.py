@@ -5,11 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.drafters.base import Draft, Drafter, pack_certain, pack_chained, make_token_choice, draw_token, pack
+from foretoken.drafters.base import (
+    Draft,
+    Drafter,
+    draw_token,
+    make_token_choice,
+    pack,
+    pack_certain,
+    pack_chained,
+)
 from foretoken.errors import InputError
 from foretoken.models.base import Blocks, Model, require_model
 from foretoken.models.draft_sequences import DraftSequences
-from foretoken.sampling.distributions import SamplingParams, mask_invalid, find_peaks
+from foretoken.sampling.distributions import SamplingParams, find_peaks, mask_invalid
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import to_list
 
@@ -64,7 +72,10 @@ class LMDrafter(Drafter):
         texts, cached = self._sequences.token_ids, self._sequences.num_cached
         budget = self._sequences.compute_budgets(gamma)
         rows = zip(texts, cached, budget, strict=True)
-        unread = [text[n:] if g else self._sequences.get_catch_up_tokens(b) for b, (text, n, g) in enumerate(rows)]
+        unread = [
+            text[n:] if g else self._sequences.get_catch_up_tokens(b)
+            for b, (text, n, g) in enumerate(rows)
+        ]
         if self._proposes_text and self.model.drafts_from_text(greedy=draw.greedy):
             return self._propose_text(unread, budget)
         if not any(budget):
@@ -81,7 +92,9 @@ class LMDrafter(Drafter):
             cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
         return draft
 
-    def _propose_chained(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft | None:
+    def _propose_chained(
+        self, unread: list[list[int]], budget: list[int], draw: Draw
+    ) -> Draft | None:
         """Make all tokens in one call, where the model can."""
         V = self.vocab_size or self.model.vocab_size
         if not self._can_chain or self.model.vocab_size > V:

@@ -14,12 +14,16 @@ from itertools import islice
 from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.request import Request
-from foretoken.text.automaton import ROOT_STATE, SuffixAutomaton, EarlierOutputs
+from foretoken.text.automaton import ROOT_STATE, EarlierOutputs, SuffixAutomaton
 
-SHORT_MATCH_TOKENS = 2  # tokens of a match behind which far fewer draft tokens are kept than behind longer ones
+SHORT_MATCH_TOKENS = (
+    2  # tokens of a match behind which far fewer draft tokens are kept than behind longer ones
+)
 MIN_ACCEPTED_CHANCE = 0.1  # estimated chance that all draft tokens up to one are kept, at least
 MIN_REPEATED_TOKENS = 4  # tokens that must agree before a text's own past is preferred to a drafter
-MAX_CONTINUATIONS = 128  # tokens that followed somewhere, of which one is chosen: those that came first
+MAX_CONTINUATIONS = (
+    128  # tokens that followed somewhere, of which one is chosen: those that came first
+)
 MAX_SEARCHED_TOKENS = 32  # last tokens of a text that are looked for in earlier ones
 
 
@@ -65,7 +69,9 @@ class LookupDrafter(Drafter):
         for seq, params in zip(self.seqs, draw.params, strict=True):
             seq.copies_earlier = draw.coupled or (params.greedy and not draw.lenient)
         pairs = zip(self.seqs, gamma, strict=True)
-        return pack([seq.propose(g, self._get_earlier_outputs(seq) if g else []) for seq, g in pairs])
+        return pack(
+            [seq.propose(g, self._get_earlier_outputs(seq) if g else []) for seq, g in pairs]
+        )
 
     def predict_grades(self) -> list[int]:
         """Return how long the match is behind which each sequence's next draft tokens are copied.
@@ -120,8 +126,12 @@ class _LookupSequence:
 
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
         self.salt, self.automaton = salt, SuffixAutomaton()
-        self.copies_earlier = False  # whether it may copy from other texts: known from its first step on
-        self._matches: list[tuple[SuffixAutomaton, int, int]] | None = None  # `_places`, until it goes on
+        self.copies_earlier = (
+            False  # whether it may copy from other texts: known from its first step on
+        )
+        self._matches: list[tuple[SuffixAutomaton, int, int]] | None = (
+            None  # `_places`, until it goes on
+        )
         if source:
             self.append(source)
             self.automaton.append_barrier()
@@ -142,14 +152,18 @@ class _LookupSequence:
         for _ in range(count):
             self.automaton.pop()
 
-    def propose(self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1) -> list[int]:
+    def propose(
+        self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1
+    ) -> list[int]:
         """At most so many tokens, from behind a match of `least` tokens or more in this text or in
         one of `others`, whichever is likely to have more of them kept; this one where they are
         alike."""
         if not max_tokens:
             return []
         matches = self._matches or self._find_matches(others)
-        continuations = [continue_match(*place, max_tokens) for place in matches if place[2] >= min_match]
+        continuations = [
+            continue_match(*place, max_tokens) for place in matches if place[2] >= min_match
+        ]
         nothing: tuple[list[int], float] = ([], 0.0)
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
 
@@ -158,15 +172,21 @@ class _LookupSequence:
         self._matches = self._find_matches(others)
         return max(length for _, _, length in self._matches)
 
-    def _find_matches(self, others: Sequence[SuffixAutomaton]) -> list[tuple[SuffixAutomaton, int, int]]:
+    def _find_matches(
+        self, others: Sequence[SuffixAutomaton]
+    ) -> list[tuple[SuffixAutomaton, int, int]]:
         """In this text and in others, the state of its longest end that occurred there before, and
         that end's length."""
-        matches = [(self.automaton, self.automaton.match, self.automaton.length[self.automaton.match])]
+        matches = [
+            (self.automaton, self.automaton.match, self.automaton.length[self.automaton.match])
+        ]
         last = self.automaton.ids[-MAX_SEARCHED_TOKENS:].tolist() if others else []
         return matches + [(other, *other.find(last)) for other in others]
 
 
-def continue_match(automaton: SuffixAutomaton, state: int, num_matched: int, max_tokens: int) -> tuple[list[int], float]:
+def continue_match(
+    automaton: SuffixAutomaton, state: int, num_matched: int, max_tokens: int
+) -> tuple[list[int], float]:
     """Return the tokens that follow the last `matched` ones in `automaton`, in this state, at most
     `most`, and how many of them are likely to be accepted.
 
@@ -184,7 +204,9 @@ def continue_match(automaton: SuffixAutomaton, state: int, num_matched: int, max
         if not rated:
             break
         count, _, token, to = max(rated)
-        chance *= count / (automaton.count_continuations(state) + 1 / (num_matched + len(draft_tokens)))
+        chance *= count / (
+            automaton.count_continuations(state) + 1 / (num_matched + len(draft_tokens))
+        )
         if chance < MIN_ACCEPTED_CHANCE:
             break
         draft_tokens.append(token)

@@ -19,8 +19,8 @@ from foretoken.drafters.base import (
     Draft,
     Drafter,
     pack,
-    require_vocabulary,
     require_rewindable,
+    require_vocabulary,
 )
 from foretoken.errors import InputError, is_whole_number
 from foretoken.sampling.draw import Draw
@@ -91,7 +91,9 @@ class MixtureDrafter(Drafter):
             if any(gammas):
                 drafts.append(_continue(drafter, draft_tokens, gammas, draw))
                 _extend(draft_tokens, drafts[-1])
-        packed = pack(draft_tokens, join_distributions(drafts), sum(draft.calls for draft in drafts))
+        packed = pack(
+            draft_tokens, join_distributions(drafts), sum(draft.calls for draft in drafts)
+        )
         return replace(packed, tops=join_tops(drafts))
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -128,7 +130,10 @@ class KnownTokensDrafter(_ForOneStep):
     all others. predicted: those rows, whose draft tokens say nothing of the drafter."""
 
     def __init__(
-        self, drafter: Drafter, known_tokens: list[list[int]], predicted: frozenset[int] = frozenset()
+        self,
+        drafter: Drafter,
+        known_tokens: list[list[int]],
+        predicted: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(drafter)
         self.known_tokens, self.predicted = known_tokens, predicted
@@ -140,7 +145,9 @@ class KnownTokensDrafter(_ForOneStep):
             return draft
         drafts = [draft, self.drafter.propose(budget, draw)]
         drafted = zip(to_list(drafts[1].tokens), to_list(drafts[1].lengths), strict=True)
-        draft_tokens = [x or ids[:n] for x, (ids, n) in zip(self.known_tokens, drafted, strict=True)]
+        draft_tokens = [
+            x or ids[:n] for x, (ids, n) in zip(self.known_tokens, drafted, strict=True)
+        ]
         packed = pack(draft_tokens, join_distributions(drafts), drafts[1].calls)
         return replace(packed, tops=join_tops(drafts), predicted=self.predicted)
 

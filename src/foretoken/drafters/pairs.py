@@ -16,16 +16,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafters.base import Draft, Drafter, pack_certain, pack_chained, make_token_choice, draw_token, pack
+from foretoken.drafters.base import (
+    Draft,
+    Drafter,
+    draw_token,
+    make_token_choice,
+    pack,
+    pack_certain,
+    pack_chained,
+)
 from foretoken.errors import InputError, format_value
-from foretoken.models.base import ChainedTokens, Model, HiddenStateDraftModel, TokenChoice
-from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, list_remaining_rows
+from foretoken.models.base import ChainedTokens, HiddenStateDraftModel, Model, TokenChoice
 from foretoken.models.hidden_states import append_new_states
-from foretoken.sampling.distributions import mask_invalid, find_peaks
+from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, list_remaining_rows
+from foretoken.sampling.distributions import find_peaks, mask_invalid
 from foretoken.sampling.draw import Draw
-from foretoken.transfer import to_list, send
+from foretoken.transfer import send, to_list
 
-MAX_UNREAD_PAIRS = 32  # pairs of a row that drafts nothing, from which on they are read all the same: a page
+MAX_UNREAD_PAIRS = (
+    32  # pairs of a row that drafts nothing, from which on they are read all the same: a page
+)
 
 
 @dataclass(slots=True)
@@ -112,28 +122,36 @@ class PairsDrafter(Drafter):
     def count_cached_tokens(self, tokens: list[int]) -> int:
         if len(tokens) < 2:
             return 0
-        return self.decoder.count_cached_tokens(_mark_first_token(tokens[0], tokens[1:], self.target.vocab_size))
+        return self.decoder.count_cached_tokens(
+            _mark_first_token(tokens[0], tokens[1:], self.target.vocab_size)
+        )
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         V, num_known = self.target.vocab_size, list(map(self.count_cached_tokens, prompts))
         seqs = [_PairSequence(list(text), n) for text, n in zip(prompts, num_known, strict=True)]
-        self.decoder.start([_mark_first_token(seq.tokens[0], seq.tokens[1 : 1 + seq.num_fed], V) for seq in seqs])
+        self.decoder.start(
+            [_mark_first_token(seq.tokens[0], seq.tokens[1 : 1 + seq.num_fed], V) for seq in seqs]
+        )
         self.seqs += seqs
         self._take_states()
 
     def _take_states(self) -> None:
         """Carry the states that the target has shown. Some may be of pairs that were fed before."""
         for seq, new in zip(self.seqs, self.target.take_hidden_states(), strict=True):
-            reached = seq.num_fed + len(seq.carried)  # where states behind it are missing, it is silent
+            reached = seq.num_fed + len(
+                seq.carried
+            )  # where states behind it are missing, it is silent
             seq.carried = append_new_states(seq.carried, new, reached, self.columns)
             if self.decoder.context is not None and len(seq.tokens) > self.decoder.context:
                 seq.carried = seq.carried[:0]  # it has outgrown the decoder, and is silent too
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         pairs = zip(self.seqs, gamma, strict=True)
-        budget = [min(g, self._count_free_positions(seq)) if seq.complete else 0 for seq, g in pairs]
+        budget = [
+            min(g, self._count_free_positions(seq)) if seq.complete else 0 for seq, g in pairs
+        ]
         if not any(budget):
             self._catch_up()
             return pack([[] for _ in gamma])
@@ -153,7 +171,9 @@ class PairsDrafter(Drafter):
         self.decoder.set_lengths([seq.num_fed for seq in self.seqs])
         return draft
 
-    def _propose_chained(self, table: Tensor, budget: list[int], chosen: TokenChoice) -> ChainedTokens:
+    def _propose_chained(
+        self, table: Tensor, budget: list[int], chosen: TokenChoice
+    ) -> ChainedTokens:
         """Make all tokens in one call."""
         counts = [len(seq.carried) for seq in self.seqs]
         blocks, tokens, states = self._get_carried_pairs(counts)
@@ -229,7 +249,9 @@ class PairsDrafter(Drafter):
         if not any(counts):
             return torch.empty(len(counts), 0, 0)
         blocks, tokens, states = self._get_carried_pairs(counts)
-        logits = self._run_forward(blocks, torch.tensor(tokens), self.decoder.project_states(states), need)
+        logits = self._run_forward(
+            blocks, torch.tensor(tokens), self.decoder.project_states(states), need
+        )
         self._advance(counts)
         return logits
 

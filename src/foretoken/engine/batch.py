@@ -27,7 +27,9 @@ from foretoken.sampling.logprobs import logprobs
 from foretoken.sampling.verifier import Verifier
 from foretoken.step import step
 
-PROMPT_LOGPROBS_CHUNK_TOKENS = 32  # positions of a prompt in a pass whose logits are all needed: they take much memory
+PROMPT_LOGPROBS_CHUNK_TOKENS = (
+    32  # positions of a prompt in a pass whose logits are all needed: they take much memory
+)
 
 
 class Batch:
@@ -67,7 +69,12 @@ class Batch:
         return self._lease is not None and (none or self._lease.drafter is self.drafter)
 
     def join(
-        self, seqs: list[SequenceState], *, drafts: bool = True, prefill: bool = True, defer_drafter: bool = False
+        self,
+        seqs: list[SequenceState],
+        *,
+        drafts: bool = True,
+        prefill: bool = True,
+        defer_drafter: bool = False,
     ) -> None:
         """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
         read it. A row that is alone has as much of its end left as fits a pass, which the first
@@ -93,15 +100,21 @@ class Batch:
             seq.start_time = seq.start_time or start
             seq.prefill_seconds += seconds
 
-    def step(self, verifier: Verifier, gamma: list[int], num_scheduled: list[int] | None = None) -> None:
+    def step(
+        self, verifier: Verifier, gamma: list[int], num_scheduled: list[int] | None = None
+    ) -> None:
         """Advance the rows, by `gamma` draft tokens at most, which are trimmed near their ends;
         those that finish leave. `reads`: as `step.step` takes them, but all rows may keep something
         for later."""
         assert self._lease is not None and self._lease.drafter is not None
-        num_scheduled = [seq.num_pending for seq in self.seqs] if num_scheduled is None else num_scheduled
+        num_scheduled = (
+            [seq.num_pending for seq in self.seqs] if num_scheduled is None else num_scheduled
+        )
         scored = [seq.needs_prompt_logprobs for seq in self.seqs]
         num_scheduled = [0 if t else count for t, count in zip(scored, num_scheduled, strict=True)]
-        complete = [seq.num_pending <= count for seq, count in zip(self.seqs, num_scheduled, strict=True)]
+        complete = [
+            seq.num_pending <= count for seq, count in zip(self.seqs, num_scheduled, strict=True)
+        ]
         limits = zip(gamma, complete, self.seqs, strict=True)
         trimmed = [min(g, self._limit_gamma(seq)) if ready else 0 for g, ready, seq in limits]
         self.join_drafter()
@@ -109,7 +122,14 @@ class Batch:
             if any(scored):
                 self._compute_prompt_logprobs(scored)
             if any(complete):
-                step(self.seqs, self.target, self._select_drafter(trimmed), verifier, trimmed, num_scheduled)
+                step(
+                    self.seqs,
+                    self.target,
+                    self._select_drafter(trimmed),
+                    verifier,
+                    trimmed,
+                    num_scheduled,
+                )
             else:
                 self._prefill_chunks(num_scheduled)
         for seq in self.seqs:
@@ -229,7 +249,9 @@ class Batch:
         if gained:
             drafter.commit([*([] for _ in range(before)), *gained])
 
-    def _select_prefill(self, seq: SequenceState, prefill: bool, leave_last_chunk: bool) -> list[int]:
+    def _select_prefill(
+        self, seq: SequenceState, prefill: bool, leave_last_chunk: bool
+    ) -> list[int]:
         """Return the tokens of a joining row that are prefilled at once: all but the last token, or
         but the `last` forward, or those that need no prefill; none of a prompt whose logprobs are
         asked for, which a prefill does not give."""
@@ -250,7 +272,11 @@ class Batch:
         """Guesses that a row has a use for: behind them comes a token of the target's own, and the
         target reads all of a pass in one way."""
         max_gamma = seq.num_remaining - 1
-        if self._switching_target is None or self._switching_target.context is None or self._is_long(seq):
+        if (
+            self._switching_target is None
+            or self._switching_target.context is None
+            or self._is_long(seq)
+        ):
             return max_gamma
         return min(max_gamma, self._switching_target.context - len(seq.tokens))
 
@@ -263,7 +289,9 @@ class Batch:
 
     def _prefill_chunks(self, num_scheduled: list[int]) -> None:
         """A pass in which no row is advanced."""
-        blocks = [seq.pending_tokens[:count] for seq, count in zip(self.seqs, num_scheduled, strict=True)]
+        blocks = [
+            seq.pending_tokens[:count] for seq, count in zip(self.seqs, num_scheduled, strict=True)
+        ]
         self.target.score(blocks, [0] * len(blocks))
         for seq, block in zip(self.seqs, blocks, strict=True):
             seq.num_pending -= len(block)
@@ -272,11 +300,20 @@ class Batch:
     def _compute_prompt_logprobs(self, selected: list[bool]) -> None:
         """A pass over the next tokens of prompts whose logprobs are asked for."""
         unread = zip(selected, self.seqs, strict=True)
-        blocks = [seq.pending_tokens[:-1][: min(PROMPT_LOGPROBS_CHUNK_TOKENS, seq.num_missing_prompt_logprobs)] if t else [] for t, seq in unread]
+        blocks = [
+            seq.pending_tokens[:-1][
+                : min(PROMPT_LOGPROBS_CHUNK_TOKENS, seq.num_missing_prompt_logprobs)
+            ]
+            if t
+            else []
+            for t, seq in unread
+        ]
         logits = self.target.score(blocks, [len(block) for block in blocks])
         for seq, block, row_logits in zip(self.seqs, blocks, logits, strict=True):
             if block:
-                scores = row_logits[: len(block)].to(working_dtype(row_logits.dtype)).log_softmax(-1)
+                scores = (
+                    row_logits[: len(block)].to(working_dtype(row_logits.dtype)).log_softmax(-1)
+                )
                 at = len(seq.tokens) - seq.num_pending + 1
                 count = seq.request.params.prompt_logprobs or 0
                 likelihoods = logprobs(scores, seq.tokens[at : at + len(block)], count)

@@ -63,7 +63,9 @@ class EngineCore:
         with self._hold_lock():
             return self._step()
 
-    def run(self, seqs: list[SequenceState], verifier: Verifier, gamma: GammaPolicy) -> Generator[None]:
+    def run(
+        self, seqs: list[SequenceState], verifier: Verifier, gamma: GammaPolicy
+    ) -> Generator[None]:
         """Add sequences and take steps until all of these are finished; yields whenever they may
         have advanced. Raises what a step raises; unfinished ones are then dropped, as they are when
         the generator is closed."""

@@ -16,12 +16,12 @@ from foretoken.engine.options import EngineKeywords, EngineOptions
 from foretoken.engine.output_stream import OutputStream, make_output_stream
 from foretoken.engine.scheduler import SequenceTask
 from foretoken.errors import BusyError, InputError, RefusedError, format_value, is_whole_number
-from foretoken.inputs import Prompt, Prompts, resolve_verifier, make_keys
+from foretoken.inputs import Prompt, Prompts, make_keys, resolve_verifier
 from foretoken.records import PartialOutput, StepRecord
 from foretoken.request import Completion, FinishReason, Piece
+from foretoken.sampling.acceptance_rules import Rule
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import Controls, SamplingParams
-from foretoken.sampling.acceptance_rules import Rule
 from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.text.decoding import TokenText
 
@@ -132,7 +132,9 @@ class Engine:
         self, spec: Speculator, max_rows: int = 16, **options: Unpack[EngineKeywords]
     ) -> None:
         if not isinstance(spec, Speculator):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(f"spec is {format_value(spec)}; give a Speculator, as foretoken.load makes")
+            raise InputError(
+                f"spec is {format_value(spec)}; give a Speculator, as foretoken.load makes"
+            )
         own = self._options = EngineOptions(max_rows, **options)
         context, length = spec.target.context, own.max_length
         if length is not None and context is not None and length > context:
@@ -208,7 +210,9 @@ class Engine:
             raise InputError(f"{problem}; add each by itself, with a seed of its own")
         (key,) = make_keys([seed], [1])
         if id is not None and (not is_whole_number(id) or id in self._streams):
-            raise InputError(f"id is {format_value(id)}; give a whole number that no other request has")
+            raise InputError(
+                f"id is {format_value(id)}; give a whole number that no other request has"
+            )
         if not isinstance(cache_salt, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"cache_salt is {format_value(cache_salt)}; give a str")
         if begun is not None:
@@ -266,7 +270,9 @@ class Engine:
         """
         entry = self._streams.pop(id, None)
         if entry is None:
-            raise InputError(f"request {format_value(id)} is unknown or finished; give an id that runs")
+            raise InputError(
+                f"request {format_value(id)} is unknown or finished; give an id that runs"
+            )
         self._stats.aborted += 1
         self._core.abort([entry.seq])
 
@@ -278,7 +284,9 @@ class Engine:
     @property
     def max_length(self) -> int | None:
         """Tokens of a text at most, its prompt included; None without a limit."""
-        limits = [n for n in (self._options.max_length, self._spec.target.max_context) if n is not None]
+        limits = [
+            n for n in (self._options.max_length, self._spec.target.max_context) if n is not None
+        ]
         return min(limits, default=None)
 
     @property

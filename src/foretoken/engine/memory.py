@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.base import Model, Component
+from foretoken.models.base import Component, Model
 from foretoken.request import SequenceState
 
 # For texts that have left, where no budget is stated: bytes, and tokens, whose pages are looked at
@@ -16,7 +16,13 @@ DEFAULT_PREFIX_CACHE_BYTES, DEFAULT_PREFIX_CACHE_TOKENS = 1_000_000_000, 65_536
 
 def reserve_prefix_cache(parts: Sequence[Component]) -> None:
     """Room for texts that have left, in the parts that keep them; it is touched as it is used."""
-    _reserve(parts, min(DEFAULT_PREFIX_CACHE_BYTES, sum(part.memory([DEFAULT_PREFIX_CACHE_TOKENS], [1]) for part in parts)))
+    _reserve(
+        parts,
+        min(
+            DEFAULT_PREFIX_CACHE_BYTES,
+            sum(part.memory([DEFAULT_PREFIX_CACHE_TOKENS], [1]) for part in parts),
+        ),
+    )
 
 
 def _reserve(parts: Sequence[Component], total: int) -> None:
@@ -51,7 +57,10 @@ class KVCacheBudget:
     def fits(self, seqs: list[SequenceState], num_new_tokens: int) -> bool:
         """Tell whether there is memory for these rows with `gain` tokens more, or to their ends."""
         lengths = [min(len(seq.tokens) + num_new_tokens, _max_length(seq)) for seq in seqs]
-        return self._count_bytes(lengths, [self._count_source_states(seq) for seq in seqs]) <= self.total
+        return (
+            self._count_bytes(lengths, [self._count_source_states(seq) for seq in seqs])
+            <= self.total
+        )
 
     def require_fit(self, seq: SequenceState) -> None:
         """InputError for a row that can never fit."""

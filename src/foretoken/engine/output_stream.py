@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from foretoken.inputs import make_transcript as read_text
 from foretoken.records import PartialOutput, StepRecord
 from foretoken.request import Piece, SequenceState
-from foretoken.text.decoding import TokenText, StoppingDetokenizer, decode_continuation
+from foretoken.text.decoding import StoppingDetokenizer, TokenText, decode_continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +43,9 @@ class OutputStream:
         if not tokens:
             return None
         wanted = self.seq.request.params.logprobs is not None
-        likelihoods = self.seq.logprobs[self.num_sent_tokens - self.num_resumed_tokens :] if wanted else None
+        likelihoods = (
+            self.seq.logprobs[self.num_sent_tokens - self.num_resumed_tokens :] if wanted else None
+        )
         self.num_sent_tokens += len(tokens)
         return Piece(self.take_text(len(tokens)), tokens, likelihoods, self.index)
 
@@ -90,4 +92,6 @@ def decode_output(seq: SequenceState, tokenizer: PreTrainedTokenizerBase | None)
 
 def find_transcript(seq: SequenceState) -> StoppingDetokenizer | None:
     """Return the reader of a row's text for stop strings."""
-    return next((each for each in seq.stop_conditions if isinstance(each, StoppingDetokenizer)), None)
+    return next(
+        (each for each in seq.stop_conditions if isinstance(each, StoppingDetokenizer)), None
+    )

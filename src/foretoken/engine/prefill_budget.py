@@ -16,7 +16,11 @@ from foretoken.request import SequenceState, SequenceStatus
 
 MAX_STEP_SLOWDOWN = 1.75  # times a step that reads nothing
 UNNOTICED_STEP_SECONDS = 0.03  # seconds that a step may take in any case
-MIN_CHUNK_TOKENS, FIRST_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 64, 512  # tokens of a step: in any case, as long as nothing is known
+MIN_CHUNK_TOKENS, FIRST_CHUNK_TOKENS, MAX_CHUNK_TOKENS = (
+    16,
+    64,
+    512,
+)  # tokens of a step: in any case, as long as nothing is known
 MAX_MEASURED_STEPS = 32  # of each kind that are remembered
 
 
@@ -35,7 +39,10 @@ class PrefillBudget:
         if not self._prefill_steps:
             return FIRST_CHUNK_TOKENS
         base_seconds, token_seconds = self._fit_costs(num_running)
-        longer = max((MAX_STEP_SLOWDOWN - 1) * base_seconds * num_prefilling, UNNOTICED_STEP_SECONDS - base_seconds)
+        longer = max(
+            (MAX_STEP_SLOWDOWN - 1) * base_seconds * num_prefilling,
+            UNNOTICED_STEP_SECONDS - base_seconds,
+        )
         return int(min(MAX_CHUNK_TOKENS, max(MIN_CHUNK_TOKENS, longer / token_seconds)))
 
     def schedule_tokens(self, seqs: list[SequenceState], already_prefilled: int = 0) -> list[int]:
@@ -45,7 +52,10 @@ class PrefillBudget:
         room = 0
         running = sum(seq.status is SequenceStatus.RUNNING for seq in seqs)
         if running < len(seqs):
-            room = max(MIN_CHUNK_TOKENS, self.compute_budget(running, len(seqs) - running) - already_prefilled)
+            room = max(
+                MIN_CHUNK_TOKENS,
+                self.compute_budget(running, len(seqs) - running) - already_prefilled,
+            )
         num_scheduled: list[int] = []
         for seq in seqs:
             runs = seq.status is SequenceStatus.RUNNING
@@ -57,7 +67,9 @@ class PrefillBudget:
     def record_step(self, num_scheduled: list[int], seconds: float) -> None:
         """Note the time of a step."""
         more = sum(count for count in num_scheduled if count > 1)
-        (self._prefill_steps if more else self._plain_steps).append((num_scheduled.count(1), more, seconds))
+        (self._prefill_steps if more else self._plain_steps).append(
+            (num_scheduled.count(1), more, seconds)
+        )
 
     def _fit_costs(self, running: int) -> tuple[float, float]:
         """Seconds of a step of so many rows that reads nothing, and of a token that it reads: a

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import chain, groupby, islice, takewhile
 
-from foretoken.costing.gamma import OtherWork, FixedGamma, GammaPolicy, count_forced_tokens
+from foretoken.costing.gamma import FixedGamma, GammaPolicy, OtherWork, count_forced_tokens
 from foretoken.engine.batch import Batch
 from foretoken.engine.memory import KVCacheBudget
 from foretoken.engine.prefill_budget import PrefillBudget
@@ -55,7 +55,9 @@ class Scheduler:
         self.batch, self.max_rows = batch, max_rows
         self.waiting: deque[SequenceTask] = deque()
         self.running: list[SequenceTask] = []  # as the batch's rows
-        self.suspects: list[SequenceState] = []  # that joined or ran last: one of them, if that failed
+        self.suspects: list[
+            SequenceState
+        ] = []  # that joined or ran last: one of them, if that failed
         self.prefill_budget = PrefillBudget()
         self.memory: KVCacheBudget | None = None  # None: as much as the rows need
         self.preempted = 0  # rows that had to wait again, as memory ran short
@@ -97,7 +99,9 @@ class Scheduler:
 
     def remove_finished(self) -> None:
         """Forget finished sequences, which have left the batch."""
-        self.running = [task for task in self.running if task.seq.status is not SequenceStatus.FINISHED]
+        self.running = [
+            task for task in self.running if task.seq.status is not SequenceStatus.FINISHED
+        ]
 
     def fail(self, error: RefusedError) -> None:
         """Fail the sequences that joined or ran last."""
@@ -148,17 +152,23 @@ class Scheduler:
             self.batch.update_grades()
         gammas: dict[int, int] = {}  # by id of the row
         # Fixed numbers come first: those that are chosen depend on them
-        for policy in sorted(policies.values(), key=lambda policy: not isinstance(policy, FixedGamma)):
+        for policy in sorted(
+            policies.values(), key=lambda policy: not isinstance(policy, FixedGamma)
+        ):
             group = [task.seq for task in tasks if task.gamma is policy]
             other_work = OtherWork(
                 num_seqs=len(tasks) - len(group),
                 positions=sum(num_scheduled) - len(group) + sum(gammas.values()),
                 depth=max(gammas.values(), default=0),
-                prefill_positions=sum(n for seq, n in zip(seqs, num_scheduled, strict=True) if seq.num_pending > 1),
+                prefill_positions=sum(
+                    n for seq, n in zip(seqs, num_scheduled, strict=True) if seq.num_pending > 1
+                ),
             )
             asked = policy.choose_gammas(group, other_work)
             if not isinstance(policy, FixedGamma):  # tokens that a grammar forces cost no draft
-                asked = [max(g, count_forced_tokens(seq)) for g, seq in zip(asked, group, strict=True)]
+                asked = [
+                    max(g, count_forced_tokens(seq)) for g, seq in zip(asked, group, strict=True)
+                ]
             gammas |= zip(map(id, group), asked, strict=True)
         return [gammas.get(id(seq), 0) for seq in seqs]
 
@@ -175,7 +185,9 @@ class Scheduler:
             self._join(before, drafts)
         # A prompt that fits the budget is prefilled now, a longer one in chunks beside the steps
         running = sum(task.seq.status is SequenceStatus.RUNNING for task in self.running)
-        max_tokens = self.prefill_budget.compute_budget(running, len(self.running) - running + len(fresh))
+        max_tokens = self.prefill_budget.compute_budget(
+            running, len(self.running) - running + len(fresh)
+        )
         budget, now, later = max_tokens, list[SequenceTask](), list[SequenceTask]()
         for task in fresh:
             count = self.batch.count_prefill_tokens(task.seq)

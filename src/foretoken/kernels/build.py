@@ -22,8 +22,21 @@ KERNELS_FOLDER = Path(__file__).parent
 CPP_FOLDER, LIBRARY_PATH = KERNELS_FOLDER / "cpp", KERNELS_FOLDER / "kernels.so"
 # No -ffast-math, no contraction: the arithmetic is exactly what is written. Nothing of C++'s own
 # library is needed where it runs. GCC 12 takes undefined vectors of its own headers for mistakes.
-COMPILER_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
-COMPILER_FLAGS += ["-fno-math-errno", "-fno-exceptions", "-Wall", "-Wextra", "-Wno-unknown-warning-option"]
+COMPILER_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-pthread",
+]
+COMPILER_FLAGS += [
+    "-fno-math-errno",
+    "-fno-exceptions",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-warning-option",
+]
 COMPILER_FLAGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c"]
 AVX512_FLAGS = [*AVX2_FLAGS, *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni"))]
@@ -84,7 +97,11 @@ def build(library: Path = LIBRARY_PATH, flags: tuple[str, ...] = ()) -> None:
     Raises:
         BuildError: There is no compiler, or it fails.
     """
-    sets = INSTRUCTION_SET_FLAGS if platform.machine().lower() in ("x86_64", "amd64") else {"portable": []}
+    sets = (
+        INSTRUCTION_SET_FLAGS
+        if platform.machine().lower() in ("x86_64", "amd64")
+        else {"portable": []}
+    )
     command = [*find_compiler(), *COMPILER_FLAGS, *flags]
     with tempfile.TemporaryDirectory(prefix="foretoken-") as folder:
         objects: list[Path] = []

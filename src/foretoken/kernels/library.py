@@ -229,7 +229,9 @@ def load_library() -> ctypes.CDLL:
     checkout = build.CPP_FOLDER.is_dir()  # wheels have the library alone
     remedy = f"{sys.executable} {build.__file__}" if checkout else "install foretoken again"
     if not LIBRARY_FILE.exists():
-        raise RefusedError(f"the native decoder was not compiled: {build.COMPILER_REMEDY}; then {remedy}")
+        raise RefusedError(
+            f"the native decoder was not compiled: {build.COMPILER_REMEDY}; then {remedy}"
+        )
     try:
         kernels = ctypes.CDLL(str(LIBRARY_FILE))
     except OSError as error:
@@ -253,7 +255,9 @@ def choose_instruction_set() -> str:
     Raises InputError for one that this processor lacks."""
     available, requested = list_instruction_sets(), os.environ.get(INSTRUCTIONS_VARIABLE)
     if requested and requested not in available:
-        raise InputError(f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; this processor has {', '.join(available)}")
+        raise InputError(
+            f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; this processor has {', '.join(available)}"
+        )
     return requested or available[0]
 
 

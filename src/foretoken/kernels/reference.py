@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-VECTOR_LANES, BLOCK_WEIGHTS, ATTENTION_BLOCK_POSITIONS = 16, 32, 128  # of a vector; of a block of weights; positions of attention's
+VECTOR_LANES, BLOCK_WEIGHTS, ATTENTION_BLOCK_POSITIONS = (
+    16,
+    32,
+    128,
+)  # of a vector; of a block of weights; positions of attention's
 MASS_BLOCK_IDS = 256  # ids of a distribution that are added up at once
 MAX_WEIGHT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a block's largest weight
 
@@ -63,9 +67,13 @@ def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
         inverse = np.float32(127) / largest
         finite, large = bits < 0x7F800000, np.isfinite(inverse)
         scalable = finite & large
-        scaled = np.where(scalable[..., None], blocks * np.where(scalable, inverse, 0)[..., None], 0)
+        scaled = np.where(
+            scalable[..., None], blocks * np.where(scalable, inverse, 0)[..., None], 0
+        )
         q = np.rint(scaled).astype(np.int8)
-        d = np.where(scalable, largest / np.float32(127), np.where(finite, 0, np.nan)).astype(np.float32)
+        d = np.where(scalable, largest / np.float32(127), np.where(finite, 0, np.nan)).astype(
+            np.float32
+        )
     z = q.reshape(len(x), -1, BLOCK_WEIGHTS // 2).sum(-1, dtype=np.int32)
     with np.errstate(all="ignore"):
         s = np.where(finite, d * (z[:, ::2] + z[:, 1::2]).astype(np.float32), d)
@@ -110,7 +118,9 @@ def multiply_integers(q: Any, scales: Floats, offsets: Floats | None, x: Floats)
             sums = states[:, part].astype(np.int32) @ weights[:, part].T
             y = fma(sums.astype(np.float32), scales[:, b] * d[:, block, None], y)
             if offsets is not None:
-                added = s[:, b] if size == BLOCK_WEIGHTS else d[:, block] * z[:, b].astype(np.float32)
+                added = (
+                    s[:, b] if size == BLOCK_WEIGHTS else d[:, block] * z[:, b].astype(np.float32)
+                )
                 y = fma(offsets[:, b], added[:, None], y)
     return y
 
@@ -232,7 +242,11 @@ def attention(
     maximum: Any = None
     total: Any = None
     result: Any = None
-    for start in range(begin // ATTENTION_BLOCK_POSITIONS * ATTENTION_BLOCK_POSITIONS, end, ATTENTION_BLOCK_POSITIONS):
+    for start in range(
+        begin // ATTENTION_BLOCK_POSITIONS * ATTENTION_BLOCK_POSITIONS,
+        end,
+        ATTENTION_BLOCK_POSITIONS,
+    ):
         first, last = max(begin, start), min(end, start + ATTENTION_BLOCK_POSITIONS)
         scores = np.zeros((len(x), last - first), np.float32)
         for d in range(x.shape[1]):
@@ -308,7 +322,9 @@ def recurrence(
 def sum_blocks(x: Floats) -> Floats:
     """Sum rows `[n, V]` by blocks of 256 ids: `[n, blocks]`."""
     blocks = -(-x.shape[-1] // MASS_BLOCK_IDS)
-    parts = pad_to_multiple(x, MASS_BLOCK_IDS).reshape(len(x), blocks, MASS_BLOCK_IDS // VECTOR_LANES, VECTOR_LANES)
+    parts = pad_to_multiple(x, MASS_BLOCK_IDS).reshape(
+        len(x), blocks, MASS_BLOCK_IDS // VECTOR_LANES, VECTOR_LANES
+    )
     total = np.zeros((len(x), parts.shape[1], VECTOR_LANES), np.float32)
     for part in np.moveaxis(parts, 2, 0):
         total = total + part
@@ -375,7 +391,9 @@ def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
     return np.maximum(rest - q, np.float32(0))
 
 
-def compute_acceptance(rule: str, p: Floats, q: Floats | None, x: list[int]) -> tuple[Any, list[float]]:
+def compute_acceptance(
+    rule: str, p: Floats, q: Floats | None, x: list[int]
+) -> tuple[Any, list[float]]:
     """Return P(n > i) for each of a row's draft tokens x `[G]`, and the factor of p in the residual
     at each n, by `sampling.verify`'s rule of that name: p `[G+1, V]`, q `[G, V]` or None."""
     G = len(x)

@@ -94,7 +94,9 @@ def draw(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     if B:
         (tensor, matrix), u = _make_matrix(distributions), uniforms.double().contiguous()
         pointers = u.data_ptr(), ids.data_ptr(), masses.data_ptr()
-        load_library().foretoken_draw(_get_instruction_set(), DrawsRecord(len(tensor), V, matrix, *pointers))
+        load_library().foretoken_draw(
+            _get_instruction_set(), DrawsRecord(len(tensor), V, matrix, *pointers)
+        )
     return ids, masses
 
 
@@ -129,7 +131,10 @@ def verify(
     n, t = torch.empty(2, B, dtype=torch.int64)
     beta, masses = torch.empty(B, G, dtype=torch.float64), torch.empty(B, dtype=torch.float64)
     survival, scale = torch.empty(2, B, G + 1, dtype=torch.float64)  # room for the kernels' own
-    (p, of_p), (q, of_q) = _make_matrix(p), _make_matrix(q) if q is not None and G else (q, MatrixRecord())
+    (p, of_p), (q, of_q) = (
+        _make_matrix(p),
+        _make_matrix(q) if q is not None and G else (q, MatrixRecord()),
+    )
     given = [each.long().contiguous() for each in (x, lengths)]
     given += [each.double().contiguous() for each in (accept, following)]
     record = VerificationRecord(KERNEL_RULES.index(rule), B, G, V, of_p, of_q)

@@ -8,7 +8,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from foretoken.errors import InputError, RefusedError, to_one_line, format_value
+from foretoken.errors import InputError, RefusedError, format_value, to_one_line
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
@@ -28,7 +28,9 @@ def find_adapter(name: object) -> Path:
     try:
         config = parse_json((folder / ADAPTER_CONFIG_FILE).read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{name} holds no adapter: {ADAPTER_CONFIG_FILE}: {to_one_line(error)}") from None
+        raise InputError(
+            f"{name} holds no adapter: {ADAPTER_CONFIG_FILE}: {to_one_line(error)}"
+        ) from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise RefusedError(
@@ -52,7 +54,9 @@ def expand_home(name: str | Path) -> str:
 
 def _fetch(name: str) -> Path:
     try:
-        return Path(hub.import_hub().snapshot_download(hub.resolve_path(name), allow_patterns=["adapter_*"]))
+        return Path(
+            hub.import_hub().snapshot_download(hub.resolve_path(name), allow_patterns=["adapter_*"])
+        )
     except InputError:
         raise InputError(f"adapter is {name!r:.100}; give a folder or a hub id") from None
     except Exception as error:  # of many kinds

@@ -31,9 +31,8 @@ from foretoken.loading.hub import is_folder
 from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions, list_smaller_dtypes
 from foretoken.loading.runtimes.native import make_companion
 from foretoken.loading.runtimes.place import place
-from foretoken.loading.sources import is_network, resolve_model
-from foretoken.loading.sources import load_tokenizer
-from foretoken.loading.target import TargetInfo, LoadedTarget, PendingDraft
+from foretoken.loading.sources import is_network, load_tokenizer, resolve_model
+from foretoken.loading.target import LoadedTarget, PendingDraft, TargetInfo
 from foretoken.loading.translated_drafts import make_dictionary, make_translated_drafter
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import require_same_vocabulary
@@ -46,7 +45,9 @@ TOKENIZER_REMEDY = (
     "tokens in both"
 )
 MIN_NAME_SIMILARITY = 0.75  # of 1: from here on a draft is taken for a mistyped name
-MIN_ROUNDED_PARAMETERS = 2_000_000  # parameters of a draft from which on its weights are worth rounding
+MIN_ROUNDED_PARAMETERS = (
+    2_000_000  # parameters of a draft from which on its weights are worth rounding
+)
 DEFAULT_COPY_DTYPE = "int4"  # rounding
 MAKER_FUNCTION = "drafter"  # the function of a module of the user's that makes its drafter
 
@@ -73,7 +74,9 @@ def make_target_copy(
     return LMDrafter(copy)
 
 
-def _plan_target_copy(kind: str | None, target: TargetInfo, options: LoadOptions) -> Callable[..., Drafter]:
+def _plan_target_copy(
+    kind: str | None, target: TargetInfo, options: LoadOptions
+) -> Callable[..., Drafter]:
     """Return what makes the copy that "self:KIND" names: a rounding, or layers of the target.
     Raises InputError for another kind and for options that contradict it, RefusedError for a
     runtime that was asked for and shares no rows."""
@@ -116,7 +119,12 @@ def _parse_layers(kind: str, num_layers: int) -> tuple[int, ...]:
                 "numbers of layers, such as self:0-3,8"
             )
         layers += range(int(first), min(int(last if dash else first), num_layers) + 1)
-    if not layers or layers[-1] >= num_layers or sorted(set(layers)) != layers or len(layers) == num_layers:
+    if (
+        not layers
+        or layers[-1] >= num_layers
+        or sorted(set(layers)) != layers
+        or len(layers) == num_layers
+    ):
         raise InputError(
             f"draft is {f'self:{kind}'!r:.60}; give some of the target's {num_layers} layers, 0 to "
             f"{num_layers - 1}, in order"
@@ -203,7 +211,10 @@ def resolve_draft(
     for an unknown one, RefusedError for one that does not fit."""
     if draft == "mtp":
         return _resolve_hidden_state_draft(None, target, options)
-    if isinstance(draft, str) and (make_drafter := _resolve_named_draft(draft, target, options)) is not None:
+    if (
+        isinstance(draft, str)
+        and (make_drafter := _resolve_named_draft(draft, target, options)) is not None
+    ):
         options.refuse("draft_taps", because=f"{draft} reads no states of the target")
         return PendingDraft(make_drafter)
     if isinstance(draft, str | Path):
@@ -231,7 +242,7 @@ def _resolve_hidden_state_draft(
     """Return a draft that reads the target's states; None: the target's own, for multi-token
     prediction."""
     # late: it imports transformers' networks, which takes seconds and which other drafts do without
-    from foretoken.loading.hidden_state_drafts import prepare_mtp, prepare_draft
+    from foretoken.loading.hidden_state_drafts import prepare_draft, prepare_mtp
 
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
     return prepare_mtp(target, options) if draft is None else prepare_draft(draft, target, options)
@@ -283,7 +294,11 @@ def _load_model_draft(
     origin = options.draft_revision, options.trust_remote_code
     facts = ModelFacts(resolve_model(draft, *origin), placement)
     name, tokenizer = get_name(draft), load_tokenizer(draft, *origin)
-    same_tokenizer, is_loaded_here, V = options.same_tokenizer, not is_network(draft), target.facts.V
+    same_tokenizer, is_loaded_here, V = (
+        options.same_tokenizer,
+        not is_network(draft),
+        target.facts.V,
+    )
     if not is_loaded_here:
         options.refuse("draft_dtype", because=f"{name} is no model that is loaded")
     if not facts.encoder_decoder and not same_tokenizer:

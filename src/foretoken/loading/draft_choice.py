@@ -19,7 +19,7 @@ from typing import cast
 
 from foretoken.costing import stored_costs
 from foretoken.costing.costs import DEFAULT_PARAMS, Costs
-from foretoken.costing.gamma import MAX_GAMMA, AcceptanceEstimate, make_cost_table, best_token_rate
+from foretoken.costing.gamma import MAX_GAMMA, AcceptanceEstimate, best_token_rate, make_cost_table
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import RepeatPrediction
 from foretoken.errors import LOOKUP_PREFIX, ForetokenError, base_name
@@ -27,15 +27,22 @@ from foretoken.loading.draft import make_target_copy
 from foretoken.loading.options import ROUNDED_DTYPES, list_smaller_dtypes
 from foretoken.loading.target import LoadedTarget
 from foretoken.speculator import Speculator
-from foretoken.storage.cache import save_cached_value, load_cached_values
+from foretoken.storage.cache import load_cached_values, save_cached_value
 
 log = logging.getLogger(__name__)
 
 DRAFT_CHOICES_FILE = "drafts.json"
-MIN_COPY_SPEEDUP = 1.05  # predicted tokens a second over plain decoding for which a copy is kept in memory
-MIN_STEP_SECONDS = 1e-3  # seconds of a plain step below which what lies outside the models outweighs guesses
+MIN_COPY_SPEEDUP = (
+    1.05  # predicted tokens a second over plain decoding for which a copy is kept in memory
+)
+MIN_STEP_SECONDS = (
+    1e-3  # seconds of a plain step below which what lies outside the models outweighs guesses
+)
 MIN_ROUNDING_SPEEDUP = 1.02  # predicted tokens a second for which a draft is rounded
-MIN_INT8_TIME_RATIO, MAX_INT8_ALPHA = 1.3, 0.99  # a draft in int8 against one in int4: its time at least, its alpha
+MIN_INT8_TIME_RATIO, MAX_INT8_ALPHA = (
+    1.3,
+    0.99,
+)  # a draft in int8 against one in int4: its time at least, its alpha
 
 
 def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
@@ -50,10 +57,14 @@ def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
         log.info("no draft was given: %s drafts", base_name(spec.draft_name))
         return spec
 
-    return _apply_stored_choice(lookup_spec, lambda: _measure_fastest_copy(lookup_spec, make_copy_spec), apply)
+    return _apply_stored_choice(
+        lookup_spec, lambda: _measure_fastest_copy(lookup_spec, make_copy_spec), apply
+    )
 
 
-def choose_draft_dtype(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> Speculator:
+def choose_draft_dtype(
+    spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
+) -> Speculator:
     """Return `spec`, whose draft is in `dtype`, or the same with its draft in eight or four bits,
     as was chosen before: until it is, `spec`."""
     make_cached = cache(make)
@@ -68,7 +79,9 @@ def choose_draft_dtype(spec: Speculator, dtype: str, make: Callable[[str], LMDra
         )
         return replace(spec, drafter=make_cached(kind))
 
-    return _apply_stored_choice(spec, lambda: _measure_fastest_dtype(spec, dtype, make_cached), apply)
+    return _apply_stored_choice(
+        spec, lambda: _measure_fastest_dtype(spec, dtype, make_cached), apply
+    )
 
 
 def _apply_stored_choice(
@@ -105,16 +118,22 @@ def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], L
         measured = rounded_spec.costing.get_step_costs(DEFAULT_PARAMS)
         # one text tells two acceptances apart no better than by luck; eight bits cost none
         prior = (
-            base.prior if smaller_dtype == "int8" else min(base.prior, measured.prior, key=itemgetter(1))
+            base.prior
+            if smaller_dtype == "int8"
+            else min(base.prior, measured.prior, key=itemgetter(1))
         )
         tokens_per_second = _predict_tokens_per_second(replace(measured, prior=prior))
-        if tokens_per_second < MIN_ROUNDING_SPEEDUP * best_rate:  # four bits gain nothing where eight do not
+        if (
+            tokens_per_second < MIN_ROUNDING_SPEEDUP * best_rate
+        ):  # four bits gain nothing where eight do not
             break
         best, best_rate = smaller_dtype, tokens_per_second
     return best
 
 
-def _measure_fastest_copy(lookup_spec: Speculator, make_copy_spec: Callable[[str], Speculator | None]) -> str:
+def _measure_fastest_copy(
+    lookup_spec: Speculator, make_copy_spec: Callable[[str], Speculator | None]
+) -> str:
     """Return the copy that is faster than look-up, "" where none is."""
     if lookup_spec.costing.get_step_costs(DEFAULT_PARAMS).seconds(0) < MIN_STEP_SECONDS:
         return ""
@@ -152,4 +171,6 @@ def _predict_speedup(measured: Costs) -> float:
 
 def _predict_tokens_per_second(measured: Costs) -> float:
     """Return tokens a second, by costs and the acceptance seen with them."""
-    return best_token_rate(AcceptanceEstimate(measured.prior), MAX_GAMMA, make_cost_table(measured, 1))
+    return best_token_rate(
+        AcceptanceEstimate(measured.prior), MAX_GAMMA, make_cost_table(measured, 1)
+    )

@@ -44,7 +44,9 @@ class ModelFacts:
             None if it has not, or has not been checked.
     """
 
-    def __init__(self, model: ModelSource | PreTrainedModel, placement: Placement | None = None) -> None:
+    def __init__(
+        self, model: ModelSource | PreTrainedModel, placement: Placement | None = None
+    ) -> None:
         self.source = model if isinstance(model, ModelSource) else None
         self.form_on_torch: tuple[CheckedBackend, list[str]] | None = None
         self._model = model

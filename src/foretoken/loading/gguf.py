@@ -63,7 +63,9 @@ def parse_once(file: Path | None) -> Iterator[None]:
     with PATCH_LOCK:
         originals = library.GGUFReader, library.get_tensor_name_map
         gguf_utils.tqdm = bars.tqdm  # which is silent if transformers' bars are turned off
-        library.GGUFReader = lambda path: _parse_file(originals[0], str(path), os.stat(path).st_mtime_ns)
+        library.GGUFReader = lambda path: _parse_file(
+            originals[0], str(path), os.stat(path).st_mtime_ns
+        )
         library.get_tensor_name_map = lru_cache(originals[1])
         try:
             yield
@@ -84,7 +86,9 @@ def find_end_ids(file: Path, configured: list[int]) -> list[int]:
     named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in END_TOKEN_FIELDS]
     tokens, types = (fields.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     token_types = types.contents() if types else []
-    control = {tokens.contents(i): i for i, kind in enumerate(token_types) if kind == CONTROL_TOKEN_TYPE}
+    control = {
+        tokens.contents(i): i for i, kind in enumerate(token_types) if kind == CONTROL_TOKEN_TYPE
+    }
     found = find_turn_end_ids(control) | {field.contents() for field in named if field}
     return sorted(found | set(configured) if named[0] or not found else found)
 

@@ -26,18 +26,18 @@ from foretoken.drafters.pairs import HiddenStateDraftModel, PairsDrafter
 from foretoken.errors import ForetokenError, RefusedError, log_error_kind, to_one_line
 from foretoken.loading.options import ROUNDED_DTYPES, LoadOptions
 from foretoken.loading.published_drafts import BLOCK_KINDS, PublishedDraft
-from foretoken.loading.target import TargetInfo, LoadedTarget, PendingDraft, TargetEmbeddings
+from foretoken.loading.target import LoadedTarget, PendingDraft, TargetEmbeddings, TargetInfo
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
-from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.stock import dflash_files, pair_files
 from foretoken.models.stock.assistant import StockAssistant
 from foretoken.models.stock.assistant_files import build_assistant
 from foretoken.models.stock.dflash import StockBlockModel
 from foretoken.models.stock.pair_files import PairsDraft
 from foretoken.models.stock.pairs import PairsNetwork, StockPairModel
-from foretoken.storage.cache import save_cached_value, load_cached_values
+from foretoken.storage.cache import load_cached_values, save_cached_value
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,9 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     if draft.kind == "eagle3":
         tensors = weights.read(weights.keys)
         embeddings = TargetEmbeddings(target.facts, None)
-        pairs = pair_files.build_eagle(draft.name, draft.config, tensors, structure, lambda: embeddings.head)
+        pairs = pair_files.build_eagle(
+            draft.name, draft.config, tensors, structure, lambda: embeddings.head
+        )
         if not pairs.other_taps:
             options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
         return PendingPairsDraft(draft, pairs, options).draft
@@ -89,7 +91,9 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     )
 
 
-def _prepare_assistant(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
+def _prepare_assistant(
+    draft: PublishedDraft, target: TargetInfo, options: LoadOptions
+) -> PendingDraft:
     options.refuse("draft_taps", "draft_dtype", because="an assistant is as its target is")
     if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED_DTYPES:
         asked = options.dtype if options.dtype in ROUNDED_DTYPES else options.runtime
@@ -116,13 +120,17 @@ def _prepare_assistant(draft: PublishedDraft, target: TargetInfo, options: LoadO
     return PendingDraft(attach, taps=(FINAL_TAP,), runtime="transformers")
 
 
-def _prepare_blocks(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
+def _prepare_blocks(
+    draft: PublishedDraft, target: TargetInfo, options: LoadOptions
+) -> PendingDraft:
     options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
     weights = FolderWeights(draft.folder)
     tensors = weights.read(weights.keys)
     text_config = target.facts.structure.config.get_text_config(decoder=True)
     size = text_config.hidden_size
-    dflash_files.require_fit(draft.config, tensors, size, target.facts.V, text_config.num_hidden_layers)
+    dflash_files.require_fit(
+        draft.config, tensors, size, target.facts.V, text_config.num_hidden_layers
+    )
     taps = dflash_files.parse_block_config(draft.config).layout.taps
 
     def attach(loaded: LoadedTarget) -> BlockDrafter:
@@ -130,7 +138,9 @@ def _prepare_blocks(draft: PublishedDraft, target: TargetInfo, options: LoadOpti
         embeddings = TargetEmbeddings(target.facts, loaded.model)
         head = nn.Linear(1, 1, bias=False, device="meta")
         head.weight = nn.Parameter(embeddings.head, requires_grad=False)
-        blocks = dflash_files.build_blocks_draft(draft.config, tensors, size, embeddings.embedding, head)
+        blocks = dflash_files.build_blocks_draft(
+            draft.config, tensors, size, embeddings.embedding, head
+        )
         blocks.network.to(model.device, _choose_torch_dtype(model, options.draft_dtype))
         return BlockDrafter(model, StockBlockModel(blocks))
 
@@ -174,18 +184,29 @@ class PendingPairsDraft:
             return pairs.taps
         if asked is None:
             return ()
-        ordered = sorted((pairs.taps, pairs.other_taps))  # inputs of layers come before their outputs
+        ordered = sorted(
+            (pairs.taps, pairs.other_taps)
+        )  # inputs of layers come before their outputs
         return ordered[asked == "outputs"]
 
     def attach(self, target: LoadedTarget) -> PairsDrafter:
         """Return the drafter. Raises RefusedError where the target shows no states."""
         model = _require_taps(target, self.taps, self.source.name)
-        own_embedding, embeddings = self.pairs.embedding, TargetEmbeddings(target.info.facts, target.model)
-        embedding = embeddings.embedding if own_embedding is None else nn.Embedding.from_pretrained(own_embedding)
+        own_embedding, embeddings = (
+            self.pairs.embedding,
+            TargetEmbeddings(target.info.facts, target.model),
+        )
+        embedding = (
+            embeddings.embedding
+            if own_embedding is None
+            else nn.Embedding.from_pretrained(own_embedding)
+        )
         decoder = self._make_decoder(model)
 
         def make(columns: slice | None) -> PairsDrafter:
-            return PairsDrafter(model, cast(HiddenStateDraftModel, decoder), embedding, self.pairs.ids, columns)
+            return PairsDrafter(
+                model, cast(HiddenStateDraftModel, decoder), embedding, self.pairs.ids, columns
+            )
 
         if self._requested_taps:
             return make(None)
@@ -246,7 +267,9 @@ def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
     """Return alpha on a text of the target's own."""
     spec = target.make_speculator(drafter, "the draft")
     prompt: Any = [0] if spec.tokenizer is None else PROBE_PROMPT
-    (completion,) = spec.generate(prompt, max_new_tokens=TRIAL_TOKENS, gamma=TRIAL_GAMMA, temperature=1.0, seed=0)
+    (completion,) = spec.generate(
+        prompt, max_new_tokens=TRIAL_TOKENS, gamma=TRIAL_GAMMA, temperature=1.0, seed=0
+    )
     alpha = completion.stats.alpha
     return 0.0 if alpha is None else alpha
 
@@ -262,7 +285,9 @@ def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
     weights, structure = FolderWeights(Path(folder.path)), target.facts.structure
     layers = structure.config.get_text_config(decoder=True).num_hidden_layers
     own = weights.read(pair_files.map_mtp_names(weights.keys, layers))
-    return _prepare_mtp(PublishedDraft(target.name, Path(folder.path), "mtp", {}), own, target, options)
+    return _prepare_mtp(
+        PublishedDraft(target.name, Path(folder.path), "mtp", {}), own, target, options
+    )
 
 
 def _prepare_mtp(

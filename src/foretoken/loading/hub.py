@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import InputError, to_one_line, format_value
+from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.loading import named_models
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")

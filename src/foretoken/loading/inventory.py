@@ -18,7 +18,11 @@ from foretoken.storage.files import parse_json
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 MAX_FOLDER_DEPTH = 3  # of folders below one that is searched
-TEXT_CONFIG_KEYS = ("text_config", "decoder", "transformer_layer_config")  # where a text model's config may be
+TEXT_CONFIG_KEYS = (
+    "text_config",
+    "decoder",
+    "transformer_layer_config",
+)  # where a text model's config may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +139,21 @@ def _read_model(name: str, path: Path) -> LocalModel | None:
     if not isinstance(config, dict) or not size:
         return None
     kind = published_drafts.get_draft_kind(config)
-    text_config = next((config[each] for each in TEXT_CONFIG_KEYS if isinstance(config.get(each), dict)), {})
+    text_config = next(
+        (config[each] for each in TEXT_CONFIG_KEYS if isinstance(config.get(each), dict)), {}
+    )
     merged_config: Any = {**text_config, **config}
     quantized = config.get("quantization_config") or {}
     return LocalModel(
         name,
         kind or str(config.get("model_type", "unknown")),
         kind is not None,
-        str(quantized.get("quant_method") or merged_config.get("dtype") or merged_config.get("torch_dtype") or "?"),
+        str(
+            quantized.get("quant_method")
+            or merged_config.get("dtype")
+            or merged_config.get("torch_dtype")
+            or "?"
+        ),
         size,
         merged_config.get("vocab_size"),
         merged_config.get("hidden_size"),

@@ -17,17 +17,21 @@ from foretoken.drafters.lookup import RepeatPrediction
 from foretoken.errors import LOOKUP_PREFIX, RefusedError, base_name
 from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, merging, named_models
+from foretoken.loading.draft import get_name, is_draft_name, resolve_draft
 from foretoken.loading.draft_choice import choose_draft, choose_draft_dtype
-from foretoken.loading.draft import is_draft_name, resolve_draft, get_name
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.memory import require_device
 from foretoken.loading.options import LOAD_OPTIONS, LoadKeywords, LoadOptions, require_known
 from foretoken.loading.runtimes.native import start_loading
 from foretoken.loading.runtimes.place import place
-from foretoken.loading.sources import get_processor_loader
-from foretoken.loading.sources import resolve_model, find_source, unwrap_model
-from foretoken.loading.sources import load_tokenizer
-from foretoken.loading.target import TargetInfo, LoadedTarget, add_turn_ends
+from foretoken.loading.sources import (
+    find_source,
+    get_processor_loader,
+    load_tokenizer,
+    resolve_model,
+    unwrap_model,
+)
+from foretoken.loading.target import LoadedTarget, TargetInfo, add_turn_ends
 from foretoken.sampling.options import add_args_section
 from foretoken.slow_log import log_if_slow
 from foretoken.speculator import Speculator
@@ -97,7 +101,10 @@ def load_checked(
     refuse what the target's files alone decide, such as messages without a chat template."""
     require_known(options, "load")
     load_options = LoadOptions(**options)
-    target, draft = cast(Any, unwrap_model(target, "target")), cast(Any, unwrap_model(draft, "draft"))
+    target, draft = (
+        cast(Any, unwrap_model(target, "target")),
+        cast(Any, unwrap_model(draft, "draft")),
+    )
     target = named_models.get_default_target() if target is None else target
     with hide_progress_bars(), log_if_slow(log, "loading %s", base_name(get_name(target))):
         return _load(check, target, draft, load_options)
@@ -122,15 +129,29 @@ def _load(
     options: LoadOptions,
 ) -> Speculator:
     device = require_device(options.device)
-    shipped_draft = named_models.get_shipped_draft(target) if target == named_models.NOVELS or device.type == "cpu" else None
+    shipped_draft = (
+        named_models.get_shipped_draft(target)
+        if target == named_models.NOVELS or device.type == "cpu"
+        else None
+    )
     full_draft: Any = shipped_draft if draft is None else draft
-    draft_without_lookup = named_models.strip_lookup(full_draft) if isinstance(full_draft, str) else full_draft
-    draft_to_load = "lookup" if draft_without_lookup is None else named_models.find_draft_folder(draft_without_lookup) or draft_without_lookup
+    draft_without_lookup = (
+        named_models.strip_lookup(full_draft) if isinstance(full_draft, str) else full_draft
+    )
+    draft_to_load = (
+        "lookup"
+        if draft_without_lookup is None
+        else named_models.find_draft_folder(draft_without_lookup) or draft_without_lookup
+    )
     placement = Placement(options.dtype, device, options.runtime)
-    model_source = resolve_model(target, options.revision, options.trust_remote_code, options.adapter)
+    model_source = resolve_model(
+        target, options.revision, options.trust_remote_code, options.adapter
+    )
     facts = ModelFacts(model_source, placement)
     # a draft by name does not say how the target is to run
-    early_model = start_loading(facts, placement) if facts.cached and is_draft_name(draft_to_load) else None
+    early_model = (
+        start_loading(facts, placement) if facts.cached and is_draft_name(draft_to_load) else None
+    )
     info = _read_target(target, facts, options)
     check(info)
     if facts.source is not None:
@@ -172,7 +193,11 @@ def require_adapters(
     of any are read."""
     if names:
         load_options = LoadOptions(**options)
-        base = find_source(target or named_models.get_default_target(), load_options.revision, load_options.trust_remote_code)
+        base = find_source(
+            target or named_models.get_default_target(),
+            load_options.revision,
+            load_options.trust_remote_code,
+        )
         for name in names:
             merging.require_fit(base.structure, adapters.find_adapter(name))
 
@@ -190,12 +215,18 @@ def _read_target(
     if options.tokenizer is None:
         tokenizer = load_tokenizer(target, options.revision, options.trust_remote_code)
     else:
-        tokenizer = load_tokenizer(options.tokenizer, None, options.trust_remote_code, required=True)
+        tokenizer = load_tokenizer(
+            options.tokenizer, None, options.trust_remote_code, required=True
+        )
     ends, remark = add_turn_ends(settings.ends, tokenizer)
     if remark:
         log.log(logging.INFO if ends != settings.ends else logging.WARNING, remark)
     settings = replace(settings, ends=ends)
-    name = get_name(target) if options.adapter is None else f"{get_name(target)} with {options.adapter}"
+    name = (
+        get_name(target)
+        if options.adapter is None
+        else f"{get_name(target)} with {options.adapter}"
+    )
     load_processor = None if facts.source is None else get_processor_loader(facts.source)
     return TargetInfo(name, facts, settings, tokenizer, load_processor)
 

@@ -65,7 +65,9 @@ def _get_cgroup_free_bytes() -> int | None:
     for limit, used, idle in CGROUP_FILES:
         values = [*_read_lines(CGROUP_ROOT / limit), *_read_lines(CGROUP_ROOT / used)]
         if len(values) == 2 and all(value.isdigit() for value in values):
-            stats = dict(line.split() for line in _read_lines((CGROUP_ROOT / used).parent / "memory.stat"))
+            stats = dict(
+                line.split() for line in _read_lines((CGROUP_ROOT / used).parent / "memory.stat")
+            )
             taken = int(values[1]) - int(stats.get(idle, 0))
             return max(0, int(values[0]) - taken)
     return None

@@ -21,7 +21,10 @@ from foretoken.loading import adapters
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-REFUSED_WARNINGS = (".*missing adapter keys", ".*tie_word_embeddings")  # warnings of peft's: errors here
+REFUSED_WARNINGS = (
+    ".*missing adapter keys",
+    ".*tie_word_embeddings",
+)  # warnings of peft's: errors here
 
 
 def _import_peft() -> Any:
@@ -114,7 +117,11 @@ def _require_every_key(wrapped: Any, adapter: Path) -> None:
         for name in shapes.keys() & needed
         if shapes[name] != needed[name]
     }
-    kinds = (needed.keys() - shapes, "lacks"), (surplus, "has no place in it for"), (misshapen, "holds")
+    kinds = (
+        (needed.keys() - shapes, "lacks"),
+        (surplus, "has no place in it for"),
+        (misshapen, "holds"),
+    )
     for names, verb in kinds:
         if names:
             raise InputError(

@@ -96,7 +96,11 @@ def get_shipped_name(path: str | Path) -> str:
 def find_smollm2() -> Path | None:
     """Return the file of SmolLM2-135M-Instruct; None where its package is not installed."""
     spec = find_spec(SMOLLM2_PACKAGE)  # which imports nothing
-    places = (Path(place) / SMOLLM2_FILE for place in spec.submodule_search_locations or ()) if spec else ()
+    places = (
+        (Path(place) / SMOLLM2_FILE for place in spec.submodule_search_locations or ())
+        if spec
+        else ()
+    )
     return next((file for file in places if file.is_file()), None)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import InputError, to_one_line, format_value
+from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
@@ -14,7 +14,11 @@ DRAFT_FILE_PATTERNS = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the 
 BLOCK_KINDS = ("dflash", "dspark")
 ASSISTANT_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 MUSE_MODEL_TYPE = "muse_glimmer_assistant"
-ARCHITECTURE_KINDS = (("Eagle3", "eagle3"), ("DSpark", "dspark"), ("DFlash", "dflash"))  # of architectures
+ARCHITECTURE_KINDS = (
+    ("Eagle3", "eagle3"),
+    ("DSpark", "dspark"),
+    ("DFlash", "dflash"),
+)  # of architectures
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,11 @@ def _fetch_config(name: str, revision: str | None) -> Path | None:
 def _fetch(name: str, revision: str | None) -> Path:
     options: dict[str, Any] = {"revision": revision, "allow_patterns": DRAFT_FILE_PATTERNS}
     try:
-        return Path(hub.import_hub().snapshot_download(name, **options, **hub.resolve_options(name, revision)))
+        return Path(
+            hub.import_hub().snapshot_download(
+                name, **options, **hub.resolve_options(name, revision)
+            )
+        )
     except Exception as error:  # of many kinds
         raise InputError(f"{name} cannot be had from the hub: {to_one_line(error)}") from None
 
@@ -120,4 +128,8 @@ def get_draft_kind(config: dict[str, Any]) -> str | None:
     for word, kind in ARCHITECTURE_KINDS:
         if word in kinds:
             return kind
-    return "dflash" if "dflash_config" in config or config.get("model_type") == MUSE_MODEL_TYPE else None
+    return (
+        "dflash"
+        if "dflash_config" in config or config.get("model_type") == MUSE_MODEL_TYPE
+        else None
+    )

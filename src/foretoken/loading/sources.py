@@ -27,7 +27,7 @@ from foretoken.loading import adapters, gguf, hub, memory, merging, named_models
 from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.models.stock.sizes import get_max_positions
 from foretoken.models.stock.third_party import third_party_sources
-from foretoken.storage.cache import save_cached_value, load_cached_values, get_versions
+from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 from foretoken.storage.files import parse_json
 
 if TYPE_CHECKING:
@@ -42,7 +42,11 @@ WRAPPED_ATTRIBUTES = {
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
 }
-PROCESSOR_LIBRARIES = ("torchaudio", "mistral-common", "librosa")  # that some processors need beside
+PROCESSOR_LIBRARIES = (
+    "torchaudio",
+    "mistral-common",
+    "librosa",
+)  # that some processors need beside
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = (
     "tokenizer_config.json",  # a tokenizer of bytes has no other file
@@ -123,7 +127,9 @@ class ModelSource:
             problem = f"{self.name} cannot be built from its config"
             raise InputError(f"{problem}: {to_one_line(error)}") from None
         get_max_positions(network.config.get_text_config(decoder=True))
-        weights.require_matching_layers(self.name, network, self._dtypes, in_gguf=self.gguf is not None)
+        weights.require_matching_layers(
+            self.name, network, self._dtypes, in_gguf=self.gguf is not None
+        )
         if self.gguf:  # the model's config holds what else the file says
             settings: Any = network.generation_config
             settings.eos_token_id = gguf.find_end_ids(self.gguf, list_ids(settings, "eos_token_id"))
@@ -150,7 +156,11 @@ class ModelSource:
         if self.adapter is not None:
             merging.require_fit(self.structure, self.adapter)
         options = self.options | {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        options |= gguf.get_dequantize_options() if self.gguf else weights.get_dequantize_options(self.config, self.name)
+        options |= (
+            gguf.get_dequantize_options()
+            if self.gguf
+            else weights.get_dequantize_options(self.config, self.name)
+        )
         try:
             auto = _choose_auto_class(self.config, self.name, self.trust)
             with gguf.parse_once(self.gguf):
@@ -180,7 +190,9 @@ class ModelSource:
             return None
         if self.gguf:
             return [self.gguf, *self.adapter_files]
-        files = {file for pattern in MODEL_FILE_PATTERNS for file in folder.glob(pattern)} | {*self.adapter_files}
+        files = {file for pattern in MODEL_FILE_PATTERNS for file in folder.glob(pattern)} | {
+            *self.adapter_files
+        }
         named = _read_json(folder / "config.json").get("transformers_weights")
         files |= {folder / named} if isinstance(named, str) else set()
         for index in [file for file in files if file.name.endswith(".index.json")]:
@@ -274,7 +286,9 @@ def unwrap_model(model: object, name: str) -> object:
     Raises InputError, with the remedy, for an adapter's wrapper, whose weights are not the
     network's, and for a pipeline.
     """
-    while attribute := WRAPPED_ATTRIBUTES.get(f"{type(model).__module__}.{type(model).__qualname__}"):
+    while attribute := WRAPPED_ATTRIBUTES.get(
+        f"{type(model).__module__}.{type(model).__qualname__}"
+    ):
         model = getattr(model, attribute)
     if is_network(model) or isinstance(model, type) or hasattr(model, "propose"):
         config = getattr(model, "config", None)
@@ -403,7 +417,9 @@ def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
             return transformers.AutoProcessor.from_pretrained(model.path, **model.options)
         except Exception as error:  # the library raises many kinds, and its extras are missing
             problem = f"the processor of {model.name} cannot be read: {to_one_line(error)}"
-            named = next((each for each in PROCESSOR_LIBRARIES if each in str(error)), "'foretoken[media]'")
+            named = next(
+                (each for each in PROCESSOR_LIBRARIES if each in str(error)), "'foretoken[media]'"
+            )
             raise InputError(f"{problem}; pip install {named}") from None
 
     return load
@@ -419,14 +435,19 @@ def _load_tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedToke
         return getattr(import_module(module), kind).from_pretrained(name, **options)
     loaded = transformers.AutoTokenizer.from_pretrained(name, **options)
     if key:
-        save_cached_value(TOKENIZER_CLASSES_FILE, key, f"{type(loaded).__module__}:{type(loaded).__qualname__}")
+        save_cached_value(
+            TOKENIZER_CLASSES_FILE, key, f"{type(loaded).__module__}:{type(loaded).__qualname__}"
+        )
     return loaded
 
 
 def _compute_class_key(folder: Path) -> str:
     """Return a digest of all that the choice of a tokenizer's class depends on."""
     files = sorted(file.name for file in folder.iterdir())
-    parts = [*files, *((folder / name).read_text() for name in TOKENIZER_CLASS_INPUTS if name in files)]
+    parts = [
+        *files,
+        *((folder / name).read_text() for name in TOKENIZER_CLASS_INPUTS if name in files),
+    ]
     parts += get_versions().values()
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

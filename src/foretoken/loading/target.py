@@ -23,7 +23,7 @@ from foretoken.loading.facts import ModelFacts
 from foretoken.loading.weights import FolderWeights
 from foretoken.models.base import Model
 from foretoken.speculator import Speculator
-from foretoken.text.templates import find_turn_end_ids, get_special_ids, find_turn_end_tokens
+from foretoken.text.templates import find_turn_end_ids, find_turn_end_tokens, get_special_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 GGUF_EMBEDDING, GGUF_OUTPUT = "token_embd.weight", "output.weight"  # in GGUF files
 
 
-def add_turn_ends(ends: EndTokens, tokenizer: PreTrainedTokenizerBase | None) -> tuple[EndTokens, str | None]:
+def add_turn_ends(
+    ends: EndTokens, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[EndTokens, str | None]:
     """Return a model's ends, with the token that ends the chat template's turns where it is known
     to do so, and a remark where the model's files name none of the template's."""
     names = [] if tokenizer is None else find_turn_end_tokens(tokenizer)

@@ -17,7 +17,7 @@ from foretoken.errors import ForetokenError
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.base import Model
 from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
-from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
+from foretoken.models.vocabularies.vocabulary import Vocabulary, VocabularyMap
 from foretoken.slow_log import log_if_slow
 from foretoken.text.decoding import find_differing_tokens
 
@@ -31,7 +31,11 @@ TRIAL_PROMPTS = (
     "The answer to this question is",
     "She opened the door and",
 )
-TRIAL_TOKENS, TRIAL_GAMMA, TRIAL_SEED = 24, 3, 0  # of each prompt's text, at the temperatures 0 and 1
+TRIAL_TOKENS, TRIAL_GAMMA, TRIAL_SEED = (
+    24,
+    3,
+    0,
+)  # of each prompt's text, at the temperatures 0 and 1
 COVERAGE_STRIDE = 6  # tokens a look at the draft's whole distribution
 WAY_NAMES = {True: "by its text", False: "by shared words"}
 
@@ -44,21 +48,32 @@ class _Trial(NamedTuple):
     sequences: list[list[int]]  # the target's, prompts included
 
 
-ModelVocabulary = tuple[str, "PreTrainedTokenizerBase | None", int]  # a model's name, tokenizer and V
+ModelVocabulary = tuple[
+    str, "PreTrainedTokenizerBase | None", int
+]  # a model's name, tokenizer and V
 
 
 def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> VocabularyMap | None:
     """Return the words of both; None where ids mean the same, or without two tokenizers to compare.
     RefusedError where they share no word, and as `Words.of`."""
     (name, draft_tokenizer, draft_V), (target_name, target_tokenizer, V) = draft, target
-    if draft_tokenizer is None or target_tokenizer is None or not find_differing_tokens(draft_tokenizer, target_tokenizer):
+    if (
+        draft_tokenizer is None
+        or target_tokenizer is None
+        or not find_differing_tokens(draft_tokenizer, target_tokenizer)
+    ):
         return None
-    dictionary = VocabularyMap(Vocabulary.from_tokenizer(target_name, target_tokenizer, V), Vocabulary.from_tokenizer(name, draft_tokenizer, draft_V))
+    dictionary = VocabularyMap(
+        Vocabulary.from_tokenizer(target_name, target_tokenizer, V),
+        Vocabulary.from_tokenizer(name, draft_tokenizer, draft_V),
+    )
     dictionary.require(name, target_name)
     return dictionary
 
 
-def make_translated_drafter(name: str, model: Model, dictionary: VocabularyMap, target: LoadedTarget) -> LMDrafter:
+def make_translated_drafter(
+    name: str, model: Model, dictionary: VocabularyMap, target: LoadedTarget
+) -> LMDrafter:
     """Return the drafter that a model of other words than the target's makes: it guesses in the
     better of both ways, greedily and sampled, by a few texts of the target's: in seconds, and the
     same each time."""
@@ -70,14 +85,19 @@ def make_translated_drafter(name: str, model: Model, dictionary: VocabularyMap, 
     try:
         with log_if_slow(log, "trying how %s guesses best", name):
             trials = {
-                (greedy, by_text): _run_trial(target, make_drafter(TextDrafting(by_text, by_text)), greedy=greedy)
+                (greedy, by_text): _run_trial(
+                    target, make_drafter(TextDrafting(by_text, by_text)), greedy=greedy
+                )
                 for greedy in (True, False)
                 for by_text in (True, False)
             }
     except ForetokenError as error:  # such as a target that cannot read the prompts
         log.info("%s guesses as it would by default: %s", name, error)
         return make_drafter(TextDrafting())
-    better = (trials[greedy, True].tokens_per_step > trials[greedy, False].tokens_per_step for greedy in (True, False))
+    better = (
+        trials[greedy, True].tokens_per_step > trials[greedy, False].tokens_per_step
+        for greedy in (True, False)
+    )
     best = make_drafter(TextDrafting(*better))
     _log_choice(name, best, trials)
     return best
@@ -107,7 +127,9 @@ def _log_choice(name: str, drafter: LMDrafter, trials: dict[tuple[bool, bool], _
     model = drafter.model
     assert isinstance(model, TranslatedModel)
     sequences = trials[False, False].sequences
-    coverage = model.measure_coverage([text[:n] for text in sequences for n in range(len(text), 0, -COVERAGE_STRIDE)])
+    coverage = model.measure_coverage(
+        [text[:n] for text in sequences for n in range(len(text), 0, -COVERAGE_STRIDE)]
+    )
     log.info(
         "%s has another tokenizer: %d of its %d words are the target's too, with %.1f %% of its"
         " mass in the target's texts; it guesses %s at temperature 0 and %s above (alpha %s)",

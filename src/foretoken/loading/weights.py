@@ -21,7 +21,7 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor
 
-from foretoken.errors import InputError, RefusedError, to_one_line, format_value
+from foretoken.errors import InputError, RefusedError, format_value, to_one_line
 from foretoken.loading import gguf
 from foretoken.loading.hub import is_folder
 
@@ -54,7 +54,9 @@ class FolderWeights:
                     return dict.fromkeys(_read_dtypes(file), file)
         except Exception as error:  # of the libraries, of many kinds
             raise self._refusal(error) from None
-        raise InputError(f"{self.folder} holds no weights; {' or '.join(WEIGHT_FILES)} must be there")
+        raise InputError(
+            f"{self.folder} holds no weights; {' or '.join(WEIGHT_FILES)} must be there"
+        )
 
     @property
     def keys(self) -> Iterable[str]:
@@ -77,7 +79,9 @@ class FolderWeights:
         for key in keys:
             by_file.setdefault(self._file_of_key[key], []).append(key)
         try:
-            return {k: x for file, some in by_file.items() for k, x in _read_tensors(file, some).items()}
+            return {
+                k: x for file, some in by_file.items() for k, x in _read_tensors(file, some).items()
+            }
         except Exception as error:  # as above
             raise self._refusal(error) from None
 
@@ -126,7 +130,11 @@ def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, s
             if not isinstance(count, int):
                 continue
             if count > limit:
-                held = f"its files hold {len(dtypes)} weights" if dtypes else f"{MAX_LAYERS} is the limit"
+                held = (
+                    f"its files hold {len(dtypes)} weights"
+                    if dtypes
+                    else f"{MAX_LAYERS} is the limit"
+                )
                 raise InputError(
                     f"{name} has {entry} {format_value(count)} in its config, {held}; give a config and "
                     "weights of one model"
@@ -150,13 +158,17 @@ def require_matching_layers(
     ignored = [re.compile(each) for each in network._keys_to_ignore_on_load_unexpected or ()]
     stored_keys = [key for key in dtypes if not any(each.search(key) for each in ignored)]
     model_keys, prefix = {*network.state_dict()}, f"{network.base_model_prefix}."
-    model_keys |= {key.removeprefix(prefix) for key in model_keys}  # as files of a model without a head have them
+    model_keys |= {
+        key.removeprefix(prefix) for key in model_keys
+    }  # as files of a model without a head have them
     require_layers(name, model_keys, stored_keys)
     parts: list[Any] = [network.config, network.config.get_text_config(decoder=True)]
     if any(getattr(part, "quantization_config", None) for part in parts):
         return
     for key in stored_keys:
-        if INTEGER_DTYPE.fullmatch(dtypes[key]) and (key.endswith(".weight") or _is_weight(network, key)):
+        if INTEGER_DTYPE.fullmatch(dtypes[key]) and (
+            key.endswith(".weight") or _is_weight(network, key)
+        ):
             raise InputError(
                 f"{name} holds {key} in {dtypes[key]}, and its config has no quantization_config "
                 "for it; give weights in float32, float16 or "

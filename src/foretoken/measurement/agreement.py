@@ -18,9 +18,14 @@ from foretoken.drafters.base import Draft, Drafter, list_parts
 from foretoken.lease import hold_lease
 from foretoken.models.base import Model
 from foretoken.request import Request
-from foretoken.sampling.distributions import SamplingParams, require_valid_logits, probabilities, require_finite
-from foretoken.sampling.draw import Draw
 from foretoken.sampling.acceptance_rules import overlap
+from foretoken.sampling.distributions import (
+    SamplingParams,
+    probabilities,
+    require_finite,
+    require_valid_logits,
+)
+from foretoken.sampling.draw import Draw
 
 # positions in a pass of the target: distributions of a whole text would take much memory
 POSITIONS_PER_FORWARD = 32
@@ -42,7 +47,10 @@ def compute_overlaps(
     None where the drafter makes no draft token: nothing is kept there, so count it as 0.
     RefusedError where one of them is in use.
     """
-    return [_compute_beta(place) for place in replay_positions(target, drafter, request, output, params, params)]
+    return [
+        _compute_beta(place)
+        for place in replay_positions(target, drafter, request, output, params, params)
+    ]
 
 
 @torch.inference_mode()
@@ -110,5 +118,9 @@ def _compute_beta(position: ScoredPosition) -> float | None:
         return None
     q = None if position.q is None else position.q[None, None]
     return float(
-        overlap(position.p[None, None], q, torch.tensor([[position.draft_token]], device=position.p.device))
+        overlap(
+            position.p[None, None],
+            q,
+            torch.tensor([[position.draft_token]], device=position.p.device),
+        )
     )

@@ -20,6 +20,10 @@ from foretoken.inputs import Prompt
 from foretoken.loading import hub, named_models
 from foretoken.loading.options import LoadOptions
 from foretoken.loading.target import TargetInfo
+from foretoken.measurement.footprint import compute_model_footprint
+from foretoken.measurement.machine import get_machine, get_peak_bytes, measure_bandwidth
+from foretoken.measurement.options import BenchOptions, format_gamma
+from foretoken.measurement.plan import BENCH_FILE_FORMAT, PlanOptions, choose_plan
 from foretoken.measurement.races import (
     ContestantKey,
     Race,
@@ -27,13 +31,9 @@ from foretoken.measurement.races import (
     RunTurn,
     make_own_turns,
     prepare_tasks,
-    run_rounds,
     repeat_tasks,
+    run_rounds,
 )
-from foretoken.measurement.footprint import compute_model_footprint
-from foretoken.measurement.machine import measure_bandwidth, get_machine, get_peak_bytes
-from foretoken.measurement.options import BenchOptions, format_gamma
-from foretoken.measurement.plan import BENCH_FILE_FORMAT, PlanOptions, choose_plan
 from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.storage import files
 
@@ -67,9 +67,15 @@ class Benchmark:
     def __post_init__(self) -> None:
         """Begin with what the same command has saved. InputError for another file at `out`."""
         if self.options.batch[-1] > MAX_BATCH_SIZE:
-            raise InputError(f"batch is {self.options.batch}; give numbers from 1 to {MAX_BATCH_SIZE}")
+            raise InputError(
+                f"batch is {self.options.batch}; give numbers from 1 to {MAX_BATCH_SIZE}"
+            )
         machine = get_machine(torch.device(self.options.loading.get("device", "cpu")))
-        identity = {"format": BENCH_FILE_FORMAT, "machine": asdict(machine), "asked": asdict(self.options)}
+        identity = {
+            "format": BENCH_FILE_FORMAT,
+            "machine": asdict(machine),
+            "asked": asdict(self.options),
+        }
         identity["files_sha256"] = self._hash_files()
         self.document = {"date": date.today().isoformat(), "figures": [], **identity}
         self.document |= dict.fromkeys(("runtime", "memory", "others", "best"))
@@ -125,7 +131,12 @@ class Benchmark:
             raced = self._run_race(turns, batch_tasks, spec.draft_name, together=batch_size > 1)
             if raced.rounds:
                 others = contention.compute_others_share([contention.measure_since(reading)])
-                head = {"asked": draft, "draft": spec.draft_name, "batch": batch_size, "others": others}
+                head = {
+                    "asked": draft,
+                    "draft": spec.draft_name,
+                    "batch": batch_size,
+                    "others": others,
+                }
                 self.document["figures"] += [
                     head | asdict(raced.compute_figures(key)) for key in raced.rounds[0]
                 ]
@@ -136,7 +147,12 @@ class Benchmark:
         return True
 
     def _run_race(
-        self, turns: dict[ContestantKey, RunTurn], tasks: list[RaceTask], draft: str, *, together: bool
+        self,
+        turns: dict[ContestantKey, RunTurn],
+        tasks: list[RaceTask],
+        draft: str,
+        *,
+        together: bool,
     ) -> Race:
         """Run the rounds, and show progress."""
         repeats, batch_size = self.options.repeats, len(tasks) if together else 1
@@ -151,7 +167,9 @@ class Benchmark:
         """Return the bytes that a pass of the target reads, and how fast this machine reads."""
         options = LoadOptions(**self.options.loading)
         how = options.dtype, options.revision
-        model = compute_model_footprint(spec.target, spec.target_name, *how, trust=options.trust_remote_code)
+        model = compute_model_footprint(
+            spec.target, spec.target_name, *how, trust=options.trust_remote_code
+        )
         peak = get_peak_bytes(spec.target.device)  # before the large read
         seconds, size = measure_bandwidth(spec.target.device)
         return {
@@ -164,7 +182,9 @@ class Benchmark:
     def _conclude(self) -> None:
         """Note the fastest draft and gamma, and the share of the processors that others took."""
         options, rows = self.options, self.document["figures"]
-        measured = PlanOptions(None, options.rule, options.temperature, options.top_k, options.top_p)
+        measured = PlanOptions(
+            None, options.rule, options.temperature, options.top_k, options.top_p
+        )
         load = {"target": options.target, **options.loading}
         self.document["best"] = asdict(choose_plan(rows, measured, load)) if rows else None
         shares = [row["others"] for row in rows if row["others"] is not None]

@@ -16,7 +16,7 @@ from foretoken.loading.memory import get_free_bytes, require_device
 from foretoken.loading.options import LoadOptions
 from foretoken.loading.runtimes.native import describe_abilities
 from foretoken.loading.runtimes.place import place
-from foretoken.loading.sources import ModelSource, get_processor_loader, find_source, load_tokenizer
+from foretoken.loading.sources import ModelSource, find_source, get_processor_loader, load_tokenizer
 from foretoken.loading.target import add_turn_ends
 from foretoken.measurement import machine
 from foretoken.storage.cache import get_versions

@@ -49,7 +49,10 @@ def estimate_ratio(
     Student's t over prompts, on the residuals tops - value x bottoms. None where the bottoms are
     all 0 or there are fewer than two prompts.
     """
-    top, bottom = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
+    top, bottom = (
+        np.asarray(numerators, dtype=np.float64),
+        np.asarray(denominators, dtype=np.float64),
+    )
     n, total = len(top), float(bottom.sum())
     if n < 2 or total == 0:
         return None
@@ -107,7 +110,9 @@ def compute_noncentrality(dof: int, level: float) -> float:
     return float(special.chndtrinc(special.chdtri(dof, level), dof, 1 - TEST_POWER))
 
 
-def run_uniformity_test(name: str, unit: str, u: Tensor, level: float, bins: int = 32) -> HypothesisTest:
+def run_uniformity_test(
+    name: str, unit: str, u: Tensor, level: float, bins: int = 32
+) -> HypothesisTest:
     """Test whether the numbers `u [n]` are uniform on [0, 1)."""
     n = len(u)
     bins = max(2, min(bins, n // MIN_CELL_COUNT))
@@ -117,7 +122,9 @@ def run_uniformity_test(name: str, unit: str, u: Tensor, level: float, bins: int
     return HypothesisTest(name, unit, n, chi_square_tail(statistic, bins - 1), min_variation)
 
 
-def run_frequency_test(name: str, unit: str, hits: Tensor, chances: Tensor, level: float) -> HypothesisTest:
+def run_frequency_test(
+    name: str, unit: str, hits: Tensor, chances: Tensor, level: float
+) -> HypothesisTest:
     """Test whether events `hits [n]` are as frequent as `chances [n]`, each given the past,
     imply."""
     variance = float((chances * (1 - chances)).sum())

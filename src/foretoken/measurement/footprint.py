@@ -42,7 +42,10 @@ def compute_model_footprint(
     facts = (name, model.runtime, dtype, model.encoder_decoder)
     if network is None:
         return Footprint(*facts, None, None)
-    num_weights, num_multiplied = sum(each.numel() for each in network.parameters()), _count_multiplied_weights(network)
+    num_weights, num_multiplied = (
+        sum(each.numel() for each in network.parameters()),
+        _count_multiplied_weights(network),
+    )
     weight_bytes, pass_bytes = _get_native_bytes(model) or (None, None)
     if pass_bytes is None:
         kind = getattr(network.config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
@@ -80,11 +83,15 @@ def compute_drafter_footprint(
         place = str(named_models.find_draft_folder(name) or name)
         model = compute_model_footprint(drafter.model, place, dtype, revision, trust=trust)
         return replace(model, name=name)
-    none = 0 if drafter.runtime == PYTHON_RUNTIME else None  # else it has products that are not counted
+    none = (
+        0 if drafter.runtime == PYTHON_RUNTIME else None
+    )  # else it has products that are not counted
     return Footprint(name, drafter.runtime, "", False, None, none)
 
 
-def _get_network(model: Model, name: str, revision: str | None, trust: bool) -> PreTrainedModel | None:
+def _get_network(
+    model: Model, name: str, revision: str | None, trust: bool
+) -> PreTrainedModel | None:
     """Return the network, or one without weights; None where transformers cannot build it."""
     network = model.model
     if isinstance(network, PreTrainedModel):
@@ -104,7 +111,9 @@ def _count_multiplied_weights(network: PreTrainedModel) -> int:
     token meets, or all. Cross-attention's keys and values, made once per source, are counted.
     """
     head = network.get_output_embeddings()
-    skipped = {id(weight) for weight in _list_embeddings(network)} | _get_encoder_weight_ids(network)
+    skipped = {id(weight) for weight in _list_embeddings(network)} | _get_encoder_weight_ids(
+        network
+    )
     skipped -= {id(head.weight)} if isinstance(head, nn.Linear) else set()
     share = _compute_experts_share(network.config)
     total = 0.0

@@ -127,7 +127,11 @@ class Processor:
     def lacks(self) -> list[str]:
         """The abilities that are sought and missing, where that is known and it is not Arm's."""
         abilities = self.abilities or []
-        return [name for name in REPORTED_CPU_FEATURES if name not in abilities] if "AVX2" in abilities else []
+        return (
+            [name for name in REPORTED_CPU_FEATURES if name not in abilities]
+            if "AVX2" in abilities
+            else []
+        )
 
 
 def get_processor(info: Path = Path("/proc/cpuinfo")) -> Processor:

@@ -66,7 +66,9 @@ def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[st
     }
     trusted = {key for key, all in contestants.items() if are_trusted(all)}
     drafted = [key for key in gains if key[1] != 0]
-    certain = [k for k in drafted if k in trusted and _are_beyond_one(contestants[k], "q1", above=True)]
+    certain = [
+        k for k in drafted if k in trusted and _are_beyond_one(contestants[k], "q1", above=True)
+    ]
     best = max(certain or drafted or gains, key=lambda key: gains[key])
     tried, gamma = best
     if not certain:

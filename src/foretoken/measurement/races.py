@@ -107,10 +107,14 @@ def run_own_turn(
     ]
 
 
-def make_own_turns(spec: Speculator, gammas: Sequence[int], rule: str) -> dict[ContestantKey, RunTurn]:
+def make_own_turns(
+    spec: Speculator, gammas: Sequence[int], rule: str
+) -> dict[ContestantKey, RunTurn]:
     """Return plain decoding and, with a draft, these gammas and the automatic one."""
     ours = [*sorted({0, *gammas}), None] if spec.costing.drafts else [0]
-    return {(OWN_LIBRARY, gamma): partial(run_own_turn, spec, gamma=gamma, rule=rule) for gamma in ours}
+    return {
+        (OWN_LIBRARY, gamma): partial(run_own_turn, spec, gamma=gamma, rule=rule) for gamma in ours
+    }
 
 
 def repeat_tasks(tasks: list[RaceTask], count: int) -> list[RaceTask]:
@@ -169,7 +173,9 @@ class SpeedupPrediction:
     predicted: float  # the same with the measured v
 
 
-MIN_PREDICTION_DRAFT_TOKENS = 8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
+MIN_PREDICTION_DRAFT_TOKENS = (
+    8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
+)
 
 
 def predict(
@@ -274,7 +280,9 @@ class Comparison:
 COMPARISON_REPEATS = 3  # of a comparison
 
 
-def compare_with_plain(spec: Speculator, prompt: Prompt, repeats: int = COMPARISON_REPEATS, **options: Any) -> Comparison:
+def compare_with_plain(
+    spec: Speculator, prompt: Prompt, repeats: int = COMPARISON_REPEATS, **options: Any
+) -> Comparison:
     """Generate `repeats` times plainly and speculatively, alternating; options are `generate`'s.
 
     Raises KeyboardInterrupt where one was interrupted.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.errors import InputError, to_one_line, format_value
+from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.media.data_urls import decode_data_url, is_data_url
 
 MIN_SAMPLING_RATE, MAX_SAMPLING_RATE = 1000, 768_000  # Hz
@@ -21,7 +21,9 @@ VAGUE_ERROR_CODES = (0, 1, 29)  # error codes of libsndfile with a meaningless m
 AUDIO_REMEDY = "give an audio file (WAV, FLAC, OGG, MP3), a data URL, or an array of samples"
 
 
-def load_audio(value: Any, sampling_rate: int, label: str, max_seconds: float | None = None) -> NDArray[np.float32]:
+def load_audio(
+    value: Any, sampling_rate: int, label: str, max_seconds: float | None = None
+) -> NDArray[np.float32]:
     """Return samples `[n]` of a sound at `rate` Hz, its channels averaged.
 
     Args:
@@ -48,10 +50,14 @@ def load_audio(value: Any, sampling_rate: int, label: str, max_seconds: float | 
         samples, source_rate = _read_file(value, label, max_seconds)
     if not len(samples):
         raise InputError(f"{label} holds no samples; give a sound")
-    return samples if source_rate == sampling_rate else _resample(samples, source_rate, sampling_rate)
+    return (
+        samples if source_rate == sampling_rate else _resample(samples, source_rate, sampling_rate)
+    )
 
 
-def _read_file(value: Any, label: str, max_seconds: float | None) -> tuple[NDArray[np.float32], int]:
+def _read_file(
+    value: Any, label: str, max_seconds: float | None
+) -> tuple[NDArray[np.float32], int]:
     """One channel of samples, and their rate."""
     try:
         import soundfile  # late: an extra

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foretoken.errors import InputError, to_one_line, format_value
+from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.media.data_urls import decode_data_url, is_data_url
 
 if TYPE_CHECKING:
@@ -20,9 +20,27 @@ MAX_PIXELS = 100_000_000  # 10,000 x 10,000, in memory 300 MB
 # Others run programs (EPS), or are seldom pictures of anything
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM")
 # PIL's modes with known black and white points, unlike F (floats), I (32-bit integers) and LAB
-IMAGE_MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
+IMAGE_MODES = {
+    "1",
+    "L",
+    "LA",
+    "La",
+    "P",
+    "PA",
+    "RGB",
+    "RGBA",
+    "RGBa",
+    "RGBX",
+    "CMYK",
+    "YCbCr",
+    "HSV",
+}
 GREY16_MODES = {"I;16", "I;16B", "I;16L", "I;16N"}
-TIFF_BITS_TAG, TIFF_POLARITY_TAG, TIFF_SIGN_TAG = 258, 262, 339  # tags of TIFF: per sample; 0 if 0 is white; 1: unsigned
+TIFF_BITS_TAG, TIFF_POLARITY_TAG, TIFF_SIGN_TAG = (
+    258,
+    262,
+    339,
+)  # tags of TIFF: per sample; 0 if 0 is white; 1: unsigned
 IMAGE_REMEDY = "give a file, a data URL, a PIL image or an array [height, width, 3]"
 
 

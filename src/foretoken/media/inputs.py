@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import InputError, format_value
-from foretoken.media import TEXT_INPUTS, IGNORED_INPUTS
+from foretoken.media import IGNORED_INPUTS, TEXT_INPUTS
 
 ENCODER_OUTPUTS = "encoder_outputs"  # states that an encoder has made of media, in place of these
-IGNORED_ENCODER_INPUTS = {"attention_mask"}  # what encoders of one size are given too, and do not read
-DECODER_INPUT_IDS = "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
+IGNORED_ENCODER_INPUTS = {
+    "attention_mask"
+}  # what encoders of one size are given too, and do not read
+DECODER_INPUT_IDS = (
+    "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +108,9 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
             "prompt by itself, in a list"
         )
     return [
-        _build_media(b, ids, mask, inputs if count == 1 else {n: x[b : b + 1] for n, x in inputs.items()})
+        _build_media(
+            b, ids, mask, inputs if count == 1 else {n: x[b : b + 1] for n, x in inputs.items()}
+        )
         for b in range(count)
     ]
 
@@ -122,7 +128,9 @@ def _require_ids(ids: Tensor | None, mask: Tensor | None) -> None:
         )
 
 
-def _build_media(b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor]) -> Media:
+def _build_media(
+    b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor]
+) -> Media:
     """The media of prompt b, without its padding."""
     if ids is None:
         return Media([], inputs)
@@ -148,5 +156,7 @@ def _to_tensor(name: str, value: Any) -> Tensor:
         problem = f"{name} is {format_value(value)}; let the processor return_tensors='pt'"
         raise InputError(problem) from None
     if tensor.ndim == 0:
-        raise InputError(f"{name} is {format_value(value)}, one number; give what the processor returns")
+        raise InputError(
+            f"{name} is {format_value(value)}, one number; give what the processor returns"
+        )
     return tensor

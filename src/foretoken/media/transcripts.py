@@ -69,7 +69,9 @@ def to_srt(transcription: Transcription) -> str:
 
 
 def to_vtt(transcription: Transcription) -> str:
-    blocks = [f"{_format_span(segment)}\n{segment.text.strip()}\n" for segment in transcription.segments]
+    blocks = [
+        f"{_format_span(segment)}\n{segment.text.strip()}\n" for segment in transcription.segments
+    ]
     return "\n".join(["WEBVTT\n", *blocks])
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from foretoken.errors import InputError
 from foretoken.media.inputs import Media
-from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.hidden_states import HiddenStates
+from foretoken.models.row_slots import list_remaining_rows
 
 Blocks = list[list[int]] | Tensor
 
@@ -187,7 +187,9 @@ class Model(Scorer):
     needs_media: bool = False  # its encoder reads no ids: a source stands for media, by its length
     # states `[n, H]` by a source's ids, which its very encoder made in somebody else's run
     shared_encoder_states: dict[tuple[int, ...], Tensor] | None = None
-    num_cached_tokens: list[int]  # how many tokens of each row that joined last were in the prefix cache
+    num_cached_tokens: list[
+        int
+    ]  # how many tokens of each row that joined last were in the prefix cache
 
     @abstractmethod
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:

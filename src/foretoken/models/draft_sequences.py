@@ -29,7 +29,9 @@ class DraftSequences:
         self._max_uncached = UNLIMITED_TOKENS if limit is None else limit
         self.token_ids: list[list[int]] = []  # committed tokens
         self.num_cached: list[int] = []  # how many are in the model's cache
-        self._num_readable: list[int] = []  # how many are ids of the model, from the left; -1: no source
+        self._num_readable: list[
+            int
+        ] = []  # how many are ids of the model, from the left; -1: no source
 
     def join(
         self, prompts: list[list[int]], sources: list[list[int]] | None
@@ -52,13 +54,21 @@ class DraftSequences:
         rows = range(first, len(self.token_ids))
         max_tokens, heads = CATCH_UP_TOKENS if first else UNLIMITED_TOKENS, list[list[int]]()
         for b in rows:
-            limit = UNLIMITED_TOKENS if media[b - first] else max_tokens  # a text with media is read at once
-            head, unread = self._take_head(self.token_ids[b][:-1], limit) if self.count_free_positions(b) else ([], 0)
+            limit = (
+                UNLIMITED_TOKENS if media[b - first] else max_tokens
+            )  # a text with media is read at once
+            head, unread = (
+                self._take_head(self.token_ids[b][:-1], limit)
+                if self.count_free_positions(b)
+                else ([], 0)
+            )
             max_tokens -= unread
             heads.append(head)
         self.num_cached += map(len, heads)
         if sources is not None:  # an encoder reads something in every row
-            sources = [s if self._num_readable[b] >= 0 else [0] for b, s in enumerate(sources, first)]
+            sources = [
+                s if self._num_readable[b] >= 0 else [0] for b, s in enumerate(sources, first)
+            ]
         return heads, sources
 
     def _find_media(self, count: int) -> list[bool]:
@@ -106,7 +116,9 @@ class DraftSequences:
 
     def update(self, num_removed: list[int], tokens: list[list[int]]) -> None:
         """Every text goes back by so many tokens and on by others; `cached` says what remains."""
-        for b, (seq, count, new) in enumerate(zip(self.token_ids, num_removed, tokens, strict=True)):
+        for b, (seq, count, new) in enumerate(
+            zip(self.token_ids, num_removed, tokens, strict=True)
+        ):
             if count:
                 del seq[len(seq) - count :]
                 self.num_cached[b] = min(self.num_cached[b], len(seq))

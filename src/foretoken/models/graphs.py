@@ -24,8 +24,13 @@ from transformers import PreTrainedModel
 from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models.base import Blocks, Capabilities, Model, count_block_tokens
 from foretoken.models.row_slots import LONG_ROW_OFFSET, check_lengths, check_room, pad_blocks
-from foretoken.models.stock.attention import RaggedTwin, NeededPositions, HiddenStatesRecorder
-from foretoken.models.stock.cache import CAPACITY_MULTIPLE, RaggedCache, make_cache_argument, make_ragged_cache
+from foretoken.models.stock.attention import HiddenStatesRecorder, NeededPositions, RaggedTwin
+from foretoken.models.stock.cache import (
+    CAPACITY_MULTIPLE,
+    RaggedCache,
+    make_cache_argument,
+    make_ragged_cache,
+)
 from foretoken.models.stock.compiled import CompiledLayers
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import CheckedBackend
@@ -46,7 +51,10 @@ class FixedCache(RaggedCache):
 
     def reserve(self, rows: int, num_positions: int) -> None:
         """Make room, in powers of two."""
-        shape = max(self.rows, round_up_to_power_of_two(rows)), max(self.capacity, round_up_slots(num_positions))
+        shape = (
+            max(self.rows, round_up_to_power_of_two(rows)),
+            max(self.capacity, round_up_slots(num_positions)),
+        )
         if shape != self.shape:
             self.grow(*shape)
 
@@ -116,7 +124,9 @@ PassOutputs = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the outp
 RECORDING_LOCK = Lock()  # each begins with a wait for the whole device
 REHEARSAL_BLOCKS = [[0]], [[0, 0]]  # blocks of a rehearsal
 MAX_LOGIT_DEVIATION = 0.1  # of the spread of logits; in bfloat16, 46 layers made 0.03
-MAX_RECORDED_WIDTH = 33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
+MAX_RECORDED_WIDTH = (
+    33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
+)
 
 
 class GraphModel(Model):
@@ -176,7 +186,9 @@ class GraphModel(Model):
         self.padding = round_up_to_power_of_two(B) * width - sum(counts)
         end = round_up_slots(max(self.cache.lengths) + width)
         self.cache.reserve(B, end)
-        logits, hidden = self._get_pass(round_up_to_power_of_two(B), width, end)(ids, self._send_lengths(), self._send_first_positions())
+        logits, hidden = self._get_pass(round_up_to_power_of_two(B), width, end)(
+            ids, self._send_lengths(), self._send_first_positions()
+        )
         self._advance(counts)
         needed = NeededPositions(counts, need, self.cache.slots, self.device)
         self._hidden = needed.select(hidden[:B])
@@ -202,7 +214,9 @@ class GraphModel(Model):
         """The position of every place's first token, on the device; None: of all it is 0."""
         if not any(self.long):
             return None
-        return send(torch.tensor([LONG_ROW_OFFSET * self.long[b] for b in self.cache.order]), self.device)
+        return send(
+            torch.tensor([LONG_ROW_OFFSET * self.long[b] for b in self.cache.order]), self.device
+        )
 
     def _advance(self, counts: list[int]) -> None:
         """Rows that grow alike are counted on the device, so that nothing need be sent."""
@@ -309,7 +323,10 @@ class GraphPass:
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             mode = "thread_local"  # other threads may go on, but for waits for the whole device
-            with pause_garbage_collection(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode):
+            with (
+                pause_garbage_collection(),
+                torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode),
+            ):
                 self.outputs = self.run()
             self.graph = graph
 

@@ -112,7 +112,9 @@ class GuidedModel(Model):
         read = seq.prompt and seq.length >= seq.prompt
         return self._negative_length + seq.length - seq.prompt if read else 0
 
-    def _interleave_blocks(self, seqs: list[GuidedSequence], blocks: list[list[int]]) -> list[list[int]]:
+    def _interleave_blocks(
+        self, seqs: list[GuidedSequence], blocks: list[list[int]]
+    ) -> list[list[int]]:
         """Append the blocks to the rows; each, and behind it what its second reading gains."""
         both: list[list[int]] = []
         for seq, block in zip(seqs, blocks, strict=True):

@@ -47,7 +47,9 @@ class PrefixCache:
     def find(self, salt: Hashable, tokens: list[int]) -> tuple[int, Any]:
         """Return the most first tokens that are cached, and what was computed of them."""
         key = array("i", tokens).tobytes()
-        found = self._find_nearest(salt, key) if self.divisible else self._find_whole_prefix(salt, key)
+        found = (
+            self._find_nearest(salt, key) if self.divisible else self._find_whole_prefix(salt, key)
+        )
         length = _count_shared_bytes(found, key) // TOKEN_BYTES
         if not length:
             return 0, None

@@ -22,10 +22,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 ScaleChoices = NDArray[np.int64]
 BLOCK_SIZES = (32, 16)
-NUM_SAMPLE_BLOCKS = 16  # blocks that tell whether a weight has any, and which candidates are frequent
+NUM_SAMPLE_BLOCKS = (
+    16  # blocks that tell whether a weight has any, and which candidates are frequent
+)
 MAX_REST_SHARE = 0.5  # the share of blocks that the frequent candidates may leave
 BLOCKS_PER_TASK = 2**14  # blocks that a thread fits at a time
-SIGNIFICANT_BITS = 19  # significant bits of a scale or an offset: of a number in float16 times an integer
+SIGNIFICANT_BITS = (
+    19  # significant bits of a scale or an offset: of a number in float16 times an integer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,9 @@ def _compute_scales_and_offsets(groups: Floats, choices: ScaleChoices) -> tuple[
 
 def _list_spans(max_integer: int) -> ScaleChoices:
     """All pairs of a span and a low whose integers are at most this."""
-    return np.array([(s, low) for s in range(max_integer, 0, -1) for low in range(max_integer + 1 - s)])
+    return np.array(
+        [(s, low) for s in range(max_integer, 0, -1) for low in range(max_integer + 1 - s)]
+    )
 
 
 BLOCK_FORMS = (  # four bits first, then the largest numbers of MXFP4; a span of 31 has five
@@ -147,7 +153,11 @@ def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlock
 
     if not all(map_parts(fit_part, len(groups), BLOCKS_PER_TASK)):
         return None
-    return _center_integers(k, scales, offsets) if form is _compute_scales_and_offsets else QuantizedBlocks(k, scales, None)
+    return (
+        _center_integers(k, scales, offsets)
+        if form is _compute_scales_and_offsets
+        else QuantizedBlocks(k, scales, None)
+    )
 
 
 def _center_integers(k: NDArray[np.int8], scales: Floats, offsets: Floats) -> QuantizedBlocks:
@@ -157,4 +167,8 @@ def _center_integers(k: NDArray[np.int8], scales: Floats, offsets: Floats) -> Qu
     moved = offsets.astype(np.float64) + shift * scales.astype(np.float64)
     narrow = moved.astype(np.float32)
     exact = bool((narrow == moved).all())
-    return QuantizedBlocks(k - np.int8(shift), scales, narrow) if exact else QuantizedBlocks(k, scales, offsets)
+    return (
+        QuantizedBlocks(k - np.int8(shift), scales, narrow)
+        if exact
+        else QuantizedBlocks(k, scales, offsets)
+    )

@@ -29,7 +29,9 @@ from foretoken.transfer import send
 
 MAX_REWIND_TOKENS = 32  # tokens that a row can always go back
 MAX_PENDING_TOKENS = 64  # tokens behind a base, at most, those of a pass included
-MAX_PASS_WIDTH = MAX_PENDING_TOKENS  # tokens of a row in a pass, at most; of more, a block is run in parts
+MAX_PASS_WIDTH = (
+    MAX_PENDING_TOKENS  # tokens of a row in a pass, at most; of more, a block is run in parts
+)
 PENDING_SLOTS = MAX_PENDING_TOKENS + 1  # the last one takes what is padding
 DECAY_CHUNK_TOKENS = 8  # tokens whose decays by channel are formed at a time
 Arrays = dict[str, Tensor]
@@ -75,7 +77,9 @@ class RecurrentStateLayer:
         for x in self.arrays.values():
             x[slot] = 0
 
-    def extend_window(self, name: str, x: Tensor, size: int, cursor: PendingCursor, num_rows: int) -> Tensor:
+    def extend_window(
+        self, name: str, x: Tensor, size: int, cursor: PendingCursor, num_rows: int
+    ) -> Tensor:
         """Return new inputs `[B, C, W]` behind the `size` - 1 inputs before them, and keep them."""
         if name not in self.arrays:
             self.arrays[name] = x.new_zeros(num_rows, size - 1 + PENDING_SLOTS, x.shape[1])
@@ -84,7 +88,14 @@ class RecurrentStateLayer:
         return torch.cat([left.transpose(1, 2), x], 2)
 
     def advance_recurrence(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, cursor: PendingCursor, num_rows: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor | None,
+        cursor: PendingCursor,
+        num_rows: int,
     ) -> Tensor:
         """Return what `advanced` does of new tokens `at` these places, and keep what the states
         follow from. rows: for which arrays are made."""
@@ -94,11 +105,15 @@ class RecurrentStateLayer:
             for name, shape in (shapes | {"u": (H, PENDING_SLOTS, Dv)}).items():
                 self.arrays[name] = v.new_zeros(num_rows, *shape)
             # sums of many decays, whose differences are small
-            self.arrays["c"] = g.new_zeros(num_rows, H, PENDING_SLOTS, g.shape[3], dtype=torch.float64)
+            self.arrays["c"] = g.new_zeros(
+                num_rows, H, PENDING_SLOTS, g.shape[3], dtype=torch.float64
+            )
         S = self.arrays["S"][:B]
         kp, up, cp = (self.arrays[name][:B, :, : cursor.max_pending] for name in "kuc")
         if not cursor.is_even:  # places without a token may hold anything
-            seen = (torch.arange(cursor.max_pending, device=k.device) < cursor.pending[:, None])[:, None, :, None]
+            seen = (torch.arange(cursor.max_pending, device=k.device) < cursor.pending[:, None])[
+                :, None, :, None
+            ]
             kp, up, cp = (torch.where(seen, x, 0) for x in (kp, up, cp))
         log_decays = compute_log_decays(cp, cursor.pending)
         out, u, c = compute_outputs(q, k, v, g, beta, S, kp, up, log_decays)
@@ -131,7 +146,11 @@ class RecurrentStateLayer:
         if f"S{call}" not in self.arrays:
             C = u.shape[2]
             shapes = {"S": (C, N), "L": (C, N), "A": (C, N)}
-            shapes |= {"k": (1, PENDING_SLOTS, N), "u": (1, PENDING_SLOTS, C), "t": (1, PENDING_SLOTS, C)}
+            shapes |= {
+                "k": (1, PENDING_SLOTS, N),
+                "u": (1, PENDING_SLOTS, C),
+                "t": (1, PENDING_SLOTS, C),
+            }
             for name, shape in shapes.items():
                 self.arrays[name + str(call)] = u.new_zeros(num_rows, *shape)
             self.arrays[f"n{call}"] = torch.zeros(num_rows, dtype=torch.long)  # on the host
@@ -255,7 +274,9 @@ def get_last_inputs(window: Tensor, size: int, cursor: PendingCursor) -> Tensor:
     """Return the last `size` - 1 inputs of each row, `[B, size - 1, C]`."""
     if cursor.is_even:
         return window[:, cursor.max_pending : cursor.max_pending + size - 1]
-    return window[cursor.row, cursor.pending[:, None] + torch.arange(size - 1, device=window.device)]
+    return window[
+        cursor.row, cursor.pending[:, None] + torch.arange(size - 1, device=window.device)
+    ]
 
 
 def compute_log_decays(c: Tensor, pending: Tensor) -> Tensor:
@@ -390,10 +411,14 @@ def _shift(x: Tensor, counts: list[int], axis: int) -> None:
             row[:-count] = row[count:].clone()
 
 
-RunBlocks = Callable[[list[list[int]], list[int]], tuple[Tensor, Tensor]]  # blocks, need: logits, hidden
+RunBlocks = Callable[
+    [list[list[int]], list[int]], tuple[Tensor, Tensor]
+]  # blocks, need: logits, hidden
 
 
-def run_in_parts(run: RunBlocks, blocks: list[list[int]], need: list[int]) -> tuple[Tensor, Tensor] | None:
+def run_in_parts(
+    run: RunBlocks, blocks: list[list[int]], need: list[int]
+) -> tuple[Tensor, Tensor] | None:
     """Run blocks that are wider than a pass, one part after another. Return logits and what the
     output layer read, `[B, max(need), ..]`; None where none are needed."""
     outputs: tuple[Tensor, Tensor] | None = None

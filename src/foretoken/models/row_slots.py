@@ -86,9 +86,15 @@ class RowSlots:
         if rows <= self.rows and num_positions <= self.capacity:
             return
         # of many that have left, some room
-        rows = max(rows, add_spare_rows(self.rows)) if rows > self.rows else min(self.rows, add_spare_rows(rows))
+        rows = (
+            max(rows, add_spare_rows(self.rows))
+            if rows > self.rows
+            else min(self.rows, add_spare_rows(rows))
+        )
         if num_positions > self.capacity:
-            num_positions = self._round_up(max(num_positions, self.capacity + self.capacity // self.spare))
+            num_positions = self._round_up(
+                max(num_positions, self.capacity + self.capacity // self.spare)
+            )
         self.grow(rows, max(num_positions, self.capacity))
 
     def trim(self, rows: int, num_positions: int) -> None:
@@ -116,7 +122,10 @@ class RowSlots:
     def select(self, rows: list[int]) -> None:
         """Row b becomes what row rows[b] was. Only what is repeated is copied."""
         slots, lengths = [self.slots[b] for b in rows], [self.lengths[b] for b in rows]
-        self.slots, self.lengths = self.copy_rows(slots, lengths, find_repeated_rows(slots)), lengths
+        self.slots, self.lengths = (
+            self.copy_rows(slots, lengths, find_repeated_rows(slots)),
+            lengths,
+        )
 
     def close_gaps(self, lengths: list[int] | None = None) -> None:
         """The last rows move into the gaps, with these `lengths` if they are not their own: a pass

@@ -23,14 +23,27 @@ from typing import Any, NamedTuple, Protocol
 from foretoken import slow_log
 from foretoken.errors import RefusedError, base_name
 from foretoken.slow_log import log_if_slow, log_visibly
-from foretoken.storage.cache import get_cache_folder, is_owned, save_cached_value, load_cached_values, get_versions
+from foretoken.storage.cache import (
+    get_cache_folder,
+    get_versions,
+    is_owned,
+    load_cached_values,
+    save_cached_value,
+)
 from foretoken.storage.files import parse_json
 
 FACTS_FILE = "facts.json"
 TEMPORARY_PREFIX = ".making-"  # prefix of folders being written, or left by a process that died
 STALE_SECONDS = 24 * 3600  # seconds; older ones were left
 # Raised by a conversion that is missing or is not as it was written
-DAMAGE_ERRORS = FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError, KeyError, TypeError
+DAMAGE_ERRORS = (
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ValueError,
+    KeyError,
+    TypeError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +156,9 @@ def save(key: str, write: Callable[[Path], dict[str, Any]], name: str, dtype: st
         temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=home))
         facts = write(temporary) | {"name": name, "dtype": dtype, "made": time.time()}
         facts["content"] = compute_digest(_list_data_files(temporary))
-        (temporary / FACTS_FILE).write_text(json.dumps({"facts": facts, "seal": _compute_seal(facts)}))
+        (temporary / FACTS_FILE).write_text(
+            json.dumps({"facts": facts, "seal": _compute_seal(facts)})
+        )
         os.replace(temporary, home / key)
     except BaseException as error:
         if temporary:
@@ -218,7 +233,9 @@ def get_title(source: ConversionSource) -> str:
     """The name of a conversion in lists: another of the same name and choices replaces it."""
     local = source.gguf or Path(source.path)
     name = source.name if source.list_files() is None else str(local.resolve())
-    return name + (f" with {source.adapter_files[0].parent.resolve()}" if source.adapter_files else "")
+    return name + (
+        f" with {source.adapter_files[0].parent.resolve()}" if source.adapter_files else ""
+    )
 
 
 def _remove_stale(home: Path) -> None:
@@ -234,7 +251,9 @@ def list_entries() -> list[ConversionEntry]:
         try:
             facts = _read_facts(file.parent)
             size = sum(part.stat().st_size for part in file.parent.iterdir())
-            listed.append(ConversionEntry(file.parent, facts["name"], facts["dtype"], size, facts["made"]))
+            listed.append(
+                ConversionEntry(file.parent, facts["name"], facts["dtype"], size, facts["made"])
+            )
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(listed, key=lambda entry: -entry.made)
@@ -243,7 +262,10 @@ def list_entries() -> list[ConversionEntry]:
 def clear(name: str | None = None) -> int:
     """Remove all conversions, or those of one model, which are made again when next loaded;
     returns their number."""
-    home, found = get_folder(), [each for each in list_entries() if name is None or each.name == name]
+    home, found = (
+        get_folder(),
+        [each for each in list_entries() if name is None or each.name == name],
+    )
     for entry in found:
         shutil.rmtree(entry.folder, ignore_errors=True)
     if home and name is None:  # what cannot be read, too

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
-from foretoken.errors import InputError, as_float, is_real_number, format_value, is_whole_number
+from foretoken.errors import InputError, as_float, format_value, is_real_number, is_whole_number
 
 Ids = tuple[int, ...]
 Sequences = tuple[Ids, ...]
@@ -142,7 +142,9 @@ def _check_sequence(name: str, value: Any) -> Ids:
 
 
 def as_sequences(name: str, value: Any) -> Sequences:
-    return tuple(_check_sequence(name, ids) for ids in _to_list(name, value, "a list of lists of ids"))
+    return tuple(
+        _check_sequence(name, ids) for ids in _to_list(name, value, "a list of lists of ids")
+    )
 
 
 def as_biases(name: str, value: Any) -> Biases:
@@ -182,13 +184,20 @@ def as_strings(name: str, value: Any) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else _to_list(name, value, "a string or a list")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise InputError(f"{name} holds {format_value(string)}; give strings that are not empty")
+            raise InputError(
+                f"{name} holds {format_value(string)}; give strings that are not empty"
+            )
     return tuple(dict.fromkeys(strings))
 
 
 def as_decay(name: str, value: Any) -> tuple[int, float]:
     pair = _to_list(name, value, "a start and a factor")
-    if len(pair) != 2 or not is_whole_number(pair[0]) or pair[0] < 0 or not 0 < as_float(pair[1]) < math.inf:
+    if (
+        len(pair) != 2
+        or not is_whole_number(pair[0])
+        or pair[0] < 0
+        or not 0 < as_float(pair[1]) < math.inf
+    ):
         raise InputError(
             f"{name} is {format_value(value)}; give a start, 0 or more tokens, and a factor above 0"
         )
@@ -238,7 +247,9 @@ class ThinkingBudget(NamedTuple):
 def as_thinking_budget(name: str, value: Any) -> ThinkingBudget:
     parts = _to_list(name, value, "a number of tokens and two lists of ids")
     if len(parts) != 3 or not is_whole_number(parts[0]) or parts[0] < 0:
-        raise InputError(f"{name} is {format_value(value)}; give (tokens, ids that open, ids that close)")
+        raise InputError(
+            f"{name} is {format_value(value)}; give (tokens, ids that open, ids that close)"
+        )
     opening, closing = (as_ids(name, ids) for ids in parts[1:])
     if not closing:
         raise InputError(f"{name} closes with no id; give one or more")

@@ -23,7 +23,9 @@ from foretoken.errors import NumericsError
 from foretoken.kernels import tokens
 from foretoken.sampling.params import SamplingParams, WarpingParams
 
-EXTRA_WARPERS_OFF = SamplingParams(1.0).standard[4:]  # typical, epsilon and eta, which torch computes
+EXTRA_WARPERS_OFF = SamplingParams(1.0).standard[
+    4:
+]  # typical, epsilon and eta, which torch computes
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foretoken.errors import ControlError
+from foretoken.sampling.acceptance_rules import Outcome
 from foretoken.sampling.distributions import (
     SamplingParams,
     argmax_ids,
@@ -23,11 +24,12 @@ from foretoken.sampling.distributions import (
     row_probabilities,
     working_dtype,
 )
-from foretoken.sampling.keys import Purpose, SequenceKey, exponentials, uniform, derive_key
-from foretoken.sampling.acceptance_rules import Outcome
-from foretoken.transfer import to_list, send
+from foretoken.sampling.keys import Purpose, SequenceKey, derive_key, exponentials, uniform
+from foretoken.transfer import send, to_list
 
-NoisePositions = tuple[tuple[SequenceKey, int], ...]  # a row's key and an absolute position, of every row
+NoisePositions = tuple[
+    tuple[SequenceKey, int], ...
+]  # a row's key and an absolute position, of every row
 
 
 class LogitShaper(Protocol):
@@ -107,7 +109,14 @@ class Draw:
             The draws.
         """
         some = copy(self)  # `masses` stays one list
-        for name in ("keys", "lengths", "params", "controls", "previous_draft_tokens", "_draft_tokens"):
+        for name in (
+            "keys",
+            "lengths",
+            "params",
+            "controls",
+            "previous_draft_tokens",
+            "_draft_tokens",
+        ):
             every = getattr(self, name)
             setattr(some, name, [every[b] for b in rows])
         some._prefetched = None if self._prefetched is None else self._prefetched[:, rows]
@@ -152,7 +161,9 @@ class Draw:
         if controls is None:
             return scores
         try:
-            return controls.shape(scores, [*self.previous_draft_tokens[b], *self._draft_tokens[b][:i]])
+            return controls.shape(
+                scores, [*self.previous_draft_tokens[b], *self._draft_tokens[b][:i]]
+            )
         except ControlError:  # a draft token of others is impossible, so this one is not judged
             return scores
 
@@ -198,7 +209,9 @@ class Draw:
             The draws.
         """
         later = copy(self)  # `masses` stays one list
-        later.previous_draft_tokens = [[*x, *new] for x, new in zip(self.previous_draft_tokens, draft_tokens, strict=True)]
+        later.previous_draft_tokens = [
+            [*x, *new] for x, new in zip(self.previous_draft_tokens, draft_tokens, strict=True)
+        ]
         later._draft_tokens = [[] for _ in draft_tokens]
         later._prefetched = None
         return later
@@ -216,7 +229,9 @@ class Draw:
         Returns:
             A key for each sequence.
         """
-        return [derive_key(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)]
+        return [
+            derive_key(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)
+        ]
 
     def draft_numbers(self, count: int) -> Tensor:
         """Return the numbers that draw so many draft tokens of every sequence.

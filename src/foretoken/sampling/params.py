@@ -35,7 +35,13 @@ from foretoken.sampling.checks import (
     as_structured,
     as_thinking_budget,
 )
-from foretoken.sampling.options import ApiField, check_options, get_options, option, add_args_section
+from foretoken.sampling.options import (
+    ApiField,
+    add_args_section,
+    check_options,
+    get_options,
+    option,
+)
 
 GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
 MAX_NEW_TOKENS = 64
@@ -448,7 +454,9 @@ def gather_params(
     for name in controls:
         if name not in SAMPLING_FIELDS:
             near = suggest_name(name, SAMPLING_FIELDS)
-            remedy = f"did you mean {near}?" if near else f"give one of {', '.join(SAMPLING_FIELDS)}"
+            remedy = (
+                f"did you mean {near}?" if near else f"give one of {', '.join(SAMPLING_FIELDS)}"
+            )
             raise InputError(f"{name} is no option of {method}; {remedy}")
     if params is None:
         return [SamplingParams(**controls)] * prompts
@@ -462,7 +470,9 @@ def gather_params(
     if not isinstance(params, list | tuple) or not all(
         isinstance(each, SamplingParams) for each in cast(list[Any], params)
     ):
-        raise InputError(f"params is {format_value(params)}; give a foretoken.SamplingParams, or a list")
+        raise InputError(
+            f"params is {format_value(params)}; give a foretoken.SamplingParams, or a list"
+        )
     if len(params) != prompts:
         raise InputError(f"params has {len(params)} entries for {prompts} prompts; give one each")
     return list(params)
@@ -499,7 +509,9 @@ def _require_agreement(params: SamplingParams) -> None:
 SAMPLING_OPTIONS = get_options(SamplingParams)
 SamplingParams.__doc__ = add_args_section(SamplingParams.__doc__ or "", SAMPLING_OPTIONS)
 SAMPLING_FIELDS = tuple(SAMPLING_OPTIONS)
-TEXT_OPTIONS = tuple(name for name, each in SAMPLING_OPTIONS.items() if each.panel)  # as text: not code
+TEXT_OPTIONS = tuple(
+    name for name, each in SAMPLING_OPTIONS.items() if each.panel
+)  # as text: not code
 FOREIGN_NAMES = {alias: name for name, each in SAMPLING_OPTIONS.items() for alias in each.aliases}
 # How a value of each kind names ids
 ID_EXTRACTORS: dict[Check, Callable[[Any], list[int]]] = {

@@ -23,7 +23,9 @@ RULE_NAMES = ("speculative", "block", "match", "rejection", COUPLED_RULE)
 def as_rule(name: str, value: Any) -> Any:
     """Return a name of RULES, or a function."""
     if value not in RULE_NAMES if isinstance(value, str) else not callable(value):
-        raise InputError(f"{name} is {format_value(value)}; give one of {', '.join(RULE_NAMES)}, or a function")
+        raise InputError(
+            f"{name} is {format_value(value)}; give one of {', '.join(RULE_NAMES)}, or a function"
+        )
     return value
 
 

@@ -13,16 +13,26 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from foretoken.errors import ForetokenError, RefusedError, to_one_line, format_value
+from foretoken.errors import ForetokenError, RefusedError, format_value, to_one_line
 from foretoken.kernels import tokens
+from foretoken.sampling.acceptance_rules import (
+    EXACT_RULES,
+    Outcome,
+    Rule,
+    count_greedy,
+    count_leading,
+    overlap,
+    overlap_greedy,
+)
 from foretoken.sampling.comparators import COMPARATORS
 from foretoken.sampling.distributions import argmax_ids, row_probabilities
 from foretoken.sampling.draw import Draw, LenientDraw, SharedDraw
 from foretoken.sampling.lenience import make_lenient, near_best
-from foretoken.sampling.acceptance_rules import EXACT_RULES, Outcome, Rule, count_greedy, count_leading, overlap, overlap_greedy
 
 RULES_BY_NAME: dict[str, Rule] = {**EXACT_RULES, **COMPARATORS}
-COMPILED_RULES = {EXACT_RULES[name]: name for name in tokens.KERNEL_RULES}  # those that the kernels apply and draw by
+COMPILED_RULES = {
+    EXACT_RULES[name]: name for name in tokens.KERNEL_RULES
+}  # those that the kernels apply and draw by
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +133,9 @@ class LenientGreedyVerifier:
         accepted = near.gather(2, x[..., None]).squeeze(2)
         n = count_leading(accepted, block.lengths)
         beta = accepted.double() if q is None else (q * near).sum(-1).double()
-        return Verification(n, _gather_after(best, n), beta, (accepted & (x != best[:, :G])).double())
+        return Verification(
+            n, _gather_after(best, n), beta, (accepted & (x != best[:, :G])).double()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +176,11 @@ class TemperatureVerifier:
         if not all(rows):  # all are of one kind, as most often
             return (self.greedy if rows[0] else self.sampled)(block, draw)
         verifications = [
-            _fill_in(verifier(block.select(some), draw.select(some)), block.select(some), draw.select(some))
+            _fill_in(
+                verifier(block.select(some), draw.select(some)),
+                block.select(some),
+                draw.select(some),
+            )
             for verifier, some in zip((self.greedy, self.sampled), rows, strict=True)
         ]
         order = torch.tensor([*rows[0], *rows[1]], device=block.x.device).argsort()
@@ -193,7 +209,9 @@ def make_verifier(rule: Rule, lenience: float = 1.0) -> Verifier:
     """The verifier of a call; exact at lenience 1."""
     if lenience == 1:
         return TemperatureVerifier(GreedyVerifier(), SampledVerifier(rule))
-    return TemperatureVerifier(LenientGreedyVerifier(lenience), SampledVerifier(make_lenient(rule, lenience)))
+    return TemperatureVerifier(
+        LenientGreedyVerifier(lenience), SampledVerifier(make_lenient(rule, lenience))
+    )
 
 
 def compares_with_argmax(verifier: Verifier, draw: Draw) -> bool:

@@ -14,7 +14,13 @@ from foretoken.server.api.errors import ApiError
 
 AUDIO_PATH_PREFIX = "/v1/audio/"  # where forms with files go
 MAX_FORM_FIELDS_BYTES = 100_000  # bytes of what stands in a form beside its file
-PUBLIC_PATHS = ("/", "/health", "/ready", "/version", "/metrics")  # as everything below /page/: no key
+PUBLIC_PATHS = (
+    "/",
+    "/health",
+    "/ready",
+    "/version",
+    "/metrics",
+)  # as everything below /page/: no key
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,9 @@ class AccessPolicy:
             problem = "the request has Content-Length and Transfer-Encoding; send one of them"
             raise ApiError(400, problem, closes=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        scope["state"]["salt"] = salt = self.get_cache_salt(key if scheme.lower() == "bearer" else "")
+        scope["state"]["salt"] = salt = self.get_cache_salt(
+            key if scheme.lower() == "bearer" else ""
+        )
         if salt is None and path not in PUBLIC_PATHS and not path.startswith("/page/"):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         length = headers.get("content-length", "")
@@ -68,7 +76,11 @@ class AccessPolicy:
 
     def _get_limit(self, path: str) -> int:
         """Bytes of a body: a form with a file has other fields, too."""
-        return self.max_file_bytes + MAX_FORM_FIELDS_BYTES if path.startswith(AUDIO_PATH_PREFIX) else self.max_body_bytes
+        return (
+            self.max_file_bytes + MAX_FORM_FIELDS_BYTES
+            if path.startswith(AUDIO_PATH_PREFIX)
+            else self.max_body_bytes
+        )
 
     def _describe_too_large(self, path: str) -> str:
         allows = "--max-media allows" if path.startswith(AUDIO_PATH_PREFIX) else "--max-body allows"

@@ -35,7 +35,10 @@ COUNTERS = {  # our name: (what, vLLM's name)
 }
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("Until the first token.", LATENCY_BUCKETS_SECONDS),
-    "inter_token_latency_seconds": ("Between two tokens of a text, on average of a step.", TOKEN_LATENCY_BUCKETS_SECONDS),
+    "inter_token_latency_seconds": (
+        "Between two tokens of a text, on average of a step.",
+        TOKEN_LATENCY_BUCKETS_SECONDS,
+    ),
     "e2e_request_latency_seconds": ("Of a whole request.", LATENCY_BUCKETS_SECONDS),
 }
 GAUGES = {
@@ -55,9 +58,18 @@ class AccountingMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, is_known_path: Callable[[str], bool], access: AccessPolicy
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        is_known_path: Callable[[str], bool],
+        access: AccessPolicy,
     ) -> None:
-        self.app, self.metrics, self.is_known_path, self.access = app, metrics, is_known_path, access
+        self.app, self.metrics, self.is_known_path, self.access = (
+            app,
+            metrics,
+            is_known_path,
+            access,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,7 +101,9 @@ class AccountingMiddleware:
         if generation is not None:
             self.metrics.observe(generation, seconds, model)
         if scope["method"] == "POST":
-            write_log_entry(build_log_entry(state["id"], path[:200], model, status, seconds, generation))
+            write_log_entry(
+                build_log_entry(state["id"], path[:200], model, status, seconds, generation)
+            )
 
 
 class Metrics:
@@ -100,17 +114,23 @@ class Metrics:
         names = ["model_name"]
         common: dict[str, Any] = {"registry": self.registry, "labelnames": names}
 
-        def register_metrics(kind: Any, name: str, help: str, other: str | None, **more: Any) -> list[Any]:
+        def register_metrics(
+            kind: Any, name: str, help: str, other: str | None, **more: Any
+        ) -> list[Any]:
             labelled = common | {"labelnames": [*names, *more.pop("labels", [])]} | more
             metric = [kind(f"foretoken_{name}", help, **labelled)]
             return metric + ([kind(f"vllm:{other}", help, **labelled)] if vllm and other else [])
 
-        self.counters = {name: register_metrics(Counter, name, *texts) for name, texts in COUNTERS.items()}
+        self.counters = {
+            name: register_metrics(Counter, name, *texts) for name, texts in COUNTERS.items()
+        }
         self.histograms = {
             name: register_metrics(Histogram, name, help, name, buckets=buckets)
             for name, (help, buckets) in HISTOGRAMS.items()
         }
-        self.gauges = {name: register_metrics(Gauge, name, help, name) for name, help in GAUGES.items()}
+        self.gauges = {
+            name: register_metrics(Gauge, name, help, name) for name, help in GAUGES.items()
+        }
         self.accepted_by_position = register_metrics(
             Counter,
             "accepted_tokens_per_position",
@@ -203,7 +223,9 @@ def build_log_entry(
 
 def write_log_entry(entry: dict[str, Any]) -> None:
     """Write the line."""
-    log.info("%s", " ".join(f"{k}={_format_value(v)}" for k, v in entry.items()), extra={"fields": entry})
+    log.info(
+        "%s", " ".join(f"{k}={_format_value(v)}" for k, v in entry.items()), extra={"fields": entry}
+    )
 
 
 def _format_value(value: Any) -> str:

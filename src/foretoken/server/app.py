@@ -26,16 +26,17 @@ from foretoken.server.access import AccessPolicy
 from foretoken.server.accounting import AccountingMiddleware, Metrics
 from foretoken.server.api import answers
 from foretoken.server.api.answers import Answer
-from foretoken.server.api.chat import ChatCompletionRequest, ChatAnswer
-from foretoken.server.api.completions import CompletionRequest, CompletionAnswer
+from foretoken.server.api.chat import ChatAnswer, ChatCompletionRequest
+from foretoken.server.api.completions import CompletionAnswer, CompletionRequest
 from foretoken.server.api.errors import (
     ERROR_RESPONSES,
     ApiError,
     BadRequestError,
-    to_api_error,
-    make_validation_error,
     explain_unreadable,
+    make_validation_error,
+    to_api_error,
 )
+from foretoken.server.api.protocol import ApiRequest, Body
 from foretoken.server.api.responses import ResponseAnswer, ResponsesRequest
 from foretoken.server.api.tokenization import DetokenizeRequest, TokenizeRequest
 from foretoken.server.api.transcriptions import (
@@ -43,10 +44,9 @@ from foretoken.server.api.transcriptions import (
     TranscriptionStream,
     TranslationForm,
     describe_form,
-    stream_events,
     parse_form,
+    stream_events,
 )
-from foretoken.server.api.protocol import ApiRequest, Body
 from foretoken.server.media import MediaLoader
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import RefusedRequest, UnavailableError
@@ -87,7 +87,12 @@ def create_app(models: ServedModels, options: ServerOptions) -> FastAPI:
     routes.add_routes(app)
     paths = app.openapi()["paths"]
     access = AccessPolicy(options.api_key, options.max_body, options.max_media)
-    app.add_middleware(AccountingMiddleware, metrics=routes.metrics, is_known_path=paths.__contains__, access=access)
+    app.add_middleware(
+        AccountingMiddleware,
+        metrics=routes.metrics,
+        is_known_path=paths.__contains__,
+        access=access,
+    )
     if options.allowed_origin:  # what browsers ask beforehand comes without a key
         app.add_middleware(
             CORSMiddleware,
@@ -109,12 +114,18 @@ class Routes:
 
     def add_routes(self, app: FastAPI) -> None:
         """Every path, and what becomes of errors."""
-        keyed: dict[str, Any] = {"dependencies": [Depends(API_KEY_SCHEME)], "responses": ERROR_RESPONSES}
+        keyed: dict[str, Any] = {
+            "dependencies": [Depends(API_KEY_SCHEME)],
+            "responses": ERROR_RESPONSES,
+        }
         api = APIRouter(prefix="/v1", **keyed)
         api.post("/chat/completions", responses=STREAM_RESPONSES)(self.chat)
         api.post("/completions", responses=STREAM_RESPONSES)(self.completions)
         api.post("/responses", responses=STREAM_RESPONSES)(self.responses)
-        for kind, answer in ((TranscriptionForm, self.transcriptions), (TranslationForm, self.translations)):
+        for kind, answer in (
+            (TranscriptionForm, self.transcriptions),
+            (TranslationForm, self.translations),
+        ):
             path = f"/audio/{answer.__name__}"
             api.post(path, responses=STREAM_RESPONSES, openapi_extra=describe_form(kind))(answer)
         api.get("/models")(self.models)
@@ -179,7 +190,10 @@ class Routes:
             chat_template_kwargs=body.template_variables,
             texts=body.return_token_strs,
         )
-        return answer | {"count": len(answer["tokens"]), "max_model_len": _get_context_length(engine)}
+        return answer | {
+            "count": len(answer["tokens"]),
+            "max_model_len": _get_context_length(engine),
+        }
 
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
         engine = self._choose_engine(request, body)
@@ -196,7 +210,10 @@ class Routes:
         name = self.served_models.base if model is None else model
         engine = self._get_engine(name)
         statistics = engine.statistics
-        info, question = engine.info, {"alpha": statistics.alpha, "made": dict(statistics.steps_by_drafted)}
+        info, question = (
+            engine.info,
+            {"alpha": statistics.alpha, "made": dict(statistics.steps_by_drafted)},
+        )
         costs, rates = await engine.ask("speculation", **question), statistics.compute_rates()
         assert info is not None  # of an engine that was asked
         return {
@@ -319,7 +336,9 @@ class Routes:
         request.state.generation = generation
         return generation
 
-    async def _generate(self, request: Request, body: RequestT, kind: type[Answer[RequestT]]) -> Response:
+    async def _generate(
+        self, request: Request, body: RequestT, kind: type[Answer[RequestT]]
+    ) -> Response:
         """Return the answer, whole or as server-sent events. Outputs that still run are aborted
         at its end, and when the client is gone."""
         generation = await self._start_generation(request, body)
@@ -369,7 +388,10 @@ def _get_context_length(engine: AnyEngine) -> int | None:
 
 async def _run_unless_disconnected(request: Request, work: Awaitable[ResultT]) -> ResultT:
     """Return the result of the work, or cancel it when the client is gone."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(request))
+    working, leaving = (
+        asyncio.ensure_future(work),
+        asyncio.ensure_future(_wait_for_disconnect(request)),
+    )
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

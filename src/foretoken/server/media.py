@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import httpx2
 
-from foretoken.errors import InputError, log_error_kind, format_value
-from foretoken.media.data_urls import decode_data_url, decode_base64, is_data_url
+from foretoken.errors import InputError, format_value, log_error_kind
+from foretoken.media.data_urls import decode_base64, decode_data_url, is_data_url
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import Prompt, is_chat
 from foretoken.text.messages import MEDIA_PART_KEYS, get_parts
@@ -77,12 +77,16 @@ class MediaLoader:
             if part["type"] in MEDIA_PART_KEYS
         ]
         if len(media) > MAX_MEDIA_FILES:
-            problem = f"the request holds {len(media)} pictures and sounds, at most {MAX_MEDIA_FILES} go"
+            problem = (
+                f"the request holds {len(media)} pictures and sounds, at most {MAX_MEDIA_FILES} go"
+            )
             raise BadRequestError(problem, field)
         for place, turn, part in media:
             _require_supported(place, turn, part["type"], kinds, field)
         try:
-            files = await asyncio.gather(*(self._load_file(place, part) for place, _, part in media))
+            files = await asyncio.gather(
+                *(self._load_file(place, part) for place, _, part in media)
+            )
         except InputError as error:
             raise BadRequestError(str(error), field) from None
         for (_, _, part), file in zip(media, files, strict=True):
@@ -101,7 +105,9 @@ class MediaLoader:
         else:
             raise InputError(f"{place} is {format_value(source)}; give a data URL")
         if len(file) > self.max_bytes:
-            raise InputError(f"{place} has {len(file)} bytes, at most {self.max_bytes} go; send less")
+            raise InputError(
+                f"{place} has {len(file)} bytes, at most {self.max_bytes} go; send less"
+            )
         return file
 
     async def _fetch(self, url: str, place: str) -> bytes:
@@ -117,11 +123,15 @@ class MediaLoader:
                         return answer
                     url = answer
         except TimeoutError:
-            raise InputError(f"{place} was not fetched within {FETCH_TIMEOUT_SECONDS:g} s; send it") from None
+            raise InputError(
+                f"{place} was not fetched within {FETCH_TIMEOUT_SECONDS:g} s; send it"
+            ) from None
         except InputError:
             raise
         except Exception as error:  # hosts answer anything
-            raise InputError(f"{place} cannot be fetched ({log_error_kind(error)}); send it") from None
+            raise InputError(
+                f"{place} cannot be fetched ({log_error_kind(error)}); send it"
+            ) from None
         raise InputError(f"{place} is redirected more than {MAX_REDIRECTS} times; send it")
 
     async def _request_file(self, client: httpx2.AsyncClient, url: str, place: str) -> bytes | str:
@@ -186,6 +196,8 @@ async def _resolve_public_address(address: httpx2.URL, place: str) -> str:
 def is_public(address: str) -> bool:
     """Tell whether an IP address is global unicast, and embeds no IPv4 address."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    if int(ip) >> 32 & 0xFDFF_FFFF == ISATAP_MARKER or any(ip in network for network in SPECIAL_NETWORKS):
+    if int(ip) >> 32 & 0xFDFF_FFFF == ISATAP_MARKER or any(
+        ip in network for network in SPECIAL_NETWORKS
+    ):
         return False
     return any(ip in network for network in UNICAST_NETWORKS)

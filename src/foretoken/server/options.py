@@ -79,7 +79,9 @@ class ServerOptions:
         "Also report metrics under another server's names: vllm.",
         "Serving",
     )
-    log_format: str = option("text", Choice(LOG_FORMATS), "Format of the log: text or json.", "Serving")
+    log_format: str = option(
+        "text", Choice(LOG_FORMATS), "Format of the log: text or json.", "Serving"
+    )
     log_level: str = option(
         "info",
         Choice(LOG_LEVELS),
@@ -124,7 +126,9 @@ class LogOptions:
     def configure(self) -> None:
         """From now on, in this process."""
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(JsonFormatter() if self.kind == "json" else logging.Formatter(LOG_LINE_FORMAT))
+        handler.setFormatter(
+            JsonFormatter() if self.kind == "json" else logging.Formatter(LOG_LINE_FORMAT)
+        )
         logging.basicConfig(level=self.level.upper(), handlers=[handler], force=True)
 
 

@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretoken.errors import InputError, RefusedError, to_one_line, format_value
+from foretoken.errors import InputError, RefusedError, format_value, to_one_line
 from foretoken.media.audio import load_audio
 from foretoken.media.transcripts import Segment, Transcription, Word
 from foretoken.sampling.params import SamplingParams
-from foretoken.speech.windows import WindowTranscriber, build_arguments, get_audio_feature_extractor, find_problem
+from foretoken.speech.windows import (
+    WindowTranscriber,
+    build_arguments,
+    find_problem,
+    get_audio_feature_extractor,
+)
 from foretoken.speech.word_times import ALIGNMENT_HEADS, WordTimer
 
 if TYPE_CHECKING:
@@ -90,7 +95,10 @@ def transcribe(
     network, processor = _require_transcriber(spec)
     sampling_rate = get_audio_feature_extractor(processor).sampling_rate
     samples = load_audio(audio, sampling_rate, "the audio")
-    generate_options: dict[str, Any] = {"do_sample": bool(temperature), "num_assistant_tokens": gamma}
+    generate_options: dict[str, Any] = {
+        "do_sample": bool(temperature),
+        "num_assistant_tokens": gamma,
+    }
     generate_options |= {"temperature": temperature} if temperature else {}
     ignored: Callable[[Any], None] = lambda _: None  # noqa: E731
     options = TranscriptionOptions(
@@ -126,7 +134,11 @@ def can_time_words(spec: Speculator) -> bool:
     """Tell whether `transcribe` can say when each word was said by this target."""
     network: Any = spec.target.model
     config = getattr(network, "generation_config", None)
-    return config is not None and splits_audio(network) and getattr(config, ALIGNMENT_HEADS, None) is not None
+    return (
+        config is not None
+        and splits_audio(network)
+        and getattr(config, ALIGNMENT_HEADS, None) is not None
+    )
 
 
 def _get_network(spec: Speculator) -> Any:
@@ -168,13 +180,22 @@ def _transcribe_windows(
         raise RefusedError(
             f"{type(network).__name__} does not tell when words were said; leave words out"
         )
-    processor_arguments, generate_options = build_arguments(network, processor, options.language, options.prompt, options.translate)
+    processor_arguments, generate_options = build_arguments(
+        network, processor, options.language, options.prompt, options.translate
+    )
     transcriber = WindowTranscriber(
-        spec, network, processor, options.generate_options | generate_options, processor_arguments, options.on_text
+        spec,
+        network,
+        processor,
+        options.generate_options | generate_options,
+        processor_arguments,
+        options.on_text,
     )
     sampling_rate, segments = get_audio_feature_extractor(processor).sampling_rate, list[Segment]()
     for begin, end, text, tokens in transcriber.transcribe(samples):
-        segments.append(Segment(round(begin / sampling_rate, 2), round(end / sampling_rate, 2), text, tokens))
+        segments.append(
+            Segment(round(begin / sampling_rate, 2), round(end / sampling_rate, 2), text, tokens)
+        )
         options.progress(end / len(samples))
         if text:
             options.on_text(text)
@@ -260,7 +281,9 @@ class WhisperTextStreamer:
         self._languages = {
             i: mark for mark, i in (getattr(config, "lang_to_id", None) or {}).items()
         }
-        self._first_time_id = getattr(config, "no_timestamps_token_id", 0) + 1  # the first id of a time
+        self._first_time_id = (
+            getattr(config, "no_timestamps_token_id", 0) + 1
+        )  # the first id of a time
         self._tokens: list[int] | None = None  # None: what comes next is what a window begins with
 
     def put(self, value: torch.Tensor) -> None:
@@ -274,7 +297,9 @@ class WhisperTextStreamer:
         self._on_text("")
 
     def end(self) -> None:
-        text = self._tokenizer.decode(self._drop_cut_piece(self._tokens or []), skip_special_tokens=True)
+        text = self._tokenizer.decode(
+            self._drop_cut_piece(self._tokens or []), skip_special_tokens=True
+        )
         self._tokens = None
         if text.strip():
             self._on_text(text)

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 BLOCKS_PER_SECOND = 10  # a second: cuts go through the middle of one
 MAX_WINDOW_SECONDS = 30.0  # seconds of a window: as long as such models were trained with
-MAX_TOKENS_PER_SECOND, MAX_EXTRA_TOKENS = 32, 64  # a second, and beside, at most: where a model writes on and on
+MAX_TOKENS_PER_SECOND, MAX_EXTRA_TOKENS = (
+    32,
+    64,
+)  # a second, and beside, at most: where a model writes on and on
 REQUEST_METHOD = "apply_transcription_request"
 # What a chat model is told behind the sound, unless the prompt says it: Granite Speech's own words
 DEFAULT_INSTRUCTION = "can you transcribe the speech into a written format?"
@@ -43,7 +46,12 @@ REQUEST_PARAMETERS = {
 def get_audio_feature_extractor(processor: Any) -> Any:
     """Return the part of a processor that reads sounds, or None."""
     return next(
-        (part for name in MEDIA_PROCESSOR_ATTRIBUTES["audio"] if (part := getattr(processor, name, None))), None
+        (
+            part
+            for name in MEDIA_PROCESSOR_ATTRIBUTES["audio"]
+            if (part := getattr(processor, name, None))
+        ),
+        None,
     )
 
 
@@ -90,11 +98,15 @@ class WindowTranscriber:
         """Yield each window's first sample, the one behind its last, its text and its tokens; texts
         concatenate to the whole."""
         feature_extractor, previous = get_audio_feature_extractor(self.processor), ""
-        limits = [getattr(feature_extractor, name, None) for name in ("chunk_length", "max_audio_clip_s")]
+        limits = [
+            getattr(feature_extractor, name, None) for name in ("chunk_length", "max_audio_clip_s")
+        ]
         # Cohere's cuts sounds itself that are so long
         max_seconds = min([MAX_WINDOW_SECONDS, *(float(each) for each in limits if each)])
         for begin, end in split_windows(samples, feature_extractor.sampling_rate, max_seconds):
-            tokens = self._generate_tokens(samples[begin:end], (end - begin) / feature_extractor.sampling_rate)
+            tokens = self._generate_tokens(
+                samples[begin:end], (end - begin) / feature_extractor.sampling_rate
+            )
             text = self._decode(tokens)
             if text and previous:
                 text = _get_separator(previous[-1], text[0]) + text
@@ -128,7 +140,9 @@ class WindowTranscriber:
             options = {"sampling_rate": rate, "format": "WAV", "model_id": "voxtral"}
             options = {name: options[name] for name in options if name in get_parameters(request)}
         try:
-            output: Mapping[str, Any] = request(audio=samples, **options, **self.processor_arguments)
+            output: Mapping[str, Any] = request(
+                audio=samples, **options, **self.processor_arguments
+            )
         except Exception as error:  # a template is a program
             problem = f"the processor refuses the sound: {to_one_line(error)}"
             raise InputError(problem) from None
@@ -145,7 +159,11 @@ class WindowTranscriber:
         if config.max_length is not None or config.max_new_tokens is not None:
             return {}
         max_tokens = int(seconds * MAX_TOKENS_PER_SECOND) + MAX_EXTRA_TOKENS
-        return {"max_new_tokens": max_tokens if context is None else max(1, min(max_tokens, context - prompt_length))}
+        return {
+            "max_new_tokens": max_tokens
+            if context is None
+            else max(1, min(max_tokens, context - prompt_length))
+        }
 
     def _decode(self, tokens: list[int]) -> str:
         decode = self.processor.decode
@@ -213,7 +231,9 @@ def _get_separator(before: str, after: str) -> str:
     return "" if joined else " "
 
 
-def split_windows(samples: NDArray[np.float32], sampling_rate: int, max_seconds: float) -> list[tuple[int, int]]:
+def split_windows(
+    samples: NDArray[np.float32], sampling_rate: int, max_seconds: float
+) -> list[tuple[int, int]]:
     """Return windows of at most `longest` seconds each, as their first samples and those behind
     their last: the whole sound, or about equally long ones of 5/6 of `longest` at most, each cut in
     the quietest tenth of a second within a twelfth of `longest` around its end.
@@ -232,11 +252,16 @@ def split_windows(samples: NDArray[np.float32], sampling_rate: int, max_seconds:
     """
     n, max_samples = len(samples), int(max_seconds * sampling_rate)
     count = 1 if n <= max_samples else ceil(n / (max_samples * 5 / 6))
-    cuts = [_find_quietest(samples, i * n // count, max_samples // 12, sampling_rate) for i in range(1, count)]
+    cuts = [
+        _find_quietest(samples, i * n // count, max_samples // 12, sampling_rate)
+        for i in range(1, count)
+    ]
     return list(pairwise([0, *cuts, n]))
 
 
-def _find_quietest(samples: NDArray[np.float32], middle: int, reach: int, sampling_rate: int) -> int:
+def _find_quietest(
+    samples: NDArray[np.float32], middle: int, reach: int, sampling_rate: int
+) -> int:
     """The middle of the quietest block within `reach` samples of `middle`."""
     begin, size = middle - reach, max(1, sampling_rate // BLOCKS_PER_SECOND)
     count = 2 * reach // size

@@ -39,16 +39,26 @@ class WordTimer:
         self.spec, self.frames, self.streamer = spec, frames, streamer
         self.seek = 0  # the frame that the window at hand begins with
         self.__signature__ = inspect.signature(spec)  # which transformers reads
-        self._network: Any = make_twin_with_attention(network, "eager")  # the attention that can be looked at
+        self._network: Any = make_twin_with_attention(
+            network, "eager"
+        )  # the attention that can be looked at
 
     def __call__(self, model: Any, input_ids: Tensor, **given: Any) -> dict[str, Any]:
         output_or_ids = self.spec(model, input_ids, streamer=self.streamer, **given)
-        output = {"sequences": output_or_ids} if isinstance(output_or_ids, Tensor) else dict(output_or_ids)
-        times = self._compute_token_times(output["sequences"], input_ids.shape[1], given["encoder_outputs"])
+        output = (
+            {"sequences": output_or_ids}
+            if isinstance(output_or_ids, Tensor)
+            else dict(output_or_ids)
+        )
+        times = self._compute_token_times(
+            output["sequences"], input_ids.shape[1], given["encoder_outputs"]
+        )
         return output | {"token_timestamps": times.double() + self.seek / FRAMES_PER_SECOND}
 
     @torch.inference_mode()
-    def _compute_token_times(self, ids: Tensor, num_prompt_tokens: int, encoder_outputs: Any) -> Tensor:
+    def _compute_token_times(
+        self, ids: Tensor, num_prompt_tokens: int, encoder_outputs: Any
+    ) -> Tensor:
         """`[1, n]`, seconds from the window's beginning at which each token ends."""
         left = max(2, self.frames - self.seek)  # windows go on over what a short sound is padded by
         attentions = self._network(

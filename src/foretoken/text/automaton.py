@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 ROOT_STATE = 0
-MAX_COUNTED_SUFFIXES = 32  # states that a token counts for; the ends of few texts but repetitions have more
+MAX_COUNTED_SUFFIXES = (
+    32  # states that a token counts for; the ends of few texts but repetitions have more
+)
 
 
 class SuffixAutomaton:
@@ -36,7 +38,9 @@ class SuffixAutomaton:
         # None: the state of a beginning, behind which only one token has come
         self._transitions: list[dict[int, int] | None] = [None]
         self._prefix_states = array("i", [ROOT_STATE])  # the state of every beginning
-        self._split_from = array("i")  # what each state that was made beside a beginning's was split off
+        self._split_from = array(
+            "i"
+        )  # what each state that was made beside a beginning's was split off
         self._previous_recent = array("i")  # what `recent` was, of all that every token changed
 
     def __len__(self) -> int:
@@ -94,7 +98,9 @@ class SuffixAutomaton:
             transitions[token] = state
             p = link[p]
         if to is not None:
-            link[state] = to if self.length[to] == self.length[p] + 1 else self._split_state(p, token, to)
+            link[state] = (
+                to if self.length[to] == self.length[p] + 1 else self._split_state(p, token, to)
+            )
         self._count_suffixes(end)
 
     def pop(self) -> int:
@@ -137,7 +143,9 @@ class SuffixAutomaton:
         """Part from `original` a state of its runs that `p` leads to: they occur here too."""
         n = self.length[original]
         transitions = self._transitions[original]
-        transitions = {self.ids[n]: self._prefix_states[n + 1]} if transitions is None else dict(transitions)
+        transitions = (
+            {self.ids[n]: self._prefix_states[n + 1]} if transitions is None else dict(transitions)
+        )
         values = self.link[original], self.count[original], self.recent[original]
         copy = self._add_state(self.length[parent] + 1, *values, transitions)
         self._split_from.append(original)

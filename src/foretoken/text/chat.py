@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from jinja2 import Environment, TemplateError, meta
 
-from foretoken.errors import InputError, naming_option, to_one_line, format_value
-from foretoken.media.images import load_image
+from foretoken.errors import InputError, format_value, naming_option, to_one_line
 from foretoken.media.audio import load_audio
-from foretoken.text.messages import MEDIA_PART_KEYS, UNSUPPORTED_PARTS, Message, get_parts, require_conversation
+from foretoken.media.images import load_image
+from foretoken.text.messages import (
+    MEDIA_PART_KEYS,
+    UNSUPPORTED_PARTS,
+    Message,
+    get_parts,
+    require_conversation,
+)
 from foretoken.text.templates import accepts_parts, accepts_strings
 
 if TYPE_CHECKING:
@@ -31,10 +37,15 @@ TRANSFORMERS_ARGUMENTS = frozenset(
 )
 
 # The parts of processors that read them
-MEDIA_PROCESSOR_ATTRIBUTES = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
+MEDIA_PROCESSOR_ATTRIBUTES = {
+    "image": ("image_processor",),
+    "audio": ("feature_extractor", "audio_processor"),
+}
 # Arguments of processors, which would read files and addresses of a client's choice
 PROCESSOR_ARGUMENTS = frozenset("images videos audio audios text processor_kwargs device".split())
-TEMPLATE_ARGUMENTS = frozenset("tools documents add_generation_prompt continue_final_message".split())
+TEMPLATE_ARGUMENTS = frozenset(
+    "tools documents add_generation_prompt continue_final_message".split()
+)
 DEFAULT_SAMPLING_RATE = 16_000  # Hz of processors that name no other
 
 
@@ -116,7 +127,9 @@ def _resolve_template(owner: Any, template: str | None, variables: Mapping[str, 
 def _require_role(i: int, role: str, source: str) -> None:
     """InputError for one that no chat knows: OpenAI's, and what the template itself names."""
     if role not in CHAT_ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
-        problem = f"message {i} has the role {format_value(role)}; give one of {', '.join(CHAT_ROLES)}"
+        problem = (
+            f"message {i} has the role {format_value(role)}; give one of {', '.join(CHAT_ROLES)}"
+        )
         raise InputError(problem).about(f"prompt[{i}].role")
 
 
@@ -131,7 +144,10 @@ def _require_parts(
             if kind in MEDIA_PART_KEYS and media_kinds is not None and kind not in media_kinds:
                 accepted = " and ".join(("text", *media_kinds))
                 raise InputError(f"{label} is of the type {kind}; the model takes {accepted}")
-            if kind in (None, "text", *MEDIA_PART_KEYS, *UNSUPPORTED_PARTS) or f"'{kind}'" in source:
+            if (
+                kind in (None, "text", *MEDIA_PART_KEYS, *UNSUPPORTED_PARTS)
+                or f"'{kind}'" in source
+            ):
                 continue
             if f'"{kind}"' not in source:
                 raise InputError(
@@ -200,10 +216,15 @@ def process_media_chat(
     with naming_option("chat_template_kwargs"):
         variables = _get_template_variables(chat_template_kwargs)
     owner = processor if getattr(processor, "chat_template", None) else processor.tokenizer
-    source, resolved = _get_template_source(owner, template), _resolve_template(owner, template, variables)
+    source, resolved = (
+        _get_template_source(owner, template),
+        _resolve_template(owner, template, variables),
+    )
     sampling_rate = get_sampling_rate(processor)
     _require_parts(messages, source, get_media_kinds(processor))
-    loaded = [_load_media(i, message, sampling_rate, resolved) for i, message in enumerate(messages)]
+    loaded = [
+        _load_media(i, message, sampling_rate, resolved) for i, message in enumerate(messages)
+    ]
     if taken := sorted(PROCESSOR_ARGUMENTS & variables.keys()):
         raise InputError(
             f"chat_template_kwargs holds {taken[0]!r}, which is the processor's; leave it out"
@@ -247,10 +268,16 @@ def _require_whole_audio(
     cut = [dict(message) for message in messages]
     for message in cut:
         if parts := get_parts(message):
-            ends = ({"audio": part["audio"][:max_samples]} if "audio" in part else {} for part in parts)
+            ends = (
+                {"audio": part["audio"][:max_samples]} if "audio" in part else {} for part in parts
+            )
             message["content"] = [{**part, **end} for part, end in zip(parts, ends, strict=True)]
     cut_inputs = render(cut)
-    if all(torch.equal(x, cut_inputs[name]) for name, x in inputs.items() if isinstance(x, torch.Tensor)):
+    if all(
+        torch.equal(x, cut_inputs[name])
+        for name, x in inputs.items()
+        if isinstance(x, torch.Tensor)
+    ):
         sampling_rate = get_sampling_rate(processor)
         raise InputError(
             f"a sound lasts {longest / sampling_rate:.0f} s, and the model hears the first "
@@ -282,7 +309,9 @@ def _process_with_marks(
             content = ""
             for part in get_parts(message):
                 kind = part.get("type")
-                content += getattr(processor, f"{kind}_token") if kind in MEDIA_PART_KEYS else part["text"]
+                content += (
+                    getattr(processor, f"{kind}_token") if kind in MEDIA_PART_KEYS else part["text"]
+                )
                 if kind in MEDIA_PART_KEYS:
                     given[kind].append(part[kind])
         written.append(_normalize_message({**message, "content": content}, template))
@@ -301,14 +330,19 @@ def _process_with_marks(
 
 def get_sampling_rate(processor: Any) -> int:
     """Return the samples a second of the sounds that a processor reads."""
-    rates = (getattr(getattr(processor, n, None), "sampling_rate", None) for n in MEDIA_PROCESSOR_ATTRIBUTES["audio"])
+    rates = (
+        getattr(getattr(processor, n, None), "sampling_rate", None)
+        for n in MEDIA_PROCESSOR_ATTRIBUTES["audio"]
+    )
     return next(filter(None, rates), DEFAULT_SAMPLING_RATE)
 
 
 def get_media_kinds(processor: Any) -> tuple[str, ...]:
     """Return the kinds of media that a processor reads in messages."""
     return tuple(
-        kind for kind, parts in MEDIA_PROCESSOR_ATTRIBUTES.items() if any(getattr(processor, p, None) for p in parts)
+        kind
+        for kind, parts in MEDIA_PROCESSOR_ATTRIBUTES.items()
+        if any(getattr(processor, p, None) for p in parts)
     )
 
 
@@ -317,7 +351,9 @@ def _find_variable_names(source: str) -> frozenset[str]:
     """The variables that a template reads, and those that transformers itself takes."""
     try:
         extensions = ["jinja2.ext.loopcontrols", "jinja2.ext.do"]
-        variable_names = meta.find_undeclared_variables(Environment(extensions=extensions).parse(source))
+        variable_names = meta.find_undeclared_variables(
+            Environment(extensions=extensions).parse(source)
+        )
     except TemplateError:  # of tags that transformers alone knows
         variable_names = set[str]()
     return TEMPLATE_ARGUMENTS | variable_names
@@ -344,5 +380,9 @@ def _load_part(label: str, part: Mapping[str, Any], sampling_rate: int) -> dict[
     if len(values) != 1:
         names = ", ".join(MEDIA_PART_KEYS[kind])
         raise InputError(f"{label} has {len(values)} of {names}; give {kind}=...")
-    value = load_image(values[0], label) if kind == "image" else load_audio(values[0], sampling_rate, label)
+    value = (
+        load_image(values[0], label)
+        if kind == "image"
+        else load_audio(values[0], sampling_rate, label)
+    )
     return {"type": kind, kind: value}

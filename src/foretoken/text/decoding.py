@@ -22,7 +22,9 @@ REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character decodes to
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, keep_special_tokens: bool = False) -> str:
+def decode(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, keep_special_tokens: bool = False
+) -> str:
     """The text of `tokens`, with special tokens or without, spaces as they are."""
     text = tokenizer.decode(
         tokens, skip_special_tokens=not keep_special_tokens, clean_up_tokenization_spaces=False
@@ -31,7 +33,9 @@ def decode(tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, keep_specia
     return text
 
 
-def decode_continuation(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]) -> str:
+def decode_continuation(
+    tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]
+) -> str:
     """Return the text that `tokens` add to that of `prompt`: decoded alone they would lose their
     first space, which SentencePiece decoders drop at the start of a text."""
     return IncrementalDetokenizer(tokenizer, prompt).add(tokens, last=True)
@@ -106,7 +110,9 @@ class IncrementalDetokenizer:
         before = self.pending_text
         new = self.add([token])
         now = new or self.pending_text
-        if now.endswith(REPLACEMENT_CHARACTER):  # a run of bytes, which may decode differently again
+        if now.endswith(
+            REPLACEMENT_CHARACTER
+        ):  # a run of bytes, which may decode differently again
             complete = len(before.rstrip(REPLACEMENT_CHARACTER))
         else:
             complete = len(commonprefix([before, now]))
@@ -150,7 +156,9 @@ class StoppingDetokenizer:
         """`include`: whether the stop string is part of the text, which otherwise ends before it;
         `special`: whether special tokens are."""
         assert all(stop_strings), "an empty string ends every text"
-        self._stream = IncrementalDetokenizer(tokenizer, prompt, keep_special_tokens=keep_special_tokens)
+        self._stream = IncrementalDetokenizer(
+            tokenizer, prompt, keep_special_tokens=keep_special_tokens
+        )
         self._stops = tuple(stop_strings)
         self._include_stop_string, self._min_tokens = include_stop_string, min_tokens
         self._max_tail = max(map(len, stop_strings), default=1) - 1
@@ -189,7 +197,11 @@ class StoppingDetokenizer:
         self._closed, stop = True, None
         if not self._ended:
             pending = self._stream.pending_text
-            stop = self._end_at_stop_string(self._tail, pending) if self._count > self._min_tokens else None
+            stop = (
+                self._end_at_stop_string(self._tail, pending)
+                if self._count > self._min_tokens
+                else None
+            )
             if stop is None:
                 self._end_text(self._settled + pending)
         self._emit_piece(sum(map(len, self._emitted)) + len(self._settled))
@@ -227,7 +239,9 @@ class StoppingDetokenizer:
         """
         window = settled + pending
         min_end = self._min_length - (self._length - len(settled))  # where no stop string may end
-        matches = ((window.find(stop, max(0, min_end - len(stop) + 1)), stop) for stop in self._stops)
+        matches = (
+            (window.find(stop, max(0, min_end - len(stop) + 1)), stop) for stop in self._stops
+        )
         spans = [(at, at + len(stop)) for at, stop in matches if at >= 0]
         if not spans:
             return None
@@ -309,7 +323,9 @@ def _map_letters_to_bytes() -> dict[str, int]:
 _BYTE_OF_LETTER = _map_letters_to_bytes()
 
 
-def find_differing_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> list[str]:
+def find_differing_tokens(
+    first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
+) -> list[str]:
     """The tokens that are not the same id in both vocabularies."""
     ours, theirs = first.get_vocab(), second.get_vocab()
     return [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]

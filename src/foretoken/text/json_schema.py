@@ -18,10 +18,17 @@ ALLOWED_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 MAX_NUMBER = 2**63 - 1024  # the largest float within 64 bits
 MIN_EXPONENT = -60  # exponent of the number next to zero: regular expressions nest no deeper
 CONTROL_CHARACTER = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-REGEX_CHARACTER = re.compile(r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[A-Za-z]|\\.|\[\^?|.", re.DOTALL)
+REGEX_CHARACTER = re.compile(
+    r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[A-Za-z]|\\.|\[\^?|.", re.DOTALL
+)
 MAX_SCHEMA_GROUPS = 1000  # of schemas whose divisors are looked at together
 LITERAL_KEYWORDS = {"default", "example", "examples", "required", "x-guidance"}
-NAMED_SCHEMA_KEYWORDS = {"properties", "patternProperties", "$defs", "definitions"}  # schemas by name
+NAMED_SCHEMA_KEYWORDS = {
+    "properties",
+    "patternProperties",
+    "$defs",
+    "definitions",
+}  # schemas by name
 YEAR_PATTERN = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])"
 DAY_PATTERN = (
     r"^....-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])"
@@ -268,7 +275,9 @@ def _require_common_multiples(
     _require_common_multiples(root, [x for x in others if isinstance(x, dict)], seen)
 
 
-def _collect_schemas(root: dict[str, Any], schemas: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+def _collect_schemas(
+    root: dict[str, Any], schemas: list[dict[str, Any]]
+) -> dict[int, dict[str, Any]]:
     """Return schemas with those that they combine or refer to, by identity."""
     group, waiting = dict[int, dict[str, Any]](), [*schemas]
     while waiting:
@@ -280,7 +289,9 @@ def _collect_schemas(root: dict[str, Any], schemas: list[dict[str, Any]]) -> dic
             parts = schema.get(key)
             waiting += [x for x in parts if isinstance(x, dict)] if isinstance(parts, list) else []
         reference = schema.get("$ref")
-        if isinstance(reference, str) and isinstance(found := _resolve_reference(root, reference), dict):
+        if isinstance(reference, str) and isinstance(
+            found := _resolve_reference(root, reference), dict
+        ):
             waiting.append(found)
     return group
 

@@ -17,7 +17,9 @@ MEDIA_PART_KEYS: dict[str, tuple[str, ...]] = {
 # Kinds that are not read, and why: transformers would fetch addresses, or drop them
 ADDRESS_REASON = "an address, which is not fetched here; give a part of the type image or audio"
 UNSUPPORTED_PARTS = {"video": "a video, which is not read here; give pictures of it"}
-UNSUPPORTED_PARTS |= dict.fromkeys(("image_url", "input_image", "audio_url", "input_audio", "video_url"), ADDRESS_REASON)
+UNSUPPORTED_PARTS |= dict.fromkeys(
+    ("image_url", "input_image", "audio_url", "input_audio", "video_url"), ADDRESS_REASON
+)
 
 
 def as_conversations(prompts: Any) -> list[list[Message]] | None:
@@ -55,7 +57,9 @@ def require_conversation(messages: object) -> None:
 
 def _require_message(i: int, message: Any) -> None:
     if not isinstance(message, Mapping):
-        raise InputError(f"message {i} is {format_value(message)}; give a dict with 'role' and 'content'")
+        raise InputError(
+            f"message {i} is {format_value(message)}; give a dict with 'role' and 'content'"
+        )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         problem = f"message {i} has the role {format_value(role)}; give a str, such as 'user'"

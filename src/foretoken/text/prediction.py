@@ -39,7 +39,9 @@ class PredictedOutput:
         for token in new_tokens[len(self._tokens) :]:
             self._tokens.append(token)
             self._append(token)
-        return [] if self._position is None else self.ids[self._position : self._position + max_tokens]
+        return (
+            [] if self._position is None else self.ids[self._position : self._position + max_tokens]
+        )
 
     def _reset(self) -> None:
         """No text yet: it begins as the prediction does."""
@@ -61,12 +63,21 @@ class PredictedOutput:
     def _find(self, token: int) -> int | None:
         positions = self._positions_after.get(token, [])
         first = bisect_left(positions, self._last_certain)
-        near = [*positions[first : first + MAX_NEARBY_POSITIONS], *positions[max(0, first - MAX_NEARBY_POSITIONS) : first][::-1]]
+        near = [
+            *positions[first : first + MAX_NEARBY_POSITIONS],
+            *positions[max(0, first - MAX_NEARBY_POSITIONS) : first][::-1],
+        ]
         position = max(near, key=self._count_matching_tokens, default=None)
-        return None if position is None or self._count_matching_tokens(position) < self._min_match_tokens else position
+        return (
+            None
+            if position is None or self._count_matching_tokens(position) < self._min_match_tokens
+            else position
+        )
 
     def _count_matching_tokens(self, position: int) -> int:
         """Count the tokens before that place that are the last ones of the text."""
         max_tokens = min(MAX_MATCH_TOKENS, position, len(self._tokens))
-        differ = (n for n in range(max_tokens) if self.ids[position - 1 - n] != self._tokens[-1 - n])
+        differ = (
+            n for n in range(max_tokens) if self.ids[position - 1 - n] != self._tokens[-1 - n]
+        )
         return next(differ, max_tokens)

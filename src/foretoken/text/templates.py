@@ -21,7 +21,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 PROBE_WORD = "wordforatry"
 # Templates that go through the parts of a content, and those that know texts, too
 PARTS_LOOP_PATTERN = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
-STRING_TEST_PATTERN = re.compile(r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b""")
+STRING_TEST_PATTERN = re.compile(
+    r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b"""
+)
 EMPTY_SPECIAL_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 # Names of control tokens that end a turn or a document in every vocabulary that has them, as in
 # llama.cpp
@@ -93,7 +95,10 @@ def find_turn_end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     if not template or not names:
         return []
     texts = {"user": PROBE_QUESTION, "assistant": PROBE_REPLY}
-    turns = [{"role": role, "content": text} for role, text in [*texts.items(), ("user", PROBE_NEXT_TURN)]]
+    turns = [
+        {"role": role, "content": text}
+        for role, text in [*texts.items(), ("user", PROBE_NEXT_TURN)]
+    ]
     messages: list[Any] = turns
     if not accepts_strings(template):
         messages = [x | {"content": [{"type": "text", "text": x["content"]}]} for x in turns]
@@ -105,7 +110,9 @@ def find_turn_end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return []
     if not all(PROBE_REPLY in text for text in written):
         return []
-    end = commonprefix([text.rpartition(PROBE_REPLY)[2].partition(PROBE_NEXT_TURN)[0] for text in written])
+    end = commonprefix(
+        [text.rpartition(PROBE_REPLY)[2].partition(PROBE_NEXT_TURN)[0] for text in written]
+    )
     return re.findall("|".join(map(re.escape, sorted(names, key=len, reverse=True))), end)
 
 

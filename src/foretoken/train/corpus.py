@@ -131,7 +131,9 @@ def read_examples(
     if path.suffix not in PAIR_SUFFIXES and not encoder_decoder:
         _require_exists(path)
         texts = read_texts(path)
-        train, held_out = (_cut_windows(encode(part, tokenizer), length) for part in split_texts(texts))
+        train, held_out = (
+            _cut_windows(encode(part, tokenizer), length) for part in split_texts(texts)
+        )
         digest = hashlib.sha256("\n".join(texts).encode())
     else:
         numbered_lines = read_lines(path)

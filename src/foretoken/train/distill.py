@@ -26,7 +26,13 @@ from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.train.corpus import Examples
 from foretoken.train.loop import TrainingLoop, make_run_folder
-from foretoken.train.pair import BatchSource, TrainingSequence, Pair, compute_fingerprint, compute_new_token_logits
+from foretoken.train.pair import (
+    BatchSource,
+    Pair,
+    TrainingSequence,
+    compute_fingerprint,
+    compute_new_token_logits,
+)
 from foretoken.train.recipe import TrainingRecipe, require_positive, require_share
 
 MIN_LOG_PROB = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
@@ -178,16 +184,22 @@ def measure_alpha(pair: Pair, sequences: list[TrainingSequence], temperature: fl
     argmax agrees. Positions without a draft token count as 0."""
     target, drafter = pair.target_spec.target, pair.target_spec.drafter
     params = SamplingParams(temperature)
-    overlaps_by_sequence = [compute_overlaps(target, drafter, t.request, t.new_tokens, params) for t in sequences]
+    overlaps_by_sequence = [
+        compute_overlaps(target, drafter, t.request, t.new_tokens, params) for t in sequences
+    ]
     return fmean(beta or 0.0 for text in overlaps_by_sequence for beta in text)
 
 
 def _compute_loss(pair: Pair, sequences: list[TrainingSequence], lesson: Distillation) -> Tensor:
     with torch.no_grad():
-        p = compute_log_probs(compute_new_token_logits(pair.target, sequences), lesson.loss_temperature)
+        p = compute_log_probs(
+            compute_new_token_logits(pair.target, sequences), lesson.loss_temperature
+        )
     scores = compute_new_token_logits(pair.draft, sequences)
     padding = p.shape[-1] - scores.shape[-1]  # output rows of no token, which the draft lacks
-    q = compute_log_probs(functional.pad(scores, (0, padding), value=-torch.inf), lesson.loss_temperature)
+    q = compute_log_probs(
+        functional.pad(scores, (0, padding), value=-torch.inf), lesson.loss_temperature
+    )
     return LOSSES[lesson.loss](p, q).mean()
 
 

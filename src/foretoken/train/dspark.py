@@ -19,17 +19,17 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config
 
 from foretoken.models.stock.dflash import apply_markov_head
-from foretoken.models.stock.dflash_files import parse_block_config, build_network
+from foretoken.models.stock.dflash_files import build_network, parse_block_config
 from foretoken.train.distill import MIN_LOG_PROB
 from foretoken.train.hidden_state_dataset import SequenceHiddenStates
 from foretoken.train.student import (
     ComparedDistributions,
     Lesson,
-    Student,
     NumberedSequences,
-    make_config,
-    find_frequent_tokens,
+    Student,
     choose_taps,
+    find_frequent_tokens,
+    make_config,
 )
 
 
@@ -42,9 +42,14 @@ class DSparkLesson(Lesson):
     rank: int = 64  # of the bias by the token before
     anchors: int = 32  # of a text in a step
 
-    def make_student(self, target: PreTrainedModel, sequences: NumberedSequences, seed: int) -> BlockStudent:
+    def make_student(
+        self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
+    ) -> BlockStudent:
         """Return a random draft of such texts."""
-        ids, mask = find_frequent_tokens(sequences, self.draft_vocab), find_rarest_token(target, sequences)
+        ids, mask = (
+            find_frequent_tokens(sequences, self.draft_vocab),
+            find_rarest_token(target, sequences),
+        )
         return BlockStudent(target, ids, mask, self, seed)
 
 
@@ -94,7 +99,10 @@ class BlockStudent(Student):
 
         By chance are the anchors, and how long half of the blocks are, as not all are whole in use.
         """
-        n, anchors = self.depths, torch.tensor([self._choose_anchors(text, rng) for text in sequences])
+        n, anchors = (
+            self.depths,
+            torch.tensor([self._choose_anchors(text, rng) for text in sequences]),
+        )
         sizes = torch.full_like(anchors, n)
         if rng is not None:
             lengths = [rng.randint(1, 2 * n) for _ in range(sizes.numel())]
@@ -119,11 +127,15 @@ class BlockStudent(Student):
         """Compare both at some of these places."""
         hidden_states, previous_tokens = own
         parts = self.blocks.markov_head, self.blocks.confidence_head
-        logits, confidence, _ = apply_markov_head(*parts, hidden_states, self.compute_logits(hidden_states), previous_tokens, None)
+        logits, confidence, _ = apply_markov_head(
+            *parts, hidden_states, self.compute_logits(hidden_states), previous_tokens, None
+        )
         q = logits.float().log_softmax(-1).clamp(min=MIN_LOG_PROB)
         return ComparedDistributions(self.compute_target_log_probs(hidden, mass), q, confidence)
 
-    def _choose_anchors(self, sequence: SequenceHiddenStates, rng: random.Random | None) -> list[int]:
+    def _choose_anchors(
+        self, sequence: SequenceHiddenStates, rng: random.Random | None
+    ) -> list[int]:
         """Places from the prompt's last token on; as far apart as can be where there is no
         chance."""
         candidates, count = range(max(1, sequence.prompt) - 1, len(sequence.ids)), self.anchors

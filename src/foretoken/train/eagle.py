@@ -23,11 +23,11 @@ from foretoken.train.hidden_state_dataset import SequenceHiddenStates
 from foretoken.train.student import (
     ComparedDistributions,
     Lesson,
-    Student,
     NumberedSequences,
-    make_config,
-    find_frequent_tokens,
+    Student,
     choose_taps,
+    find_frequent_tokens,
+    make_config,
 )
 
 STORED_PREFIXES = {"first.": "layers.0.", "head.norm.": "norm.", "head.linear.": "lm_head."}
@@ -40,7 +40,9 @@ class EagleLesson(Lesson):
 
     depths: int = 4
 
-    def make_student(self, target: PreTrainedModel, sequences: NumberedSequences, seed: int) -> EagleStudent:
+    def make_student(
+        self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
+    ) -> EagleStudent:
         """Return a random draft of such texts."""
         return EagleStudent(target, find_frequent_tokens(sequences, self.draft_vocab), self, seed)
 
@@ -106,10 +108,14 @@ class EagleStudent(Student):
     def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
         """Compare both at some of these places."""
         q = self.compute_logits(*own).float().log_softmax(-1)
-        return ComparedDistributions(self.compute_target_log_probs(hidden, mass), q.clamp(min=MIN_LOG_PROB))
+        return ComparedDistributions(
+            self.compute_target_log_probs(hidden, mass), q.clamp(min=MIN_LOG_PROB)
+        )
 
     def get_stored_name(self, name: str) -> str:
         """Return the name in speculators' layout of a weight of the network."""
         return next(
-            new + name.removeprefix(old) for old, new in STORED_PREFIXES.items() if name.startswith(old)
+            new + name.removeprefix(old)
+            for old, new in STORED_PREFIXES.items()
+            if name.startswith(old)
         )

@@ -36,7 +36,9 @@ def generate_references(
     if spec.target.encoder_decoder:
         raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
     folder.mkdir(parents=True, exist_ok=True)
-    _require_same_options(folder, spec, {"length": length, "temperatures": [*temperatures], "seed": seed})
+    _require_same_options(
+        folder, spec, {"length": length, "temperatures": [*temperatures], "seed": seed}
+    )
     examples_and_held_out = [*examples.train, *examples.held_out]
     missing = [n for n, example in enumerate(examples_and_held_out) if not len(example.reference)]
     for start in range(0, len(missing), SEQUENCES_PER_FILE):

@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.row_slots import pad_blocks
 from foretoken.models.hidden_states import FINAL_TAP
+from foretoken.models.row_slots import pad_blocks
 from foretoken.models.stock.attention import RaggedTwin, SelectedPositions
 from foretoken.storage import files
 from foretoken.train.corpus import Example, Examples
@@ -73,7 +73,9 @@ class HiddenStateDataset:
         forward = RaggedTwin(self.target, taps=(*self.taps, FINAL_TAP))
         for first in range(0, count, SEQUENCES_PER_SHARD):
             if not self._get_shard_file(first).exists():
-                content = self._compute_shard(forward, ids[first : min(first + SEQUENCES_PER_SHARD, count)])
+                content = self._compute_shard(
+                    forward, ids[first : min(first + SEQUENCES_PER_SHARD, count)]
+                )
                 files.write_atomically(self._get_shard_file(first), save(content))
             report(min(first + SEQUENCES_PER_SHARD, count))
         split = {True: dict[int, list[int]](), False: dict[int, list[int]]()}
@@ -91,7 +93,10 @@ class HiddenStateDataset:
         config = self.target.config.get_text_config(decoder=True)
         bytes_per_token = 2 * config.hidden_size * (len(self.taps) + 1) + 4  # bytes of a token
         total, count = 0, 0
-        while count < len(ids) and (total := total + bytes_per_token * len(ids[count])) <= self.max_bytes:
+        while (
+            count < len(ids)
+            and (total := total + bytes_per_token * len(ids[count])) <= self.max_bytes
+        ):
             count += 1
         return count
 
@@ -122,7 +127,9 @@ class HiddenStateDataset:
             logits = model(input_ids=ids, use_cache=False, return_dict=True).logits[0]
             hidden = states[FINAL_TAP].flatten(0, 1)
             self._require_plain_logits(logits, hidden[last] @ head.weight.T)
-            chunks = [head(some).float().logsumexp(-1) for some in hidden.split(POSITIONS_PER_LOGITS)]
+            chunks = [
+                head(some).float().logsumexp(-1) for some in hidden.split(POSITIONS_PER_LOGITS)
+            ]
         log_sum_exp = torch.cat(chunks).view(ids.shape)
         within = torch.arange(ids.shape[1]) < torch.tensor([len(x) for x in sequences])[:, None]
         taps = torch.cat([states[j] for j in self.taps], -1)
@@ -146,7 +153,9 @@ class HiddenStateDataset:
         first = n // SEQUENCES_PER_SHARD * SEQUENCES_PER_SHARD
         start = sum(len(x) for x in self.ids[first:n])
         span = slice(start, start + len(self.ids[n]))
-        taps, hidden, mass = (_open_shard(self._get_shard_file(n))[k] for k in ("taps", "hidden", "mass"))
+        taps, hidden, mass = (
+            _open_shard(self._get_shard_file(n))[k] for k in ("taps", "hidden", "mass")
+        )
         ids = torch.tensor(self.ids[n])
         return SequenceHiddenStates(ids, self.prompts[n], taps[span], hidden[span], mass[span])
 

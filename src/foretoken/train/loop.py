@@ -163,7 +163,9 @@ class TrainingLoop:
         parameters = sum(p.numel() for p in self.model.parameters())
         summary = {"parameters": parameters, "steps": self.step, **figures}
         summary["seconds"] = self.seconds
-        files.write_atomically(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        files.write_atomically(
+            self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode()
+        )
         return summary
 
     def _load(self) -> None:

@@ -86,7 +86,9 @@ def load_pair(
         draft_network = make_random_draft(target_network, shape, seed)
     else:
         name = str(named_models.find_draft_folder(draft) or draft)
-        draft_network = _load_draft(name, draft_revision, trust_remote_code, target_network, target_tokenizer)
+        draft_network = _load_draft(
+            name, draft_revision, trust_remote_code, target_network, target_tokenizer
+        )
     return make_pair(target_network, draft_network, target_tokenizer, generation_config)
 
 
@@ -140,7 +142,9 @@ def make_random_draft(target: PreTrainedModel, shape: ConfigSizes, seed: int) ->
         if type(value) is not int or value < 1:
             raise InputError(f"{name} is {value}; give a whole number, 1 or more")
     try:
-        model = _make_random(target, {config.attribute_map.get(n, n): v for n, v in shape.items()}, seed)
+        model = _make_random(
+            target, {config.attribute_map.get(n, n): v for n, v in shape.items()}, seed
+        )
     except Exception as error:  # architectures raise many kinds
         raise InputError(f"no model has the shape {shape}: {to_one_line(error)}") from None
     model.generation_config = copy.deepcopy(target.generation_config)
@@ -185,7 +189,10 @@ def _load_draft(
 ) -> PreTrainedModel:
     source = sources.find_source(draft, revision, trust)
     kinds = {True: "an encoder-decoder", False: "decoder-only"}
-    draft_kind, target_kind = source.structure.config.is_encoder_decoder, target.config.is_encoder_decoder
+    draft_kind, target_kind = (
+        source.structure.config.is_encoder_decoder,
+        target.config.is_encoder_decoder,
+    )
     if draft_kind != target_kind:
         raise RefusedError(
             f"{draft} is {kinds[draft_kind]}, the target {kinds[target_kind]}; give a draft of its kind"
@@ -236,10 +243,14 @@ class BatchSource:
             [int(token) for token in example.reference][: request.limit]
             for example, request in zip(picked, requests, strict=True)
         ]
-        origins = [self._choose_origin(share, text) for share, text in zip(shares, new_tokens, strict=True)]
+        origins = [
+            self._choose_origin(share, text) for share, text in zip(shares, new_tokens, strict=True)
+        ]
         for origin in ("draft", "target"):
             indices = [i for i in range(size) if origins[i] == origin]
-            generated = self._generate(origin, [picked[i] for i in indices], [keys[i] for i in indices])
+            generated = self._generate(
+                origin, [picked[i] for i in indices], [keys[i] for i in indices]
+            )
             for i, tokens in zip(indices, generated, strict=True):
                 new_tokens[i] = tokens
         return [TrainingSequence(r, text) for r, text in zip(requests, new_tokens, strict=True)]
@@ -251,7 +262,9 @@ class BatchSource:
         off_policy = share < self.on_policy + self.target_generated
         return "target" if off_policy or not reference else "data"
 
-    def generate_held_out(self, examples: Sequence[Example], count: int, seed: int) -> list[TrainingSequence]:
+    def generate_held_out(
+        self, examples: Sequence[Example], count: int, seed: int
+    ) -> list[TrainingSequence]:
         """The target's own continuation of up to `count` examples, evenly spread, without a draft:
         the prefixes on which alpha is measured (C57: paper, section 4)."""
         picked = examples[:: max(1, len(examples) // count)][:count]
@@ -288,10 +301,14 @@ class BatchSource:
 def compute_new_token_logits(network: PreTrainedModel, sequences: list[TrainingSequence]) -> Tensor:
     """At the new tokens of all texts, in order, without forced ones, `[N, V]`."""
     ids = pad_blocks([[*t.request.prompt, *t.new_tokens[:-1]] for t in sequences], network.device)
-    return compute_logits(network, sequences, ids)[_mask_scored_positions(sequences, ids.shape[1]).to(network.device)]
+    return compute_logits(network, sequences, ids)[
+        _mask_scored_positions(sequences, ids.shape[1]).to(network.device)
+    ]
 
 
-def compute_logits(network: PreTrainedModel, sequences: list[TrainingSequence], ids: Tensor) -> Tensor:
+def compute_logits(
+    network: PreTrainedModel, sequences: list[TrainingSequence], ids: Tensor
+) -> Tensor:
     """Logits behind each of the texts' `ids [B, T]`, `[B, T, V]`."""
     device = network.device
     sources = [t.request.source for t in sequences if t.request.source is not None]

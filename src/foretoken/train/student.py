@@ -26,7 +26,7 @@ from foretoken.errors import InputError
 from foretoken.models.stock.pair_files import get_default_taps
 from foretoken.storage import files
 from foretoken.train.corpus import Examples
-from foretoken.train.distill import MIN_LOG_PROB, LOSSES
+from foretoken.train.distill import LOSSES, MIN_LOG_PROB
 from foretoken.train.hidden_state_dataset import HiddenStateDataset, SequenceHiddenStates
 from foretoken.train.loop import TrainingLoop, make_run_folder
 from foretoken.train.pair import compute_fingerprint
@@ -61,7 +61,9 @@ class Lesson(ABC):
             raise InputError(f"loss is {self.loss!r}; give one of {', '.join(LOSSES)}")
 
     @abstractmethod
-    def make_student(self, target: PreTrainedModel, sequences: NumberedSequences, seed: int) -> Student:
+    def make_student(
+        self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
+    ) -> Student:
         """Return a random draft of such texts."""
 
     def get_layer_settings(self, target: PreTrainedModel) -> dict[str, Any]:
@@ -139,7 +141,9 @@ class Student(ABC):
     def get_stored_name(self, name: str) -> str:
         """Return the name in speculators' layout of a weight of the network."""
 
-    def loss(self, sequences: list[SequenceHiddenStates], lesson: Lesson, rng: random.Random) -> Tensor:
+    def loss(
+        self, sequences: list[SequenceHiddenStates], lesson: Lesson, rng: random.Random
+    ) -> Tensor:
         """Return the loss over all depths; a place counts at each depth as much as the others.
 
         Distributions are made of a few places at a time, and again for their slopes: none of a
@@ -151,13 +155,21 @@ class Student(ABC):
             losses_by_position = LOSSES[lesson.loss](distributions.p, distributions.q)
             if distributions.confidence is not None:
                 overlap = distributions.alpha.detach().clamp(max=1)
-                log_confidence, log_doubt = (x.clamp(min=MIN_PROB).log() for x in (distributions.confidence, 1 - distributions.confidence))
-                losses_by_position = losses_by_position - overlap * log_confidence - (1 - overlap) * log_doubt  # NaN where a run diverges
+                log_confidence, log_doubt = (
+                    x.clamp(min=MIN_PROB).log()
+                    for x in (distributions.confidence, 1 - distributions.confidence)
+                )
+                losses_by_position = (
+                    losses_by_position - overlap * log_confidence - (1 - overlap) * log_doubt
+                )  # NaN where a run diverges
             return losses_by_position.sum()
 
         losses: list[Tensor] = []
         for k, positions in enumerate(self.gather_positions(sequences, rng)):
-            sums = [checkpoint(sum_losses, *some, use_reentrant=False) for some in split_positions(positions)]
+            sums = [
+                checkpoint(sum_losses, *some, use_reentrant=False)
+                for some in split_positions(positions)
+            ]
             count = max(1, len(positions[0]))
             losses.append(lesson.decay**k * torch.stack(cast(list[Tensor], sums)).sum() / count)
         return torch.stack(losses).sum() / sum(lesson.decay**k for k in range(len(losses)))
@@ -173,20 +185,26 @@ class Student(ABC):
         return states.to(self.output_weight.dtype) @ self.output_weight.T
 
     @torch.no_grad()
-    def measure_alpha(self, dataset: HiddenStateDataset, sequences: NumberedSequences, batch: int) -> list[float]:
+    def measure_alpha(
+        self, dataset: HiddenStateDataset, sequences: NumberedSequences, batch: int
+    ) -> list[float]:
         """Return the mean alpha at each depth."""
         totals, counts = [0.0] * self.depths, [0] * self.depths
         order = sorted(sequences, key=lambda n: len(sequences[n]))
         for i in range(0, len(order), batch):
             batch_states = [dataset.load(n) for n in order[i : i + batch]]
             for k, positions in enumerate(self.gather_positions(batch_states, None)):
-                totals[k] += sum(float(self.compare(*x).alpha.sum()) for x in split_positions(positions))
+                totals[k] += sum(
+                    float(self.compare(*x).alpha.sum()) for x in split_positions(positions)
+                )
                 counts[k] += len(positions[0])
         return [total / max(1, n) for total, n in zip(totals, counts, strict=True)]
 
     def save(self, out: Path) -> None:
         """Write the draft in speculators' format, whole or not at all."""
-        has_draft_id = torch.zeros(self.config["transformer_layer_config"]["vocab_size"], dtype=torch.bool)
+        has_draft_id = torch.zeros(
+            self.config["transformer_layer_config"]["vocab_size"], dtype=torch.bool
+        )
         has_draft_id[self.ids] = True
         tensors = {self.get_stored_name(name): w for name, w in self.network.state_dict().items()}
         tensors |= {"d2t": self.ids - torch.arange(len(self.ids)), "t2d": has_draft_id}
@@ -214,7 +232,9 @@ def make_config(
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
+            "proposal_methods": [
+                {"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}
+            ],
             "verifier": {
                 "name_or_path": target.name_or_path,
                 "architectures": target.config.architectures or [type(target).__name__],
@@ -248,7 +268,9 @@ def teach(
     if out.is_file():
         raise InputError(f"{out} is a file; give another --out, for a folder")
     folder = make_run_folder(out.with_name(f"{out.name}.run"))
-    dataset = HiddenStateDataset(folder / "states", target, choose_taps(target), max_bytes, bfloat16=recipe.bfloat16)
+    dataset = HiddenStateDataset(
+        folder / "states", target, choose_taps(target), max_bytes, bfloat16=recipe.bfloat16
+    )
     train, held_out = dataset.compute_missing(examples, report_states)
     student = lesson.make_student(target, train, recipe.seed)
     if recipe.bfloat16:  # which autocast would make anew for every product
@@ -300,7 +322,10 @@ def choose_batch(sequences: NumberedSequences, recipe: TrainingRecipe, step: int
     epoch, index = divmod(step, steps_per_epoch)
     rng = random.Random(f"{recipe.seed} {epoch}")
     order = rng.sample(sorted(sequences), len(sequences))
-    groups = [order[i : i + BATCHES_PER_SORTED_GROUP * size] for i in range(0, steps_per_epoch * size, BATCHES_PER_SORTED_GROUP * size)]
+    groups = [
+        order[i : i + BATCHES_PER_SORTED_GROUP * size]
+        for i in range(0, steps_per_epoch * size, BATCHES_PER_SORTED_GROUP * size)
+    ]
     sorted_numbers = [n for group in groups for n in sorted(group, key=lambda n: len(sequences[n]))]
     batches = [sorted_numbers[i : i + size] for i in range(0, steps_per_epoch * size, size)]
     return rng.sample(batches, len(batches))[index]

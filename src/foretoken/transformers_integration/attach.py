@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from foretoken.drafters.base import Drafter
-from foretoken.errors import ForeignError, InputError, RefusedError, to_one_line, format_value
+from foretoken.errors import ForeignError, InputError, RefusedError, format_value, to_one_line
 from foretoken.generation_config import find_unfollowed
 from foretoken.loading.load import load
 from foretoken.loading.options import require_known
@@ -30,8 +30,12 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 log = logging.getLogger(__name__)
-LEFT_TO_TRANSFORMERS = ContextVar("LEFT", default=False)  # whether transformers decodes: its drafts stay its own
-REPLACED_ATTRIBUTE = "foretoken_replaced"  # what an attached `generate` stands for is kept under this name
+LEFT_TO_TRANSFORMERS = ContextVar(
+    "LEFT", default=False
+)  # whether transformers decodes: its drafts stay its own
+REPLACED_ATTRIBUTE = (
+    "foretoken_replaced"  # what an attached `generate` stands for is kept under this name
+)
 
 
 def attach(

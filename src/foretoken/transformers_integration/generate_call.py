@@ -19,7 +19,11 @@ import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from foretoken.controls.custom import CustomStoppingCriterion, require_supported_params, require_supported
+from foretoken.controls.custom import (
+    CustomStoppingCriterion,
+    require_supported,
+    require_supported_params,
+)
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.generation_config import place_forced_ids
 from foretoken.media.inputs import Media, get_main_input_name, split_media
@@ -84,7 +88,9 @@ class GenerateCall:
 
     def get_prompts(self) -> list[list[int]]:
         """The ids that each row continues, without its padding."""
-        mask = self.model_kwargs.get("decoder_attention_mask" if self.encoder_decoder else "attention_mask")
+        mask = self.model_kwargs.get(
+            "decoder_attention_mask" if self.encoder_decoder else "attention_mask"
+        )
         keep = _make_mask(self.ids, mask)
         if not bool(keep[:, -1].all()) or bool((keep[:, 1:] < keep[:, :-1]).any()):
             raise ForeignError(
@@ -116,7 +122,9 @@ class GenerateCall:
         the target cannot read."""
         given, inputs = find_media(self.model_kwargs), self.inputs
         kinds = {*_to_list(getattr(self.model, "input_modalities", ()))}
-        heard = bool(given) or not kinds <= {"text"} or get_main_input_name(self.model) != "input_ids"
+        heard = (
+            bool(given) or not kinds <= {"text"} or get_main_input_name(self.model) != "input_ids"
+        )
         if self.encoder_decoder and inputs is not None and heard:
             rows = self._get_encoded_media(target, inputs, given)
         elif given and not self.encoder_decoder:
@@ -146,7 +154,9 @@ class GenerateCall:
         mask = {"attention_mask": self.model_kwargs.get("attention_mask")}
         return split_media({"input_ids": self.ids, **mask, **media_inputs}, encodes=False)
 
-    def _get_encoded_media(self, target: Model, inputs: Tensor, media_inputs: Mapping[str, Any]) -> list[Media]:
+    def _get_encoded_media(
+        self, target: Model, inputs: Tensor, media_inputs: Mapping[str, Any]
+    ) -> list[Media]:
         """The media that an encoder has read, and its output for the target, which shares it."""
         output, name = self.model_kwargs["encoder_outputs"], get_main_input_name(self.model)
         if name == "input_ids":  # transformers has merged pictures with them
@@ -178,7 +188,9 @@ class GenerateCall:
         finally:
             known.clear()
 
-    def choose_gamma(self, assistant: int | None, lookup: int | None, *, looks_up: bool) -> int | None:
+    def choose_gamma(
+        self, assistant: int | None, lookup: int | None, *, looks_up: bool
+    ) -> int | None:
         """The gamma that transformers' names ask for, in the call or in its config; None where
         nobody asks. `looks_up`: whether the draft copies from the prompt."""
         lookup = self.config.prompt_lookup_num_tokens if lookup is None else lookup
@@ -209,7 +221,9 @@ class GenerateCall:
         V = (target.source_vocab_size if sources else None) or target.vocab_size
         for b, ids in enumerate(sources or prompts):
             if not 0 <= min(ids) <= max(ids) < V:
-                is_embedded = min(ids) >= 0 and self._has_embedding(max(ids))  # ImageGPT's start has no logit
+                is_embedded = min(ids) >= 0 and self._has_embedding(
+                    max(ids)
+                )  # ImageGPT's start has no logit
                 kind = ForeignError if is_embedded else InputError
                 raise kind(f"row {b} of input_ids holds ids outside 0..{V - 1}")
         limit = params.max_new_tokens
@@ -278,7 +292,10 @@ class GenerateCall:
         at the first ones only, and at the model, and does so here."""
         detectors = [each for each in processors if type(each).__name__ == SILENCE_DETECTOR]
         if detectors:
-            begun = {"decoder_input_ids": self.ids, "encoder_outputs": self.model_kwargs["encoder_outputs"]}
+            begun = {
+                "decoder_input_ids": self.ids,
+                "encoder_outputs": self.model_kwargs["encoder_outputs"],
+            }
             scores = self.model(**begun, use_cache=False, return_dict=True).logits[:, -1]
             for each in detectors:
                 each(self.ids, scores)
@@ -290,7 +307,10 @@ class GenerateCall:
         explained = not self.get_eos_ids()
         for each in self.criteria:
             name = type(each).__name__
-            if name == "EosTokenCriteria" and {*each.eos_token_id.flatten().tolist()} == self.get_eos_ids():
+            if (
+                name == "EosTokenCriteria"
+                and {*each.eos_token_id.flatten().tolist()} == self.get_eos_ids()
+            ):
                 explained = True
             elif name != "MaxLengthCriteria":
                 processors.append(each)
@@ -356,8 +376,12 @@ class GenerateCall:
             kind = kinds.GenerateEncoderDecoderOutput
         return kind(
             sequences=sequences,
-            scores=_split_positions([self._compute_scores(row) for row in seqs]) if config.output_scores else None,
-            logits=_split_positions([_get_raw_logits(row) for row in seqs]) if config.output_logits else None,
+            scores=_split_positions([self._compute_scores(row) for row in seqs])
+            if config.output_scores
+            else None,
+            logits=_split_positions([_get_raw_logits(row) for row in seqs])
+            if config.output_logits
+            else None,
         )
 
     def _compute_scores(self, seq: SequenceState) -> Tensor:

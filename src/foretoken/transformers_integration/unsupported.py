@@ -112,7 +112,11 @@ def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
     without a word. Where the caller is another function, nothing is read, and {} is returned.
     """
     module = "" if caller is None else str(caller.f_globals.get("__name__"))
-    if caller is None or caller.f_code.co_name != "generate" or not module.startswith(LIBRARY_PREFIX):
+    if (
+        caller is None
+        or caller.f_code.co_name != "generate"
+        or not module.startswith(LIBRARY_PREFIX)
+    ):
         return {}
     names = ("streamer", "assistant_model", "synced_gpus")
     values = {name: caller.f_locals.get(name) for name in names}
@@ -153,7 +157,9 @@ def require_supported_config(config: GenerationConfig, inputs: Mapping[str, Any]
             f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or leave "
             "it to transformers' own generate"
         )
-    unknown = (n for n, values in UNSUPPORTED_ENTRIES.items() if getattr(config, n, None) not in values)
+    unknown = (
+        n for n, values in UNSUPPORTED_ENTRIES.items() if getattr(config, n, None) not in values
+    )
     if entry := find_unfollowed(config) or next(unknown, None):
         value, remedy = getattr(config, entry), ENTRY_REMEDIES.get(entry, "")
         raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out{remedy}")
@@ -166,7 +172,9 @@ def find_media(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the pictures and sounds among a forward's arguments, and what is told of them, such as
     sizes. ForeignError for arguments that are not followed."""
     others = {n: x for n, x in inputs.items() if n not in EXPECTED_INPUTS and x is not None}
-    media_names = [n for n, x in others.items() if not isinstance(x, Tensor) or x.is_floating_point()]
+    media_names = [
+        n for n, x in others.items() if not isinstance(x, Tensor) or x.is_floating_point()
+    ]
     for name in others:
         if not media_names or name.endswith("embeds"):
             raise ForeignError(f"{name} is given, which is not followed here; leave it out")
@@ -223,7 +231,9 @@ def require_position_free(processors: Sequence[Any], *, padded: bool) -> None:
         name = type(each).__name__
         alone = name == "RepetitionPenaltyLogitsProcessor" and each.prompt_ignore_length is None
         alone = alone or (name in POSITIONAL_CLASSES and not padded)
-        if type(each).__module__.startswith("transformers.") and not (name in POSITION_FREE_CLASSES or alone):
+        if type(each).__module__.startswith("transformers.") and not (
+            name in POSITION_FREE_CLASSES or alone
+        ):
             raise ForeignError(
                 f"{name} counts a batch's places, and rows run alone, without padding; give "
                 f"{BUILT_CLASSES.get(name, 'a processor of your own')} instead, or one row"

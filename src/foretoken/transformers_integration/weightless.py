@@ -66,7 +66,9 @@ class PendingEncoder:
         media: Tensor = inputs[self.name]
         if self.last is None or not torch.equal(self.last, media):
             self.last, self.encoded = media, [{} for _ in media]
-        output = PendingEncoderOutput(last_hidden_state=torch.empty(len(media), 1, 1, device="meta"))  # pyright: ignore
+        output = PendingEncoderOutput(
+            last_hidden_state=torch.empty(len(media), 1, 1, device="meta")
+        )  # pyright: ignore
         output.encoded = self.encoded
         return output
 

@@ -17,7 +17,16 @@ from console import script as command_line
 from foretoken.cli import script
 from foretoken.errors import InputError
 from foretoken.measurement import races
-from foretoken.measurement.races import AUTOMATIC_GAMMA, PLAIN_DECODING, ContestantKey, Race, RaceRun, RaceTask, RoundRuns, RunTurn
+from foretoken.measurement.races import (
+    AUTOMATIC_GAMMA,
+    PLAIN_DECODING,
+    ContestantKey,
+    Race,
+    RaceRun,
+    RaceTask,
+    RoundRuns,
+    RunTurn,
+)
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 from pairs import relative
@@ -51,7 +60,11 @@ def test_the_others_go_on_without_one_who_cannot(turns: int):
 
         return turn
 
-    limits: dict[ContestantKey, int | None] = {PLAIN_DECODING: None, ("b", 1): turns, ("b", 2): None}
+    limits: dict[ContestantKey, int | None] = {
+        PLAIN_DECODING: None,
+        ("b", 1): turns,
+        ("b", 2): None,
+    }
     contestants = {key: contestant(key, most) for key, most in limits.items()}
     raced, unable = race.run_race(contestants, [TASK], 3)
     assert unable == {"b": "gamma 1: it ended: killed"}  # and is not asked again
@@ -147,7 +160,10 @@ def test_agreement_says_how_far_and_where():
     other: ContestantKey = ("other", 0)
     text = [5, 6, 7, 8]
     rounds: list[RoundRuns] = [
-        {PLAIN_DECODING: [RaceRun(text, 1, 0.0, 1.0)] * 2, other: [RaceRun(t, 1, 0.0, 1.0) for t in both]}
+        {
+            PLAIN_DECODING: [RaceRun(text, 1, 0.0, 1.0)] * 2,
+            other: [RaceRun(t, 1, 0.0, 1.0) for t in both],
+        }
         for both in ((text, [5, 6, 0, 8]), ([5, 6, 7, 1], text))
     ]
     assert race.agreement(rounds, other) == {"share": (4 + 2 + 3 + 4) / 16, "first_difference": 2}

@@ -7,8 +7,8 @@ import torch
 from exact.drafters import Certain, FunctionDrafter
 from foretoken.certificate.greedy_identity import (
     ShapeNoise,
-    measure_shape_noise,
     find_first_difference,
+    measure_shape_noise,
     replay,
     score_token_by_token,
 )
@@ -43,7 +43,10 @@ def test_a_difference_is_rounding_or_a_bug():
 
 
 P, Q = random_model(1, V), random_model(2, V)
-REQUESTS = [Request([0], 9, SequenceKey(0, 0)), Request([2, 1], 9, SequenceKey(0, 1), forced={1: 4})]
+REQUESTS = [
+    Request([0], 9, SequenceKey(0, 0)),
+    Request([2, 1], 9, SequenceKey(0, 1), forced={1: 4}),
+]
 TEXTS = [[1, 2, 3], [3, 4]]
 
 

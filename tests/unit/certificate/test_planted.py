@@ -7,10 +7,10 @@ import torch
 
 from exact.drafters import Certain, FunctionDrafter
 from foretoken.certificate.planted_bugs import ArgmaxDrafter, OffByOneModel, break_rule
+from foretoken.sampling.acceptance_rules import block
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
-from foretoken.sampling.acceptance_rules import block
 from oracle import random_model
 from table import TableModel
 
@@ -30,7 +30,11 @@ def test_a_replacement_comes_from_one_position_too_far():
 
 def test_the_likeliest_draft_tokens_keep_their_q():
     drafts = []
-    for drafter in (FunctionDrafter(Q), ArgmaxDrafter(FunctionDrafter(Q)), ArgmaxDrafter(Certain(Q))):
+    for drafter in (
+        FunctionDrafter(Q),
+        ArgmaxDrafter(FunctionDrafter(Q)),
+        ArgmaxDrafter(Certain(Q)),
+    ):
         drafter.start([0], [[0]], None)
         drafts.append(drafter.propose([1], Draw([SequenceKey(0, 0)], [1], [SamplingParams(1.0)])))
     honest, likeliest, certain = drafts

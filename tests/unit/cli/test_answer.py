@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from foretoken.cli.completion_output import TaskAnswer, pair_answers, begin_json, describe_departure, end_json, iter_remarks, print_speedup
+from foretoken.cli.completion_output import (
+    TaskAnswer,
+    begin_json,
+    describe_departure,
+    end_json,
+    iter_remarks,
+    pair_answers,
+    print_speedup,
+)
 from foretoken.cli.prompts import PromptLine, make_tasks
 from foretoken.measurement.races import Comparison
 from foretoken.sampling.logprobs import Logprobs

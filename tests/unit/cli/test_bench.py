@@ -17,7 +17,7 @@ from console import Run, mistake
 from foretoken.cli.bench import _advise
 from foretoken.cli.render import open_console
 from foretoken.cli.speculative_config import parse_speculative_config
-from foretoken.measurement import races, machine
+from foretoken.measurement import machine, races
 from foretoken.measurement.plan import Plan, PlanOptions
 from pairs import relative
 from tiny import byte_level, folder, llama, t5

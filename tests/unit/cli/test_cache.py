@@ -88,8 +88,12 @@ def test_a_folder_that_cannot_be_used(
 
 
 def test_costs_are_listed_with_how_far_they_are_trusted(console: Run) -> None:
-    stored_costs.store_costs("a", stored_costs.StoredCosts(COSTS, 1.1, 0.02, "T, D, greedy, 1 row", 1e9))
-    stored_costs.store_costs("b", stored_costs.StoredCosts(COSTS, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5))
+    stored_costs.store_costs(
+        "a", stored_costs.StoredCosts(COSTS, 1.1, 0.02, "T, D, greedy, 1 row", 1e9)
+    )
+    stored_costs.store_costs(
+        "b", stored_costs.StoredCosts(COSTS, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5)
+    )
     *_, newest, other = console("cache", "list").out.splitlines()
     assert newest.endswith(
         "costs of T, D, greedy, 4 rows: halves 1.50 times apart, others took 40% of the processors,"

@@ -14,9 +14,9 @@ from foretoken.cli import certify as command
 from foretoken.drafters.lm import LMDrafter
 from foretoken.loading import load as loading
 from foretoken.sampling import speculation
+from foretoken.sampling.acceptance_rules import speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import RULES_BY_NAME
-from foretoken.sampling.acceptance_rules import speculative
 from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
@@ -116,7 +116,9 @@ def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
 def test_a_gap_without_end_in_json(run, tmp_path, monkeypatch):
     """A bug that chooses what the target never would: its logit is minus infinity."""
     p = random_model(3, 6, zeros=0.5)
-    spec = Speculator(OffByOneModel(TableModel(p, 6)), LMDrafter(TableModel(random_model(4, 6), 6), 6))
+    spec = Speculator(
+        OffByOneModel(TableModel(p, 6)), LMDrafter(TableModel(random_model(4, 6), 6), 6)
+    )
     monkeypatch.setattr(loading, "load_checked", lambda check, *_, **__: check(spec) or spec)
     (tmp_path / "ids").write_text("0\n3,1\n")
     code, out, _ = run("--prompts", tmp_path / "ids", "--json")

@@ -98,7 +98,9 @@ def test_nothing_is_measured_within_or_after_an_answer(run, base, template, monk
         return probe(*args)
 
     monkeypatch.setattr(pair_costs, "probe", noted)
-    monkeypatch.setattr("foretoken.cli.completion_output.format_piece", lambda text, *_: pieces.append(text) or text)
+    monkeypatch.setattr(
+        "foretoken.cli.completion_output.format_piece", lambda text, *_: pieces.append(text) or text
+    )
     load = option.TargetLoadOptions.load
 
     def undecided(*args, **how):

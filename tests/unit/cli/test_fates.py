@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from foretoken.cli.token_styles import ACCEPTED_STYLE, CORRECTED_STYLE, REJECTED_STYLE, format_legend, format_steps, format_completion
+from foretoken.cli.token_styles import (
+    ACCEPTED_STYLE,
+    CORRECTED_STYLE,
+    REJECTED_STYLE,
+    format_completion,
+    format_legend,
+    format_steps,
+)
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.model import CausalModel
 from foretoken.records import StepRecord
@@ -25,7 +32,11 @@ def test_a_rejection_an_acceptance_and_an_end():
     steps = [record([5, 6, 7], 1, [5, 9]), record([1, 2], 2, [1, 2, 3]), record([4, 8], 1, [4])]
     first, second, third = format_steps([0], steps, None)
     assert spans(first) == [("5 ", ACCEPTED_STYLE), ("6 ", REJECTED_STYLE), ("9 ", CORRECTED_STYLE)]
-    assert spans(second) == [("1 ", ACCEPTED_STYLE), ("2 ", ACCEPTED_STYLE), ("3 ", CORRECTED_STYLE)]
+    assert spans(second) == [
+        ("1 ", ACCEPTED_STYLE),
+        ("2 ", ACCEPTED_STYLE),
+        ("3 ", CORRECTED_STYLE),
+    ]
     assert spans(third) == [("4 ", ACCEPTED_STYLE)]  # the text ended within the draft tokens
     assert first.plain.startswith("   1 ") and third.plain.startswith("   3 ")
 
@@ -67,7 +78,8 @@ def test_marks_where_there_is_no_colour():
     shown = format_steps([0], steps, None, marks=True)
     assert [line.plain for line in shown] == ["   1 5 ~6~ [9] ", "   2 1 [3] "]
     assert (
-        format_legend(marks=True).plain == "accepted draft token  ~rejected draft token~  [target's own]"
+        format_legend(marks=True).plain
+        == "accepted draft token  ~rejected draft token~  [target's own]"
     )
     ids = byte_level()(" sea  ", add_special_tokens=False).input_ids
     (line,) = format_steps([0], [record([], 0, ids)], byte_level(), marks=True)

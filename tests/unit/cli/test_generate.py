@@ -178,7 +178,9 @@ def test_many_prompts_show_progress_on_standard_error(run, base, spec, tmp_path)
 
 
 def test_bad_lines_fail_before_anything_is_generated(run, pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(Speculator, "generate_completions", lambda *_, **__: pytest.fail("generated"))
+    monkeypatch.setattr(
+        Speculator, "generate_completions", lambda *_, **__: pytest.fail("generated")
+    )
     for last, says in (
         ({"prompt": "a" * 500}, "prompt 0 has 500 tokens, the model holds 96"),
         ({"prompt": "a", "suppress_tokens": [999]}, "suppress_tokens names the id 999"),

@@ -17,12 +17,17 @@ from typer.testing import CliRunner
 from console import mistake
 from foretoken.cli import option
 from foretoken.cli.command import command
-from foretoken.cli.option import ClusterOptions, SamplingOptions, StructuredOutputOptions, require_extra
+from foretoken.cli.option import (
+    ClusterOptions,
+    SamplingOptions,
+    StructuredOutputOptions,
+    require_extra,
+)
 from foretoken.errors import InputError
 from foretoken.loading import adapters, hub
 from foretoken.loading import load as loading
 from foretoken.loading.options import LOAD_OPTIONS
-from foretoken.measurement import races, machine
+from foretoken.measurement import machine, races
 from foretoken.sampling.checks import Choice, as_flag
 from foretoken.sampling.params import TEXT_OPTIONS, SamplingParams
 from tiny import TEXT, byte_level, folder, llama
@@ -154,8 +159,15 @@ def test_what_is_missing_is_named_with_what_installs_it() -> None:
 
 
 def test_ray_is_used_where_it_is_asked_for() -> None:
-    assert not ClusterOptions().used and ClusterOptions(replicas=1).used and ClusterOptions(ray="auto").used
-    assert ClusterOptions(replicas=2).address == "local" and ClusterOptions(ray="auto").address == "auto"
+    assert (
+        not ClusterOptions().used
+        and ClusterOptions(replicas=1).used
+        and ClusterOptions(ray="auto").used
+    )
+    assert (
+        ClusterOptions(replicas=2).address == "local"
+        and ClusterOptions(ray="auto").address == "auto"
+    )
 
 
 def test_a_word_alone_is_the_prompt_unless_it_is_a_model(tmp_path: Path) -> None:

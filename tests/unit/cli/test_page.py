@@ -8,7 +8,13 @@ import sys
 import pytest
 from rich.console import Console
 
-from foretoken.cli.render import MIN_COLUMNS, UNLIMITED_COLUMNS, print_labelled, open_console, print_paragraph
+from foretoken.cli.render import (
+    MIN_COLUMNS,
+    UNLIMITED_COLUMNS,
+    open_console,
+    print_labelled,
+    print_paragraph,
+)
 
 SAID = "alpha is [not] markup, and/or a long-winded paragraph: some eighty letters in many words"
 

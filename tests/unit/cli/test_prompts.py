@@ -8,7 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.cli.prompts import PROMPT_KEYS, SAMPLING_KEYS, PromptLine, MessageOptions, ChatTemplate, to_model_prompt, read_prompts, make_tasks
+from foretoken.cli.prompts import (
+    PROMPT_KEYS,
+    SAMPLING_KEYS,
+    ChatTemplate,
+    MessageOptions,
+    PromptLine,
+    make_tasks,
+    read_prompts,
+    to_model_prompt,
+)
 from foretoken.errors import InputError, RefusedError
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level
@@ -27,7 +36,11 @@ def test_a_line_of_a_file_ends_with_a_newline_alone(tmp_path):
 def test_ids_for_a_model_without_a_tokenizer():
     bare, words = SimpleNamespace(tokenizer=None), SimpleNamespace(tokenizer=object())
     assert to_model_prompt(PromptLine("1, 2,,3", id="a"), bare) == [1, 2, 3]
-    assert to_model_prompt(PromptLine([4, 5]), bare) == to_model_prompt(PromptLine([4, 5]), words) == [4, 5]
+    assert (
+        to_model_prompt(PromptLine([4, 5]), bare)
+        == to_model_prompt(PromptLine([4, 5]), words)
+        == [4, 5]
+    )
     assert to_model_prompt(PromptLine("1,2"), words) == "1,2"
     with pytest.raises(InputError, match="'one,2' is not ids separated by commas"):
         to_model_prompt(PromptLine("one,2"), bare)
@@ -36,7 +49,9 @@ def test_ids_for_a_model_without_a_tokenizer():
 USER = {"role": "user", "content": "Where?"}
 
 
-def parse(tmp_path: Path, *rows: object, holding: tuple[str, ...] = SAMPLING_KEYS) -> list[PromptLine]:
+def parse(
+    tmp_path: Path, *rows: object, holding: tuple[str, ...] = SAMPLING_KEYS
+) -> list[PromptLine]:
     file = tmp_path / "p.jsonl"
     file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
     return read_prompts(None, file, holding)
@@ -131,7 +146,10 @@ def test_a_template_and_its_variables(tmp_path):
     file.write_text("{{ messages[0].content }}{{ mood }}")
     template = MessageOptions(chat_template=file, chat_template_kwargs='{"mood": "!"}').template
     spec = SimpleNamespace(tokenizer=byte_level())
-    assert byte_level().decode(template.make_prompt(PromptLine("", messages=[USER]), spec)) == "Where?!"
+    assert (
+        byte_level().decode(template.make_prompt(PromptLine("", messages=[USER]), spec))
+        == "Where?!"
+    )
     assert template.make_prompt(PromptLine("a"), spec) == "a"
     assert MessageOptions().template == ChatTemplate()
     for wrong in (

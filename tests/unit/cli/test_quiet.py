@@ -6,7 +6,7 @@ import io
 import logging
 import sys
 
-from foretoken.cli.command import StderrLines, hold_messages, set_up_logging, release_messages
+from foretoken.cli.command import StderrLines, hold_messages, release_messages, set_up_logging
 
 
 def test_messages_follow_standard_error(monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 
 from foreign import MODELS, Answer, body, chat, event, refusal, replaying, said, streamed
 from foretoken.cli import remote_model as module
-from foretoken.cli.remote_model import make_client, get_json, get_address, open_remote_model
-from foretoken.cli.reply import ChatReply, ReplyToken, ReplyError
+from foretoken.cli.remote_model import get_address, get_json, make_client, open_remote_model
+from foretoken.cli.reply import ChatReply, ReplyError, ReplyToken
 from foretoken.errors import InputError
 
 TALK = [{"role": "user", "content": "Where?"}]
@@ -30,7 +30,9 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(url: str, key=None, model=None, variables=None, *, messages=True, seed=None, **how):
-    return open_remote_model(url, key, model, variables, messages=messages, seed=seed, speculation=how)
+    return open_remote_model(
+        url, key, model, variables, messages=messages, seed=seed, speculation=how
+    )
 
 
 def answered(

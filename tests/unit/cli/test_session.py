@@ -17,7 +17,7 @@ from console import Result
 from foreign import body, chat, replaying, said, streamed
 from foretoken.cli import session
 from foretoken.cli.option import DEFAULT_ANSWER_TOKENS
-from foretoken.cli.reply import ChatReply, ReplyPart, ReplyToken, ReplyError
+from foretoken.cli.reply import ChatReply, ReplyError, ReplyPart, ReplyToken
 from foretoken.errors import InputError
 from foretoken.sampling.params import SamplingParams
 from terminal import CTRL_C, CTRL_D, terminal
@@ -92,7 +92,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
         monkeypatch.setattr(session.signal, "signal", lambda *_: None)
         messages, code = [] if talk else None, 0
         try:
-            session.run_session(source, sampling or {}, show_tokens=False, quick=quick, messages=messages)
+            session.run_session(
+                source, sampling or {}, show_tokens=False, quick=quick, messages=messages
+            )
         except typer.Exit as end:
             code = end.exit_code
         return Result(code, *capsys.readouterr())
@@ -215,7 +217,9 @@ def test_stats_are_of_the_last_text(run):
 
 def test_the_pace_of_an_answer_beside_plain_decoding(run):
     """But for the first, whose time is also that of a runtime's first passes."""
-    told = run(Said("A good answer", "A good answer", plain_seconds_per_token=1e9), typed=["Hi", "Ho"]).err
+    told = run(
+        Said("A good answer", "A good answer", plain_seconds_per_token=1e9), typed=["Hi", "Ho"]
+    ).err
     lines = re.findall(r"^13 tokens, the first after 0.00 s, then \d+ a second(.*)$", told, re.M)
     assert lines[0] == "" and re.match(r", about \d+\.\d\d times plain decoding's", lines[1])
     alone = run(Said("A good answer"), typed=["Hi"]).err

@@ -14,7 +14,9 @@ from foretoken.cli.reply import ChatReply, ReplyError
 from foretoken.errors import ForetokenError, InputError
 from tiny import byte_level, llama, t5
 
-TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
+TEMPLATE = ChatTemplate(
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+)
 TALK = [{"role": "user", "content": "Where?"}]
 
 
@@ -25,7 +27,10 @@ def spec() -> foretoken.Speculator:
 
 
 def opened(
-    spec: foretoken.Speculator, messages: bool = False, template: ChatTemplate = TEMPLATE, **speculation
+    spec: foretoken.Speculator,
+    messages: bool = False,
+    template: ChatTemplate = TEMPLATE,
+    **speculation,
 ):
     speculation = {"gamma": 2, "seed": 5, "rule": "block", "lenience": 1.0} | speculation
     return open_local_model(spec, template, messages=messages, **speculation)

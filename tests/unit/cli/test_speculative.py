@@ -58,4 +58,6 @@ def test_a_method_that_the_draft_is_not(tmp_path: Path) -> None:
     config = {"method": "dflash", "model": str(tmp_path)}
     with pytest.raises(InputError, match="method is 'dflash'"):
         parse_speculative_config(json.dumps(config))
-    assert parse_speculative_config(json.dumps(config | {"method": "eagle3"})).draft == str(tmp_path)
+    assert parse_speculative_config(json.dumps(config | {"method": "eagle3"})).draft == str(
+        tmp_path
+    )

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.option import TargetFileOptions
-from foretoken.cli.train import show_progress_bar, print_summary, describe_result, name_target, make_generate_command
+from foretoken.cli.train import (
+    describe_result,
+    make_generate_command,
+    name_target,
+    print_summary,
+    show_progress_bar,
+)
 
 
 def test_the_bar_waits_for_the_first_report(capsys):

@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.generation import logits_process, stopping_criteria
 
-from foretoken.controls.custom import REFUSED_CLASSES, wrap_processors, require_supported
+from foretoken.controls.custom import REFUSED_CLASSES, require_supported, wrap_processors
 from foretoken.controls.penalties import TokenHistory
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter

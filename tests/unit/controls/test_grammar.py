@@ -25,7 +25,7 @@ from foretoken.controls.grammar import GrammarMatcher, get_vocabulary
 from foretoken.errors import ControlError, InputError
 from foretoken.loading.load import load
 from foretoken.sampling.params import SamplingParams, Structured
-from foretoken.text.decoding import decode_continuation, decode
+from foretoken.text.decoding import decode, decode_continuation
 from tiny import byte_level, metaspace
 
 pytestmark = pytest.mark.daily
@@ -172,7 +172,9 @@ def test_going_back_is_exact(grammar, eos, data):
         assert torch.equal(walker.compute_mask(), fresh.compute_mask())
     for _ in left:
         walker.pop()
-    assert torch.equal(walker.compute_mask(), matcher(tokenizer, 333, eos, **grammar).compute_mask())
+    assert torch.equal(
+        walker.compute_mask(), matcher(tokenizer, 333, eos, **grammar).compute_mask()
+    )
 
 
 def test_ends_are_alike():
@@ -206,7 +208,9 @@ def test_output_layers_of_any_width(V):
         assert row.dead
         row.pop()
     assert torch.equal(row.compute_mask(), mask)
-    assert all(token < V for token in matcher(byte_level(), V, regex="the house").find_forced_tokens())
+    assert all(
+        token < V for token in matcher(byte_level(), V, regex="the house").find_forced_tokens()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -344,7 +348,9 @@ def test_a_tokenizer_is_read_once_whatever_ends_a_text(monkeypatch):
     """Reading one takes a second, in which no other thread runs."""
     read, own = [], frozenset({0})
     lexicon = grammar_module._build_lexicon
-    monkeypatch.setattr(grammar_module, "_build_lexicon", lambda *a: read.append(a[1]) or lexicon(*a))
+    monkeypatch.setattr(
+        grammar_module, "_build_lexicon", lambda *a: read.append(a[1]) or lexicon(*a)
+    )
     tokenizer = spelling(["a", "b", "c"])
     for eos in ({0}, {0, 1}, {1}, {0, 2}, {3}):
         get_vocabulary(tokenizer, 4, frozenset(eos), own)
@@ -354,7 +360,9 @@ def test_a_tokenizer_is_read_once_whatever_ends_a_text(monkeypatch):
 def test_an_end_of_the_model_that_ends_no_text_is_never_allowed():
     """As with ignore_eos and stop_token_ids."""
     tokenizer = spelling(["a", "b"])
-    row = get_vocabulary(tokenizer, 3, frozenset({2}), frozenset({0})).compile_grammar(structured(regex="a*"))
+    row = get_vocabulary(tokenizer, 3, frozenset({2}), frozenset({0})).compile_grammar(
+        structured(regex="a*")
+    )
     row = row.new_matcher()
     assert ids(row.compute_mask()) == [1, 2]
     row.push(0)

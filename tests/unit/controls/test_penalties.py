@@ -20,7 +20,13 @@ from transformers.generation.logits_process import (
 )
 
 from foretoken.controls import penalties
-from foretoken.controls.penalties import ExponentialDecayPenalty, EncoderRepetitionPenalty, TokenHistory, OccurrencePenalty, RepetitionPenalty
+from foretoken.controls.penalties import (
+    EncoderRepetitionPenalty,
+    ExponentialDecayPenalty,
+    OccurrencePenalty,
+    RepetitionPenalty,
+    TokenHistory,
+)
 
 V = 20
 
@@ -55,7 +61,9 @@ def test_repetition_and_encoder(penalty):
         # what the encoder alone can read has no score
         mine = EncoderRepetitionPenalty(penalty, [*source, V, V + 7], V)(scores.clone(), history)
         assert torch.equal(mine, expected)
-        assert torch.equal(EncoderRepetitionPenalty(penalty, [V], V)(scores.clone(), history), scores)
+        assert torch.equal(
+            EncoderRepetitionPenalty(penalty, [V], V)(scores.clone(), history), scores
+        )
 
 
 @pytest.mark.parametrize(("presence", "frequency"), [(0.5, 0.0), (0.0, 1.2), (-0.7, 0.3), (2, 2)])
@@ -76,8 +84,12 @@ def test_decay(factor):
     for start, (scores, history) in product([0, 2, 5, 30], ROWS):
         processor = ExponentialDecayLengthPenalty((start, factor), [4, 9], history.prompt)
         expected = theirs(processor, history, scores)
-        assert torch.equal(ExponentialDecayPenalty(start, factor, [4, 9])(scores.clone(), history), expected)
-        assert torch.equal(ExponentialDecayPenalty(start, factor, [])(scores.clone(), history), scores)
+        assert torch.equal(
+            ExponentialDecayPenalty(start, factor, [4, 9])(scores.clone(), history), expected
+        )
+        assert torch.equal(
+            ExponentialDecayPenalty(start, factor, [])(scores.clone(), history), scores
+        )
 
 
 @given(st.lists(st.integers(0, 5), max_size=9), st.lists(st.integers(-3, 5), max_size=60))
@@ -156,4 +168,6 @@ def test_sequence_bias(text, words, numbers):
     """transformers holds biases in float32."""
     biases = dict(zip(map(tuple, words), numbers, strict=False))
     expected = theirs_bans(SequenceBiasLogitsProcessor(biases), text)
-    torch.testing.assert_close(penalties.SequenceBias(biases)(SCORES.clone(), history(text)), expected)
+    torch.testing.assert_close(
+        penalties.SequenceBias(biases)(SCORES.clone(), history(text)), expected
+    )

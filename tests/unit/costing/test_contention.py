@@ -11,7 +11,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from foretoken.costing.contention import ProcessorReading, ProcessorSeconds, subtract_readings, take_reading, describe_contention, compute_others_share, measure_since
+from foretoken.costing.contention import (
+    ProcessorReading,
+    ProcessorSeconds,
+    compute_others_share,
+    describe_contention,
+    measure_since,
+    subtract_readings,
+    take_reading,
+)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="others are counted on Linux only")
 SPIN = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
@@ -54,20 +62,30 @@ def test_a_system_without_affinity_says_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_busy_and_not_ours_is_others() -> None:
     began, now = ProcessorReading(10.0, 2, 100.0, 30.0), ProcessorReading(14.0, 2, 106.0, 34.0)
     assert subtract_readings(began, now) == ProcessorSeconds(2.0, 8.0)
-    assert subtract_readings(None, now) is None and subtract_readings(began, now._replace(cpus=1)) is None
+    assert (
+        subtract_readings(None, now) is None
+        and subtract_readings(began, now._replace(cpus=1)) is None
+    )
 
 
 def test_spans_together() -> None:
     """What one span has too little, as two clocks are compared, another has too much."""
     assert compute_others_share([ProcessorSeconds(2.0, 8.0)]) == 0.25
-    assert compute_others_share([ProcessorSeconds(-0.1, 1.0), None, ProcessorSeconds(0.3, 1.0)]) == 0.1
-    assert compute_others_share([ProcessorSeconds(-0.1, 1.0)]) == 0.0 and compute_others_share([ProcessorSeconds(1.2, 1.0)]) == 1.0
+    assert (
+        compute_others_share([ProcessorSeconds(-0.1, 1.0), None, ProcessorSeconds(0.3, 1.0)]) == 0.1
+    )
+    assert (
+        compute_others_share([ProcessorSeconds(-0.1, 1.0)]) == 0.0
+        and compute_others_share([ProcessorSeconds(1.2, 1.0)]) == 1.0
+    )
     assert compute_others_share([ProcessorSeconds(0.1, 0.1)]) is None  # too short to tell
     assert compute_others_share([None]) is compute_others_share([]) is None
 
 
 def test_what_is_said() -> None:
-    assert describe_contention(0.05) is describe_contention(0.0) is describe_contention(None) is None
+    assert (
+        describe_contention(0.05) is describe_contention(0.0) is describe_contention(None) is None
+    )
     said = describe_contention(0.234)
     assert said and said.startswith("other processes took 23% of the processors")
     assert "measure again" in said

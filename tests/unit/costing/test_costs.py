@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from foretoken.costing import costs
-from foretoken.costing.costs import Costs, LongContextCosts, interpolate, select_costliest, sampling_kind, costs_from_steps
+from foretoken.costing.costs import (
+    Costs,
+    LongContextCosts,
+    costs_from_steps,
+    interpolate,
+    sampling_kind,
+    select_costliest,
+)
 from foretoken.costing.gamma import AcceptanceEstimate, allot_gammas, make_cost_table
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -45,7 +52,9 @@ def test_a_longer_text_costs_more_in_proportion():
     assert there.score == ((1, 2.25), (5, 4.0)) and there.draft == ((0, 0.0), (4, 1.0))
     beyond = costs.costs_at_context(longer, 2100)
     assert beyond.score == ((1, 3.0), (5, 7.0)) and beyond.verify == KNOWN.verify
-    shared = costs.costs_at_context(longer, 1100, batch_size=2)  # each of the two has as many tokens as alone
+    shared = costs.costs_at_context(
+        longer, 1100, batch_size=2
+    )  # each of the two has as many tokens as alone
     assert shared.score == ((1, 3.0), (5, 3.0 + 2 * (0.5 + 1.5 * 3 / 8)))
     assert longer.is_valid and not replace(longer, context=1100).is_valid
 
@@ -63,7 +72,9 @@ def test_rows_that_share_a_pass():
 
 def test_a_pass_of_several_rows_takes_no_longer_than_a_larger_one_of_a_single_row():
     """The pass of a lone row over five tokens was disturbed: it lies between its neighbours."""
-    measured = KNOWN.extend_to_batch([record(0, score=2.5), record(3, 1.2, 9.0)], [0, 24], batch_size=8)
+    measured = KNOWN.extend_to_batch(
+        [record(0, score=2.5), record(3, 1.2, 9.0)], [0, 24], batch_size=8
+    )
     assert measured.score == ((1, 2.0), (5, 2 + 4 / 14), (8, 2.5), (32, 9.0))
 
 
@@ -72,7 +83,9 @@ def test_a_disturbed_pass_makes_no_draft_token_free():
     steps = [record(0, score=2.6), record(1, 1.2, 4.5), record(1, 1.2, 9.0), record(3, 1.2, 6.8)]
     measured = KNOWN.extend_to_batch(steps, [0, 16, 24, 48], batch_size=16)
     assert measured.score[-3:] == ((32, 4.5), (40, 4.5 + 2.3 / 4), (64, 6.8))
-    assert measured.target_seconds(128, 0) - measured.target_seconds(64, 0) == pytest.approx(2 * 2.3)
+    assert measured.target_seconds(128, 0) - measured.target_seconds(64, 0) == pytest.approx(
+        2 * 2.3
+    )
 
 
 def test_a_disturbed_first_pass_does_not_make_the_first_draft_token_free():
@@ -108,7 +121,9 @@ def test_a_clock_that_stood_still_gives_no_pass_for_nothing():
     measured = costs.costs_from_steps([record(0, score=0.0), record(4, score=0.0)])
     assert measured.step_seconds(0) > 0 and measured.v(5) == 1 and measured.c == 0
     assert measured.is_valid
-    assert allot_gammas([AcceptanceEstimate(measured.prior)], [4], make_cost_table(measured, 1)) == [4]
+    assert allot_gammas(
+        [AcceptanceEstimate(measured.prior)], [4], make_cost_table(measured, 1)
+    ) == [4]
 
 
 def test_kinds_of_sampling():

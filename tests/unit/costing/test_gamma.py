@@ -13,14 +13,14 @@ from foretoken.costing.costs import Costs, LongContextCosts
 from foretoken.costing.gamma import (
     MAX_GAMMA,
     NO_OTHER_WORK,
-    AdaptiveGamma,
-    OtherWork,
-    FixedGamma,
     AcceptanceEstimate,
+    AdaptiveGamma,
+    FixedGamma,
+    OtherWork,
     allot_gammas,
+    choose_single_gamma,
     count_forced_tokens,
     make_cost_table,
-    choose_single_gamma,
 )
 from foretoken.records import StepRecord
 from foretoken.request import Request, SequenceState
@@ -113,7 +113,10 @@ def test_after_much_of_the_same_it_is_the_theorems_optimum(alpha, c, slope):
 
 def test_it_stays_with_a_size_that_another_gains_less_on_than_the_change_costs():
     priced = costs(0.05, 0.04)
-    wanted = {AdaptiveGamma(priced).choose_gammas([row([judged(alpha, 8)] * 60)])[0] for alpha in (0.7, 0.74)}
+    wanted = {
+        AdaptiveGamma(priced).choose_gammas([row([judged(alpha, 8)] * 60)])[0]
+        for alpha in (0.7, 0.74)
+    }
     assert len(wanted) == 2
     steps = [judged(0.7, min(wanted))] * 60 + [judged(0.74, min(wanted))] * 60
     for change, gamma in ((0.0, max(wanted)), (1.0, min(wanted))):
@@ -155,7 +158,9 @@ def test_only_the_recent_past_counts():
     recent = [judged(0.7, 4)] * 256
     for before in (0.0, 1.0):
         old = [judged(before, 4)] * 300
-        assert AdaptiveGamma(SMALL).choose_gammas([row(old + recent)]) == AdaptiveGamma(SMALL).choose_gammas([row(recent)])
+        assert AdaptiveGamma(SMALL).choose_gammas([row(old + recent)]) == AdaptiveGamma(
+            SMALL
+        ).choose_gammas([row(recent)])
 
 
 def test_what_was_learned_is_the_rows_alone():
@@ -170,7 +175,11 @@ def test_what_was_learned_is_the_rows_alone():
     lent.choose_gammas([row(records[:5])])
     lent.choose_gammas([row([judged(0.1, 3)] * 9), row([])])
     asked = went_on.choose_gammas([grown])
-    assert asked == AdaptiveGamma(SMALL).choose_gammas([row(records)]) == lent.choose_gammas([row(records)])
+    assert (
+        asked
+        == AdaptiveGamma(SMALL).choose_gammas([row(records)])
+        == lent.choose_gammas([row(records)])
+    )
 
 
 def expected(kept: list[list[float]], gamma: tuple[int, ...], known: Costs) -> float:
@@ -220,11 +229,19 @@ def test_reading_prompts_makes_no_draft_token_cheap():
     steady = Costs(((0, 0.0), (16, 0.0)), ((1, 10.0), (2, 11.0), (200, 209.0)), ((1, 0.0),))
     bad = row([record(2, [0.05])] * 30)
     assert AdaptiveGamma(steady).choose_gammas([bad]) == [0]
-    assert AdaptiveGamma(steady).choose_gammas([bad], OtherWork(positions=100, prefill_positions=100)) == [0]
-    assert AdaptiveGamma(steady).choose_gammas([bad, bad], OtherWork(positions=100, prefill_positions=100)) == [0, 0]
-    assert AdaptiveGamma(steady).choose_gammas([bad], OtherWork(positions=100)) != [0]  # as if part of every step
+    assert AdaptiveGamma(steady).choose_gammas(
+        [bad], OtherWork(positions=100, prefill_positions=100)
+    ) == [0]
+    assert AdaptiveGamma(steady).choose_gammas(
+        [bad, bad], OtherWork(positions=100, prefill_positions=100)
+    ) == [0, 0]
+    assert AdaptiveGamma(steady).choose_gammas([bad], OtherWork(positions=100)) != [
+        0
+    ]  # as if part of every step
     good = row([judged(0.95, 8)] * 30)
-    assert AdaptiveGamma(steady).choose_gammas([good], OtherWork(positions=100, prefill_positions=100)) > [4]
+    assert AdaptiveGamma(steady).choose_gammas(
+        [good], OtherWork(positions=100, prefill_positions=100)
+    ) > [4]
 
 
 def test_rows_of_fixed_draft_tokens_have_paid_for_the_drafts_passes():
@@ -282,7 +299,10 @@ def test_a_deterministic_row_knows_no_others() -> None:
     """Its gamma is what it would be alone, by the costs of one row."""
     alone, shared = CHEAP, replace(CHEAP, score=((1, 1.0), (100, 100.0)))
     params = SamplingParams(1.0, deterministic=True)
-    rows = [SequenceState.from_request(Request([1], 99, SequenceKey(0, b), params=params)) for b in range(3)]
+    rows = [
+        SequenceState.from_request(Request([1], 99, SequenceKey(0, b), params=params))
+        for b in range(3)
+    ]
     (expected,) = AdaptiveGamma(alone).choose_gammas(rows[:1])
     assert expected > 0
     assert AdaptiveGamma(shared, alone).choose_gammas(rows) == [expected] * 3
@@ -305,7 +325,9 @@ def test_what_is_predicted_costs_no_draft_and_is_expected_to_be_right():
     dear = costs(2.0, 0.02)
     assert AdaptiveGamma(dear).choose_gammas([row(useless), expecting(useless)])[0] == 0
     assert AdaptiveGamma(dear).choose_gammas([row(useless), expecting(useless)])[1] > 4
-    assert AdaptiveGamma(CHEAP).choose_gammas([expecting([])]) == AdaptiveGamma(CHEAP.without_draft_seconds).choose_gammas([expecting([])])
+    assert AdaptiveGamma(CHEAP).choose_gammas([expecting([])]) == AdaptiveGamma(
+        CHEAP.without_draft_seconds
+    ).choose_gammas([expecting([])])
 
 
 def test_the_better_of_prediction_and_draft_guesses():
@@ -328,7 +350,10 @@ def test_predictions_know_no_room_beyond_the_rows_end_and_deterministic_rows_no_
     sampling = SamplingParams(deterministic=True)
     sure.request = replace(sure.request, params=sampling)
     crowd = [row([judged(0.9, 8)] * 40) for _ in range(9)]
-    assert AdaptiveGamma(STOCK).choose_gammas([*crowd, sure])[-1] == AdaptiveGamma(STOCK).choose_gammas([sure])[0]
+    assert (
+        AdaptiveGamma(STOCK).choose_gammas([*crowd, sure])[-1]
+        == AdaptiveGamma(STOCK).choose_gammas([sure])[0]
+    )
 
 
 def test_a_policy_asked_before_answers_as_a_new_one():
@@ -338,7 +363,9 @@ def test_a_policy_asked_before_answers_as_a_new_one():
     old = AdaptiveGamma(priced, alone)
     near, long = row([judged(0.9, 8)] * 20), row([judged(0.9, 8)] * 20)
     long.tokens *= 900
-    own = SequenceState(replace(near.request, params=SamplingParams(deterministic=True)), [0], near.records)
+    own = SequenceState(
+        replace(near.request, params=SamplingParams(deterministic=True)), [0], near.records
+    )
     asked = [[near], [long], [near, long], [own], [near]]
     for beside in (NO_OTHER_WORK, OtherWork(3, 40, 2)):
         answers = [AdaptiveGamma(priced, alone).choose_gammas(rows, beside) for rows in asked]
@@ -352,7 +379,9 @@ def test_forced_tokens_are_free_while_the_target_spells_them_so(
     monkeypatch.setattr(SequenceState, "find_forced_tokens", lambda row, most: [7] * min(most, 5))
     params = SamplingParams(structured={"regex": "a"})
     state = SequenceState.from_request(Request([0], 99, SequenceKey(0, 0), params=params))
-    assert count_forced_tokens(state) == 5 and count_forced_tokens(row([])) == 0  # the other has no grammar
+    assert (
+        count_forced_tokens(state) == 5 and count_forced_tokens(row([])) == 0
+    )  # the other has no grammar
     alike = replace(record(5, [1.0] * 5), predicted=True)
     otherwise = replace(record(5, [0.0]), predicted=True)
     state.records[:] = [alike] * 3

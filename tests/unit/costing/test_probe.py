@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretoken.costing.probe import SINGLE_DRAFT_SIZES, LONG_CONTEXT_DRAFT_SIZES, LONG_CONTEXT_TOKENS, PROBE_TOKENS, _compare_halves, probe, probe_shared, shared_draft_sizes
+from foretoken.costing.probe import (
+    LONG_CONTEXT_DRAFT_SIZES,
+    LONG_CONTEXT_TOKENS,
+    PROBE_TOKENS,
+    SINGLE_DRAFT_SIZES,
+    _compare_halves,
+    probe,
+    probe_shared,
+    shared_draft_sizes,
+)
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.drafters.none import NoDrafter
@@ -42,7 +51,9 @@ def test_every_gamma_is_measured_whatever_the_drafter_finds(drafter, params):
     measured = probe(e, request(), params).costs
     assert [g for g, _ in measured.draft] == list(SINGLE_DRAFT_SIZES)
     assert (
-        [n for n, _ in measured.score] == [n for n, _ in measured.verify] == [g + 1 for g in SINGLE_DRAFT_SIZES]
+        [n for n, _ in measured.score]
+        == [n for n, _ in measured.verify]
+        == [g + 1 for g in SINGLE_DRAFT_SIZES]
     )
     assert all(seconds > 0 for _, seconds in measured.score)
     assert e.target._texts == []
@@ -130,4 +141,6 @@ def test_a_few_gammas_may_disagree(stray: int, expected: float) -> None:
         for odd in (False, True, False, True, False)
         for i, g in enumerate(SINGLE_DRAFT_SIZES)
     ]
-    assert _compare_halves(steps, [step.drafted for step in steps], SINGLE_DRAFT_SIZES) == pytest.approx(expected)
+    assert _compare_halves(
+        steps, [step.drafted for step in steps], SINGLE_DRAFT_SIZES
+    ) == pytest.approx(expected)

@@ -11,25 +11,25 @@ import pytest
 from foretoken.costing import stored_costs
 from foretoken.costing.costs import Costs
 from foretoken.costing.stored_costs import (
-    MAX_COST_RATIO,
     COSTS_FILE,
+    FIRST_RETRY_SECONDS,
+    MAX_COST_RATIO,
     MAX_RETRY_SECONDS,
     MIN_MONITORED_STEPS,
-    FIRST_RETRY_SECONDS,
-    StoredCosts,
     DriftMonitor,
-    store_contradiction,
-    make_identity,
-    store_costs,
-    make_key,
+    StoredCosts,
     load_costs,
     load_or_measure,
+    make_identity,
+    make_key,
+    store_contradiction,
+    store_costs,
 )
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.models.stock.model import CausalModel
 from foretoken.records import StepRecord
-from foretoken.storage.cache import save_cached_value, load_cached_values
+from foretoken.storage.cache import load_cached_values, save_cached_value
 from table import TableModel
 from tiny import llama
 
@@ -84,23 +84,35 @@ def test_what_was_kept_is_recalled():
 def test_what_is_broken_is_measured_again(broken: object):
     store_costs("a", GOOD)
     whole = load_cached_values(COSTS_FILE)["a"]
-    save_cached_value(COSTS_FILE, "a", whole | broken if isinstance(broken, dict) and broken else broken)
+    save_cached_value(
+        COSTS_FILE, "a", whole | broken if isinstance(broken, dict) and broken else broken
+    )
     assert load_costs("a") is None and stored_costs.list_entries() == []
-    assert load_or_measure("a", None, lambda: GOOD, remeasure=False) == KNOWN and load_costs("a") == GOOD
+    assert (
+        load_or_measure("a", None, lambda: GOOD, remeasure=False) == KNOWN
+        and load_costs("a") == GOOD
+    )
 
 
 @pytest.mark.parametrize(
-    "first", [GOOD, POOR, StoredCosts(KNOWN, 9.0, None, when=0.0), StoredCosts(KNOWN, None, None, when=0.0)]
+    "first",
+    [GOOD, POOR, StoredCosts(KNOWN, 9.0, None, when=0.0), StoredCosts(KNOWN, None, None, when=0.0)],
 )
-def test_costs_are_measured_once_however_busy_the_machine_was(first: StoredCosts, clock: list[float]):
+def test_costs_are_measured_once_however_busy_the_machine_was(
+    first: StoredCosts, clock: list[float]
+):
     assert load_or_measure("a", None, lambda: first, remeasure=True) == KNOWN
     clock[0] = FIRST_RETRY_SECONDS - 1
     assert load_or_measure("a", None, never, remeasure=True) == KNOWN
-    assert load_or_measure(None, None, lambda: first, remeasure=True) == KNOWN  # and not, without a name
+    assert (
+        load_or_measure(None, None, lambda: first, remeasure=True) == KNOWN
+    )  # and not, without a name
 
 
 @pytest.mark.parametrize("first", [GOOD, POOR])
-def test_costs_that_nothing_contradicts_are_never_measured_again(first: StoredCosts, clock: list[float]):
+def test_costs_that_nothing_contradicts_are_never_measured_again(
+    first: StoredCosts, clock: list[float]
+):
     """Also those of a busy machine: a chat does not measure at each start."""
     store_costs("a", first)
     clock[0] = 1e9
@@ -182,7 +194,9 @@ def seen(*runs: list[StepRecord]) -> DriftMonitor:
     ],
 )
 def test_what_real_steps_say(plain: float, drafted: float, off: float):
-    watch = seen(steps(MIN_MONITORED_STEPS + 1, 0, plain), steps(MIN_MONITORED_STEPS + 1, 4, drafted))
+    watch = seen(
+        steps(MIN_MONITORED_STEPS + 1, 0, plain), steps(MIN_MONITORED_STEPS + 1, 4, drafted)
+    )
     assert watch.off == pytest.approx(off)
 
 
@@ -223,7 +237,12 @@ def test_what_speed_follows_from():
 
 def test_what_cannot_be_told_apart_has_no_key():
     unnamed, table = CausalModel(llama(32)), TableModel(lambda text: [0.5, 0.5], 2)
-    assert make_identity(unnamed) is make_identity(table) is make_identity(LMDrafter(unnamed, 32)) is None
+    assert (
+        make_identity(unnamed)
+        is make_identity(table)
+        is make_identity(LMDrafter(unnamed, 32))
+        is None
+    )
 
     class Mine(LookupDrafter):
         pass

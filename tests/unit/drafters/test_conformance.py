@@ -32,12 +32,12 @@ from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.vocabularies.translated import TextDrafting, TranslatedModel
-from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
+from foretoken.models.vocabularies.vocabulary import Vocabulary, VocabularyMap
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import make_verifier
-from foretoken.sampling.acceptance_rules import speculative
 from oracle import random_model
 from pairdrafts import eagle_file, on_native, pairs_drafter
 from table import TableModel
@@ -175,7 +175,9 @@ def run(pair: Pair, rows: list[SequenceState], gamma: int = GAMMA) -> None:
     """Another row alone for two steps, then these join one by one, until each has its end."""
     target, drafter = pair
     own, batch, verifier = drafter.propose, Batch(target, drafter), make_verifier(speculative)
-    other = SequenceState.from_request(Request([1, 7, 2], 60, SequenceKey(9, 9), params=rows[0].request.params))
+    other = SequenceState.from_request(
+        Request([1, 7, 2], 60, SequenceKey(9, 9), params=rows[0].request.params)
+    )
     waiting = [[], [], *([row] for row in rows)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafter, "propose", lambda g, draw: well_formed(own([*g], draw), g, draw))
@@ -192,7 +194,10 @@ def run(pair: Pair, rows: list[SequenceState], gamma: int = GAMMA) -> None:
 def fresh(temperature: float, *chosen: int) -> list[SequenceState]:
     params = SamplingParams(temperature)
     places = chosen or range(len(PROMPTS))
-    return [SequenceState.from_request(Request(PROMPTS[i], LIMITS[i], SequenceKey(4, i), params=params)) for i in places]
+    return [
+        SequenceState.from_request(Request(PROMPTS[i], LIMITS[i], SequenceKey(4, i), params=params))
+        for i in places
+    ]
 
 
 def course(row: SequenceState) -> list[tuple[Any, ...]]:

@@ -11,11 +11,11 @@ from foretoken.drafters.none import NoDrafter
 from foretoken.engine.batch import Batch
 from foretoken.errors import InputError, NumericsError
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import speculative
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import SampledVerifier
-from foretoken.sampling.acceptance_rules import speculative
 from foretoken.speculator import Speculator
 from foretoken.step import step
 from oracle import random_model
@@ -66,7 +66,10 @@ def standardized(model, text, params=SAMPLED, width: int = V) -> torch.Tensor:
 
 def test_a_distribution_with_nothing_in_the_targets_vocabulary_is_named():
     drafter = started(TableModel(lambda text: [0.0] * V + [1.0], V + 1), [[0]])
-    target, row = TableModel(P, V), SequenceState.from_request(Request([0], 9, SequenceKey(0, 0), params=SAMPLED))
+    target, row = (
+        TableModel(P, V),
+        SequenceState.from_request(Request([0], 9, SequenceKey(0, 0), params=SAMPLED)),
+    )
     target.start([[]])
     with pytest.raises(
         NumericsError, match="the draft's logits hold nothing but -inf at position 1"
@@ -92,7 +95,9 @@ def test_it_falls_silent_where_its_context_ends(limit):
     5."""
     drafter = LMDrafter(Careful(Q, V, context=4), V)
     row = SequenceState.from_request(Request([0, 1], limit, SequenceKey(0, 0), params=SAMPLED))
-    for _ in running(Batch(TableModel(P, V), drafter), [row], SampledVerifier(speculative), FixedGamma(3)):
+    for _ in running(
+        Batch(TableModel(P, V), drafter), [row], SampledVerifier(speculative), FixedGamma(3)
+    ):
         pass
     assert len(row.new_tokens) == limit
     length = 2

@@ -3,11 +3,11 @@
 from foretoken.drafters.base import Draw
 from foretoken.drafters.lookup import MAX_CONTINUATIONS, LookupDrafter, RepeatPrediction
 from foretoken.request import Request
+from foretoken.sampling.acceptance_rules import block
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import LenientDraw, SharedDraw
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import make_verifier
-from foretoken.sampling.acceptance_rules import block
 
 
 def propose(drafter, gamma, temperature=1.0, coupled=False):
@@ -122,7 +122,10 @@ def test_a_lenient_greedy_text_depends_on_draft_tokens_so_nothing_earlier_is_sea
         draw = draws([SequenceKey(0, 0)], [3], [SamplingParams()])
         draft = drafter.propose([2], draw)
         assert draft.tokens[0, : int(draft.lengths[0])].tolist() == drafted
-    assert make_verifier(block, lenience=0.5).draw_class is LenientDraw and make_verifier(block).draw_class is Draw
+    assert (
+        make_verifier(block, lenience=0.5).draw_class is LenientDraw
+        and make_verifier(block).draw_class is Draw
+    )
 
 
 def test_prompts_of_others_are_not_searched():

@@ -17,10 +17,10 @@ from foretoken.errors import RefusedError
 from foretoken.models.base import Capabilities
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS as PASS
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.verifier import GreedyVerifier, SampledVerifier, make_verifier
-from foretoken.sampling.acceptance_rules import speculative
 from oracle import random_model
 from running import running
 from table import TableModel
@@ -156,8 +156,13 @@ def test_a_row_whose_prompt_was_just_told_waits_for_the_next_step() -> None:
     sampling = SamplingParams(temperature=1.0, prompt_logprobs=0)
     request = replace(REQUESTS[1], params=sampling)
     expected = [run(Batch(TableModel(P, V), NoDrafter()), [each])[0] for each in REQUESTS[:2]]
-    rows = [SequenceState.from_request(replace(REQUESTS[0], params=SAMPLED)), SequenceState.from_request(request)]
-    for _ in running(Batch(Tensors(P, V), NoDrafter()), rows, make_verifier(speculative), FixedGamma(0)):
+    rows = [
+        SequenceState.from_request(replace(REQUESTS[0], params=SAMPLED)),
+        SequenceState.from_request(request),
+    ]
+    for _ in running(
+        Batch(Tensors(P, V), NoDrafter()), rows, make_verifier(speculative), FixedGamma(0)
+    ):
         pass
     assert texts(rows) == texts(expected) and len(rows[1].prompt_logprobs) == 4
 

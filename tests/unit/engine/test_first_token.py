@@ -18,10 +18,10 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.engine.core import EngineCore
 from foretoken.engine.engine import Engine
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import block
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import make_verifier
-from foretoken.sampling.acceptance_rules import block
 from foretoken.speculator import Speculator
 from oracle import random_model
 from table import TableModel
@@ -63,7 +63,8 @@ NAMES = tuple(drafters(TableModel(Q, V)))
 def rows(*prompts: list[int], limit: int = 12) -> list[SequenceState]:
     keys = [SequenceKey(7, i) for i in range(len(prompts))]
     return [
-        SequenceState.from_request(Request(p, limit, k, params=SAMPLED)) for p, k in zip(prompts, keys, strict=True)
+        SequenceState.from_request(Request(p, limit, k, params=SAMPLED))
+        for p, k in zip(prompts, keys, strict=True)
     ]
 
 
@@ -71,7 +72,9 @@ def rows(*prompts: list[int], limit: int = 12) -> list[SequenceState]:
 def test_the_draft_reads_and_makes_nothing_before_it(name):
     target, draft = Counting(P), Counting(Q)
     row = rows([0, 1, 2, 0, 1, 2, 0, 1])[0]
-    steps = EngineCore(target, drafters(draft)[name], 3).run([row], make_verifier(block), FixedGamma(3))
+    steps = EngineCore(target, drafters(draft)[name], 3).run(
+        [row], make_verifier(block), FixedGamma(3)
+    )
     next(steps)
     assert len(row.new_tokens) == 1 and draft.tokens == 0 and target.tokens == 8
     assert row.records[0].gamma == row.records[0].drafted == 0

@@ -8,7 +8,12 @@ import pytest
 
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.engine.memory import DEFAULT_PREFIX_CACHE_BYTES, DEFAULT_PREFIX_CACHE_TOKENS, KVCacheBudget, reserve_prefix_cache
+from foretoken.engine.memory import (
+    DEFAULT_PREFIX_CACHE_BYTES,
+    DEFAULT_PREFIX_CACHE_TOKENS,
+    KVCacheBudget,
+    reserve_prefix_cache,
+)
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Capabilities
 from foretoken.request import Request, SequenceState
@@ -36,7 +41,9 @@ class SizedTable(TableModel):
 
 
 def row(prompt: int, limit: int, source: list[int] | None = None) -> SequenceState:
-    return SequenceState.from_request(Request([1] * prompt, limit, SequenceKey(0, 0), source=source))
+    return SequenceState.from_request(
+        Request([1] * prompt, limit, SequenceKey(0, 0), source=source)
+    )
 
 
 def test_rows_fit_up_to_the_last_byte() -> None:
@@ -76,7 +83,13 @@ def test_each_part_is_given_its_share() -> None:
     assert (target.reserved, draft.reserved) == (75, 25)
 
 
-@pytest.mark.parametrize(("size", "total"), [(2, 3 * DEFAULT_PREFIX_CACHE_TOKENS), (DEFAULT_PREFIX_CACHE_BYTES // 9, DEFAULT_PREFIX_CACHE_BYTES)])
+@pytest.mark.parametrize(
+    ("size", "total"),
+    [
+        (2, 3 * DEFAULT_PREFIX_CACHE_TOKENS),
+        (DEFAULT_PREFIX_CACHE_BYTES // 9, DEFAULT_PREFIX_CACHE_BYTES),
+    ],
+)
 def test_texts_that_have_left_have_some_room_shared_out_by_what_a_token_takes(
     size: int, total: int
 ) -> None:

@@ -7,12 +7,14 @@ from foretoken.request import Request, SequenceState
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.logprobs import Logprobs
 from foretoken.sampling.params import SamplingParams
-from foretoken.text.decoding import TokenText, StoppingDetokenizer
+from foretoken.text.decoding import StoppingDetokenizer, TokenText
 from tiny import byte_level
 
 
 def row(**sampling: int) -> SequenceState:
-    return SequenceState.from_request(Request([3], 9, SequenceKey(0, 0), params=SamplingParams(**sampling)))
+    return SequenceState.from_request(
+        Request([3], 9, SequenceKey(0, 0), params=SamplingParams(**sampling))
+    )
 
 
 def test_every_token_once() -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.engine.prefill_budget import FIRST_CHUNK_TOKENS, MIN_CHUNK_TOKENS, MAX_STEP_SLOWDOWN, MAX_CHUNK_TOKENS, UNNOTICED_STEP_SECONDS, PrefillBudget
+from foretoken.engine.prefill_budget import (
+    FIRST_CHUNK_TOKENS,
+    MAX_CHUNK_TOKENS,
+    MAX_STEP_SLOWDOWN,
+    MIN_CHUNK_TOKENS,
+    UNNOTICED_STEP_SECONDS,
+    PrefillBudget,
+)
 from foretoken.request import Request, SequenceState
 from foretoken.sampling.keys import SequenceKey
 
@@ -27,14 +34,26 @@ def after(base: float, each: float, token: float, rows: range = range(1, 5)) -> 
 def test_rows_that_run_read_their_last_token_and_the_first_to_come_reads_most() -> None:
     pace = PrefillBudget()
     assert pace.schedule_tokens([row(1), row(1)]) == [1, 1]
-    assert pace.schedule_tokens([row(1), row(40), row(40), row(40)]) == [1, 40, FIRST_CHUNK_TOKENS - 40, 0]
+    assert pace.schedule_tokens([row(1), row(40), row(40), row(40)]) == [
+        1,
+        40,
+        FIRST_CHUNK_TOKENS - 40,
+        0,
+    ]
     assert pace.schedule_tokens([row(600), row(7)]) == [MAX_CHUNK_TOKENS, 0]  # nobody waits
 
 
 def test_what_was_read_already_counts() -> None:
     pace = PrefillBudget()
-    assert pace.schedule_tokens([row(1), row(40), row(40)], already_prefilled=20) == [1, 40, FIRST_CHUNK_TOKENS - 60]
-    assert pace.schedule_tokens([row(1), row(40)], already_prefilled=FIRST_CHUNK_TOKENS) == [1, MIN_CHUNK_TOKENS]
+    assert pace.schedule_tokens([row(1), row(40), row(40)], already_prefilled=20) == [
+        1,
+        40,
+        FIRST_CHUNK_TOKENS - 60,
+    ]
+    assert pace.schedule_tokens([row(1), row(40)], already_prefilled=FIRST_CHUNK_TOKENS) == [
+        1,
+        MIN_CHUNK_TOKENS,
+    ]
 
 
 def test_a_step_takes_so_many_times_as_long_as_one_that_reads_nothing() -> None:
@@ -49,7 +68,9 @@ def test_a_long_prompt_does_not_make_plain_steps_forgotten() -> None:
     pace = after(base=0.1, each=0.02, token=0.002)
     for _ in range(200):
         pace.record_step([1] * 4 + [50], 0.18 + 50 * 0.002)
-    assert pace.compute_budget(4, 1) == pytest.approx((MAX_STEP_SLOWDOWN - 1) * 0.18 / 0.002, abs=1.01)
+    assert pace.compute_budget(4, 1) == pytest.approx(
+        (MAX_STEP_SLOWDOWN - 1) * 0.18 / 0.002, abs=1.01
+    )
 
 
 def test_each_prompt_has_its_share() -> None:
@@ -61,7 +82,9 @@ def test_each_prompt_has_its_share() -> None:
 
 def test_short_steps_may_grow_to_what_nobody_notices() -> None:
     pace = after(base=0.001, each=0.0005, token=0.0002)
-    assert pace.compute_budget(2, 2) == pytest.approx((UNNOTICED_STEP_SECONDS - 0.002) / 0.0002, abs=1.01)
+    assert pace.compute_budget(2, 2) == pytest.approx(
+        (UNNOTICED_STEP_SECONDS - 0.002) / 0.0002, abs=1.01
+    )
 
 
 def test_a_step_that_takes_many_times_as_long_as_its_like_changes_little() -> None:
@@ -81,7 +104,9 @@ def test_rows_that_begin_to_run_while_others_read_are_told_from_what_is_read() -
             pace.record_step([1] * count + [20], 0.1 + 0.02 * count + 20 * 0.002)
     for read in (MIN_CHUNK_TOKENS, 40):
         pace.record_step([1] * 15 + [read], 0.4 + read * 0.002)
-    assert pace.compute_budget(15, 1) == pytest.approx((MAX_STEP_SLOWDOWN - 1) * 0.4 / 0.002, rel=0.05)
+    assert pace.compute_budget(15, 1) == pytest.approx(
+        (MAX_STEP_SLOWDOWN - 1) * 0.4 / 0.002, rel=0.05
+    )
 
 
 def test_noise_does_not_leave_all_to_what_is_read() -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.costing.gamma import NO_OTHER_WORK, OtherWork, FixedGamma, ForcedTokensOnly
+from foretoken.costing.gamma import NO_OTHER_WORK, FixedGamma, ForcedTokensOnly, OtherWork
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.cascade import CascadeDrafter
 from foretoken.drafters.lm import LMDrafter
@@ -28,10 +28,10 @@ from foretoken.errors import InputError, NumericsError, RefusedError
 from foretoken.generation_config import EndTokens
 from foretoken.models.base import Capabilities
 from foretoken.request import Request, SequenceState
+from foretoken.sampling.acceptance_rules import block
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.verifier import COUPLED_VERIFIER, make_verifier
-from foretoken.sampling.acceptance_rules import block
 from foretoken.speculator import Speculator
 from interrupts import interrupted
 from oracle import random_model
@@ -109,7 +109,9 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
     total = 2 * max(len(prompt) + limit for prompt, limit, *_ in arrivals) + spare
     core.configure(3, total, cache_prefixes=False)
     rows = [
-        SequenceState.from_request(Request(prompt, limit, SequenceKey(5, i), params=SamplingParams(temperature)))
+        SequenceState.from_request(
+            Request(prompt, limit, SequenceKey(5, i), params=SamplingParams(temperature))
+        )
         for i, (prompt, limit, _, temperature, _, _) in enumerate(arrivals)
     ]
     held: list[int] = []
@@ -128,7 +130,15 @@ def test_rows_that_make_room_for_others_are_what_they_are_alone(
     for row, (_, _, gamma, _, _, _) in zip(rows, arrivals, strict=True):
         assert row.finish_reason == "length" and row.new_tokens == alone(row, gamma, "unlimited")
     with pytest.raises(InputError, match="take"):
-        core.add([SequenceTask(SequenceState.from_request(Request([0], total, SequenceKey(0, 0))), BLOCK, FixedGamma(0))])
+        core.add(
+            [
+                SequenceTask(
+                    SequenceState.from_request(Request([0], total, SequenceKey(0, 0))),
+                    BLOCK,
+                    FixedGamma(0),
+                )
+            ]
+        )
     assert not core.scheduler.waiting
 
 
@@ -166,7 +176,9 @@ def test_a_greater_priority_goes_first_and_leaves_last(monkeypatch: pytest.Monke
     core.configure(2, 20, cache_prefixes=False)
     rows = [SequenceState.from_request(Request([1] * 4, 12, SequenceKey(0, i))) for i in range(4)]
     priorities = (0, 0, 5, 0)
-    core.add([SequenceTask(r, BLOCK, FixedGamma(0), n) for r, n in zip(rows, priorities, strict=True)])
+    core.add(
+        [SequenceTask(r, BLOCK, FixedGamma(0), n) for r, n in zip(rows, priorities, strict=True)]
+    )
     ended: list[int] = []
     while core.step():
         ended += [i for i, row in enumerate(rows) if row.finish_reason and i not in ended]
@@ -201,7 +213,9 @@ def test_a_long_prompt_is_read_beside_rows_that_go_on() -> None:
     first = SequenceState.from_request(Request([1, 2], 40, SequenceKey(0, 0)))
     core.add([SequenceTask(first, BLOCK, FixedGamma(0))])
     core.step()
-    long = SequenceState.from_request(Request([3, 4] * 30, 5, SequenceKey(0, 1), params=SamplingParams(1.0)))
+    long = SequenceState.from_request(
+        Request([3, 4] * 30, 5, SequenceKey(0, 1), params=SamplingParams(1.0))
+    )
     core.add([SequenceTask(long, BLOCK, FixedGamma(2))])
     grown: list[int] = []
     while not long.records:
@@ -220,7 +234,9 @@ def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
     seen: list[OtherWork] = []
 
     class Watching(ForcedTokensOnly):
-        def choose_gammas(self, rows: list[SequenceState], beside: OtherWork = NO_OTHER_WORK) -> list[int]:
+        def choose_gammas(
+            self, rows: list[SequenceState], beside: OtherWork = NO_OTHER_WORK
+        ) -> list[int]:
             seen.append(beside)
             return super().choose_gammas(rows, beside)
 
@@ -230,7 +246,15 @@ def test_a_policy_is_told_what_is_read_beside_its_rows() -> None:
     core.add([SequenceTask(first, BLOCK, Watching())])
     for _ in range(2):
         core.step()
-    core.add([SequenceTask(SequenceState.from_request(Request([3, 4] * 30, 5, SequenceKey(0, 1))), BLOCK, FixedGamma(0))])
+    core.add(
+        [
+            SequenceTask(
+                SequenceState.from_request(Request([3, 4] * 30, 5, SequenceKey(0, 1))),
+                BLOCK,
+                FixedGamma(0),
+            )
+        ]
+    )
     before = len(seen)
     core.step()
     assert seen[before - 1] == NO_OTHER_WORK
@@ -251,7 +275,9 @@ def test_short_prompts_that_come_together_are_no_more_than_a_long_one() -> None:
             super().start(prompts, sources)
 
     core = EngineCore(Watched(P, V), LookupDrafter(), 6)
-    first, *short = [SequenceState.from_request(Request([1, 2, 0, 1], 40, SequenceKey(0, i))) for i in range(6)]
+    first, *short = [
+        SequenceState.from_request(Request([1, 2, 0, 1], 40, SequenceKey(0, i))) for i in range(6)
+    ]
     core.add([SequenceTask(first, BLOCK, FixedGamma(0))])
     read.append(0)
     core.step()
@@ -297,7 +323,10 @@ def test_a_prompt_whose_logprobs_are_asked_for_stalls_nobody(
 
 def test_another_verifier_waits_until_those_before_are_done() -> None:
     core = new_core()
-    rows = [SequenceState.from_request(Request([1], 6, SequenceKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
+    rows = [
+        SequenceState.from_request(Request([1], 6, SequenceKey(0, i), params=SamplingParams(1.0)))
+        for i in range(3)
+    ]
     for row, verifier in zip(rows, (BLOCK, COUPLED_VERIFIER, BLOCK), strict=True):
         core.add([SequenceTask(row, verifier, FixedGamma(2))])
     seen: list[list[int]] = []
@@ -337,7 +366,12 @@ def test_a_row_of_invalid_logits_fails_alone(broken: str) -> None:
 
 def test_what_breaks_a_step_off_is_told_and_the_rows_go_on() -> None:
     core = new_core()
-    rows = [SequenceState.from_request(Request([1, i], 8, SequenceKey(0, i), params=SamplingParams(1.0))) for i in range(3)]
+    rows = [
+        SequenceState.from_request(
+            Request([1, i], 8, SequenceKey(0, i), params=SamplingParams(1.0))
+        )
+        for i in range(3)
+    ]
     core.add([SequenceTask(row, BLOCK, FixedGamma(2)) for row in rows])
     core.step()
     target: Any = core.batch.target

@@ -14,10 +14,10 @@ from foretoken.models.native.network import ACTIVATIONS, XIELU
 from foretoken.models.native.packing import (
     CODEBOOKS,
     FORM_HALVES,
-    STORAGE_KINDS,
     FORM_OFFSETS,
     FORM_SUPER,
     FORM_WIDE,
+    STORAGE_KINDS,
     Panels,
     pack_floats,
     pack_integers,
@@ -67,7 +67,9 @@ def test_states_are_rounded_as_defined(instructions: str, K: int, extreme: bool)
     q, z = np.zeros((3, blocks * 32), np.int8), np.zeros((3, blocks * 2), np.int32)
     d, s = np.zeros((2, 3, blocks), np.float32)
     made = q, d, s, z
-    library.load_library().foretoken_round(instructions.encode(), pointer(x), 3, K, *map(pointer, made))
+    library.load_library().foretoken_round(
+        instructions.encode(), pointer(x), 3, K, *map(pointer, made)
+    )
     assert all(map(same, made, reference.round_states(x)))
 
 
@@ -109,9 +111,9 @@ def packed(kind: str, form: int, N: int, K: int) -> tuple[Panels, Any]:
     )
     added = offsets if form & FORM_OFFSETS else None
     short = both[1] if form & FORM_OFFSETS else None
-    return pack_integers(q, both[0], short, kind=kind, supers=supers[: 1 + (form & FORM_OFFSETS)]), (
-        lambda x: reference.multiply_integers(whole, scales, added, x)
-    )
+    return pack_integers(
+        q, both[0], short, kind=kind, supers=supers[: 1 + (form & FORM_OFFSETS)]
+    ), (lambda x: reference.multiply_integers(whole, scales, added, x))
 
 
 FORMS = [(kind, form) for kind in ("int8", "int6", "int5", "int4") for form in range(16)]

@@ -173,6 +173,8 @@ def test_threads_of_a_team_never_race(tmp_path: Path) -> None:
     source.write_text(TEAM)
     more = ["-g", "-fsanitize=thread", f"-I{build.CPP_FOLDER}"]
     files: Sequence[object] = (source, build.CPP_FOLDER / "team.cpp", "-o", program)
-    subprocess.run([*build.find_compiler(), *build.COMPILER_FLAGS, *more, *map(str, files)], check=True)
+    subprocess.run(
+        [*build.find_compiler(), *build.COMPILER_FLAGS, *more, *map(str, files)], check=True
+    )
     ended = subprocess.run([str(program)], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

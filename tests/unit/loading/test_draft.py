@@ -50,7 +50,10 @@ def test_names_that_are_no_drafters(bare):
         refused(InputError, message, bare, draft)
     assert list_target_copies("float32", 5) == ["self:int8", "self:int4", "self:0,2,4"]
     assert list_target_copies("int8", 4) == ["self:int4", "self:0,2,3"]
-    assert list_target_copies("int4", 2) == [] and list_target_copies("auto", 1) == ["self:int8", "self:int4"]
+    assert list_target_copies("int4", 2) == [] and list_target_copies("auto", 1) == [
+        "self:int8",
+        "self:int4",
+    ]
 
 
 def test_a_folder_may_have_nearly_the_name_of_a_drafter(bare, tmp_path, monkeypatch):
@@ -114,7 +117,9 @@ def test_models_in_memory_padded_otherwise_are_taken_at_the_callers_word(V):
     sampled = spec.generate(prompts, gamma=3, temperature=2.0, seed=3, **options)
     for known, unknown in (fast, sampled):
         assert known.stats.drafted and bool(unknown.stats.drafted) == (V > 60)
-        assert all(draft_token < min(V, 61) for step in known.steps for draft_token in step.draft_tokens)
+        assert all(
+            draft_token < min(V, 61) for step in known.steps for draft_token in step.draft_tokens
+        )
     assert any(token >= 57 for c in sampled for token in c.tokens)
 
 

@@ -13,8 +13,8 @@ from foretoken.costing.costs import Costs
 from foretoken.costing.pair_costs import PairCosts
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
-from foretoken.loading import draft_choice
 from foretoken.loading import draft as drafts
+from foretoken.loading import draft_choice
 from tiny import byte_level, folder, llama
 
 # Seconds by the draft: of look-up, which costs nothing, and of copies that take these of a pass
@@ -93,7 +93,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The choices that are remembered, by target and draft."""
     choices: dict[str, str] = {}
     monkeypatch.setattr(draft_choice, "remembered", lambda file: choices)
-    monkeypatch.setattr(draft_choice, "remember", lambda file, name, kind: choices.update({name: kind}))
+    monkeypatch.setattr(
+        draft_choice, "remember", lambda file, name, kind: choices.update({name: kind})
+    )
     return choices
 
 

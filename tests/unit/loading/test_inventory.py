@@ -50,7 +50,9 @@ def test_the_pair_that_ships_is_always_there() -> None:
     assert list(here) == ["novels", "novels (draft)", "smollm2 (draft)"]
     assert here["novels (draft)"].can_draft_for(here["novels"])
     assert not here["novels"].can_draft_for(here["novels (draft)"])
-    assert here["smollm2 (draft)"].draft and not here["smollm2 (draft)"].can_draft_for(here["novels"])
+    assert here["smollm2 (draft)"].draft and not here["smollm2 (draft)"].can_draft_for(
+        here["novels"]
+    )
 
 
 def test_folders_and_what_is_below_them(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def test_weights_are_counted_once_and_in_their_dtype():
     count = sum(p.numel() for p in free.parameters())
     assert memory.count_weight_bytes(free, torch.float32) == 4 * count
     assert memory.count_weight_bytes(free, torch.bfloat16) == 2 * count
-    saved = memory.count_weight_bytes(free, torch.float64) - memory.count_weight_bytes(tied, torch.float64)
+    saved = memory.count_weight_bytes(free, torch.float64) - memory.count_weight_bytes(
+        tied, torch.float64
+    )
     assert saved == 8 * 64 * 32
     with torch.device("meta"):
         assert memory.count_weight_bytes(llama(64), torch.float32) == 4 * count

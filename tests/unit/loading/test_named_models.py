@@ -11,7 +11,7 @@ from console import Run, mistake
 from foretoken.errors import InputError
 from foretoken.loading import hub, named_models
 from foretoken.loading.load import require_adapters
-from foretoken.loading.published_drafts import get_draft_kind, get_cached_kind
+from foretoken.loading.published_drafts import get_cached_kind, get_draft_kind
 from foretoken.loading.sources import load_tokenizer
 from tiny import byte_level, folder, llama
 
@@ -52,7 +52,11 @@ def test_smollm2_is_found_without_being_imported(installed: Path) -> None:
     assert named_models.get_default_target() == "smollm2"
     draft = named_models.find_draft_folder("smollm2")
     assert draft is not None and get_cached_kind(str(draft), None) == "eagle3"
-    assert get_draft_kind({}) is None and named_models.find_draft_folder("lookup") is None and named_models.find_draft_folder(None) is None
+    assert (
+        get_draft_kind({}) is None
+        and named_models.find_draft_folder("lookup") is None
+        and named_models.find_draft_folder(None) is None
+    )
 
 
 def test_a_package_that_is_missing(missing: None, console: Run) -> None:
@@ -66,7 +70,10 @@ def test_a_package_that_is_missing(missing: None, console: Run) -> None:
 def test_a_folder_of_that_name_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "novels").mkdir()
-    assert named_models.find_pair("novels") is None and named_models.find_draft_folder("novels") is None
+    assert (
+        named_models.find_pair("novels") is None
+        and named_models.find_draft_folder("novels") is None
+    )
 
 
 COMMANDS = {

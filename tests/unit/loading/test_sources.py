@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from foretoken.errors import InputError, RefusedError
-from foretoken.loading.sources import TOKENIZER_CLASSES_FILE, is_network, find_source, load_tokenizer
-from foretoken.storage.cache import save_cached_value, load_cached_values
+from foretoken.loading.sources import (
+    TOKENIZER_CLASSES_FILE,
+    find_source,
+    is_network,
+    load_tokenizer,
+)
+from foretoken.storage.cache import load_cached_values, save_cached_value
 from tiny import byte_level, folder, llama, metaspace
 
 

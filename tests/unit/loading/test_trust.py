@@ -68,7 +68,10 @@ def test_a_folder_of_a_model(console, model, mark, tmp_path):
         says = "trust_remote_code is .*"
         refused(InputError, says, model, "none", trust_remote_code=value)
     assert not mark.exists()
-    assert compute_model_footprint(table, str(model), "float32", trust=True).parameters and mark.exists()
+    assert (
+        compute_model_footprint(table, str(model), "float32", trust=True).parameters
+        and mark.exists()
+    )
     spec = foretoken.load(model, "none", trust_remote_code=True)
     assert type(spec.target.model).__name__ == "Own"
 

@@ -14,7 +14,12 @@ from transformers import AutoModelForCausalLM
 import foretoken
 from foretoken.errors import InputError
 from foretoken.loading.sources import find_source
-from foretoken.loading.weights import MAX_LAYERS, require_layer_count, require_layers, require_matching_layers
+from foretoken.loading.weights import (
+    MAX_LAYERS,
+    require_layer_count,
+    require_layers,
+    require_matching_layers,
+)
 from gguf_file import write_gguf
 from loads import refused
 from tiny import byte_level, folder, llama
@@ -81,7 +86,9 @@ def test_weights_of_a_hub_model_are_compared_as_they_are_read(
 def test_a_count_without_files_has_a_limit() -> None:
     config = llama(64).config
     config.num_hidden_layers = MAX_LAYERS + 1
-    with pytest.raises(InputError, match=f"num_hidden_layers {MAX_LAYERS + 1} .* {MAX_LAYERS} is the limit"):
+    with pytest.raises(
+        InputError, match=f"num_hidden_layers {MAX_LAYERS + 1} .* {MAX_LAYERS} is the limit"
+    ):
         require_layer_count("m", config, {})
     config.num_hidden_layers = MAX_LAYERS
     require_layer_count("m", config, {})

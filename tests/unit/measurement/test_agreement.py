@@ -61,5 +61,7 @@ def test_copies_overlap_by_p_and_silence_is_told():
 
 
 def test_a_forced_token_has_all_of_p():
-    shares = compute_overlaps(TableModel(P, V), UniformDrafter(V), request(forced={1: 4}), NEW[:3], SAMPLED)
+    shares = compute_overlaps(
+        TableModel(P, V), UniformDrafter(V), request(forced={1: 4}), NEW[:3], SAMPLED
+    )
     assert shares[1] == pytest.approx(1 / V) and shares[0] > 1 / V and shares[2] > 1 / V

@@ -25,12 +25,12 @@ from foretoken.measurement.races import (
     RoundRuns,
     RunTurn,
     compare_with_plain,
-    run_own_turn,
     make_own_turns,
     predict,
     prepare_tasks,
-    run_rounds,
     repeat_tasks,
+    run_own_turn,
+    run_rounds,
 )
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
@@ -91,7 +91,11 @@ def test_a_pair_is_prepared_so_that_no_text_ends_early():
 
 
 def test_plain_and_automatic_are_always_there():
-    assert list(make_own_turns(pair(), [2], "block")) == [PLAIN_DECODING, ("foretoken", 2), AUTOMATIC_GAMMA]
+    assert list(make_own_turns(pair(), [2], "block")) == [
+        PLAIN_DECODING,
+        ("foretoken", 2),
+        AUTOMATIC_GAMMA,
+    ]
     alone = Speculator(TableModel(P, V), NoDrafter())
     assert list(make_own_turns(alone, [2], "block")) == [PLAIN_DECODING]
 

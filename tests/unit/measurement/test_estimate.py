@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foretoken.measurement.estimate import Estimate, estimate_mean, estimate_ratio, compute_student_t
+from foretoken.measurement.estimate import (
+    Estimate,
+    compute_student_t,
+    estimate_mean,
+    estimate_ratio,
+)
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 9, 30, 1000])

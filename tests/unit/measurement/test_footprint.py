@@ -26,7 +26,9 @@ def test_llama_by_hand():
     assert footprint_of.weight_bytes == 4 * footprint_of.parameters
     half = compute_model_footprint(CausalModel(llama(320)), "name", "bfloat16")
     assert half.weight_bytes == footprint_of.weight_bytes // 2
-    quarter = compute_model_footprint(CausalModel(llama(320)), "name", "int4")  # groups of 64, head in 8 bits
+    quarter = compute_model_footprint(
+        CausalModel(llama(320)), "name", "int4"
+    )  # groups of 64, head in 8 bits
     assert quarter.pass_bytes == 2 * layer * (0.5 + 2 / 64) + 320 * 32
 
 
@@ -67,7 +69,10 @@ def test_a_model_that_left_its_network_is_counted_from_its_folder(tmp_path):
     model = TableModel(lambda text: [1.0], 1)
     model.runtime = "other"
     footprint_of = compute_model_footprint(model, str(where), "float32")
-    assert footprint_of.parameters == compute_model_footprint(CausalModel(llama(320)), "", "float32").parameters
+    assert (
+        footprint_of.parameters
+        == compute_model_footprint(CausalModel(llama(320)), "", "float32").parameters
+    )
     assert compute_model_footprint(model, str(tmp_path / "no"), "float32").parameters is None
 
 
@@ -103,6 +108,8 @@ def test_the_papers_networks_have_the_size_it_says(dim, ff, layers, heads, milli
     for tied in (False, True):
         with torch.device("meta"):
             network = GPT2LMHeadModel(GPT2Config(**sizes, **own, tie_word_embeddings=tied))
-        counts[tied] = round(compute_model_footprint(TableModelOf(network), "name", "float32").parameters / 1e6)
+        counts[tied] = round(
+            compute_model_footprint(TableModelOf(network), "name", "float32").parameters / 1e6
+        )
     assert counts[False] == millions
     assert counts[True] == millions - round(8000 * dim / 1e6)

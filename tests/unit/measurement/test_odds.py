@@ -11,14 +11,14 @@ from scipy import stats
 
 from foretoken.measurement.estimate import (
     TEST_POWER,
-    run_frequency_test,
-    run_uniformity_test,
     chi_square_tail,
-    normal_tails,
-    run_two_sample_test,
-    compute_uniforms,
-    run_correlation_test,
     compute_noncentrality,
+    compute_uniforms,
+    normal_tails,
+    run_correlation_test,
+    run_frequency_test,
+    run_two_sample_test,
+    run_uniformity_test,
 )
 from foretoken.sampling.distributions import sample
 
@@ -104,14 +104,18 @@ P = torch.tensor([[0.1, 0.6, 0.0, 0.3]])
 
 def test_where_a_token_lies():
     distribution = P.repeat(4, 1)
-    values = compute_uniforms(distribution, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.5).double())
+    values = compute_uniforms(
+        distribution, torch.tensor([0, 1, 2, 3]), torch.full((4,), 0.5).double()
+    )
     near = {"atol": 1e-6, "rtol": 0}
     torch.testing.assert_close(values.by_id, torch.tensor([0.05, 0.4, 0.7, 0.85]).double(), **near)
     torch.testing.assert_close(values.ranked, torch.tensor([0.95, 0.3, 1, 0.75]).double(), **near)
 
 
 def test_ties_share_their_mass():
-    values = compute_uniforms(torch.full((2, 4), 0.25), torch.tensor([3, 0]), torch.tensor([0.5, 0.25]))
+    values = compute_uniforms(
+        torch.full((2, 4), 0.25), torch.tensor([3, 0]), torch.tensor([0.5, 0.25])
+    )
     assert values.ranked.tolist() == [0.5, 0.25]
 
 

@@ -96,7 +96,10 @@ def test_a_file_is_read_or_refused_by_name(tmp_path: Path):
     for text, said in (
         ("{", "not valid JSON"),
         ("[1]", "not a benchmark; make one with foretoken bench --out"),
-        (json.dumps({"format": BENCH_FILE_FORMAT, "best": asdict(plan) | {"gamma": "x"}}), "b.json: best: "),
+        (
+            json.dumps({"format": BENCH_FILE_FORMAT, "best": asdict(plan) | {"gamma": "x"}}),
+            "b.json: best: ",
+        ),
         (json.dumps({"format": BENCH_FILE_FORMAT}), "has no results yet"),
         (wrong(plan, {}), "b.json: best: load names no target"),
         (wrong(plan, {"target": "t", "dtyp": "int8"}), "best: dtyp is no option of load"),

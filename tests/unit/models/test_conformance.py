@@ -28,14 +28,14 @@ from foretoken.media.inputs import Media
 from foretoken.models.base import Model, TokenChoice
 from foretoken.models.graphs import GraphModel
 from foretoken.models.guidance import GuidedModel
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeTargetCopy
-from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.rewindable_states import MAX_REWIND_TOKENS
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
 from foretoken.models.stock.rowwise import RowwiseModel
 from foretoken.models.vocabularies.translated import TranslatedModel
-from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
+from foretoken.models.vocabularies.vocabulary import Vocabulary, VocabularyMap
 from oracle import random_model
 from pairdrafts import states_of, tapped
 from table import TableModel
@@ -174,7 +174,9 @@ CASES = {
         if (form, name) != ("native", "KimiLinear")
     },
     "copy over rows": Case(companion),
-    "guided": Case(lambda x: GuidedModel(CausalModel(x), 1.8, [9, 4, 17]), within=1e-9, double=True),
+    "guided": Case(
+        lambda x: GuidedModel(CausalModel(x), 1.8, [9, 4, 17]), within=1e-9, double=True
+    ),
     "guided by the last token": Case(lambda x: GuidedModel(native()(x), 0.5), within=1e-5),
     "another vocabulary": Case(translated, None, 1e-9, ids=10),
     "table": Case(lambda x: TableModel(random_model(1, 64), 64), None, 1e-9),
@@ -480,7 +482,9 @@ def test_states_go_back_so_far_or_to_their_beginning(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     rows.join([(7 * i * i + 3 * i) % 59 + 2 for i in range(200)], [5, 6])
     rows.score([7], [8])
-    with pytest.raises(InputError, match=f"back to 60 of 201 tokens, and .* below {MAX_REWIND_TOKENS}"):
+    with pytest.raises(
+        InputError, match=f"back to 60 of 201 tokens, and .* below {MAX_REWIND_TOKENS}"
+    ):
         rows.model.set_lengths([60, 3])
     assert rows.model.lengths == [201, 3] and rows.model.max_rewind == MAX_REWIND_TOKENS
     rows.score([3] * MAX_REWIND_TOKENS, [9])
@@ -579,7 +583,9 @@ def test_a_prefix_serves_others_of_the_same_salt(name: str) -> None:
     rows.score([5])
     rows.back(1)
     rows.leave(0)
-    assert model.count_cached_tokens(text) == 80 and model.count_cached_tokens(text[:15]) == 0  # too short to share
+    assert (
+        model.count_cached_tokens(text) == 80 and model.count_cached_tokens(text[:15]) == 0
+    )  # too short to share
     model.set_salt("other")
     assert model.count_cached_tokens(text) == 0
     rows.join(text[:90])

@@ -20,13 +20,18 @@ from foretoken.models.graphs import (
     GraphModel,
     GraphPass,
     RecordingGuard,
+    rehearse,
     round_up_slots,
     round_up_to_power_of_two,
-    rehearse,
     round_up_width,
 )
 from foretoken.models.stock.cache import RaggedCache, RaggedLayer
-from foretoken.models.stock.selfcheck import CheckedSequences, CheckedBackend, check, measure_deviation
+from foretoken.models.stock.selfcheck import (
+    CheckedBackend,
+    CheckedSequences,
+    check,
+    measure_deviation,
+)
 from pairs import PROMPTS
 from tiny_families import FAMILIES, build
 
@@ -36,7 +41,17 @@ CPU = torch.device("cpu")
 def test_buckets() -> None:
     assert [round_up_to_power_of_two(n) for n in (0, 1, 2, 3, 4, 5)] == [0, 1, 2, 4, 4, 8]
     assert [round_up_slots(n) for n in (0, 1, 64, 65, 129)] == [0, 64, 64, 128, 256]
-    assert [round_up_width(n) for n in (1, 2, 3, 4, 5, 6, 9, 10, 17)] == [1, 2, 3, 5, 5, 9, 9, 17, 17]
+    assert [round_up_width(n) for n in (1, 2, 3, 4, 5, 6, 9, 10, 17)] == [
+        1,
+        2,
+        3,
+        5,
+        5,
+        9,
+        9,
+        17,
+        17,
+    ]
 
 
 def filled(lengths: list[int]) -> RaggedCache:

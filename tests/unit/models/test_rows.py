@@ -7,24 +7,33 @@ import torch
 
 from foretoken.errors import InputError
 from foretoken.models.row_slots import (
-    find_rows_to_compact,
-    order_by_slot,
-    check_room,
-    allocate_slots,
-    compute_max_positions,
-    reassign_slots,
-    pad_blocks,
-    find_repeated_rows,
-    count_needed_slots,
     add_spare_rows,
+    allocate_slots,
+    check_room,
+    compute_max_positions,
+    count_needed_slots,
+    find_repeated_rows,
+    find_rows_to_compact,
     list_remaining_rows,
+    order_by_slot,
+    pad_blocks,
+    reassign_slots,
 )
 
 
 def test_places_are_taken_from_the_first_on() -> None:
     assert allocate_slots([], 2) == [0, 1] and allocate_slots([3, 0, 1], 3) == [3, 0, 1, 2, 4, 5]
-    assert find_repeated_rows([2, 0, 2, 2]) == [2, 3] and reassign_slots([2, 0, 2, 2], [2, 3]) == [2, 0, 1, 3]
-    assert find_rows_to_compact([4, 0, 3]) == [0, 2] and reassign_slots([4, 0, 3], [0, 2]) == [1, 0, 2]
+    assert find_repeated_rows([2, 0, 2, 2]) == [2, 3] and reassign_slots([2, 0, 2, 2], [2, 3]) == [
+        2,
+        0,
+        1,
+        3,
+    ]
+    assert find_rows_to_compact([4, 0, 3]) == [0, 2] and reassign_slots([4, 0, 3], [0, 2]) == [
+        1,
+        0,
+        2,
+    ]
     assert order_by_slot([4, 0, 3]) == [1, 2, 0]
     assert count_needed_slots([4, 0, 3]) == 5 and count_needed_slots([]) == 0
     assert [add_spare_rows(n) for n in (0, 1, 2, 15)] == [0, 1, 3, 22]
@@ -39,7 +48,11 @@ CPU = torch.device("cpu")
 
 
 def test_those_that_do_not_leave() -> None:
-    assert list_remaining_rows(4, [2, 0]) == [1, 3] and list_remaining_rows(2, []) == [0, 1] and list_remaining_rows(0, []) == []
+    assert (
+        list_remaining_rows(4, [2, 0]) == [1, 3]
+        and list_remaining_rows(2, []) == [0, 1]
+        and list_remaining_rows(0, []) == []
+    )
 
 
 def test_rows_end_with_the_context() -> None:

@@ -11,8 +11,8 @@ import torch
 
 import tiny
 from foretoken.errors import RefusedError
-from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.hidden_states import FINAL_TAP, HiddenStates, HiddenStateStore
+from foretoken.models.native.conversion import NativeConversion
 from pairdrafts import tapped
 
 LAYERS = 3

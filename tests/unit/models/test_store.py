@@ -78,7 +78,10 @@ def other_facts(place: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    **{f"no {name}": lambda p, name=name: (p / name).unlink() for name in (store.FACTS_FILE, WEIGHTS)},
+    **{
+        f"no {name}": lambda p, name=name: (p / name).unlink()
+        for name in (store.FACTS_FILE, WEIGHTS)
+    },
     "a folder in it": lambda place: (place / "a folder").mkdir(),
     "a file in its place": in_its_place,
     "bytes that changed": zeroed,

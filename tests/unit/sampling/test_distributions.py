@@ -22,12 +22,12 @@ from transformers.generation.logits_process import (
 from foretoken.errors import NumericsError
 from foretoken.sampling.distributions import (
     SamplingParams,
-    require_valid_logits,
     argmax_ids,
-    locate,
     find_peaks,
     find_possible,
+    locate,
     probabilities,
+    require_valid_logits,
     running_sum,
     sample,
 )

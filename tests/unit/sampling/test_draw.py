@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from foretoken.sampling.acceptance_rules import speculative
 from foretoken.sampling.distributions import SamplingParams, sample
 from foretoken.sampling.draw import Draw, SharedDraw
 from foretoken.sampling.keys import Purpose, SequenceKey, exponentials, uniform
-from foretoken.sampling.acceptance_rules import speculative
 
 PARAMS = [SamplingParams(temperature=1.0)] * 3
 KEYS = [SequenceKey(1, 0), SequenceKey(1, 1), SequenceKey(9, 0)]
@@ -66,7 +66,9 @@ def test_a_draft_token_and_the_targets_own_token_meet_the_same_noise():
 def test_shared_draws_never_choose_what_has_no_mass():
     distributions = torch.zeros(3, 1, 1000)
     distributions[:, 0, 500:503] = 1e-38
-    assert set(SharedDraw(KEYS, LENGTHS, PARAMS).find_winners(distributions).flatten().tolist()) <= {
+    assert set(
+        SharedDraw(KEYS, LENGTHS, PARAMS).find_winners(distributions).flatten().tolist()
+    ) <= {
         500,
         501,
         502,

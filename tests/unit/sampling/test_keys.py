@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from foretoken.sampling.keys import Purpose, SequenceKey, exponentials, uniform, derive_key
+from foretoken.sampling.keys import Purpose, SequenceKey, derive_key, exponentials, uniform
 
 NOISE = [0.07215561246322333, 2.0947124788524554, 0.1455634493359009]
 NAMES = [
@@ -73,7 +73,9 @@ def test_shared_noise_is_exponential_and_uncorrelated_with_its_neighbours(along)
 
 
 def test_keys_within_differ_by_every_part_of_their_name_and_from_what_is_drawn_beside_them():
-    names = [(SequenceKey(s, r), n, i) for s in (0, 1) for r in (0, 1) for n in range(4) for i in (0, 1)]
+    names = [
+        (SequenceKey(s, r), n, i) for s in (0, 1) for r in (0, 1) for n in range(4) for i in (0, 1)
+    ]
     found = [derive_key(*name) for name in names]
     assert len(set(found)) == len(names) and found == [derive_key(*name) for name in names]
     assert all(0 <= part < 2**63 for key in found for part in key)

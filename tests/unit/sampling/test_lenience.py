@@ -9,19 +9,19 @@ import torch
 from foretoken import theory
 from foretoken.errors import InputError
 from foretoken.inputs import resolve_verifier
+from foretoken.sampling.acceptance_rules import EXACT_RULES, block, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.lenience import make_lenient, lenient_distribution, near_best
+from foretoken.sampling.lenience import lenient_distribution, make_lenient, near_best
 from foretoken.sampling.verifier import (
-    TemperatureVerifier,
     GreedyVerifier,
     LenientGreedyVerifier,
     SampledVerifier,
     ScoredBlock,
+    TemperatureVerifier,
     make_verifier,
 )
-from foretoken.sampling.acceptance_rules import EXACT_RULES, block, speculative
 
 V = 5
 SAMPLED = SamplingParams(temperature=1.0)
@@ -77,7 +77,11 @@ def test_what_the_verifier_reports():
 
 
 def test_lenience_1_is_todays_path():
-    assert make_verifier(block, 1.0) == TemperatureVerifier(GreedyVerifier(), SampledVerifier(block)) == make_verifier(block)
+    assert (
+        make_verifier(block, 1.0)
+        == TemperatureVerifier(GreedyVerifier(), SampledVerifier(block))
+        == make_verifier(block)
+    )
     assert make_verifier(block, 0.5).greedy == LenientGreedyVerifier(0.5)
 
 

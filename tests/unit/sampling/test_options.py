@@ -19,11 +19,17 @@ from foretoken.engine.options import ENGINE_OPTIONS as ENGINE
 from foretoken.engine.options import EngineKeywords, EngineOptions
 from foretoken.errors import InputError
 from foretoken.sampling.checks import as_flag
-from foretoken.sampling.params import FOREIGN_NAMES, SAMPLING_FIELDS, SAMPLING_OPTIONS, TEXT_OPTIONS, Controls
+from foretoken.sampling.params import (
+    FOREIGN_NAMES,
+    SAMPLING_FIELDS,
+    SAMPLING_OPTIONS,
+    TEXT_OPTIONS,
+    Controls,
+)
 from foretoken.server.api.chat import ChatCompletionRequest
 from foretoken.server.api.completions import CompletionRequest
-from foretoken.server.api.responses import ResponsesRequest
 from foretoken.server.api.protocol import SAMPLING_DEFAULTS, SHARED_FIELDS
+from foretoken.server.api.responses import ResponsesRequest
 from foretoken.server.options import OPTIONS as SERVER
 from foretoken.server.options import ServerOptions
 
@@ -39,7 +45,11 @@ def test_an_option_is_wherever_text_can_hold_it(name: str, tmp_path: Path) -> No
     assert option.help.endswith(".") and name in Controls.__annotations__
     assert all(FOREIGN_NAMES[alias] == name for alias in option.aliases)
     options = {field.name for field in fields(SamplingOptions)}
-    options |= {"structured"} if {field.name for field in fields(StructuredOutputOptions)} <= options else set()
+    options |= (
+        {"structured"}
+        if {field.name for field in fields(StructuredOutputOptions)} <= options
+        else set()
+    )
     assert (name in options) == (name in TEXT_OPTIONS) == (option.panel is not None)
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"prompt": "a", "{name}": null}}')
@@ -62,7 +72,9 @@ def test_a_field_of_a_request_is_its_option(kind: Any, least: dict[str, Any], na
     field = SHARED_FIELDS[name]
     if kind is ResponsesRequest and name == "prompt_logprobs":
         return  # a response has no place for them
-    value = VALUES.get(field, not SAMPLING_DEFAULTS[name] if SAMPLING_OPTIONS[name].check is as_flag else 1)
+    value = VALUES.get(
+        field, not SAMPLING_DEFAULTS[name] if SAMPLING_OPTIONS[name].check is as_flag else 1
+    )
     parsed: Any = kind.model_validate(least | {field: value})
     assert API_NAMES[name] == field and parsed.find_field(name) == field
     if name != "num_return_sequences":  # a request of its own for each text
@@ -71,7 +83,9 @@ def test_a_field_of_a_request_is_its_option(kind: Any, least: dict[str, Any], na
         assert kind.model_validate(least)._build_controls({}).get(name) in (None, 0, 1)
 
 
-@pytest.mark.parametrize(("name", "options"), [("controls.md", SAMPLING_OPTIONS), ("serving.md", SERVING)])
+@pytest.mark.parametrize(
+    ("name", "options"), [("controls.md", SAMPLING_OPTIONS), ("serving.md", SERVING)]
+)
 def test_the_table_of_the_docs_is_up_to_date(name: str, options: Any) -> None:
     spec = importlib.util.spec_from_file_location("options_table", DOCS / "options_table.py")
     assert spec and spec.loader

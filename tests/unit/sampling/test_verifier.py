@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretoken.sampling.acceptance_rules import block, draft_mask, overlap
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
@@ -16,10 +17,13 @@ from foretoken.sampling.verifier import (
     ScoredBlock,
     make_verifier,
 )
-from foretoken.sampling.acceptance_rules import block, draft_mask, overlap
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.7, top_k=4)
-VERIFIERS = [(SampledVerifier(block), SAMPLED), (CoupledVerifier(), SAMPLED), (make_verifier(block, 0.5), SAMPLED)]
+VERIFIERS = [
+    (SampledVerifier(block), SAMPLED),
+    (CoupledVerifier(), SAMPLED),
+    (make_verifier(block, 0.5), SAMPLED),
+]
 B, G, V = 3, 2, 6
 
 
@@ -61,13 +65,18 @@ def test_only_a_lenient_verifier_is_biased() -> None:
 def test_greedy_rows_among_sampled_ones_are_judged_as_alone(certain, coupled, lenience) -> None:
     if coupled and lenience != 1:
         return  # these two are refused together
-    verifier, given = COUPLED_VERIFIER if coupled else make_verifier(block, lenience), drafted(certain)
+    verifier, given = (
+        COUPLED_VERIFIER if coupled else make_verifier(block, lenience),
+        drafted(certain),
+    )
     params = [SAMPLED, GREEDY, SamplingParams(temperature=1.3)]
     for order in ([0, 1, 2], [1, 0, 2], [2, 0, 1]):
         keys, own = [SequenceKey(0, b) for b in order], [params[b] for b in order]
         together = verifier(given.select(order), verifier.draw_class(keys, [5] * B, own))
         for place, b in enumerate(order):
-            alone = verifier(given.select([b]), verifier.draw_class([SequenceKey(0, b)], [5], [params[b]]))
+            alone = verifier(
+                given.select([b]), verifier.draw_class([SequenceKey(0, b)], [5], [params[b]])
+            )
             assert int(together.n[place]) == int(alone.n[0])
             assert int(together.t[place]) == int(alone.t[0])
             assert torch.equal(together.beta[place], alone.beta[0])

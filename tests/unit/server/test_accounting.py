@@ -12,7 +12,13 @@ from foretoken.server.accounting import Metrics, build_log_entry
 from foretoken.server.options import JsonFormatter
 from foretoken.server.process.client import EngineClient
 from foretoken.server.process.generation import Generation
-from foretoken.server.process.messages import Accepted, Done, GenerateRequest, EngineSetup, StepOutput
+from foretoken.server.process.messages import (
+    Accepted,
+    Done,
+    EngineSetup,
+    GenerateRequest,
+    StepOutput,
+)
 
 DOCS = Path(__file__).parents[3] / "docs"
 STATS = Stats(
@@ -43,7 +49,9 @@ def written() -> Generation:
     writing = Generation(EngineClient(EngineSetup(None, None)), [ASKED])
     writing.outputs[0].accepted = Accepted(0, 4)
     writing._record(0, StepOutput(0, ["a", "b"], [5, 6], None, [step(1, 1)], None))
-    writing._record(0, StepOutput(0, ["c"], [7], None, [step(0, 1)], Done("stop", None, STATS, None)))
+    writing._record(
+        0, StepOutput(0, ["c"], [7], None, [step(0, 1)], Done("stop", None, STATS, None))
+    )
     return writing
 
 

@@ -22,7 +22,7 @@ from engines import loaded
 from foretoken.loading.load import require_adapters
 from foretoken.server.options import ServerOptions
 from foretoken.server.process.client import Child, EngineClient, run_engine_process
-from foretoken.server.process.messages import LoadFailed, EngineSetup
+from foretoken.server.process.messages import EngineSetup, LoadFailed
 from served import LOADING, pair, serving_all, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft's own

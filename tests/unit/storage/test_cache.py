@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.storage.cache import get_cache_folder, save_cached_value, load_cached_values
+from foretoken.storage.cache import get_cache_folder, load_cached_values, save_cached_value
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,9 @@ def test_a_link_of_ones_own_may_lead_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "large disk").mkdir(mode=0o700)
     (tmp_path / "foretoken").symlink_to(tmp_path / "large disk")
     save_cached_value("a.json", "x", 1)
-    assert load_cached_values("a.json") == {"x": 1} and (tmp_path / "large disk" / "a.json").exists()
+    assert (
+        load_cached_values("a.json") == {"x": 1} and (tmp_path / "large disk" / "a.json").exists()
+    )
 
 
 def test_what_somebody_else_left_in_the_folder_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.text.automaton import MAX_COUNTED_SUFFIXES, ROOT_STATE, SuffixAutomaton, EarlierOutputs
+from foretoken.text.automaton import (
+    MAX_COUNTED_SUFFIXES,
+    ROOT_STATE,
+    EarlierOutputs,
+    SuffixAutomaton,
+)
 
 
 def automaton(tokens) -> SuffixAutomaton:
@@ -23,7 +28,11 @@ def following(made: SuffixAutomaton, run: list[int]) -> dict[int, int]:
 
 def test_the_empty_text():
     index = SuffixAutomaton()
-    assert index.match == ROOT_STATE and not list(index.iter_continuations(ROOT_STATE)) and index.find([1]) == (ROOT_STATE, 0)
+    assert (
+        index.match == ROOT_STATE
+        and not list(index.iter_continuations(ROOT_STATE))
+        and index.find([1]) == (ROOT_STATE, 0)
+    )
     with pytest.raises(IndexError):
         index.pop()
 
@@ -59,7 +68,9 @@ def test_repetitions_stay_small(kind):
     text, match = REPETITIONS[kind]
     index = automaton(text)
     assert index.length[index.match] == match
-    assert len(index.length) <= 2 * len(text) and len(index._previous_recent) <= MAX_COUNTED_SUFFIXES * len(text)
+    assert len(index.length) <= 2 * len(text) and len(
+        index._previous_recent
+    ) <= MAX_COUNTED_SUFFIXES * len(text)
     for _ in text:
         index.pop()
     assert len(index) == 0 and not index._previous_recent

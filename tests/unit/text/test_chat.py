@@ -67,7 +67,10 @@ def test_a_template_of_ones_own():
 
 def test_templates_with_names():
     named = tokenizer({"default": "{{ 'a' }}", "b": "{{ 'b' }}"})
-    assert [named.decode(chat.encode_chat([USER], named, name)) for name in (None, "b")] == ["a", "b"]
+    assert [named.decode(chat.encode_chat([USER], named, name)) for name in (None, "b")] == [
+        "a",
+        "b",
+    ]
     with pytest.raises(InputError, match="'c', which holds no message.* or one of default, b$"):
         chat.encode_chat([USER], named, "c")
 
@@ -200,7 +203,10 @@ def test_nothing_to_render_with():
 def test_control_tokens_in_messages_can_be_text():
     message = {"role": "user", "content": f"a{END}b"}
     assert chat.encode_chat([message], tokenizer()).count(0) == 3
-    assert chat.encode_chat([message], tokenizer(), None, {"sanitize_control_tokens": True}).count(0) == 2
+    assert (
+        chat.encode_chat([message], tokenizer(), None, {"sanitize_control_tokens": True}).count(0)
+        == 2
+    )
 
 
 def test_without_jinja(monkeypatch):

@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.errors import RefusedError
 from foretoken.text.decoding import (
-    TokenSpelling,
     IncrementalDetokenizer,
-    decode_continuation,
+    TokenSpelling,
     count_offsets,
     decode,
+    decode_continuation,
     require_same_vocabulary,
 )
 from tiny import byte_level, metaspace
@@ -98,7 +98,10 @@ def test_a_character_is_held_back_until_it_is_whole():
 
 def test_what_is_held_back_can_be_read():
     """As the text would go on if it ended here."""
-    stream, (*begun, last) = IncrementalDetokenizer(llama_like(), [3]), [7 + b for b in "é".encode()]
+    stream, (*begun, last) = (
+        IncrementalDetokenizer(llama_like(), [3]),
+        [7 + b for b in "é".encode()],
+    )
     assert [stream.add(begun), stream.pending_text] == ["", "\ufffd"]
     assert [stream.add([last]), stream.pending_text] == ["", "é"]  # a run of bytes may go on
     assert [stream.add([6]), stream.pending_text] == ["éb", ""]

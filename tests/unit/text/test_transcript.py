@@ -11,7 +11,13 @@ from typing import NamedTuple
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.text.decoding import REPLACEMENT_CHARACTER, TokenSpelling, TokenText, StoppingDetokenizer, decode_continuation
+from foretoken.text.decoding import (
+    REPLACEMENT_CHARACTER,
+    StoppingDetokenizer,
+    TokenSpelling,
+    TokenText,
+    decode_continuation,
+)
 from tiny import byte_level, metaspace
 
 LETTERS = "aab\u00e9\U0001f600 \n"
@@ -81,7 +87,9 @@ def stop_strings(dice: random.Random, text: str) -> list[str]:
     return stops
 
 
-def check(dice: random.Random, transcript: StoppingDetokenizer, tokens: list[int], end: End) -> None:
+def check(
+    dice: random.Random, transcript: StoppingDetokenizer, tokens: list[int], end: End
+) -> None:
     """Read `tokens` in random steps: the end is as expected, and nothing shown lies behind it."""
     shown: list[str] = []
     for count, token in enumerate(tokens[: end.count], 1):
@@ -92,7 +100,9 @@ def check(dice: random.Random, transcript: StoppingDetokenizer, tokens: list[int
     assert transcript.close() == (end.stop if end.count > len(tokens) else None)
     assert transcript.text == end.text
     assert "".join([*shown, transcript.take_text()]) == end.text
-    assert transcript.take_text() == "" and transcript.text == end.text and transcript.close() is None
+    assert (
+        transcript.take_text() == "" and transcript.text == end.text and transcript.close() is None
+    )
 
 
 def ids_of(dice: random.Random, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -131,7 +141,9 @@ def test_stop_strings_in_any_tokens_are_those_of_str_find(make):
         stops, include = stop_strings(dice, texts[-1]), dice.random() < 0.5
         minimum = dice.choice([0, 0, *range(6)])
         end = expected(texts, stops, include, minimum)
-        transcript = StoppingDetokenizer(tokenizer, prompt, stops, include_stop_string=include, min_tokens=minimum)
+        transcript = StoppingDetokenizer(
+            tokenizer, prompt, stops, include_stop_string=include, min_tokens=minimum
+        )
         check(dice, transcript, tokens, end)
         met += end.stop is not None
     assert met > 150

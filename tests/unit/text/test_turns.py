@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.text.templates import find_turn_end_ids, get_special_ids, find_turn_end_tokens
+from foretoken.text.templates import find_turn_end_ids, find_turn_end_tokens, get_special_ids
 from tiny import byte_level
 
 LOOP = "{% for m in messages %}"

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from foretoken.train.corpus import Example
-from foretoken.train.pair import BatchSource, TrainingSequence, Pair, make_pair, compute_new_token_logits
+from foretoken.train.pair import (
+    BatchSource,
+    Pair,
+    TrainingSequence,
+    compute_new_token_logits,
+    make_pair,
+)
 from pairs import relative
 from tiny import llama, t5
 
@@ -52,7 +58,9 @@ def test_logits_are_those_of_each_text_alone(make):
     of = models(make)
     data = examples()
     texts = BatchSource(of, 1.0, 6, on_policy=1.0).make_batch(data, 3, 0, 0)
-    texts = [TrainingSequence(t.request, t.new_tokens[: 2 + b]) for b, t in enumerate(texts)]  # ragged
+    texts = [
+        TrainingSequence(t.request, t.new_tokens[: 2 + b]) for b, t in enumerate(texts)
+    ]  # ragged
     together = compute_new_token_logits(of.target, texts)
     assert together.shape == (2 + 3 + 4, V)
     alone = torch.cat([compute_new_token_logits(of.target, [text]) for text in texts])

@@ -16,8 +16,15 @@ from foretoken.errors import InputError
 from foretoken.request import Request
 from foretoken.sampling.distributions import SamplingParams, probabilities
 from foretoken.train.corpus import Example, Examples
-from foretoken.train.distill import LOSSES, Distillation, measure_alpha, distill
-from foretoken.train.pair import BatchSource, TrainingSequence, Pair, make_random_draft, make_pair, compute_new_token_logits
+from foretoken.train.distill import LOSSES, Distillation, distill, measure_alpha
+from foretoken.train.pair import (
+    BatchSource,
+    Pair,
+    TrainingSequence,
+    compute_new_token_logits,
+    make_pair,
+    make_random_draft,
+)
 from foretoken.train.recipe import TrainingRecipe
 from pairs import random, relative
 from tiny import llama, t5
@@ -105,7 +112,9 @@ def test_what_is_saved_is_a_draft(tmp_path):
     assert spec.generate([5, 6], temperature=1.0, gamma=2, max_new_tokens=8)[0].stats.drafted
     text = TrainingSequence(Request([5, 6], 9, (0, 0)), [7, 8, 9])
     again = replace(of, target_spec=spec)
-    assert measure_alpha(again, [text], 1.0) == pytest.approx(measure_alpha(of, [text], 1.0), abs=1e-6)
+    assert measure_alpha(again, [text], 1.0) == pytest.approx(
+        measure_alpha(of, [text], 1.0), abs=1e-6
+    )
     with pytest.raises(InputError, match="was begun with loss lk, not tv"):
         taught(models(), tmp_path, replace(LESSON, loss="tv"))
     for other in (make_pair(random("Llama", 3).float(), of.draft, None),
@@ -138,7 +147,9 @@ def test_a_draft_whose_output_is_padded_less_than_the_target_s(tmp_path):
 def test_greedy_texts_and_a_loss_at_temperature_one(tmp_path):
     of = models()
     lesson = replace(LESSON, temperature=0.0, on_policy=0.5, target_generated=0.5)
-    assert lesson.loss_temperature == 1.0 and replace(lesson, temperature=0.7).loss_temperature == 0.7
+    assert (
+        lesson.loss_temperature == 1.0 and replace(lesson, temperature=0.7).loss_temperature == 0.7
+    )
     data = examples().train
     for shares, network in (({"on_policy": 1.0}, of.draft), ({"target_generated": 1.0}, of.target)):
         for text in BatchSource(of, 0.0, 6, **shares).make_batch(data, 3, 0, 0):
@@ -152,7 +163,10 @@ def test_alpha_is_the_overlap_of_the_distributions_along_the_target_s_text():
     texts = BatchSource(of, 0.8, 6).generate_held_out(examples().held_out, 32, 3)
     assert texts == BatchSource(of, 0.8, 6).generate_held_out(examples().held_out, 32, 3)
     with torch.no_grad():
-        p, q = (probabilities(compute_new_token_logits(m, texts), SamplingParams(0.8)) for m in (of.target, of.draft))
+        p, q = (
+            probabilities(compute_new_token_logits(m, texts), SamplingParams(0.8))
+            for m in (of.target, of.draft)
+        )
     expected = float(torch.minimum(p, q).sum(-1).mean())
     assert measure_alpha(of, texts, 0.8) == pytest.approx(expected, abs=1e-5)
     agree = (p.argmax(-1) == q.argmax(-1)).float().mean()

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from foretoken.errors import InputError
-from foretoken.train.loop import TrainingLoop, make_run_folder, compute_learning_rate, make_optimizers
+from foretoken.train.loop import (
+    TrainingLoop,
+    compute_learning_rate,
+    make_optimizers,
+    make_run_folder,
+)
 from foretoken.train.recipe import TrainingRecipe
 from tiny import llama, t5
 

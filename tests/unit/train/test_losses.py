@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.train.distill import MIN_LOG_PROB, LOSSES, compute_log_probs
+from foretoken.train.distill import LOSSES, MIN_LOG_PROB, compute_log_probs
 from oracle import softmax
 
 pytestmark = pytest.mark.daily

@@ -11,7 +11,7 @@ import pytest
 from foretoken.cli.train import distill as command
 from foretoken.cli.train import parse_shape
 from foretoken.errors import InputError, RefusedError
-from foretoken.train.pair import make_random_draft, load_pair
+from foretoken.train.pair import load_pair, make_random_draft
 from tiny import byte_level, folder, llama, t5
 
 V = 64
@@ -32,9 +32,9 @@ def test_sizes_by_their_common_names_and_two_that_go_together_only():
     target = llama(V=V)
     heads = target.config.num_attention_heads
     shape = {"hidden_size": 4 * (heads + 1), "num_attention_heads": heads + 1}
-    assert make_random_draft(target, shape | {"num_key_value_heads": 1}, 0).config.hidden_size == 4 * (
-        heads + 1
-    )
+    assert make_random_draft(
+        target, shape | {"num_key_value_heads": 1}, 0
+    ).config.hidden_size == 4 * (heads + 1)
 
 
 def test_invalid_pairs(tmp_path):

@@ -19,8 +19,8 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.dspark import DSparkLesson
 from foretoken.train.eagle import EagleLesson
-from foretoken.train.hidden_state_dataset import HiddenStateDataset
 from foretoken.train.generated_data import generate_references
+from foretoken.train.hidden_state_dataset import HiddenStateDataset
 from foretoken.train.recipe import TrainingRecipe
 from foretoken.train.student import Lesson, teach
 from students import ROOM, V, examples, network
@@ -99,7 +99,9 @@ def test_states_have_the_room_that_was_given(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in files) <= size // 2 + 400 * len(files)
     assert len(some) < len(learnt) and len(exam) < len(held_out) and some and exam
     with pytest.raises(InputError, match="more room for states"):
-        HiddenStateDataset(tmp_path / "none", target, (2, 3, 3), 10).compute_missing(texts, lambda n: None)
+        HiddenStateDataset(tmp_path / "none", target, (2, 3, 3), 10).compute_missing(
+            texts, lambda n: None
+        )
 
 
 def test_options_that_are_invalid(tmp_path: Path) -> None:
@@ -167,6 +169,8 @@ def test_a_target_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
     biased = network()
     biased.lm_head.bias = torch.nn.Parameter(torch.randn(V))
     with pytest.raises(RefusedError, match="by a cap, a scale or a bias"):
-        HiddenStateDataset(tmp_path / "biased", biased, (2, 2, 2), ROOM).compute_missing(some, lambda n: None)
+        HiddenStateDataset(tmp_path / "biased", biased, (2, 2, 2), ROOM).compute_missing(
+            some, lambda n: None
+        )
     with pytest.raises(RefusedError, match="GraniteForCausalLM changes the products of its"):
         texts.compute_missing(some, lambda n: None)

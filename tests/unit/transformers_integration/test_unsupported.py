@@ -24,10 +24,10 @@ from foretoken.generation_config import UNFOLLOWED_ENTRIES
 from foretoken.transformers_integration.unsupported import (
     UNSUPPORTED_ENTRIES,
     find_custom_processors,
-    require_position_free,
-    require_supported_config,
-    require_same_model,
     read_withheld_arguments,
+    require_position_free,
+    require_same_model,
+    require_supported_config,
 )
 from oracle import random_model
 from pairs import DEVICE, relative, target
@@ -118,14 +118,18 @@ def test_what_the_config_explains_is_taken_away_once():
     built = [repeated(), NoRepeatNGramLogitsProcessor(2), TemperatureLogitsWarper(0.5)]
     prepared = [repeated(), NoRepeatNGramLogitsProcessor(2), mine, cold, built[-1]]
     assert find_custom_processors(prepared, built) == [mine, cold]
-    assert find_custom_processors(built, built) == [] and find_custom_processors([mine], []) == [mine]
+    assert find_custom_processors(built, built) == [] and find_custom_processors([mine], []) == [
+        mine
+    ]
 
 
 def test_one_s_own_of_the_last_equal_to_the_config_s_stays():
     """transformers applies both: the user's own in its place, the config's at the end."""
     own = TemperatureLogitsWarper(0.5)
     prepared = [own, Mine(), TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)]
-    processors = find_custom_processors(prepared, [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)])
+    processors = find_custom_processors(
+        prepared, [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)]
+    )
     assert len(processors) == 2 and processors[0] is own
 
 

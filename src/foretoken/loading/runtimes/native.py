@@ -23,7 +23,7 @@ from foretoken.models.base import Model
 from foretoken.models.native import conversion
 from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.store import compute_key
-from foretoken.storage.cache import save_cached_value, load_cached_values
+from foretoken.storage.cache import load_cached_values, save_cached_value
 
 if TYPE_CHECKING:
     from foretoken.loading.facts import ModelFacts, Placement
@@ -69,7 +69,9 @@ def _save_refusals(model: ModelFacts, placement: Placement) -> Iterator[None]:
         yield
     except RefusedError as error:
         if model.folder and not placement.taps and error.__cause__ is None:
-            save_cached_value(REFUSALS_FILE, _compute_refusal_key(model.folder, placement.dtype), str(error))
+            save_cached_value(
+                REFUSALS_FILE, _compute_refusal_key(model.folder, placement.dtype), str(error)
+            )
         raise
 
 
@@ -106,7 +108,9 @@ def start_loading(model: ModelFacts, placement: Placement) -> Future[Model | Non
     return future
 
 
-def make_companion(model: ModelFacts, target: Model, dtype: str, layers: tuple[int, ...] = ()) -> Model:
+def make_companion(
+    model: ModelFacts, target: Model, dtype: str, layers: tuple[int, ...] = ()
+) -> Model:
     """Return a copy of `target`, made from the same model with weights in `dtype`, and with these
     layers alone where there are some, that drafts over the target's own rows."""
     host: Any = target  # one of the native decoder's

@@ -50,7 +50,9 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
                 reason = str(error)
         notes.append(reason)
         log.info("%s does not run on %s: %s", base_name(model.name), runtime, reason)
-    remedy = "" if runtimes[-1] == "transformers" else _describe_remedy(placement)  # torch's reasons say it
+    remedy = (
+        "" if runtimes[-1] == "transformers" else _describe_remedy(placement)
+    )  # torch's reasons say it
     raise RefusedError(f"{notes[-1]}{remedy}")
 
 

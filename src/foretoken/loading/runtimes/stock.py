@@ -68,8 +68,14 @@ def _find_exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str
         raise
     except RefusedError as error:
         objection, form = str(error).removesuffix(f"; {form.remedy}"), ROWWISE_BACKEND
-        checked_itself, remarks = self_check(network, form).on_full_model, [objection, form.cost_note]
-    return form, [*remarks, *(["checked on the model: no small copy of it"] if checked_itself else [])]
+        checked_itself, remarks = (
+            self_check(network, form).on_full_model,
+            [objection, form.cost_note],
+        )
+    return form, [
+        *remarks,
+        *(["checked on the model: no small copy of it"] if checked_itself else []),
+    ]
 
 
 def require_precision(network: PreTrainedModel, form: CheckedBackend) -> None:

@@ -21,15 +21,15 @@ from foretoken.models import store
 from foretoken.models.native import description
 from foretoken.models.native.encoder_decoder import NativeEncoderDecoder, NativeMediaDecoder
 from foretoken.models.native.media import NativeMediaModel, describe_media, import_stock_media
-from foretoken.models.native.model import NativeTargetCopy, NativeModel, NativeHiddenStateDraft
+from foretoken.models.native.model import NativeHiddenStateDraft, NativeModel, NativeTargetCopy
 from foretoken.models.native.passes import NativePasses
 from foretoken.models.stock.sizes import (
     get_context_limit,
     get_encoder_limit,
     get_encoder_vocab_size,
     get_max_positions,
-    takes_ids,
     get_rope_switch_length,
+    takes_ids,
 )
 from foretoken.models.store import ConversionSource, StoredConversion
 

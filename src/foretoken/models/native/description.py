@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from foretoken.kernels import library
-from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.network import (
     CONVOLUTION,
     DELTA,
@@ -37,8 +36,9 @@ from foretoken.models.native.network import (
     RecurrentMixer,
     Rope,
 )
-from foretoken.models.native.packing import STORAGE_KINDS, LANES, Panels, pack
+from foretoken.models.native.packing import LANES, STORAGE_KINDS, Panels, pack
 from foretoken.models.native.pages import LayerOffsets, PageLayout, compute_page_layout
+from foretoken.models.quantized_blocks import Floats
 
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
@@ -78,7 +78,9 @@ class WeightFile:
         """Append numbers, padded with zeros to a full vector."""
         if array is None:
             return None
-        return self.append(np.concatenate([array, np.zeros(-len(array) % LANES + LANES, np.float32)]))
+        return self.append(
+            np.concatenate([array, np.zeros(-len(array) % LANES + LANES, np.float32)])
+        )
 
     def norm(self, norm: Norm | None) -> dict[str, Any] | None:
         if norm is None:
@@ -119,7 +121,9 @@ class WeightFile:
                 "inputs": some[0].inputs,
                 "panels": self.append(*(x.data for x in some)),
                 "bytes": sum(x.data.nbytes for x in some) + (made["bytes"] if made else 0),
-                "bias": self.append_floats(np.concatenate([_get_bias(x) for x in own]) if biased else None),
+                "bias": self.append_floats(
+                    np.concatenate([_get_bias(x) for x in own]) if biased else None
+                ),
                 "rest": made,
             }
         assert made is not None
@@ -141,12 +145,14 @@ def describe(
     that is built in another way than the kernels know. switch: it turns rows of more tokens by
     other frequencies; None: it does not."""
     # late: what reads networks imports transformers, and kept ones do without
-    from foretoken.models.native import network_reader, encoder_decoder_reader
+    from foretoken.models.native import encoder_decoder_reader, network_reader
 
     with (folder / WEIGHTS_FILE).open("wb") as file:
         writer = WeightFile(file, dtype)
         if network.config.is_encoder_decoder:
-            encoder, cross_kv, decoder = encoder_decoder_reader.EncoderDecoderReader(network).read_stacks()
+            encoder, cross_kv, decoder = encoder_decoder_reader.EncoderDecoderReader(
+                network
+            ).read_stacks()
             facts = _write_network(decoder, writer)
             facts |= {"crossing": _write_network(cross_kv, writer), "encoder_network": None}
             facts["encoder_key"] = None
@@ -214,7 +220,8 @@ def _write_network(
         "encoder": 0,
         "inputs": decoder.inputs and _write_layer_inputs(decoder.inputs, writer),
         "biases": [
-            {"at": writer.append(table), "shape": list(table.shape)} for table in decoder.distance_biases
+            {"at": writer.append(table), "shape": list(table.shape)}
+            for table in decoder.distance_biases
         ],
     }
 
@@ -303,7 +310,8 @@ def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> d
         "gate_of_heads": int(part.gate is not None and len(part.gate.weight) == part.heads),
         "attention_gate": part.gate and writer.weight([part.gate]),
         "recurrence": recurrence,
-        "beside": layer.parallel_mixer and _write_layer(_make_mixer_layer(layer.parallel_mixer), decoder, writer),
+        "beside": layer.parallel_mixer
+        and _write_layer(_make_mixer_layer(layer.parallel_mixer), decoder, writer),
         "latent": part.latent and _write_latent(part.latent, writer),
         "lender": part.kv_source_layer,
         "borrowed": int(part.kv_source_layer is not None),
@@ -481,7 +489,9 @@ def make_network_record(
             return make_weight_record(fact, memory, owned)
         if kind is POINTER(library.WeightRecord):
             owned.append(
-                (library.WeightRecord * len(fact))(*(make_weight_record(x, memory, owned) for x in fact))
+                (library.WeightRecord * len(fact))(
+                    *(make_weight_record(x, memory, owned) for x in fact)
+                )
             )
             return owned[-1]
         if isinstance(kind, type(Structure)):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.media.inputs import ENCODER_OUTPUTS, Media, find_size_problem
-from foretoken.models.native.media import use_all_torch_threads, import_stock_media
+from foretoken.models.native.media import import_stock_media, use_all_torch_threads
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
 from foretoken.models.native.passes import NativePasses, SequencePart
@@ -61,7 +61,9 @@ class NativeEncoderDecoder(NativeModel):
         self.source_vocab_size = facts["source_vocab_size"]
         self.source_pool = PagePool(self.cross_kv.layout, self.pool.dtype.name)
         self.handoff_key: str | None = passes.facts["encoder_key"]
-        self._joining_sources: list[PagedSequence] = []  # sources of the rows that are about to join
+        self._joining_sources: list[
+            PagedSequence
+        ] = []  # sources of the rows that are about to join
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         pages = sum(-(-n // PAGE_POSITIONS) for n in sources)
@@ -77,7 +79,9 @@ class NativeEncoderDecoder(NativeModel):
         self._joining_sources = self._compute_cross_kv(states)
         super().start(prompts)
 
-    def _encode_sources(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
+    def _encode_sources(
+        self, prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> list[Tensor]:
         """Return the encoder's states of each source, `[n, H]`. States that another model with the
         same encoder has just made are taken: a draft joins after its target."""
         check_sources(prompts, sources, self.source_context)
@@ -108,7 +112,8 @@ class NativeEncoderDecoder(NativeModel):
         """Return the keys and values that the decoder reads of sources with these states."""
         seqs = [PagedSequence(self.source_pool) for _ in states]
         parts = [
-            SequencePart(row, 0, [0] * len(each), 0, 0) for row, each in zip(seqs, states, strict=True)
+            SequencePart(row, 0, [0] * len(each), 0, 0)
+            for row, each in zip(seqs, states, strict=True)
         ]
         self.cross_kv.input_states = torch.cat(states).float().contiguous()
         self.cross_kv.run(parts, 0, 0, return_tapped=False)
@@ -159,7 +164,9 @@ class NativeMediaDecoder(NativeEncoderDecoder):
     def find_media_problem(self, media: Media) -> str | None:
         return find_size_problem(media, self.input, self.shape)
 
-    def _encode_sources(self, prompts: list[list[int]], sources: list[list[int]] | None) -> list[Tensor]:
+    def _encode_sources(
+        self, prompts: list[list[int]], sources: list[list[int]] | None
+    ) -> list[Tensor]:
         media, self.joining_media = self.joining_media or [None] * len(prompts), []
         return [self._encode_media(one) for one in media]
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.network import (
     RELATIVE_TOLERANCE,
     Attention,
@@ -20,6 +19,7 @@ from foretoken.models.native.network import (
     to_float_array,
 )
 from foretoken.models.native.network_reader import NetworkReader
+from foretoken.models.quantized_blocks import Floats
 from foretoken.models.stock.media import make_encoder_input
 from foretoken.models.stock.sizes import get_context_limit, get_encoder_limit, takes_ids
 
@@ -61,7 +61,9 @@ class EncoderDecoderReader(NetworkReader):
         if takes_ids(self.network):
             encoder, _ = self._read_stack(stack, get_encoder_limit(self.network))
         else:
-            self.read_weights |= {id(weight) for weight in stack.state_dict(keep_vars=True).values()}
+            self.read_weights |= {
+                id(weight) for weight in stack.state_dict(keep_vars=True).values()
+            }
         head: Any = self.network.get_output_embeddings()
         self.require(head is not None, "its head")
         linear = self.linear(head)
@@ -84,7 +86,9 @@ class EncoderDecoderReader(NetworkReader):
         finally:
             hook.remove()
         factor = float((read[-1] / made).median())
-        same = torch.allclose(read[-1], made * factor, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE)
+        same = torch.allclose(
+            read[-1], made * factor, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE
+        )
         self.require(same, "a head of other states")
         return factor
 
@@ -103,7 +107,9 @@ class EncoderDecoderReader(NetworkReader):
                 layers.append(self._add_mlp(own, mlp, norm_after_add=norms_after))
                 continue
             cross_attentions.append(cross[0])
-            cross_layer = self._read_attention_layer(*cross, norm_after_add=norms_after, attends_to_source=True)
+            cross_layer = self._read_attention_layer(
+                *cross, norm_after_add=norms_after, attends_to_source=True
+            )
             layers += [own, self._add_mlp(cross_layer, mlp, norm_after_add=norms_after)]
         embedded = getattr(stack, "layernorm_embedding", None)
         made = Decoder(
@@ -130,7 +136,11 @@ class EncoderDecoderReader(NetworkReader):
         known = all(hasattr(layer, name) for name in (*SELF_ATTENTION_NAMES, MLP_NORM_NAME))
         self.require(known, "layers of other parts")
         own = tuple(getattr(layer, name) for name in SELF_ATTENTION_NAMES)
-        cross_attention = tuple(getattr(layer, name) for name in CROSS_ATTENTION_NAMES) if hasattr(layer, CROSS_ATTENTION_NAMES[0]) else None
+        cross_attention = (
+            tuple(getattr(layer, name) for name in CROSS_ATTENTION_NAMES)
+            if hasattr(layer, CROSS_ATTENTION_NAMES[0])
+            else None
+        )
         return own, cross_attention, (layer, getattr(layer, MLP_NORM_NAME))
 
     def _read_attention_layer(

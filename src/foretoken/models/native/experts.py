@@ -18,8 +18,8 @@ from foretoken.models.native.network import (
     Experts,
     GatedMLP,
     Routing,
-    to_float_array,
     make_random_states,
+    to_float_array,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts
     with _fill_randomly(score_bias):
         numbers = None if score_bias is None else score_bias.detach().flatten().float()
         routing = _infer_routing(reader, router, weight, bias, numbers)
-    shared_part = next((p for name in SHARED_EXPERT_NAMES if (p := getattr(part, name, None)) is not None), None)
+    shared_part = next(
+        (p for name in SHARED_EXPERT_NAMES if (p := getattr(part, name, None)) is not None), None
+    )
     reader.require(shared_part is None or shared is None, "two shared experts")
     gate = getattr(part, "shared_expert_gate", None)
     if gate is not None:
@@ -59,7 +61,11 @@ def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts
     each = _read_expert_mlps(reader, part.experts)
     shared_part = shared if shared_part is None else shared_part
     experts = Experts(
-        rows, each, routing, gate is not None, None if score_bias is None else to_float_array(score_bias).ravel()
+        rows,
+        each,
+        routing,
+        gate is not None,
+        None if score_bias is None else to_float_array(score_bias).ravel(),
     )
     return experts, None if shared_part is None else reader.read_mlp(shared_part)
 
@@ -83,7 +89,9 @@ def _read_expert_mlps(reader: NetworkReader, experts: Any) -> list[GatedMLP]:
     return made
 
 
-def _read_clamped_mlps(reader: NetworkReader, experts: Any, both: Tensor, down: Tensor) -> list[GatedMLP]:
+def _read_clamped_mlps(
+    reader: NetworkReader, experts: Any, both: Tensor, down: Tensor
+) -> list[GatedMLP]:
     """GPT-OSS's: inputs before outputs, with biases, gates and their partners in turn."""
     known = hasattr(experts, "alpha") and hasattr(experts, "limit")
     reader.require(known and both.shape[2] == 2 * down.shape[1], "experts of other shapes")
@@ -122,7 +130,11 @@ def _fill_randomly(bias: Tensor | None) -> Generator[None]:
 
 
 def _infer_routing(
-    reader: NetworkReader, router: Any, weight: Tensor, bias: Tensor | None, score_bias: Tensor | None
+    reader: NetworkReader,
+    router: Any,
+    weight: Tensor,
+    bias: Tensor | None,
+    score_bias: Tensor | None,
 ) -> Routing:
     """Return the rule that chooses and weighs experts as the router does, tried."""
     states = make_random_states(1, NUM_TRIAL_TOKENS, weight.shape[1])
@@ -135,18 +147,26 @@ def _infer_routing(
             _, weights, chosen = router(states, *([score_bias] * len(given)))
         k = chosen.shape[-1]
         order = chosen.reshape(NUM_TRIAL_TOKENS, k).argsort(-1)
-        chosen, weights = (x.reshape(NUM_TRIAL_TOKENS, k).gather(-1, order) for x in (chosen, weights))
+        chosen, weights = (
+            x.reshape(NUM_TRIAL_TOKENS, k).gather(-1, order) for x in (chosen, weights)
+        )
         logits = functional.linear(states[0], weight.detach(), bias)
         for sigmoids in (False, True):
             scores = logits.sigmoid() if sigmoids else logits.softmax(-1)
-            best = _choose_experts(scores if score_bias is None else scores + score_bias, k, *groups).sort(-1).values
+            best = (
+                _choose_experts(scores if score_bias is None else scores + score_bias, k, *groups)
+                .sort(-1)
+                .values
+            )
             if not torch.equal(best, chosen):
                 continue
             masses = scores.gather(-1, best)
             for normalized in (True, False):
                 own = masses / masses.sum(-1, keepdim=True) if normalized else masses
                 scale = float((weights / own).median())
-                if torch.allclose(weights.float(), own * scale, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
+                if torch.allclose(
+                    weights.float(), own * scale, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE
+                ):
                     return Routing(k, sigmoids, normalized, scale, *groups)
     raise reader.make_refusal("experts chosen in another way")
 

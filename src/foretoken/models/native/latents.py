@@ -18,15 +18,18 @@ from foretoken.models.native.network import (
     Linear,
     Rope,
     RowIndices,
-    pad_head_rows,
     make_random_states,
+    pad_head_rows,
     rotate_pairs,
 )
 
 if TYPE_CHECKING:
     from foretoken.models.native.network_reader import NetworkReader
 
-ROTARY_FUNCTIONS = "apply_rotary_pos_emb", "apply_rotary_emb"  # functions that turn queries and keys
+ROTARY_FUNCTIONS = (
+    "apply_rotary_pos_emb",
+    "apply_rotary_emb",
+)  # functions that turn queries and keys
 INTERLEAVED_ROTARY_FUNCTION = "apply_rotary_pos_emb_interleave"
 NUM_TRIAL_POSITIONS = 6  # positions at which these are tried
 
@@ -47,21 +50,30 @@ def read_latents(reader: NetworkReader, part: Any) -> Attention:
     reader.require(both.bias is None, "keys of latents with a bias")
     up = both.weight.reshape(heads, inner + width, rank)
     keys = [
-        Linear(np.ascontiguousarray(one[:inner].T)).select_outputs(own[0]).select_inputs(pad_head_rows(1, inner))
+        Linear(np.ascontiguousarray(one[:inner].T))
+        .select_outputs(own[0])
+        .select_inputs(pad_head_rows(1, inner))
         for one in up
     ]
     values = [Linear(one[inner:]).select_outputs(pad_head_rows(1, width)) for one in up]
     order = _order_outputs(heads, inner, rotary_width)
     narrow = getattr(part, "q_a_proj", None)
     if narrow is None:
-        queries, latent = reader.linear(part.q_proj).select_outputs(order), Latent(rank, keys, values)
+        queries, latent = (
+            reader.linear(part.q_proj).select_outputs(order),
+            Latent(rank, keys, values),
+        )
     else:
         wide = reader.linear(part.q_b_proj)
         query_rank = wide.weight.shape[1]
         queries = reader.linear(narrow).select_outputs(pad_head_rows(1, query_rank))
         latent = Latent(rank, keys, values, query_rank, wide.select_outputs(order))
     norm = None if narrow is None else reader.norm(part.q_a_layernorm, latent.query_rank)
-    rope = reader.add_rope(_infer_rope(reader, part, rotary_width)) if reader.has_positions(part) else None
+    rope = (
+        reader.add_rope(_infer_rope(reader, part, rotary_width))
+        if reader.has_positions(part)
+        else None
+    )
     out = reader.linear(part.o_proj).select_inputs(pad_head_rows(heads, width))
     return Attention(
         [queries, down.select_outputs(np.concatenate(own))],
@@ -81,7 +93,9 @@ def _order_outputs(heads: int, inner: int, rotary_width: int) -> RowIndices:
     """Return the outputs of heads' queries: those that are not turned, then those that are, each
     in full vectors."""
     each = [
-        np.concatenate([pad_head_rows(1, inner, start), pad_head_rows(1, rotary_width, start + inner)])
+        np.concatenate(
+            [pad_head_rows(1, inner, start), pad_head_rows(1, rotary_width, start + inner)]
+        )
         for start in range(0, heads * (inner + rotary_width), inner + rotary_width)
     ]
     return np.concatenate(each)
@@ -108,7 +122,9 @@ def _infer_rope(reader: NetworkReader, part: Any, rotary_width: int) -> Rope:
             rotate_pairs(x, positions[:, None] * frequencies, scale, interleaved)
             for x in (queries, keys)
         ]
-        if torch.allclose(_compute_scores(*rotated), expected, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
+        if torch.allclose(
+            _compute_scores(*rotated), expected, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE
+        ):
             return Rope(tuple(frequencies.tolist()), scale, interleaved)
     raise reader.make_refusal("rotary positions of another kind")
 

@@ -24,7 +24,7 @@ from foretoken.kernels.tokens import NUM_THREADS
 from foretoken.media.inputs import Media
 from foretoken.models.native.model import NativeModel, UnsharedSalt
 from foretoken.models.row_slots import check_room
-from foretoken.storage.cache import save_cached_value, load_cached_values
+from foretoken.storage.cache import load_cached_values, save_cached_value
 
 if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
@@ -33,9 +33,19 @@ if TYPE_CHECKING:  # which takes seconds to import
 
 SLIDING_LAYERS = "sliding_attention"
 # Arguments of a decoder's forward that are read here, or mean nothing for a prompt
-VISUAL_ARGUMENTS = {"visual_pos_masks", "deepstack_visual_embeds"}  # states that are added behind layers
+VISUAL_ARGUMENTS = {
+    "visual_pos_masks",
+    "deepstack_visual_embeds",
+}  # states that are added behind layers
 LAYER_INPUTS_ARGUMENT = "per_layer_inputs"
-KNOWN_ARGUMENTS = {"inputs_embeds", "position_ids", "attention_mask", "input_ids", LAYER_INPUTS_ARGUMENT, *VISUAL_ARGUMENTS}
+KNOWN_ARGUMENTS = {
+    "inputs_embeds",
+    "position_ids",
+    "attention_mask",
+    "input_ids",
+    LAYER_INPUTS_ARGUMENT,
+    *VISUAL_ARGUMENTS,
+}
 KNOWN_ARGUMENTS |= {"self", "kwargs", "use_cache", "past_key_values", "logits_to_keep", "labels"}
 CHECKS_FILE = "media-checks.json"
 TORCH_REMEDY = "give runtime='transformers'"
@@ -129,7 +139,9 @@ class NativeMediaModel(NativeModel):
 
     def _was_checked(self, names: frozenset[str]) -> bool:
         """Tell whether media of this kind were compared before, of a folder."""
-        return self.identity is not None and bool(load_cached_values(CHECKS_FILE).get(self._get_check_key(names)))
+        return self.identity is not None and bool(
+            load_cached_values(CHECKS_FILE).get(self._get_check_key(names))
+        )
 
     def _get_check_key(self, names: frozenset[str]) -> str:
         return f"{self.identity} {' '.join(sorted(names))}"
@@ -163,7 +175,11 @@ class NativeMediaModel(NativeModel):
         """Read a prompt with media, or the first part of it, into row b; and what follows them in
         a sequence that joins again, which is text, whatever its tokens stand for."""
         seq, n = self.seqs[b], len(embedded.ids)
-        self.salts[b], seq.may_share, seq.position_shift = UnsharedSalt(), False, embedded.position_shift
+        self.salts[b], seq.may_share, seq.position_shift = (
+            UnsharedSalt(),
+            False,
+            embedded.position_shift,
+        )
         first = embedded.take_first(min(n, len(prompt)))
         if first.ends is not None:  # tokens attend to later ones of the same pass
             self.passes.reserve_tokens(len(first.ids))
@@ -226,7 +242,9 @@ class NativeMediaModel(NativeModel):
         other = [config.pad_token_id if id in marked else id for id in ids]
         table = self._network.get_decoder().embed_tokens_per_layer
         if not torch.equal(table(torch.tensor(other)).reshape(inputs[0].shape), inputs[0]):
-            raise RefusedError(f"the native decoder does not know its inputs of layers; {TORCH_REMEDY}")
+            raise RefusedError(
+                f"the native decoder does not know its inputs of layers; {TORCH_REMEDY}"
+            )
         return other
 
 
@@ -246,7 +264,10 @@ def find_attention_ends(mask: Any, n: int, window: int | None) -> NDArray[np.int
     padding, or of all pairs, for each kind of layers; None: up to itself. Raises RefusedError for
     masks of other shapes."""
     if isinstance(mask, dict):
-        found = [find_attention_ends(x, n, window if k == SLIDING_LAYERS else None) for k, x in mask.items()]
+        found = [
+            find_attention_ends(x, n, window if k == SLIDING_LAYERS else None)
+            for k, x in mask.items()
+        ]
         known = [x for x in found if x is not None]
         if known and not all(x is not None and np.array_equal(x, known[0]) for x in found):
             raise _make_mask_refusal()

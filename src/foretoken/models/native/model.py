@@ -14,23 +14,28 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import RefusedError
-from foretoken.kernels.library import PairsRecord, WeightRecord, choose_instruction_set, load_library
+from foretoken.kernels.library import (
+    PairsRecord,
+    WeightRecord,
+    choose_instruction_set,
+    load_library,
+)
 from foretoken.models.base import (
     Blocks,
     Capabilities,
     ChainedTokens,
-    Model,
     HiddenStateDraftModel,
+    Model,
     TokenChoice,
 )
+from foretoken.models.hidden_states import HiddenStates, HiddenStateStore
 from foretoken.models.native.description import make_weight_record
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence, PagePool
 from foretoken.models.native.passes import EMBEDDING_KINDS, DraftChain, NativePasses, SequencePart
 from foretoken.models.native.recurrent_states import RecurrentStates
 from foretoken.models.prefix_cache import PrefixCache, count_shared_tokens
-from foretoken.models.row_slots import check_lengths, check_room, list_remaining_rows
-from foretoken.models.hidden_states import HiddenStates, HiddenStateStore
 from foretoken.models.rewindable_states import MAX_REWIND_TOKENS
+from foretoken.models.row_slots import check_lengths, check_room, list_remaining_rows
 
 MAX_STATE_CACHE_BYTES = 2**28  # bytes of recurrent states behind prefixes
 MIN_SHARED_TOKENS = PAGE_POSITIONS  # tokens that sequences must share
@@ -128,7 +133,12 @@ class NativeModel(Model):
     def _store(self, b: int) -> None:
         """Store row b's recurrent states for others that begin with all of its tokens."""
         layout, seq = self.passes.states, self.seqs[b]
-        if layout is None or self.state_cache is None or seq.states is None or seq.length < MIN_SHARED_TOKENS:
+        if (
+            layout is None
+            or self.state_cache is None
+            or seq.states is None
+            or seq.length < MIN_SHARED_TOKENS
+        ):
             return
         self.passes.settle(seq.states, seq.length)
         copies = layout.copy_states(seq.states, seq.length)
@@ -140,7 +150,9 @@ class NativeModel(Model):
         length, seq = self._find_common(prompt)
         if length < MIN_SHARED_TOKENS:
             return 0, None
-        return length if self._count_shareable is None else min(length, self._count_shareable(prompt)), seq
+        return length if self._count_shareable is None else min(
+            length, self._count_shareable(prompt)
+        ), seq
 
     def _find_common(self, prompt: list[int]) -> tuple[int, PagedSequence | None]:
         """Return how many first tokens of a prompt another row shares, and that row."""
@@ -235,7 +247,9 @@ class NativeModel(Model):
         past = self.lengths
         logits = self.score_with(self.passes, past, blocks, need)
         # last, so that a row is as it was where memory does not suffice
-        for seq, token_ids, start, block in zip(self.seqs, self.token_ids, past, blocks, strict=True):
+        for seq, token_ids, start, block in zip(
+            self.seqs, self.token_ids, past, blocks, strict=True
+        ):
             token_ids[start:] = block
             seq.length = start + len(block)
         return logits
@@ -259,7 +273,9 @@ class NativeModel(Model):
             self._hidden = made.hidden
             if made.tapped_states is not None:
                 counts = [len(block) for block in blocks]
-                self._hidden_states.add(past, [made.tapped_states] if B == 1 else list(made.tapped_states.split(counts)))
+                self._hidden_states.add(
+                    past, [made.tapped_states] if B == 1 else list(made.tapped_states.split(counts))
+                )
         return made.logits
 
     def chain(
@@ -270,7 +286,9 @@ class NativeModel(Model):
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
         past, limits = self.lengths, self.compute_max_lengths(self.long)
-        made, lengths = self.chain_with(self.passes, past, limits, blocks, budget, choice, embeddings)
+        made, lengths = self.chain_with(
+            self.passes, past, limits, blocks, budget, choice, embeddings
+        )
         tokens: list[list[int]] = made.tokens.tolist()
         for b, (seq, tokens_of_row) in enumerate(zip(self.seqs, self.token_ids, strict=True)):
             tokens_of_row[past[b] :] = [*blocks[b], *tokens[b]][: lengths[b] - past[b]]
@@ -335,7 +353,12 @@ class NativeModel(Model):
         token_ids, salts = [list(self.token_ids[b]) for b in rows], [self.salts[b] for b in rows]
         left = [row for b, row in enumerate(self.seqs) if b not in used]
         # at once, as above
-        self.seqs, self.token_ids, self.salts, self._hidden_states = new, token_ids, salts, self._hidden_states.copy_rows(rows)
+        self.seqs, self.token_ids, self.salts, self._hidden_states = (
+            new,
+            token_ids,
+            salts,
+            self._hidden_states.copy_rows(rows),
+        )
         for seq in left:
             seq.release()
         if not rows:
@@ -380,7 +403,9 @@ class NativeTargetCopy(Model):
     @property
     def lengths(self) -> list[int]:
         """Tokens of every row in place: what the target has read, and draft tokens behind it."""
-        return [max(own, read) for own, read in zip(self._own_lengths, self.target.lengths, strict=True)]
+        return [
+            max(own, read) for own, read in zip(self._own_lengths, self.target.lengths, strict=True)
+        ]
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         self._own_lengths += [0] * len(prompts)
@@ -400,7 +425,9 @@ class NativeTargetCopy(Model):
         self._own_lengths = [self._own_lengths[b] for b in rows]
 
     def leave(self, rows: list[int]) -> None:
-        self.permute(list_remaining_rows(len(self._own_lengths), rows))  # those of the target may have left
+        self.permute(
+            list_remaining_rows(len(self._own_lengths), rows)
+        )  # those of the target may have left
 
     def chain(
         self,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.packing import LANES
+from foretoken.models.quantized_blocks import Floats
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -119,7 +119,9 @@ class Rope:
 class Attention:
     """The weights and settings with which a layer attends."""
 
-    projections: list[Linear]  # queries, keys and values; queries alone, or keys and values, see below
+    projections: list[
+        Linear
+    ]  # queries, keys and values; queries alone, or keys and values, see below
     out: Linear | None  # None: only keys and values are made, for a decoder to read
     heads: int
     key_heads: int
@@ -274,7 +276,9 @@ class Decoder:
     # its vectors of all ids, and the weight they are made of; of a decoder of pairs: None
     embeddings: Tensor | None = None
     embedded_weight: Tensor | None = None
-    distance_biases: list[Floats] = field(default_factory=list)  # biases by distance, `[heads, 2n + 1]`
+    distance_biases: list[Floats] = field(
+        default_factory=list
+    )  # biases by distance, `[heads, 2n + 1]`
     inputs: LayerInputs | None = None
 
 

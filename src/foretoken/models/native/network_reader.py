@@ -21,7 +21,6 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import RefusedError
-from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.experts import read_experts
 from foretoken.models.native.latents import read_latents
 from foretoken.models.native.network import (
@@ -39,9 +38,9 @@ from foretoken.models.native.network import (
     PairInputs,
     RecurrentMixer,
     Rope,
-    to_float_array,
     make_random_states,
     rotate_pairs,
+    to_float_array,
 )
 from foretoken.models.native.packing import LANES
 from foretoken.models.native.recurrences import (
@@ -50,6 +49,7 @@ from foretoken.models.native.recurrences import (
     scale_attention,
     scale_mixer,
 )
+from foretoken.models.quantized_blocks import Floats
 from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.taps import get_decoder_layers
@@ -99,7 +99,12 @@ QKV_NORM_NAMES = (
 FUSED_QKV_NAMES = "qkv_proj", "query_key_value", "c_attn", "Wqkv"
 OUTPUT_NAMES = "o_proj", "out_proj", "dense", "c_proj"
 GATED_MLP_NAMES = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi_1", "wo")
-PLAIN_MLP_NAMES = ("fc1", "fc2"), ("wi", "wo"), ("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h")
+PLAIN_MLP_NAMES = (
+    ("fc1", "fc2"),
+    ("wi", "wo"),
+    ("c_fc", "c_proj"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+)
 PLAIN_MLP_NAMES += ("fc_in", "fc_out"), ("up_proj", "down_proj")
 FUSED_MLP_NAMES = ("gate_up_proj", "down_proj"), ("input_linear", "output_linear")
 EXPERT_LATENT_NAMES = "fc1_latent_proj", "fc2_latent_proj"  # of Nemotron-H's experts
@@ -107,7 +112,10 @@ ATTENTION_GATE_NAMES = "g_proj", "gate_proj"  # of what attention gives
 SCALE_NAMES = "scaling", "softmax_scale", "inv_norm_factor"
 ACTIVATION_FIELDS = "act_fn", "act", "activation", "activation_fn", "gelu_impl"
 NUM_CODEGEN_PARTS = 4  # parts in which CodeGen's queries, values and keys were trained
-MAX_HEAD_WIDTH, MAX_QUERY_GROUP = 1024, 128  # of a head; query heads of a key head: what kernels have room for
+MAX_HEAD_WIDTH, MAX_QUERY_GROUP = (
+    1024,
+    128,
+)  # of a head; query heads of a key head: what kernels have room for
 NUM_ALIBI_TRIAL_POSITIONS = 4096  # positions at which ALiBi is tried
 
 
@@ -162,7 +170,11 @@ class NetworkReader:
         windows = {*network.layer_types} == {"full_attention"}
         self.require(windows, "attention to a part of the text")
         state = self.norm(first.hidden_norm)
-        before = (None if first.norm_before_residual else state), None, self.norm(first.post_attention_layernorm)
+        before = (
+            (None if first.norm_before_residual else state),
+            None,
+            self.norm(first.post_attention_layernorm),
+        )
         attention, gated = self._read_attention(first.self_attn, 0), self.read_mlp(first.mlp)
         layer = DecoderLayer((*before, None), attention, gated, 1.0, 1.0, parallel=False)
         return Decoder(
@@ -197,7 +209,10 @@ class NetworkReader:
         self.inputs = self._read_layer_inputs()
         return Decoder(
             config.hidden_size,
-            [self._read_layer(layer, window) for layer, window in zip(layers, windows, strict=True)],
+            [
+                self._read_layer(layer, window)
+                for layer, window in zip(layers, windows, strict=True)
+            ],
             self.positions,
             embedded and self.norm(embedded),
             last and self.norm(last),
@@ -236,7 +251,9 @@ class NetworkReader:
 
     def _read_positions(self, limit: int | None) -> Linear | None:
         """Learned positions, from the first on."""
-        part = next((p for name in POSITION_TABLE_NAMES if (p := getattr(self.base, name, None))), None)
+        part = next(
+            (p for name in POSITION_TABLE_NAMES if (p := getattr(self.base, name, None))), None
+        )
         if part is None:
             return None
         table = getattr(part, "weight", getattr(part, "weights", None))
@@ -358,13 +375,19 @@ class NetworkReader:
         heads = out.weight.shape[1] // width
         fused = next((p for name in FUSED_QKV_NAMES if (p := getattr(part, name, None))), None)
         gate: Linear | None = None
-        kv_source = self._find_kv_source_layer(part.layer_idx) if hasattr(part, "is_kv_shared_layer") else None
+        kv_source = (
+            self._find_kv_source_layer(part.layer_idx)
+            if hasattr(part, "is_kv_shared_layer")
+            else None
+        )
         if kv_source is not None:
             reads = [self.linear(part.q_proj)]
         elif fused is None:
             own = [getattr(part, f"{name}_proj", None) for name in "qkv"]
             reads = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
-            gates = next((p for name in ATTENTION_GATE_NAMES if (p := getattr(part, name, None))), None)
+            gates = next(
+                (p for name in ATTENTION_GATE_NAMES if (p := getattr(part, name, None))), None
+            )
             gate = gates and self.linear(gates)
             if len(reads[0].weight) == 2 * heads * width:  # each head's queries, then its gates
                 rows = np.arange(2 * heads * width).reshape(heads, 2, width)
@@ -379,7 +402,10 @@ class NetworkReader:
         sizes = [len(x.weight) for x in reads]
         same = sizes[0] == heads * width and {*sizes[1:]} <= {key_heads * width}
         self.require(bool(fits and same), f"{heads} heads on {key_heads}")
-        named = [next((p for n in names if (p := getattr(part, n, None))), None) for names in QKV_NORM_NAMES]
+        named = [
+            next((p for n in names if (p := getattr(part, n, None))), None)
+            for names in QKV_NORM_NAMES
+        ]
         slopes = self._read_slopes(heads)
         rope, query_rope, last = None, None, False
         if slopes is None and self.positions is None and self.has_positions(part):
@@ -390,7 +416,9 @@ class NetworkReader:
             self.read_weights.add(id(sinks))
         if getattr(part, "attention_type", None) == "local":
             window = int(self.config.window_size)
-        scale = next((s for name in SCALE_NAMES if (s := getattr(part, name, None)) is not None), None)
+        scale = next(
+            (s for name in SCALE_NAMES if (s := getattr(part, name, None)) is not None), None
+        )
         return Attention(
             reads,
             out,
@@ -431,7 +459,9 @@ class NetworkReader:
         for names in FUSED_MLP_NAMES:
             if all(hasattr(part, name) for name in names):
                 both, down = (self.linear(getattr(part, name)) for name in names)
-                gate, up = (both.select_outputs(rows) for rows in np.split(np.arange(len(both.weight)), 2))
+                gate, up = (
+                    both.select_outputs(rows) for rows in np.split(np.arange(len(both.weight)), 2)
+                )
                 return GatedMLP(gate, up, down, *self.activation(part))
         for names in GATED_MLP_NAMES + PLAIN_MLP_NAMES:
             if all(hasattr(part, name) for name in names):
@@ -460,8 +490,15 @@ class NetworkReader:
             curve = (float((x - 8 * last) / 64), float((below + 8 * last) / (np.exp(-8) + 7)), last)
             squares = curve[0] * states.clamp(0).square() + last * states
             low = states.clamp(max=0)
-            if torch.allclose(made, squares + curve[1] * (low.expm1() - low), rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
-                self.read_weights |= {id(weight) for weight in one.state_dict(keep_vars=True).values()}
+            if torch.allclose(
+                made,
+                squares + curve[1] * (low.expm1() - low),
+                rtol=RELATIVE_TOLERANCE,
+                atol=RELATIVE_TOLERANCE,
+            ):
+                self.read_weights |= {
+                    id(weight) for weight in one.state_dict(keep_vars=True).values()
+                }
                 return XIELU, curve
         raise self.make_refusal(f"activation {type(one).__name__}")
 
@@ -489,7 +526,10 @@ class NetworkReader:
             states = make_random_states(2, weight.shape[1])
             with torch.no_grad():
                 same = torch.allclose(
-                    part(states), functional.linear(states, weight, bias), rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE
+                    part(states),
+                    functional.linear(states, weight, bias),
+                    rtol=RELATIVE_TOLERANCE,
+                    atol=RELATIVE_TOLERANCE,
                 )
             self.require(same, f"a {type(part).__name__} in place of a linear layer")
         self.read_weights |= {id(weight) for weight in part.parameters()}
@@ -528,14 +568,18 @@ class NetworkReader:
         if hasattr(self.base, "build_mpt_alibi_tensor"):
             table = self.base.build_mpt_alibi_tensor(heads, NUM_ALIBI_TRIAL_POSITIONS)
         elif hasattr(self.base, "build_alibi_tensor"):
-            table = self.base.build_alibi_tensor(torch.ones(1, NUM_ALIBI_TRIAL_POSITIONS), heads, torch.float32)
+            table = self.base.build_alibi_tensor(
+                torch.ones(1, NUM_ALIBI_TRIAL_POSITIONS), heads, torch.float32
+            )
         else:
             self.require(not getattr(self.base, "use_alibi", False), "ALiBi of rounded positions")
             return None
         table = table.reshape(heads, NUM_ALIBI_TRIAL_POSITIONS).double()
         slopes = (table[:, -1] - table[:, 0]) / (NUM_ALIBI_TRIAL_POSITIONS - 1)
         line = slopes[:, None] * torch.arange(NUM_ALIBI_TRIAL_POSITIONS) + table[:, :1]
-        self.require(torch.allclose(table, line, rtol=RELATIVE_TOLERANCE, atol=1e-3), "ALiBi of another kind")
+        self.require(
+            torch.allclose(table, line, rtol=RELATIVE_TOLERANCE, atol=1e-3), "ALiBi of another kind"
+        )
         return to_float_array(slopes)
 
     def _read_ropes(self, part: Any, width: int) -> tuple[int, int]:
@@ -580,7 +624,9 @@ class NetworkReader:
         for interleaved in (False, True):
             for sign in (1, -1):  # some turn backwards
                 expected = rotate_pairs(states, sign * angles, scale, interleaved)
-                if rotated.shape == expected.shape and torch.allclose(rotated.double(), expected, atol=RELATIVE_TOLERANCE):
+                if rotated.shape == expected.shape and torch.allclose(
+                    rotated.double(), expected, atol=RELATIVE_TOLERANCE
+                ):
                     self.require(states.shape[-1] <= width, "rotary positions of several heads")
                     turns = (sign * frequencies.double()).tolist()
                     return Rope(tuple(turns), scale, interleaved)
@@ -622,7 +668,9 @@ class NetworkReader:
         """Try if positions change what attention makes, and what its norm of keys reads."""
         cosine, sine, _ = self._compute_cosines(part, torch.arange(4)[None])
         states, norm_inputs = make_random_states(1, 4, inputs), list[Tensor]()
-        hook = norm and norm.register_forward_pre_hook(lambda _, args: norm_inputs.append(args[0].clone()))
+        hook = norm and norm.register_forward_pre_hook(
+            lambda _, args: norm_inputs.append(args[0].clone())
+        )
         try:
             made = [
                 part(states, position_embeddings=pair, attention_mask=None)[0]

@@ -10,10 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.kernels import library
-from foretoken.models.quantized_blocks import QuantizedBlocks, Floats, find_blocks, map_parts
+from foretoken.models.quantized_blocks import Floats, QuantizedBlocks, find_blocks, map_parts
 
 LANES, BLOCK_WEIGHTS = 16, 32  # outputs of a panel; weights of a block along the inputs
-STORAGE_KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int6": 4, "int5": 5, "int4": 6}
+STORAGE_KINDS = {
+    "float32": 0,
+    "bfloat16": 1,
+    "float16": 2,
+    "int8": 3,
+    "int6": 4,
+    "int5": 5,
+    "int4": 6,
+}
 STORAGE_KINDS |= {"code4": 7, "fp4": 8}
 FORM_OFFSETS, FORM_WIDE, FORM_HALVES, FORM_SUPER = 1, 2, 4, 8  # forms of integers, as in network.h
 # The integers that four bits stand for in IQ4_NL and IQ4_XS, and in MXFP4 (E2M1, doubled)
@@ -155,7 +163,9 @@ def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArra
     """Return the smallest integers of blocks whose integers have a common factor, where these few
     would cost all others more bits."""
     size = integers.shape[-1]
-    some = np.abs(integers.reshape(-1, size)[:: -(-integers.size // (size * NUM_BIT_SAMPLE_BLOCKS))]).max(1)
+    some = np.abs(
+        integers.reshape(-1, size)[:: -(-integers.size // (size * NUM_BIT_SAMPLE_BLOCKS))]
+    ).max(1)
     max_integer = next((m for m in (8, 16, 32) if (some > m).mean() < 0.5), 128)
     if max(int(integers.max()), -int(integers.min())) <= max_integer:
         return integers, scales
@@ -172,7 +182,9 @@ def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArra
 def _encode(blocks: QuantizedBlocks, codes: NDArray[np.int8]) -> tuple[Any, Floats] | None:
     """Return the codes of blocks, and their scales; None where an integer has none. codes: of all
     bytes, or -1."""
-    few = QuantizedBlocks(blocks.integers[:1], blocks.scales[:1], None)  # a row tells of most weights
+    few = QuantizedBlocks(
+        blocks.integers[:1], blocks.scales[:1], None
+    )  # a row tells of most weights
     if len(blocks.scales) > 1 and _encode(few, codes) is None:
         return None
     zero = blocks.scales == 0
@@ -221,7 +233,11 @@ def pack_integers(
     blocks = -(-K // BLOCK_WEIGHTS)
     halves = 2 if scales.shape[1] > blocks else 1
     factors = [scales] if offsets is None else [scales, offsets]
-    form = (offsets is not None) * FORM_OFFSETS + (halves == 2) * FORM_HALVES + bool(supers) * FORM_SUPER
+    form = (
+        (offsets is not None) * FORM_OFFSETS
+        + (halves == 2) * FORM_HALVES
+        + bool(supers) * FORM_SUPER
+    )
     form += (not supers and not all(map(fits_float16, factors))) * FORM_WIDE
     number: Any = np.int8 if form & FORM_SUPER else np.float32 if form & FORM_WIDE else np.float16
     columns = [_arrange_in_panels(x.astype(number), blocks * halves, blocks) for x in factors]
@@ -316,7 +332,11 @@ def split_into_two_levels(
 def find_common_factor(x: Floats) -> Floats | None:
     """Return a number in float16 for each row of `[n, factors]`, of which most of these are
     multiples by an int8; None where most rows have none."""
-    if len(x) > NUM_SAMPLE_SUPER_BLOCKS and find_common_factor(x[:: len(x) // NUM_SAMPLE_SUPER_BLOCKS][:NUM_SAMPLE_SUPER_BLOCKS]) is None:
+    if (
+        len(x) > NUM_SAMPLE_SUPER_BLOCKS
+        and find_common_factor(x[:: len(x) // NUM_SAMPLE_SUPER_BLOCKS][:NUM_SAMPLE_SUPER_BLOCKS])
+        is None
+    ):
         return None
     best, max_count = np.zeros(len(x), np.float32), np.zeros(len(x), np.int64)
     ordered, left = np.argsort(-np.abs(x), axis=1)[:, :2], np.arange(len(x))
@@ -356,7 +376,10 @@ def _refit(
     made, left = [x.copy() for x in (whole, *parts)], np.arange(len(first))
     shifts = range(low, high + 1) if len(parts) > 1 else [0]
     for times, shift in product(range(1, high - low + 1), shifts):
-        k, scale = integers[left] * times + shift, _round_to_multiples(scales[left] / times, supers[0][left])
+        k, scale = (
+            integers[left] * times + shift,
+            _round_to_multiples(scales[left] / times, supers[0][left]),
+        )
         new = [scale]
         if len(parts) > 1:
             new.append(_round_to_multiples(offsets[left] - scale * shift, supers[1][left]))

@@ -21,7 +21,9 @@ PAGE_POSITIONS = 16  # positions
 SLAB_PAGES = 32  # pages that are allocated together
 CACHE_LINE_BYTES = 64  # bytes that the processor loads together
 MIN_SPARE_PAGES = 64  # pages that are kept for the next rows
-DEFAULT_CACHE_BYTES = 2**29  # bytes of all pages up to which cached prefixes stay, unless `reserve` says
+DEFAULT_CACHE_BYTES = (
+    2**29
+)  # bytes of all pages up to which cached prefixes stay, unless `reserve` says
 
 
 class LayerOffsets(NamedTuple):
@@ -65,7 +67,9 @@ class Slab:
     def __init__(self, layout: PageLayout, dtype: np.dtype[Any]) -> None:
         shape = layout.stretches, SLAB_PAGES, layout.numbers
         some = np.empty(math.prod(shape) + CACHE_LINE_BYTES // dtype.itemsize, dtype)
-        start = -some.ctypes.data % CACHE_LINE_BYTES // dtype.itemsize  # no vector lies across two lines
+        start = (
+            -some.ctypes.data % CACHE_LINE_BYTES // dtype.itemsize
+        )  # no vector lies across two lines
         memory = some[start : start + math.prod(shape)].reshape(shape)
         self.num_used, self.pages = 0, [Page(self, memory[:, i]) for i in range(SLAB_PAGES)]
 
@@ -119,9 +123,14 @@ class PagePool:
                 self.num_used -= 1
                 self.spare_pages.append(page)
                 page.slab.num_used -= 1
-                if page.slab.num_used == 0 and len(self.spare_pages) >= MIN_SPARE_PAGES + SLAB_PAGES:
+                if (
+                    page.slab.num_used == 0
+                    and len(self.spare_pages) >= MIN_SPARE_PAGES + SLAB_PAGES
+                ):
                     self.slabs.remove(page.slab)
-                    self.spare_pages = [other for other in self.spare_pages if other.slab is not page.slab]
+                    self.spare_pages = [
+                        other for other in self.spare_pages if other.slab is not page.slab
+                    ]
 
     def recount(self) -> None:
         """Count users where no row runs: what a Ctrl-C has left behind is spare again."""

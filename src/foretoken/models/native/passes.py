@@ -15,16 +15,20 @@ from foretoken.errors import RefusedError
 from foretoken.kernels.library import ChainRecord, OpenNetwork, PassRecord, SoftmaxRecord
 from foretoken.kernels.tokens import count_threads
 from foretoken.models.base import ChainedTokens, TokenChoice
+from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.native import description
 from foretoken.models.native.pages import PAGE_POSITIONS, PagedSequence
 from foretoken.models.native.position_tables import DistanceBiases, RotaryTable
 from foretoken.models.native.recurrent_states import RecurrentStates, StateLayout
-from foretoken.models.hidden_states import FINAL_TAP
 
 if TYPE_CHECKING:
     from foretoken.models.native.media import EmbeddedPrompt
 
-EMBEDDING_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # of embeddings, in network.h
+EMBEDDING_KINDS = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+}  # of embeddings, in network.h
 MAX_PASS_TOKENS = 256  # tokens of a pass: bounds the memory of its states
 
 
@@ -80,7 +84,9 @@ class DraftChain:
             None if choice.filters is None else (make if V == Vd else torch.zeros)(B, G, V),
             torch.ones(B, G, dtype=torch.float64),
         )
-        record = ChainRecord(B, G, V, 0 if embeddings is None else EMBEDDING_KINDS[embeddings.dtype])
+        record = ChainRecord(
+            B, G, V, 0 if embeddings is None else EMBEDDING_KINDS[embeddings.dtype]
+        )
         sources = [row.source for row in seqs if row.source is not None]
         lengths = [source.length for source in sources] or [0] * B
         numbers = np.array([budget, first, position_shifts, lengths], np.int32)
@@ -144,7 +150,9 @@ class NativePasses:
         self.biases = DistanceBiases([self._map_floats(**table) for table in facts["biases"]])
         self._bias_addresses = np.zeros(len(facts["biases"]), np.uint64)
         self._rope_addresses = np.zeros(len(self.rope_tables), np.uint64)
-        self._record = PassRecord(tables=len(self.rope_tables), rotary=self._rope_addresses.ctypes.data)
+        self._record = PassRecord(
+            tables=len(self.rope_tables), rotary=self._rope_addresses.ctypes.data
+        )
         self._record.biases = self._bias_addresses.ctypes.data
         self.max_tokens = 0  # tokens of a pass
         self.reserve_tokens(MAX_PASS_TOKENS)
@@ -242,13 +250,19 @@ class NativePasses:
         logits, whose places outside all parts mean nothing; shows: return states at the taps;
         chain: a draft's tokens, made after the last pass."""
         logits, hidden = self._get_output_views(num_rows, max_need)
-        passes, tokens = _split_into_passes(parts, self.max_tokens), sum(len(part.tokens) for part in parts)
+        passes, tokens = (
+            _split_into_passes(parts, self.max_tokens),
+            sum(len(part.tokens) for part in parts),
+        )
         if self.facts["beside"] and (self.input_states is None or len(self.input_states) != tokens):
             # rows that are measured, or found no more
             self.input_states = torch.zeros(tokens, self.facts["beside"] + self.width)
         try:
             tapped = [self._run_pass(some, return_tapped=return_tapped) for some in passes[:-1]]
-            tapped += [self._run_pass(some, return_tapped=return_tapped, chain=chain) for some in passes[-1:]]
+            tapped += [
+                self._run_pass(some, return_tapped=return_tapped, chain=chain)
+                for some in passes[-1:]
+            ]
         finally:
             self.input_states = self.embedded_prompt = None
         states = [each for each in tapped if each is not None]
@@ -317,7 +331,11 @@ class NativePasses:
         if chain is None:
             self._open_network().run(record)
         else:
-            beside = None if input_states is None else torch.empty(chain.record.rows, input_states.shape[1])
+            beside = (
+                None
+                if input_states is None
+                else torch.empty(chain.record.rows, input_states.shape[1])
+            )
             arrays = self._pages, self._sources, self._states
             chain.reuse(self._inputs, *arrays, beside)
             self._open_network().chain(record, chain.record)

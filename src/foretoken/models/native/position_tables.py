@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.pages import PAGE_POSITIONS
+from foretoken.models.quantized_blocks import Floats
 
 # pi / 2 in parts of few bits, so that products with whole numbers below 2**20 are exact
 HALF_PI_PARTS = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
@@ -21,7 +21,9 @@ MIN_ADDED_DISTANCES = 512  # distances that are added at least
 def compute_cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
     """Return cosines and sines, by products and sums alone, which every processor rounds alike."""
     quarter = np.rint(angles * (2 / np.pi))
-    rest = ((angles - quarter * HALF_PI_PARTS[0]) - quarter * HALF_PI_PARTS[1]) - quarter * HALF_PI_PARTS[2]
+    rest = (
+        (angles - quarter * HALF_PI_PARTS[0]) - quarter * HALF_PI_PARTS[1]
+    ) - quarter * HALF_PI_PARTS[2]
     square = rest * rest
     sine, cosine = np.ones_like(rest), np.ones_like(rest)
     for n in range(16, 0, -2):  # Taylor's series: 3e-17 off at pi / 4
@@ -62,7 +64,9 @@ class RotaryTable:
         for frequencies, scale in self.kinds:
             # in float32, as transformers multiplies
             parts = compute_cosine_and_sine((new * frequencies).astype(np.float64))
-            more.append(np.concatenate([part * scale * self._compute_growth(new) for part in parts], 1))
+            more.append(
+                np.concatenate([part * scale * self._compute_growth(new) for part in parts], 1)
+            )
         self.table = np.concatenate([self.table, more], 1)
 
     def gather_rows(self, positions: NDArray[np.int64], axes: list[int]) -> Floats:
@@ -71,7 +75,9 @@ class RotaryTable:
         position_ids = positions[np.array(axes)].T  # [n, pairs]
         pairs = np.arange(len(axes))
         table = self.table[0]
-        return np.concatenate([table[position_ids, pairs], table[position_ids, pairs + len(axes)]], 1)
+        return np.concatenate(
+            [table[position_ids, pairs], table[position_ids, pairs + len(axes)]], 1
+        )
 
     def _compute_growth(self, positions: Floats) -> Floats:
         """Return by how much cosines and sines have grown at positions `[n, 1]`."""
@@ -106,5 +112,9 @@ class DistanceBiases:
         distances, tables = np.arange(-reach, reach), list[Floats]()
         for learned in self._learned:
             max_distance = learned.shape[1] // 2
-            tables.append(np.ascontiguousarray(learned[:, distances.clip(-max_distance, max_distance) + max_distance]))
+            tables.append(
+                np.ascontiguousarray(
+                    learned[:, distances.clip(-max_distance, max_distance) + max_distance]
+                )
+            )
         self.reach, self.tables = reach, tables

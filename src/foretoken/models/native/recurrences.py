@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from foretoken.models.quantized_blocks import Floats
 from foretoken.models.native.network import (
     CONVOLUTION,
     DELTA,
@@ -22,11 +21,12 @@ from foretoken.models.native.network import (
     Linear,
     RecurrentMixer,
     RowIndices,
-    to_float_array,
     pad_head_rows,
     take_rows,
+    to_float_array,
 )
 from foretoken.models.native.packing import LANES
+from foretoken.models.quantized_blocks import Floats
 
 if TYPE_CHECKING:
     from foretoken.models.native.network_reader import NetworkReader
@@ -124,7 +124,9 @@ def _split_by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], 
     return reads, [steps.select_outputs(decays.ravel()), steps.select_outputs(beta.ravel())]
 
 
-def _read_scan(reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None) -> RecurrentMixer:
+def _read_scan(
+    reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
+) -> RecurrentMixer:
     reader.require(hasattr(part, "num_heads"), "a scan without heads")
     heads, width = part.num_heads, part.head_dim
     key_heads, key_width, inner = part.n_groups, part.ssm_state_size, heads * width
@@ -180,7 +182,9 @@ def _read_decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
     """Return the factors of steps in decays, and what is added to the steps."""
     reader.read_weights |= {id(part.A_log), id(part.dt_bias)}
     padding = (0, -len(part.A_log) % LANES)
-    return np.pad(to_float_array(-part.A_log.float().exp()), padding), np.pad(to_float_array(part.dt_bias), padding)
+    return np.pad(to_float_array(-part.A_log.float().exp()), padding), np.pad(
+        to_float_array(part.dt_bias), padding
+    )
 
 
 def scale_attention(layer: Any, part: Attention) -> Attention:

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.models.native.description import LAYER_HEADER_NUMBERS, RING_TOKENS, count_channels, list_recurrent_layers
+from foretoken.models.native.description import (
+    LAYER_HEADER_NUMBERS,
+    RING_TOKENS,
+    count_channels,
+    list_recurrent_layers,
+)
 from foretoken.models.native.network import CONVOLUTION
 from foretoken.models.rewindable_states import check_rewind_to_base
 
@@ -52,7 +57,9 @@ class StateLayout:
             parts += [self._window(states, layer)[_list_ring_indices(length, layer.taps)]]
         return parts
 
-    def restore(self, states: RecurrentStates, length: int, parts: list[NDArray[np.float32]]) -> None:
+    def restore(
+        self, states: RecurrentStates, length: int, parts: list[NDArray[np.float32]]
+    ) -> None:
         """Let a fresh row stand where these copies do."""
         for layer, S, window in zip(self.layers, parts[::2], parts[1::2], strict=True):
             states.numbers[layer.base : layer.base + layer.size] = S
@@ -61,7 +68,9 @@ class StateLayout:
 
     def _window(self, states: RecurrentStates, layer: LayerStates) -> NDArray[np.float32]:
         count = RING_TOKENS * layer.channels
-        return states.numbers[layer.window : layer.window + count].reshape(RING_TOKENS, layer.channels)
+        return states.numbers[layer.window : layer.window + count].reshape(
+            RING_TOKENS, layer.channels
+        )
 
 
 def _list_ring_indices(length: int, taps: int) -> NDArray[np.int64]:

@@ -99,7 +99,9 @@ class Assistant(nn.Module):
         """Embeddings of tokens and the states before them, `[B, width]` each -> logits `[B, V]` of
         the tokens behind, and the states `[B, width]` before those."""
         x = self.pre_projection(torch.cat([embedded, states], -1))[:, None]
-        for layer_type, layer in zip(self.layer_types, cast(Any, self.model["layers"]), strict=True):
+        for layer_type, layer in zip(
+            self.layer_types, cast(Any, self.model["layers"]), strict=True
+        ):
             x = layer(
                 x,
                 shared_kv_states={layer_type: layer_inputs[layer_type].keys},
@@ -136,7 +138,9 @@ class StockAssistant:
     def _make_layer_inputs(self, layer_type: str, rows: list[int]) -> LayerInputs:
         """A token behind each row's last, which sees what a target's there would, but itself."""
         lengths, weight = [self.target.lengths[b] for b in rows], self.network.lm_head.weight
-        window = self.network.sliding_window if layer_type == SLIDING_ATTENTION else max(lengths) + 1
+        window = (
+            self.network.sliding_window if layer_type == SLIDING_ATTENTION else max(lengths) + 1
+        )
         first = max(0, min(lengths) - window + 1)
         keys, values = self.target.shared_kv(layer_type, rows, first)
         ends = send(torch.tensor(lengths), weight.device)[:, None]

@@ -40,9 +40,14 @@ from transformers.utils import output_capturing
 from foretoken.errors import RefusedError
 from foretoken.models.row_slots import LONG_ROW_OFFSET, PREFILL_CHUNK_TOKENS
 from foretoken.models.stock.cache import RaggedCache, has_own_attention
-from foretoken.models.stock.positions import FORWARD_CONTEXT, HeadHook, ForwardContext, install_row_positions
+from foretoken.models.stock.positions import (
+    FORWARD_CONTEXT,
+    ForwardContext,
+    HeadHook,
+    install_row_positions,
+)
 from foretoken.models.stock.recurrences import install_row_recurrences
-from foretoken.models.stock.sizes import has_long_rope, get_rope_switch_length
+from foretoken.models.stock.sizes import get_rope_switch_length, has_long_rope
 from foretoken.models.stock.taps import register_taps
 from foretoken.transfer import send
 
@@ -187,7 +192,9 @@ def ragged_sdpa(
 
 def compute_row_bias(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
     """Each row's relative bias `[B, H, q, K]` plus the mask; made once for all layers."""
-    return cache.compute_once(bias, lambda: to_additive_mask(mask, shift_bias(cache, bias)).contiguous())
+    return cache.compute_once(
+        bias, lambda: to_additive_mask(mask, shift_bias(cache, bias)).contiguous()
+    )
 
 
 def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
@@ -263,7 +270,9 @@ class RaggedTwin:
         if head is not None:
             head.register_forward_pre_hook(select_needed_positions)
         if self.model.config.is_encoder_decoder:
-            self.model.get_decoder().register_forward_pre_hook(mask_encoder_states, with_kwargs=True)
+            self.model.get_decoder().register_forward_pre_hook(
+                mask_encoder_states, with_kwargs=True
+            )
         install_row_positions(self.model)
         install_row_recurrences(self.model)
         install_long_rope(self.model)
@@ -283,7 +292,9 @@ class RaggedTwin:
             FORWARD_CONTEXT.reset(token)
 
 
-def make_twin_with_attention(model: PreTrainedModel, attention: str | None = None) -> PreTrainedModel:
+def make_twin_with_attention(
+    model: PreTrainedModel, attention: str | None = None
+) -> PreTrainedModel:
     """A twin with this attention, by default the ragged one.
 
     Families whose attention is their own code have the masks alone: their layers keep one of the
@@ -298,7 +309,9 @@ def make_twin_with_attention(model: PreTrainedModel, attention: str | None = Non
                 _set_existing(part.config, {ATTENTION_FIELD: kind})
                 part.config = copy.copy(part.config)
                 # MPT cuts its bias from so many slots, and padding may pass the end
-                settings["max_seq_len"] = 2 * PREFILL_CHUNK_TOKENS + (getattr(part.config, "max_seq_len", None) or 0)
+                settings["max_seq_len"] = 2 * PREFILL_CHUNK_TOKENS + (
+                    getattr(part.config, "max_seq_len", None) or 0
+                )
             _set_existing(part.config, settings)
             vars(part)[PADDING_CHECK_METHOD] = _skip_padding_check
     return copied
@@ -359,8 +372,13 @@ class LongRopeEmbedding(nn.Module):
         short_positions = position_ids.clamp(max=self.length - 1)
         # one more position, as some families look for the longest themselves
         long_positions = torch.where(long, position_ids - LONG_ROW_OFFSET, 0)
-        long_positions = torch.cat([long_positions, torch.full_like(long_positions[:, :1], self.length)], 1)
-        short, beyond = self.embed(self.short, x, short_positions), self.embed(self.long, x, long_positions)
+        long_positions = torch.cat(
+            [long_positions, torch.full_like(long_positions[:, :1], self.length)], 1
+        )
+        short, beyond = (
+            self.embed(self.short, x, short_positions),
+            self.embed(self.long, x, long_positions),
+        )
         cos, sin = (
             torch.where(long[..., None], b[:, :-1], s) for s, b in zip(short, beyond, strict=True)
         )
@@ -395,13 +413,19 @@ def _copy_attributes(part: nn.Module) -> dict[str, Any]:
     """A part's attributes for its twin. A compiled forward would run the original: the one it
     was compiled from is taken. Hooks that transformers leaves behind `output_hidden_states=True`
     are left out: they cannot be compiled, and are made again where a forward asks for states."""
-    own = vars(part) | {"training": False, "_compiled_call_impl": None, "_buffers": _copy_buffers(part)}
+    own = vars(part) | {
+        "training": False,
+        "_compiled_call_impl": None,
+        "_buffers": _copy_buffers(part),
+    }
     for name in HOOK_FIELDS:  # copies: a twin gets hooks of its own
         hooks = own[name].items()
         own[name] = OrderedDict((k, x) for k, x in hooks if not _is_capture_hook(x))
         own[f"{name}_with_kwargs"] = own[f"{name}_with_kwargs"].copy()
     if CAPTURE_HOOKS_FLAG in own:
-        own[CAPTURE_HOOKS_FLAG] = False  # a part that reads states, as those of pictures do, hooks its own
+        own[CAPTURE_HOOKS_FLAG] = (
+            False  # a part that reads states, as those of pictures do, hooks its own
+        )
     if "forward" in own:
         own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
         if not isinstance(own["forward"], MethodType | partial):
@@ -438,7 +462,9 @@ def _convert_to_twin(value: Any, memo: dict[int, Any]) -> Any:
         return MethodType(value.__func__, _convert_to_twin(value.__self__, memo))
     if isinstance(value, partial):
         arguments = [_convert_to_twin(part, memo) for part in (value.func, *value.args)]
-        return partial(*arguments, **{k: _convert_to_twin(v, memo) for k, v in value.keywords.items()})
+        return partial(
+            *arguments, **{k: _convert_to_twin(v, memo) for k, v in value.keywords.items()}
+        )
     if isinstance(value, dict) and any(isinstance(part, nn.Module) for part in value.values()):
         return {name: _convert_to_twin(part, memo) for name, part in value.items()}
     if isinstance(value, list | tuple) and any(isinstance(part, nn.Module) for part in value):

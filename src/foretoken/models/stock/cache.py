@@ -20,16 +20,20 @@ from transformers.cache_utils import DynamicLayer
 
 from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models.base import SharedKV
-from foretoken.models.row_slots import RowSlots, order_by_slot, add_spare_rows
 from foretoken.models.hidden_states import HiddenStateStore
-from foretoken.models.rewindable_states import RewindableRows, PendingCursor, RecurrentStateLayer
+from foretoken.models.rewindable_states import PendingCursor, RecurrentStateLayer, RewindableRows
+from foretoken.models.row_slots import RowSlots, add_spare_rows, order_by_slot
 from foretoken.models.stock.positions import POSITION_IDS_METHOD, counts_own_positions
 from foretoken.transfer import send
 
 SUPPORTED_TRANSFORMERS = ((5, 20), (6, 0))  # transformers, from and below
 CAPACITY_MULTIPLE = RowSlots.unit
 TOKEN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
-MASKED_ATTENTIONS = {None, "eager", "sdpa"}  # kinds of attention whose masks we make for a family's own code
+MASKED_ATTENTIONS = {
+    None,
+    "eager",
+    "sdpa",
+}  # kinds of attention whose masks we make for a family's own code
 # Layers that keep a state, and those that keep tokens beside it
 STATE_LAYERS = {"LinearAttentionLayer"}
 HYBRID_LAYERS = {
@@ -111,8 +115,12 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
         self.positions = torch.empty(0)  # [B, width]: of new tokens, and the slots they go to
         self.last_keys: Any = None  # the keys handed out last
-        self.masks_by_source: dict[int, tuple[Tensor, Tensor]] = {}  # what `once` made in this forward
-        self.encoder_mask: Tensor | None = None  # [B, S], 1 where an encoder's states are a row's own
+        self.masks_by_source: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # what `once` made in this forward
+        self.encoder_mask: Tensor | None = (
+            None  # [B, S], 1 where an encoder's states are a row's own
+        )
 
     @property
     def decoder(self) -> RaggedCache:
@@ -260,15 +268,21 @@ class RaggedCache(RewindableRows, DynamicCache):
             )
         return recurrent_states
 
-    def advance_recurrence(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None) -> Tensor:
+    def advance_recurrence(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None
+    ) -> Tensor:
         """Run the recurrence (`states.advanced`) of the layer that asked for its state last."""
         self.recurrence_calls += 1
-        return self.states[self.current_layer].advance_recurrence(q, k, v, g, beta, self.cursor, self.rows)
+        return self.states[self.current_layer].advance_recurrence(
+            q, k, v, g, beta, self.cursor, self.rows
+        )
 
     def advance_scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
         """Run the next selective scan (`StateLayer.scan`) of that layer."""
         self.recurrence_calls += 1
-        return self.states[self.current_layer].advance_scan(q, k, u, t, A, self.recurrence_calls - 1, self.cursor, self.rows)
+        return self.states[self.current_layer].advance_scan(
+            q, k, u, t, A, self.recurrence_calls - 1, self.cursor, self.rows
+        )
 
 
 class CrossCache(EncoderDecoderCache):
@@ -351,7 +365,9 @@ def make_ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     names = [type(x).__name__ for x in stock]
     with_tokens = TOKEN_LAYERS | HYBRID_LAYERS
     layers = [RaggedLayer() if n in with_tokens else x for n, x in zip(names, stock, strict=True)]
-    states = {i: RecurrentStateLayer() for i, n in enumerate(names) if n in STATE_LAYERS | HYBRID_LAYERS}
+    states = {
+        i: RecurrentStateLayer() for i, n in enumerate(names) if n in STATE_LAYERS | HYBRID_LAYERS
+    }
     # the stock ones are the encoder's
     for name in ("num_decoder_layers", "decoder_layers", "decoder_num_hidden_layers"):
         if model.config.is_encoder_decoder and getattr(model.config, name, None):
@@ -367,7 +383,10 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
         raise RefusedError(
             f"transformers {transformers.__version__}: the cache needs transformers>=5.20,<6"
         )
-    reason, name = find_rollback_objection(model), f"{model.config.model_type} ({type(model).__name__})"
+    reason, name = (
+        find_rollback_objection(model),
+        f"{model.config.model_type} ({type(model).__name__})",
+    )
     if reason:
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {ALTERNATIVES_HINT}")
     if not states and keeps_states(model):

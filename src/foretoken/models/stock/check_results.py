@@ -10,16 +10,31 @@ import time
 from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
-from foretoken.models.stock.selfcheck import TORCH_BACKEND, CheckResult, CheckedBackend, UnfinishedCheckError, check, choose_rope_switch
+from foretoken.models.stock.selfcheck import (
+    TORCH_BACKEND,
+    CheckedBackend,
+    CheckResult,
+    UnfinishedCheckError,
+    check,
+    choose_rope_switch,
+)
 from foretoken.models.stock.small_copy import COPY_HEAD_DIM, shrink_config
 from foretoken.models.stock.third_party import third_party_sources
-from foretoken.storage.cache import save_cached_value, load_cached_values, get_versions
+from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
 # Raised where the check, or a runtime that it checks, computes something else: it then runs again
 CHECK_FORMAT = 15
-RESULTS_FILE = "selfcheck.json"  # by structure: the deviation of a family that passed, or the refusal
+RESULTS_FILE = (
+    "selfcheck.json"  # by structure: the deviation of a family that passed, or the refusal
+)
 # What a check does not depend on: weights are plain when they are here
-IGNORED_CONFIG_FIELDS = ("_name_or_path", "architectures", "dtype", "transformers_version", "quantization_config")
+IGNORED_CONFIG_FIELDS = (
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "transformers_version",
+    "quantization_config",
+)
 
 
 def self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
@@ -47,7 +62,9 @@ def self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) 
     return passed
 
 
-def compute_structure_key(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> str | None:
+def compute_structure_key(
+    model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND
+) -> str | None:
     """A digest of what a check depends on: class, small configuration, versions, `CHECK_FORMAT` and
     the code of classes from no library; None where that code cannot be read, or the configuration
     not be made."""
@@ -63,5 +80,7 @@ def compute_structure_key(model: PreTrainedModel, backend: CheckedBackend = TORC
     except (OSError, TypeError, UnicodeDecodeError):
         return None
     name = [type(model).__module__, type(model).__qualname__, backend.name]
-    parts = json.dumps([CHECK_FORMAT, name, config, get_versions(), code], sort_keys=True, default=str)
+    parts = json.dumps(
+        [CHECK_FORMAT, name, config, get_versions(), code], sort_keys=True, default=str
+    )
     return hashlib.sha256(parts.encode()).hexdigest()

@@ -85,7 +85,10 @@ class CompiledLayers:
         k, v = (x[: len(cache.row)] for x in cache.layers[index].arrays)
         cache_arguments = (k, v), cache.row, cache.positions, cache.end
         try:
-            with limits.patch(recompile_limit=MAX_RECOMPILES), SHAPE_CONFIG.patch(use_duck_shape=False):
+            with (
+                limits.patch(recompile_limit=MAX_RECOMPILES),
+                SHAPE_CONFIG.patch(use_duck_shape=False),
+            ):
                 return self.compiled(forward, part, cache_arguments, cache_names, args, others)
         except torch.OutOfMemoryError:
             raise
@@ -103,4 +106,6 @@ def _run_layer(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    return forward(part, *args, **dict.fromkeys(cache_names, LayerCache(*cache_arguments)), **kwargs)
+    return forward(
+        part, *args, **dict.fromkeys(cache_names, LayerCache(*cache_arguments)), **kwargs
+    )

@@ -23,7 +23,11 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from foretoken.models.base import Capabilities, Component
-from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS, compute_max_positions, list_remaining_rows
+from foretoken.models.row_slots import (
+    PREFILL_CHUNK_TOKENS,
+    compute_max_positions,
+    list_remaining_rows,
+)
 from foretoken.models.stock.cache import CAPACITY_MULTIPLE, RaggedCache, RaggedLayer
 from foretoken.transfer import send
 
@@ -206,7 +210,9 @@ class BlockNetwork(nn.Module):
     def _angles(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.rotary[0].to(x.device)(x, positions)
 
-    def make_masks(self, positions: Tensor, slots: Tensor, block_sizes: Tensor) -> tuple[Tensor, Tensor]:
+    def make_masks(
+        self, positions: Tensor, slots: Tensor, block_sizes: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Which keys each place of a block `[B, n]` sees, `[B, n, S]`: in full layers, and in those
         with a window. All see their own, so that padding makes no NaN.
 
@@ -332,7 +338,9 @@ class StockBlockModel(Component):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Let a guess follow the tokens `[B]` before it, as `followed` does."""
         tokens = send(tokens, self.device)
-        return apply_markov_head(self.markov_head, self.confidence_head, states, logits, tokens, memory)
+        return apply_markov_head(
+            self.markov_head, self.confidence_head, states, logits, tokens, memory
+        )
 
     def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
         """Append to each row's context counts[b] states of `[sum(counts), W]`, row behind row.
@@ -342,7 +350,9 @@ class StockBlockModel(Component):
         cache.prepare(max(counts))
         for i, pair in enumerate(made):
             k, v = (pad_sequence(list(x.split(counts)), batch_first=True) for x in pair)
-            cache.update(cache.to_slot_order(k.transpose(1, 2)), cache.to_slot_order(v.transpose(1, 2)), i)
+            cache.update(
+                cache.to_slot_order(k.transpose(1, 2)), cache.to_slot_order(v.transpose(1, 2)), i
+            )
         cache.advance(counts)
 
     def _forward_block(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,12 +31,30 @@ SPECULATORS_MODEL_TYPES = ("dflash", "dspark")
 MUSE_MODEL_TYPE = "muse_glimmer_assistant"
 DEEPSPEC_ARCHITECTURES = ("Qwen3DSparkModel",)
 REQUIRED_SETTINGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-LAYER_SETTINGS = (*REQUIRED_SETTINGS, "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings")
-LAYER_SETTINGS += ("rms_norm_eps", "rope_parameters", "rope_theta", "rope_scaling", "attention_bias")
+LAYER_SETTINGS = (
+    *REQUIRED_SETTINGS,
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+)
+LAYER_SETTINGS += (
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "attention_bias",
+)
 LAYER_SETTINGS += ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
 TENSOR_PREFIXES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 EMBEDDING_AND_HEAD = ("embed_tokens.weight", "lm_head.weight")
-IGNORED_TENSORS = (*EMBEDDING_AND_HEAD, "d2t", "t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # of the network
+IGNORED_TENSORS = (
+    *EMBEDDING_AND_HEAD,
+    "d2t",
+    "t2d",
+    "verifier_norm.weight",
+    "verifier_lm_head.weight",
+)  # of the network
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +84,11 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
     own = {**config, **(config.get("dflash_config") or {})}
     ids = _require_setting(own, "aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
     min_layer = 0 if speculators else -1  # whose output is the embeddings
-    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= min_layer for i in ids):
+    if (
+        not isinstance(ids, list)
+        or not ids
+        or not all(type(i) is int and i >= min_layer for i in ids)
+    ):
         raise InputError(
             f"the draft reads behind layers {ids!r:.60}; give whole numbers from {min_layer} on"
         )
@@ -88,7 +110,9 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
     kind = str(own.get("markov_head_type", "vanilla"))
     has_confidence_head = bool(own.get("enable_confidence_head", dspark))
     with_markov = bool(own.get("confidence_head_with_markov", dspark)) and rank > 0
-    return BlockConfig(layout, _parse_layers_config(layers), rank, kind, has_confidence_head, with_markov)
+    return BlockConfig(
+        layout, _parse_layers_config(layers), rank, kind, has_confidence_head, with_markov
+    )
 
 
 def _require_setting(config: dict[str, Any], name: str) -> Any:
@@ -215,11 +239,17 @@ def require_fit(
         require_finite_floats("the draft", name, tensors[name])
 
 
-def build_network(parsed: BlockConfig, hidden_size: int, vocab_size: int, outputs: int) -> BlockNetwork:
+def build_network(
+    parsed: BlockConfig, hidden_size: int, vocab_size: int, outputs: int
+) -> BlockNetwork:
     """Make the network of a config, with random weights, for a target of that width and vocabulary,
     and so many outputs of its own."""
     H, width = parsed.layers.hidden_size, len(parsed.layout.taps) * hidden_size
-    confidence = ConfidenceHead(H, parsed.markov_rank * parsed.confidence_with_markov) if parsed.has_confidence_head else None
+    confidence = (
+        ConfidenceHead(H, parsed.markov_rank * parsed.confidence_with_markov)
+        if parsed.has_confidence_head
+        else None
+    )
     chain = _build_markov_head(parsed, vocab_size, outputs)
     return BlockNetwork(parsed.layers, parsed.layout, width, chain, confidence)
 

@@ -27,10 +27,12 @@ from foretoken.errors import RefusedError, log_error_kind, to_one_line
 from foretoken.media.inputs import ENCODER_OUTPUTS, Media, get_main_input_name
 from foretoken.models.base import Model
 from foretoken.models.stock.attention import make_twin
-from foretoken.models.stock.sizes import takes_ids, sketch_weights
+from foretoken.models.stock.sizes import sketch_weights, takes_ids
 from foretoken.models.stock.taps import get_decoder_layers
 
-NUM_CHECKED_TOKENS = 4  # tokens of the check: the first by the prompt's pass, the others by one behind it
+NUM_CHECKED_TOKENS = (
+    4  # tokens of the check: the first by the prompt's pass, the others by one behind it
+)
 # Largest |delta logit| over the spread of the logits; half precisions round at every layer
 MEDIA_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
 HALF_PRECISION_TOLERANCE = 0.05
@@ -60,7 +62,9 @@ def get_language_model(model: PreTrainedModel) -> PreTrainedModel:
     return next((x for x in parts if isinstance(x, PreTrainedModel) and x.can_generate()), model)
 
 
-def capture_generate_arguments(model: PreTrainedModel, prompt_ids: Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
+def capture_generate_arguments(
+    model: PreTrainedModel, prompt_ids: Tensor, inputs: dict[str, Any]
+) -> dict[str, Any]:
     """Return the arguments that a model's `generate` hands over to that of its `writer`, or those
     given where it is its own. RefusedError where it hands over another text."""
 
@@ -79,12 +83,16 @@ def capture_generate_arguments(model: PreTrainedModel, prompt_ids: Tensor, input
     ids = arguments.pop("input_ids", None)
     if ids is not None and not torch.equal(ids, prompt_ids):
         raise RefusedError("its generate changes the prompt that it is given")
-    is_encoder_decoder = get_language_model(model).config.is_encoder_decoder  # what a decoder reads is not padded here
+    is_encoder_decoder = get_language_model(
+        model
+    ).config.is_encoder_decoder  # what a decoder reads is not padded here
     tensors = {n: x for n, x in arguments.items() if isinstance(x, Tensor)}
     return {n: x for n, x in tensors.items() if is_encoder_decoder or n != "attention_mask"}
 
 
-def prepare_first_forward(network: Any, prompt_ids: Tensor, inputs: dict[str, Tensor]) -> dict[str, Any]:
+def prepare_first_forward(
+    network: Any, prompt_ids: Tensor, inputs: dict[str, Tensor]
+) -> dict[str, Any]:
     """Return a forward's arguments for a prompt `[1, n]` with media, as `generate` makes them."""
     arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **inputs}
     if "position_ids" in inputs:
@@ -92,7 +100,9 @@ def prepare_first_forward(network: Any, prompt_ids: Tensor, inputs: dict[str, Te
     elif "position_ids" in get_forward_parameters(type(network)):
         known = {"input_ids": prompt_ids, **inputs}
         arguments["position_ids"] = network._prepare_position_ids_for_generation(prompt_ids, known)
-    prepared = network.prepare_inputs_for_generation(prompt_ids, is_first_iteration=True, **arguments)
+    prepared = network.prepare_inputs_for_generation(
+        prompt_ids, is_first_iteration=True, **arguments
+    )
     return {name: value for name, value in prepared.items() if value is not None}
 
 
@@ -170,7 +180,9 @@ def hash_encoder_weights(model: PreTrainedModel) -> str:
     return hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
 
 
-def encode_media(network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None) -> Any:
+def encode_media(
+    network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
+) -> Any:
     """Return the encoder's output, states `[1, S, H]` first, of media, as `generate` makes it; what
     media hold of this encoder is returned. key: of the encoder; "": its output is not kept. whole:
     a model that makes the encoder's input of them."""
@@ -207,7 +219,9 @@ def _run_encoder(network: Any, inputs: dict[str, Tensor]) -> Any:
     names = (get_main_input_name(network), "inputs_embeds", "input_ids")
     main = next((name for name in names if name in inputs), next(iter(inputs)))
     rest = {name: x for name, x in inputs.items() if name != main}
-    prepare = getattr(network, PREPARE_ENCODER_METHOD, None) or getattr(network, OLD_PREPARE_ENCODER_METHOD)
+    prepare = getattr(network, PREPARE_ENCODER_METHOD, None) or getattr(
+        network, OLD_PREPARE_ENCODER_METHOD
+    )
     return prepare(inputs[main], rest, main, GenerationConfig())[ENCODER_OUTPUTS]
 
 
@@ -235,10 +249,14 @@ class MediaObjections:
 def get_media_token_ids(model: PreTrainedModel) -> set[int]:
     """The ids that stand for pictures and sounds in a prompt."""
     settings = vars(model.config).items()
-    return {id for name, id in settings if MEDIA_TOKEN_FIELD.fullmatch(name) and isinstance(id, int)}
+    return {
+        id for name, id in settings if MEDIA_TOKEN_FIELD.fullmatch(name) and isinstance(id, int)
+    }
 
 
-def find_media_objection(model: PreTrainedModel, fresh: Model, media: Media) -> tuple[str | None, bool]:
+def find_media_objection(
+    model: PreTrainedModel, fresh: Model, media: Media
+) -> tuple[str | None, bool]:
     """Say why `fresh`, without rows, which runs a network, cannot read these media exactly, or
     None; and whether that is so of all media of their kind, rather than of faulty ones."""
     network: Any = model
@@ -251,7 +269,10 @@ def find_media_objection(model: PreTrainedModel, fresh: Model, media: Media) -> 
     except RefusedError as error:
         return str(error), True
     except Exception as error:  # a family's code raises anything
-        return f"{type(network).__name__} raised {log_error_kind(error)}: {to_one_line(error)}", False
+        return (
+            f"{type(network).__name__} raised {log_error_kind(error)}: {to_one_line(error)}",
+            False,
+        )
     if delta < MEDIA_TOLERANCES.get(network.dtype, HALF_PRECISION_TOLERANCE):
         return None, True
     reason = (
@@ -284,7 +305,12 @@ def measure_generate_deviation(model: PreTrainedModel, fresh: Model, media: Medi
 
 @torch.inference_mode()
 def run_generate(
-    network: Any, prompt_ids: Tensor, inputs: dict[str, Any], num_new_tokens: int, *, use_own_generate: bool = True
+    network: Any,
+    prompt_ids: Tensor,
+    inputs: dict[str, Any],
+    num_new_tokens: int,
+    *,
+    use_own_generate: bool = True,
 ) -> Any:
     """Return what transformers' `generate` makes of a text `[1, n]` by `new` tokens: `sequences`,
     and the `logits` before each.
@@ -296,7 +322,9 @@ def run_generate(
         new: Tokens to make.
         own: By the family's own `generate`, which may cut sounds into windows or ask for some.
     """
-    settings = GenerationConfig(max_new_tokens=num_new_tokens, do_sample=False, pad_token_id=0, num_beams=1)
+    settings = GenerationConfig(
+        max_new_tokens=num_new_tokens, do_sample=False, pad_token_id=0, num_beams=1
+    )
     settings.eos_token_id = UNUSED_TOKEN_ID
     settings.output_logits = settings.return_dict_in_generate = True
     settings.decoder_start_token_id = int(prompt_ids[0, 0])

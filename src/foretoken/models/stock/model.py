@@ -22,20 +22,20 @@ from transformers import PreTrainedModel
 
 from foretoken.errors import RefusedError
 from foretoken.media.inputs import ENCODER_OUTPUTS, Media
-from foretoken.models.base import Blocks, Capabilities, SharedKV, Model, count_block_tokens
+from foretoken.models.base import Blocks, Capabilities, Model, SharedKV, count_block_tokens
+from foretoken.models.hidden_states import HiddenStates
+from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS, run_in_parts
 from foretoken.models.row_slots import (
     LONG_ROW_OFFSET,
     PREFILL_CHUNK_TOKENS,
+    add_spare_rows,
     check_lengths,
     check_room,
     check_sources,
     compute_max_positions,
     pad_blocks,
-    add_spare_rows,
 )
-from foretoken.models.hidden_states import HiddenStates
-from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS, run_in_parts
-from foretoken.models.stock.attention import RaggedTwin, NeededPositions
+from foretoken.models.stock.attention import NeededPositions, RaggedTwin
 from foretoken.models.stock.cache import (
     CAPACITY_MULTIPLE,
     CrossCache,
@@ -47,26 +47,26 @@ from foretoken.models.stock.cache import (
 from foretoken.models.stock.media import (
     EncoderOutput,
     MediaObjections,
-    embed_in_chunks,
-    compute_encoder_key,
-    prepare_first_forward,
     capture_generate_arguments,
-    encode_without_padding,
+    compute_encoder_key,
     compute_position_shift,
-    make_placeholder_states,
+    embed_in_chunks,
+    encode_without_padding,
     get_language_model,
+    make_placeholder_states,
+    prepare_first_forward,
 )
 from foretoken.models.stock.positions import takes_positions
 from foretoken.models.stock.sizes import (
+    find_last_kv_layers,
     get_context_limit,
     get_encoder_limit,
     get_encoder_vocab_size,
-    find_last_kv_layers,
-    make_empty_logits,
-    get_output_vocab_size,
     get_max_positions,
-    takes_ids,
+    get_output_vocab_size,
     get_rope_switch_length,
+    make_empty_logits,
+    takes_ids,
 )
 from foretoken.transfer import send
 
@@ -126,7 +126,9 @@ class StockModel(TorchModel):
     @torch.inference_mode()
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         slot, cross, states = self._cache_bytes
-        slots = slot * compute_max_positions(lengths, CAPACITY_MULTIPLE) + cross * compute_max_positions(sources, CAPACITY_MULTIPLE)
+        slots = slot * compute_max_positions(
+            lengths, CAPACITY_MULTIPLE
+        ) + cross * compute_max_positions(sources, CAPACITY_MULTIPLE)
         return slots + states * add_spare_rows(len(lengths))
 
     @cached_property
@@ -231,7 +233,11 @@ class StockModel(TorchModel):
         """Return what the twin makes of inputs, counts[b] tokens of each row, and advance."""
         ragged = cache.decoder
         tap_states: dict[int, Tensor] | None = {} if self.exposes_states else None
-        arguments = inputs | make_cache_argument(self.model, cache) | {"use_cache": True, "return_dict": True}
+        arguments = (
+            inputs
+            | make_cache_argument(self.model, cache)
+            | {"use_cache": True, "return_dict": True}
+        )
         with self.twin(ragged, needed, tap_states) as model:
             logits = model(**arguments).logits
         if tap_states:
@@ -276,11 +282,15 @@ class CausalModel(StockModel):
         return make_ragged_cache(self.model, 0)
 
     @torch.inference_mode()
-    def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:
+    def prefill(
+        self, prompts: list[list[int]], sources: list[list[int]] | None = None
+    ) -> RaggedCache:
         fresh = make_ragged_cache(self.model, len(prompts))
         fresh.long = [self._long_context] * len(prompts)
         for at in range(0, max(map(len, prompts), default=0), PREFILL_CHUNK_TOKENS):
-            self._run(fresh, [p[at : at + PREFILL_CHUNK_TOKENS] for p in prompts], [0] * len(prompts))
+            self._run(
+                fresh, [p[at : at + PREFILL_CHUNK_TOKENS] for p in prompts], [0] * len(prompts)
+            )
         return fresh
 
     @torch.inference_mode()
@@ -295,7 +305,9 @@ class CausalModel(StockModel):
         prompt_ids = torch.tensor([ids], device=self.device)
         fitted = media.fit_inputs(n, self.model.dtype, self.device)
         with self.twin(None) as model:
-            inputs = prepare_first_forward(model, prompt_ids, capture_generate_arguments(self.full_model, prompt_ids, fitted))
+            inputs = prepare_first_forward(
+                model, prompt_ids, capture_generate_arguments(self.full_model, prompt_ids, fitted)
+            )
             # states follow from a few tokens at a time: their embeddings are made for all
             in_one_pass = not fresh.states or n <= MAX_PASS_WIDTH
             parts = [inputs] if in_one_pass else embed_in_chunks(model, inputs, MAX_PASS_WIDTH)
@@ -355,7 +367,9 @@ class Seq2SeqModel(StockModel):
         return CrossCache(own, cross, sources)
 
     @torch.inference_mode()
-    def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> CrossCache:
+    def prefill(
+        self, prompts: list[list[int]], sources: list[list[int]] | None = None
+    ) -> CrossCache:
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
         if self.needs_media:
@@ -409,7 +423,10 @@ class Seq2SeqModel(StockModel):
         return read.last_hidden_state
 
     def _make_inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
-        positions, mask = {"decoder_position_ids": cache.decoder.positions}, cache.make_source_mask()
+        positions, mask = (
+            {"decoder_position_ids": cache.decoder.positions},
+            cache.make_source_mask(),
+        )
         if self.needs_media:  # masks of what the encoder has read are longer than its states
             cache.decoder.encoder_mask, mask = mask, None
         return {

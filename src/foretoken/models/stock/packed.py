@@ -21,8 +21,12 @@ if TYPE_CHECKING:  # which takes seconds to import
     from transformers import PreTrainedModel
 
 PACKING_ROWS = 8  # a verified block; the layout serves 1 to 512 rows alike
-MIN_PACKED_ELEMENTS = 2**19  # elements; smaller weights stay in a core's cache, and oneDNN's call costs 15 us
-MAX_TIED_HEAD_FRACTION = 0.1  # of the model's bytes, for a packed head beside the embeddings that it is tied to
+MIN_PACKED_ELEMENTS = (
+    2**19
+)  # elements; smaller weights stay in a core's cache, and oneDNN's call costs 15 us
+MAX_TIED_HEAD_FRACTION = (
+    0.1  # of the model's bytes, for a packed head beside the embeddings that it is tied to
+)
 MAX_LOGIT_DRIFT = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the spread of a trial's logits
 
 LinearLayer = nn.Linear | Conv1D
@@ -54,13 +58,17 @@ def pack(model: PreTrainedModel) -> PackingResult:
         for names in find_packable_layers(model):
             replace_layer(model, names, PackedLinear(model.get_submodule(names[0])))
             groups.append(names)
-        drift = float((compute_trial_logits(model) - before).abs().max() / (before.max() - before.min()))
+        drift = float(
+            (compute_trial_logits(model) - before).abs().max() / (before.max() - before.min())
+        )
         if not drift <= MAX_LOGIT_DRIFT[model.dtype]:
             reason = f"packed, its logits differ by {drift:.1e} of their spread"
     except Exception as error:  # unknown code on an unknown processor raises anything
         reason = f"it does not run packed: its code raised {log_error_kind(error)}"
     if reason is None:
-        return PackingResult(len(groups), None if groups else "no layer is large enough to gain by it")
+        return PackingResult(
+            len(groups), None if groups else "no layer is large enough to gain by it"
+        )
     for names in groups:
         layer: Any = model.get_submodule(names[0])
         replace_layer(model, names, layer.unpack())
@@ -137,7 +145,12 @@ def is_packable(layer: nn.Module) -> bool:
     bias: Any = layer.bias
     ordinary = type(weight) is nn.Parameter and weight.device.type == "cpu"
     same_dtype = bias is None or getattr(bias, "dtype", None) == weight.dtype
-    return ordinary and same_dtype and weight.dtype in MAX_LOGIT_DRIFT and weight.numel() >= MIN_PACKED_ELEMENTS
+    return (
+        ordinary
+        and same_dtype
+        and weight.dtype in MAX_LOGIT_DRIFT
+        and weight.numel() >= MIN_PACKED_ELEMENTS
+    )
 
 
 def replace_layer(model: PreTrainedModel, names: list[str], layer: nn.Module) -> None:

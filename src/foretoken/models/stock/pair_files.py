@@ -19,13 +19,15 @@ from transformers.modeling_layers import MtpLayer
 
 from foretoken.errors import RefusedError, to_one_line
 from foretoken.models.hidden_states import FINAL_TAP
-from foretoken.models.stock.pairs import EagleLayer, TapProjection, NormedHead, PairsNetwork
+from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork, TapProjection
 from foretoken.models.stock.taps import get_decoder_layers
 
 Tensors = dict[str, Tensor]
 TEMPLATE_VOCAB_SIZE = 8  # tokens of a model that is built for its layers alone
 SCALE_SUFFIX = "_scale"  # behind the name of a weight of eight bits
-MAX_HEAD_ROWS = 2**15  # rows of a reduced output layer: a larger one takes longer than the layer before it
+MAX_HEAD_ROWS = (
+    2**15
+)  # rows of a reduced output layer: a larger one takes longer than the layer before it
 # Names in speculators' layout, by those of the original one and of its variants
 ORIGINAL_EAGLE_PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
 # Names of transformers' MtpLayer, by those of weights for multi-token prediction
@@ -69,7 +71,9 @@ def build_eagle(
     something, or that is of another target."""
     fields = config.get("transformer_layer_config") or config
     layers = _build_layer_config(name, fields)
-    tensors = dequantize({_rename_key(key, ORIGINAL_EAGLE_PREFIXES): x for key, x in tensors.items()})
+    tensors = dequantize(
+        {_rename_key(key, ORIGINAL_EAGLE_PREFIXES): x for key, x in tensors.items()}
+    )
     H, fc = layers.hidden_size, _get_tensor(name, tensors, "fc.weight")
     text = target.config.get_text_config(decoder=True)
     width = config.get("target_hidden_size") or text.hidden_size
@@ -114,7 +118,9 @@ def _require_vocab_size(name: str, fields: dict[str, Any], tensors: Tensors, V: 
 
 def dequantize(tensors: Tensors) -> Tensors:
     """Weights of eight bits as the numbers they stand for: each row with a scale of its own."""
-    scales = {key[: -len(SCALE_SUFFIX)]: x for key, x in tensors.items() if key.endswith(SCALE_SUFFIX)}
+    scales = {
+        key[: -len(SCALE_SUFFIX)]: x for key, x in tensors.items() if key.endswith(SCALE_SUFFIX)
+    }
     weights = {key: x for key, x in tensors.items() if not key.endswith(SCALE_SUFFIX)}
     return weights | {key: weights[key].float() * x.float() for key, x in scales.items()}
 
@@ -138,7 +144,9 @@ def _extend_context(network: PairsNetwork, text: PreTrainedConfig) -> None:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
     max_positions = getattr(text, "max_position_embeddings", None)
-    if max_positions and not any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds):
+    if max_positions and not any(
+        each.get("rope_type") in ("dynamic", "longrope") for each in kinds
+    ):
         config.max_position_embeddings = max_positions
 
 
@@ -259,7 +267,9 @@ def _get_tensor(name: str, tensors: Tensors, key: str) -> Tensor:
     return tensors[key]
 
 
-def _load_weights(name: str, network: PairsNetwork, tensors: Tensors, to_file_key: Callable[[str], str]) -> None:
+def _load_weights(
+    name: str, network: PairsNetwork, tensors: Tensors, to_file_key: Callable[[str], str]
+) -> None:
     """Fill in the weights, whose names are `filed`; RefusedError where some are missing, of another
     shape or invalid."""
     own = network.state_dict()
@@ -270,7 +280,9 @@ def _load_weights(name: str, network: PairsNetwork, tensors: Tensors, to_file_ke
     network.requires_grad_(False)
 
 
-def _require_shapes(name: str, own: Tensors, tensors: Tensors, to_file_key: Callable[[str], str]) -> None:
+def _require_shapes(
+    name: str, own: Tensors, tensors: Tensors, to_file_key: Callable[[str], str]
+) -> None:
     for own_key, place in own.items():
         key = to_file_key(own_key)
         x = _get_tensor(name, tensors, key)
@@ -395,7 +407,9 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
     decoder: Any = target.get_decoder()
     try:
         block = cast(Any, type(get_decoder_layers(target)[-1]))
-        norm = next(type(x) for n, x in get_decoder_layers(target)[-1].named_modules() if "norm" in n)
+        norm = next(
+            type(x) for n, x in get_decoder_layers(target)[-1].named_modules() if "norm" in n
+        )
         layer = MtpLayer(config, block, norm, 0, "post_norm.weight" in named)
         rotary = type(decoder.rotary_emb)(config) if hasattr(decoder, "rotary_emb") else None
     except Exception as error:  # a family's own code

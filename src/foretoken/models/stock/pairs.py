@@ -102,9 +102,13 @@ class PairsNetwork(PreTrainedModel):
         self.norm, self.head, self.join = norm, head, join
         text: Any = config.get_text_config(decoder=True)
         full = ["full_attention"] * (1 + len(more))
-        self.layer_types: list[str] = getattr(text, "layer_types", None) or full  # of attention, by layer
+        self.layer_types: list[str] = (
+            getattr(text, "layer_types", None) or full
+        )  # of attention, by layer
         rope = getattr(text, "rope_parameters", None) or {}
-        self.rope_by_layer_type = bool(text.nested_rope_parameter_keys(rope))  # whether rotary parts differ
+        self.rope_by_layer_type = bool(
+            text.nested_rope_parameter_keys(rope)
+        )  # whether rotary parts differ
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
@@ -128,7 +132,8 @@ class PairsNetwork(PreTrainedModel):
     ) -> CausalLMOutputWithPast:
         embedded, states = inputs_embeds[..., : self.width], inputs_embeds[..., self.width :]
         layer_kwargs = {
-            kind: self._make_layer_kwargs(kind, states, position_ids, past_key_values) for kind in {*self.layer_types}
+            kind: self._make_layer_kwargs(kind, states, position_ids, past_key_values)
+            for kind in {*self.layer_types}
         }
         states = self.run_layers(embedded, states, layer_kwargs)
         return CausalLMOutputWithPast(logits=cast(Any, self.head(states)))
@@ -143,7 +148,9 @@ class PairsNetwork(PreTrainedModel):
             states = layer(*inputs, **layer_kwargs[kind])
         return states if self.norm is None else self.norm(states)
 
-    def _make_layer_kwargs(self, layer_type: str, states: Tensor, positions: Tensor, cache: Any) -> dict[str, Any]:
+    def _make_layer_kwargs(
+        self, layer_type: str, states: Tensor, positions: Tensor, cache: Any
+    ) -> dict[str, Any]:
         """Return what layers of a kind of attention are given beside their inputs."""
         mask: Any = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[layer_type]
         mask = mask(
@@ -185,7 +192,9 @@ class StockPairModel(CausalModel, HiddenStateDraftModel):
         assert len(self._pairs) == len(count_block_tokens(blocks, need))
         return super().score(blocks, need)
 
-    def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> RaggedCache:
+    def prefill(
+        self, prompts: list[list[int]], sources: list[list[int]] | None = None
+    ) -> RaggedCache:
         width = cast(PairsNetwork, self.model).input_width
         self._pairs = [torch.zeros(len(p), width, dtype=self.model.dtype) for p in prompts]
         return super().prefill(prompts)  # of no states: rows begin empty, or are measured

@@ -145,7 +145,11 @@ def _make_row_forward(kind: type[nn.Module]) -> FunctionType | None:
     """The forward of a mixer over our functions; None for any other part."""
     forward: Any = inspect.unwrap(kind.forward)
     code = getattr(forward, "__code__", None)
-    replacements: dict[str, Any] = {name: RECURRENCE_REPLACEMENTS[name] for name in RECURRENCE_REPLACEMENTS if code and name in code.co_names}
+    replacements: dict[str, Any] = {
+        name: RECURRENCE_REPLACEMENTS[name]
+        for name in RECURRENCE_REPLACEMENTS
+        if code and name in code.co_names
+    }
     if not replacements:
         return None
     names = {**forward.__globals__, **replacements}

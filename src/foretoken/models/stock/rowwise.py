@@ -28,14 +28,14 @@ from foretoken.models.row_slots import check_lengths, check_room, check_sources
 from foretoken.models.stock.attention import make_twin
 from foretoken.models.stock.cache import ALTERNATIVES_HINT, find_generation_objection
 from foretoken.models.stock.media import (
-    get_forward_parameters,
-    extend_positions,
-    encode_media,
-    compute_encoder_key,
-    prepare_first_forward,
     capture_generate_arguments,
-    make_placeholder_states,
+    compute_encoder_key,
+    encode_media,
+    extend_positions,
+    get_forward_parameters,
     get_language_model,
+    make_placeholder_states,
+    prepare_first_forward,
 )
 from foretoken.models.stock.model import TorchModel
 from foretoken.models.stock.selfcheck import CheckedBackend, reference_forward
@@ -59,13 +59,17 @@ class RowwiseSequence:
     caches: CacheKwargs = field(default_factory=CacheKwargs)
     # `read` and a copy of `kept` before each block since the last rollback
     snapshots: list[tuple[int, CacheKwargs]] = field(default_factory=list[tuple[int, CacheKwargs]])
-    generate_kwargs: CacheKwargs = field(default_factory=CacheKwargs)  # as every pass is given its source or media
+    generate_kwargs: CacheKwargs = field(
+        default_factory=CacheKwargs
+    )  # as every pass is given its source or media
     positions: Tensor | None = None  # of its prompt with media
 
     def fork(self) -> RowwiseSequence:
         """Return a row of the same text, with a cache of its own."""
         earlier = [(n, copy_cache(kept)) for n, kept in self.snapshots]
-        return replace(self, token_ids=[*self.token_ids], caches=copy_cache(self.caches), snapshots=earlier)
+        return replace(
+            self, token_ids=[*self.token_ids], caches=copy_cache(self.caches), snapshots=earlier
+        )
 
     def save_snapshot(self) -> None:
         """Keep the state from before a block, where a crop could not bring it back."""
@@ -168,7 +172,9 @@ class RowwiseModel(TorchModel):
         masks = {n: given[n] for n in ("attention_mask",) if n in given}  # as `generate` passes it
         return {ENCODER_OUTPUTS: output, **masks}
 
-    def _extend(self, seq: RowwiseSequence, block: list[int], need: int) -> list[tuple[int, Tensor]]:
+    def _extend(
+        self, seq: RowwiseSequence, block: list[int], need: int
+    ) -> list[tuple[int, Tensor]]:
         """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
         with the number of those before it."""
         seq.token_ids += block
@@ -204,11 +210,16 @@ class RowwiseModel(TorchModel):
             inputs = prepare_first_forward(self.network, text, given) | caches
             seq.positions = inputs.get("position_ids")
         else:
-            inputs = prepare_forward(self.network, text, seq.num_cached, {**given, **caches}, num_logits)
+            inputs = prepare_forward(
+                self.network, text, seq.num_cached, {**given, **caches}, num_logits
+            )
             if seq.positions is not None:
                 inputs["position_ids"] = extend_positions(seq.positions, end)[..., seq.num_cached :]
         output = self.network(**inputs, return_dict=True)
-        seq.caches = next(({CACHE_ARGUMENTS[n]: output[n]} for n in CACHE_ARGUMENTS if output.get(n) is not None), {})
+        seq.caches = next(
+            ({CACHE_ARGUMENTS[n]: output[n]} for n in CACHE_ARGUMENTS if output.get(n) is not None),
+            {},
+        )
         seq.num_cached = end if seq.caches else 0
         return output.logits[0, -num_logits:]
 
@@ -216,7 +227,9 @@ class RowwiseModel(TorchModel):
         """Return a row's source or media as `generate` gives them to the preparation of every
         pass."""
         if seq.source and not seq.num_cached:
-            seq.generate_kwargs = copy.deepcopy(seq.source)  # some families add to an encoder's states
+            seq.generate_kwargs = copy.deepcopy(
+                seq.source
+            )  # some families add to an encoder's states
         elif seq.media is not None and (self.full_model is self.model or not seq.num_cached):
             fitted = seq.media.fit_inputs(text.shape[1], self.model.dtype, self.device)
             seq.generate_kwargs = capture_generate_arguments(self.full_model, text, fitted)
@@ -248,7 +261,9 @@ def make_empty_cache(model: PreTrainedModel) -> CacheKwargs:
     given = CacheKwargs()
     settings, mode = GenerationConfig(), GenerationMode.GREEDY_SEARCH
     network._prepare_cache_for_generation(settings, given, mode, 1, 0)
-    return {name: cache for name, cache in given.items() if name in get_forward_parameters(type(model))}
+    return {
+        name: cache for name, cache in given.items() if name in get_forward_parameters(type(model))
+    }
 
 
 def is_croppable(caches: CacheKwargs) -> bool:
@@ -260,7 +275,10 @@ def is_croppable(caches: CacheKwargs) -> bool:
             return False
         layers: list[Any] = part.layers
         keys = [x.keys for x in layers if getattr(x, "keys", None) is not None]
-        if not {type(x).__name__ for x in layers} <= CROPPABLE_LAYERS or len({*map(_count_slots, keys)}) > 1:
+        if (
+            not {type(x).__name__ for x in layers} <= CROPPABLE_LAYERS
+            or len({*map(_count_slots, keys)}) > 1
+        ):
             return False
     return bool(caches)
 
@@ -291,14 +309,19 @@ def copy_cache(caches: CacheKwargs) -> CacheKwargs:
 
 
 @torch.inference_mode()
-def prepared_forward(model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int) -> Tensor:
+def prepared_forward(
+    model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
+) -> Tensor:
     """The logits that `generate` makes of a prompt `[1, n]`, for each of its last `need` tokens by
     the text up to it: a `Whole` for the self-check."""
     if source is not None:  # a decoder's text is prepared as any
         return reference_forward(model, token_ids, source, need)
     network: Any = model
     ends = range(token_ids.shape[1] - need + 1, token_ids.shape[1] + 1)
-    inputs = [prepare_forward(network, token_ids[:, :end], 0, {}, 1) | {"use_cache": False} for end in ends]
+    inputs = [
+        prepare_forward(network, token_ids[:, :end], 0, {}, 1) | {"use_cache": False}
+        for end in ends
+    ]
     return torch.cat([network(**each, return_dict=True).logits[0, -1:] for each in inputs])
 
 

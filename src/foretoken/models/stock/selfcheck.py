@@ -26,10 +26,21 @@ from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
 from foretoken.models.stock import cache, media
 from foretoken.models.stock.attention import make_twin
-from foretoken.models.stock.media import make_encoder_input, make_random_inputs, make_random_states, get_language_model
+from foretoken.models.stock.media import (
+    get_language_model,
+    make_encoder_input,
+    make_random_inputs,
+    make_random_states,
+)
 from foretoken.models.stock.model import CausalModel, Seq2SeqModel
-from foretoken.models.stock.sizes import takes_ids, get_rope_switch_length
-from foretoken.models.stock.small_copy import COPY_CONTEXT, COPY_VOCAB_SIZE, COPY_WINDOW, make_small_copy, find_thresholds
+from foretoken.models.stock.sizes import get_rope_switch_length, takes_ids
+from foretoken.models.stock.small_copy import (
+    COPY_CONTEXT,
+    COPY_VOCAB_SIZE,
+    COPY_WINDOW,
+    find_thresholds,
+    make_small_copy,
+)
 
 LOGIT_TOLERANCE = 1e-4  # of the spread of the logits, in float32
 
@@ -43,7 +54,9 @@ class ReferenceForward(Protocol):
     ) -> Tensor: ...
 
 
-def reference_forward(model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int) -> Tensor:
+def reference_forward(
+    model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
+) -> Tensor:
     """A `Whole`: one forward of the stock model."""
     ids: Any = {"input_ids": token_ids}
     if source is not None:
@@ -116,7 +129,10 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
             small, on_full_model = make_twin(model), True
     try:
         runner = backend.build(small)
-        delta = max(measure_deviation(small, runner, backend.reference), measure_media_deviation(small, runner))
+        delta = max(
+            measure_deviation(small, runner, backend.reference),
+            measure_media_deviation(small, runner),
+        )
         contradiction = measure_contradiction(small, backend.reference)
     except RefusedError:
         raise
@@ -125,7 +141,9 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
         raise UnfinishedCheckError(_format_reason(name, reason, backend)) from error
     if not delta < LOGIT_TOLERANCE:
         difference = f"logits differ by {delta:.1e} of their spread from a full forward"
-        raise RefusedError(_format_reason(name, f"is not exact over {backend.name}: {difference}", backend))
+        raise RefusedError(
+            _format_reason(name, f"is not exact over {backend.name}: {difference}", backend)
+        )
     if not contradiction < LOGIT_TOLERANCE:
         windowed = find_thresholds(model.config.get_text_config(decoder=True))
         where, remedy = "", cache.ALTERNATIVES_HINT
@@ -137,14 +155,20 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
             f"forward of the whole text by {contradiction:.1e} of their spread, and no text is the right "
             f"one; {remedy}"
         )
-    return CheckResult(type(model).__name__, delta, time.perf_counter() - start, False, on_full_model)
+    return CheckResult(
+        type(model).__name__, delta, time.perf_counter() - start, False, on_full_model
+    )
 
 
 def _format_reason(name: str, reason: str, backend: CheckedBackend) -> str:
     return f"{name} {reason}" + (f"; {backend.remedy}" if backend.remedy else "")
 
 
-def measure_deviation(model: PreTrainedModel, runner: Model | None = None, reference: ReferenceForward = reference_forward) -> float:
+def measure_deviation(
+    model: PreTrainedModel,
+    runner: Model | None = None,
+    reference: ReferenceForward = reference_forward,
+) -> float:
     """Largest |delta logit| over the spread of the logits, of ragged batches against the stock
     model on each row alone, read whole.
 
@@ -178,7 +202,9 @@ def measure_media_deviation(model: PreTrainedModel, runner: Model) -> float:
     return media.measure_generate_deviation(model, runner, Media([], inputs))
 
 
-def measure_contradiction(model: PreTrainedModel, reference: ReferenceForward = reference_forward) -> float:
+def measure_contradiction(
+    model: PreTrainedModel, reference: ReferenceForward = reference_forward
+) -> float:
     """Largest |delta logit| over their spread between `generate`, which caches, and the text that
     it makes read whole, past windows of `WINDOW` tokens and across the length at which the model
     reads a text in another way."""
@@ -190,7 +216,9 @@ def measure_contradiction(model: PreTrainedModel, reference: ReferenceForward = 
 
 
 @torch.inference_mode()
-def _measure_contradiction_from(model: PreTrainedModel, prompt_length: int, num_new_tokens: int, reference: ReferenceForward) -> float:
+def _measure_contradiction_from(
+    model: PreTrainedModel, prompt_length: int, num_new_tokens: int, reference: ReferenceForward
+) -> float:
     """The same of `new` tokens of a text that begins with `start`."""
     dice = random.Random(1)
     ids = [[dice.randrange(2, COPY_VOCAB_SIZE) for _ in range(prompt_length)]]
@@ -198,7 +226,9 @@ def _measure_contradiction_from(model: PreTrainedModel, prompt_length: int, num_
     if model.config.is_encoder_decoder:
         source = torch.arange(2, 4 + 2 * COPY_WINDOW, device=model.device)[None]
         given = make_encoder_input(model, source)
-    made = media.run_generate(model, text, given, num_new_tokens, use_own_generate=ENCODER_OUTPUTS not in given)
+    made = media.run_generate(
+        model, text, given, num_new_tokens, use_own_generate=ENCODER_OUTPUTS not in given
+    )
     worst, spread = 0.0, 1e-9
     for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
         full = reference(model, made.sequences[:, : prompt_length + i], source, 1)[0]
@@ -220,7 +250,9 @@ class CheckedSequences:
         self.model, self.rng, self.reference = model, rng, reference
         self.runner = runner or build_torch_model(model)
         self.num_ids = min(self.runner.vocab_size, COPY_VOCAB_SIZE)
-        self.source_length = 10 if make_random_inputs(model) else 0  # states, always as many; 0: any number
+        self.source_length = (
+            10 if make_random_inputs(model) else 0
+        )  # states, always as many; 0: any number
         self.seqs: list[list[int]] = []
         self.sources: list[list[int]] = []
         self.max_delta, self.spread = 0.0, 1e-9
@@ -308,4 +340,8 @@ class CheckedSequences:
 def choose_rope_switch(model: PreTrainedModel, backend: CheckedBackend) -> int:
     """From which length on a small copy reads texts with the other rotary factors: within the check
     where this form can, else beyond it."""
-    return 2 * COPY_WINDOW if backend.switches_rope and get_rope_switch_length(model) is not None else COPY_CONTEXT
+    return (
+        2 * COPY_WINDOW
+        if backend.switches_rope and get_rope_switch_length(model) is not None
+        else COPY_CONTEXT
+    )

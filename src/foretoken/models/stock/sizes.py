@@ -130,7 +130,9 @@ def find_last_kv_layers(config: PreTrainedConfig) -> dict[str, int]:
 
 def make_empty_logits(model: PreTrainedModel, rows: int) -> Tensor:
     """`[rows, 0, V]`."""
-    return torch.zeros(rows, 0, get_output_vocab_size(model), dtype=model.dtype, device=model.device)
+    return torch.zeros(
+        rows, 0, get_output_vocab_size(model), dtype=model.dtype, device=model.device
+    )
 
 
 SAMPLES_PER_WEIGHT = 16  # values of every weight, evenly spaced

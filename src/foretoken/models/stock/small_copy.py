@@ -18,7 +18,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from foretoken.models.stock.media import make_encoder_input, get_language_model
+from foretoken.models.stock.media import get_language_model, make_encoder_input
 from foretoken.models.stock.sizes import CONTEXT_LENGTH_FIELDS, get_context_limit
 
 COPY_VOCAB_SIZE = 64
@@ -27,8 +27,12 @@ COPY_HEAD_DIM, MAX_COPY_HEADS = 16, 2  # width of a head, and how many keys and 
 OWN_HEAD_DIM = -1  # a head as wide as it is
 COPY_STATE_SIZE = 128  # hidden size of a model without attention
 # Names of lengths: windows, chunks, floors of a scale that grows with the position, room in experts
-THRESHOLD_FIELD = re.compile(r"(window|chunk)(_size|_len)?$|floor|^local_attention$|^expert_capacity$")
-ROPE_SWITCH_FIELD = "original_max_position_embeddings"  # where the factors of rotary positions change
+THRESHOLD_FIELD = re.compile(
+    r"(window|chunk)(_size|_len)?$|floor|^local_attention$|^expert_capacity$"
+)
+ROPE_SWITCH_FIELD = (
+    "original_max_position_embeddings"  # where the factors of rotary positions change
+)
 COPY_CONTEXT = 128  # positions that the check needs
 # Names of a state space layer's heads, their width, the factor of the hidden size, groups, state
 STATE_SPACE_FIELDS = (
@@ -61,8 +65,12 @@ def make_small_copy(
     for attempt in (
         lambda: shrink_config(config, COPY_HEAD_DIM, switch),
         lambda: shrink_config(config, COPY_HEAD_DIM, switch, keep_ties=True),
-        lambda: rebuild_config(shrink_config(config, COPY_HEAD_DIM, switch, keep_ties=True), config),
-        lambda: rebuild_config(shrink_config(config, COPY_HEAD_DIM, switch, keep_ties=True, layers_per_kind=2), config),
+        lambda: rebuild_config(
+            shrink_config(config, COPY_HEAD_DIM, switch, keep_ties=True), config
+        ),
+        lambda: rebuild_config(
+            shrink_config(config, COPY_HEAD_DIM, switch, keep_ties=True, layers_per_kind=2), config
+        ),
         lambda: shrink_config(config, OWN_HEAD_DIM, switch),
         lambda: shrink_config(config, None, switch),
         lambda: rebuild_config(shrink_config(config, None, switch), config),
@@ -78,7 +86,9 @@ def make_small_copy(
                 return small
             with torch.inference_mode():
                 sources = {"decoder_input_ids": ids} | make_encoder_input(small, ids)
-                get_language_model(small)(**(sources if small_config.is_encoder_decoder else {"input_ids": ids}))
+                get_language_model(small)(
+                    **(sources if small_config.is_encoder_decoder else {"input_ids": ids})
+                )
             return small
         except Exception as error:  # narrow widths may not fit each other
             problem = problem or error
@@ -156,8 +166,13 @@ def get_setting(part: PreTrainedConfig, name: str) -> Any:
         return None
 
 
-def shrink_in_place(part: PreTrainedConfig, head_dim: int | None, switch: int, keep_ties: bool, layers_per_kind: int) -> None:
-    settings: dict[str, Any] = {"vocab_size": COPY_VOCAB_SIZE, "decoder_vocab_size": COPY_VOCAB_SIZE}
+def shrink_in_place(
+    part: PreTrainedConfig, head_dim: int | None, switch: int, keep_ties: bool, layers_per_kind: int
+) -> None:
+    settings: dict[str, Any] = {
+        "vocab_size": COPY_VOCAB_SIZE,
+        "decoder_vocab_size": COPY_VOCAB_SIZE,
+    }
     settings["vocab_size_per_layer_input"] = COPY_VOCAB_SIZE
     settings |= dict.fromkeys(find_thresholds(part), COPY_WINDOW)
     settings[ROPE_SWITCH_FIELD] = switch
@@ -170,7 +185,10 @@ def shrink_in_place(part: PreTrainedConfig, head_dim: int | None, switch: int, k
     if head_dim is not None and get_setting(part, "num_attention_heads"):
         settings |= compute_widths(part, head_dim)
     elif head_dim is not None and get_setting(part, "hidden_size"):  # layers of states only
-        settings |= {"hidden_size": COPY_STATE_SIZE, "num_heads": MAX_COPY_HEADS} | _compute_recurrent_sizes(part, COPY_STATE_SIZE)
+        settings |= {
+            "hidden_size": COPY_STATE_SIZE,
+            "num_heads": MAX_COPY_HEADS,
+        } | _compute_recurrent_sizes(part, COPY_STATE_SIZE)
     if keep_ties:
         settings |= compute_tied_sizes(part, settings)
     layers_own = getattr(vars(part).get("_heterogeneity_spec"), "per_layer_attributes", ())
@@ -192,7 +210,9 @@ def find_thresholds(part: PreTrainedConfig) -> list[str]:
     """The settings that say from which length of a text, or at which distance, a model behaves
     otherwise, where its texts get there: then the check is to get there too."""
     limit = getattr(part, "max_position_embeddings", None) or math.inf
-    numbers = {k: v for k, v in vars(part).items() if isinstance(v, int) and COPY_WINDOW < v < limit}
+    numbers = {
+        k: v for k, v in vars(part).items() if isinstance(v, int) and COPY_WINDOW < v < limit
+    }
     return [name for name in numbers if THRESHOLD_FIELD.search(name)]
 
 
@@ -200,7 +220,9 @@ def shrink_rope(rope: dict[str, Any], narrow: bool, switch: int) -> None:
     """The same for rotary positions, whose factors are one for each pair of a head's values."""
     if rope.get(ROPE_SWITCH_FIELD) is not None:
         kind = rope.get("rope_type")  # texts end at a dynamic one's, and the check's are longer
-        rope[ROPE_SWITCH_FIELD] = {"longrope": switch, "dynamic": COPY_CONTEXT}.get(str(kind), 2 * COPY_WINDOW)
+        rope[ROPE_SWITCH_FIELD] = {"longrope": switch, "dynamic": COPY_CONTEXT}.get(
+            str(kind), 2 * COPY_WINDOW
+        )
     pairs = int(COPY_HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
     for name in ("short_factor", "long_factor"):
         if narrow and isinstance(rope.get(name), list):
@@ -257,7 +279,9 @@ def compute_widths(part: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
     )
     settings |= {"num_key_value_heads": few, "head_dim": head_dim, "d_kv": head_dim}
     settings |= dict.fromkeys(("hidden_size", "d_model", "word_embed_proj_dim"), head_dim * queries)
-    settings |= _compute_special_head_dims(part, queries) | _compute_recurrent_sizes(part, head_dim * queries)
+    settings |= _compute_special_head_dims(part, queries) | _compute_recurrent_sizes(
+        part, head_dim * queries
+    )
     for largest, names in MAX_COPY_SIZES.items():
         counts = {name: get_setting(part, name) for name in names}
         settings |= {k: min(n, largest) for k, n in counts.items() if type(n) is int}
@@ -270,7 +294,12 @@ def _compute_recurrent_sizes(part: PreTrainedConfig, width: int) -> dict[str, An
     for heads, size, expand, groups, state in STATE_SPACE_FIELDS:
         if get_setting(part, heads) and get_setting(part, size) and get_setting(part, state):
             inner = width * (get_setting(part, expand) or 1)
-            few = {heads: MAX_COPY_HEADS, size: inner // MAX_COPY_HEADS, groups: 1, state: COPY_HEAD_DIM}
+            few = {
+                heads: MAX_COPY_HEADS,
+                size: inner // MAX_COPY_HEADS,
+                groups: 1,
+                state: COPY_HEAD_DIM,
+            }
             return few | {"mamba_d_ssm": inner, "mamba_dt_rank": MAX_COPY_HEADS}
     return {}
 
@@ -283,7 +312,10 @@ def compute_tied_sizes(part: PreTrainedConfig, settings: dict[str, Any]) -> dict
         for name, size in sizes.items()
         if name in settings
         for other, value in vars(part).items()
-        if type(value) is int and value == size and value > COPY_VOCAB_SIZE and other not in settings
+        if type(value) is int
+        and value == size
+        and value > COPY_VOCAB_SIZE
+        and other not in settings
     }
 
 
@@ -293,9 +325,14 @@ def _compute_special_head_dims(part: PreTrainedConfig, queries: int) -> dict[str
     ropes: dict[str, Any] = get_setting(part, "rope_parameters") or {}
     if get_setting(part, "qk_rope_head_dim"):
         share = ropes.get("partial_rotary_factor") or 0.5  # of a head, that positions turn
-        latent = {"qk_rope_head_dim": COPY_HEAD_DIM, "qk_nope_head_dim": round(COPY_HEAD_DIM / share) - COPY_HEAD_DIM}
+        latent = {
+            "qk_rope_head_dim": COPY_HEAD_DIM,
+            "qk_nope_head_dim": round(COPY_HEAD_DIM / share) - COPY_HEAD_DIM,
+        }
         latent |= {"qk_head_dim": round(COPY_HEAD_DIM / share), "v_head_dim": 8}
-        latent |= {"head_dim": round(COPY_HEAD_DIM / share)} if "partial_rotary_factor" in ropes else {}
+        latent |= (
+            {"head_dim": round(COPY_HEAD_DIM / share)} if "partial_rotary_factor" in ropes else {}
+        )
         return latent | {"q_lora_rank": 16, "kv_lora_rank": 16}
     if not ropes.get("mrope_section"):
         return {}

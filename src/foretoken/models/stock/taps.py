@@ -73,7 +73,9 @@ class _TapHook:
     def record_first_argument(self, part: nn.Module, args: tuple[Any, ...]) -> None:
         self._record(args[0])
 
-    def record_layer_input(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_layer_input(
+        self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self._record(args[0] if args else kwargs["hidden_states"])
 
     def record_layer_output(self, part: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from torch import nn
 
-KNOWN_PACKAGES = {"foretoken", "torch", "transformers"}  # also where they are installed from a checkout
+KNOWN_PACKAGES = {
+    "foretoken",
+    "torch",
+    "transformers",
+}  # also where they are installed from a checkout
 INSTALL_FOLDERS = {"site-packages", "dist-packages"}
 
 

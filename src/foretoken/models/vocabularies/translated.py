@@ -23,7 +23,7 @@ from torch import Tensor
 from foretoken.models.base import Blocks, Capabilities, Model, TextDraft
 from foretoken.models.prefix_cache import count_shared_tokens
 from foretoken.models.row_slots import list_remaining_rows
-from foretoken.models.vocabularies.translation import Translation, Continuation, find_continuations
+from foretoken.models.vocabularies.translation import Continuation, Translation, find_continuations
 from foretoken.models.vocabularies.vocabulary import VocabularyMap
 
 
@@ -111,7 +111,11 @@ class TranslatedModel(Model):
     ) -> None:
         self.dictionary, self.vocab_size, self.holds = dictionary, V, (model,)
         self.by_text = TextDrafting() if by_text is None else by_text
-        self.device, self.runtime, self.compute_dtype = model.device, model.runtime, model.compute_dtype
+        self.device, self.runtime, self.compute_dtype = (
+            model.device,
+            model.runtime,
+            model.compute_dtype,
+        )
         if model.identity is not None:
             self.identity = f"{model.identity} in other words, {self.by_text}"
         self._context = SlidingContext(model)
@@ -147,7 +151,9 @@ class TranslatedModel(Model):
             extended = self._extend(new)
             counts = self._count_needed(extended, [i < n for n in need])
             own = self._context.score(extended, counts)
-            logits.append(torch.stack([self._to_target_logits(b, n, own[b]) for b, n in enumerate(counts)]))
+            logits.append(
+                torch.stack([self._to_target_logits(b, n, own[b]) for b, n in enumerate(counts)])
+            )
         self.padding = self._context.model.padding
         return torch.stack(logits, 1)
 
@@ -158,7 +164,10 @@ class TranslatedModel(Model):
         """Do as `Model.write`, with a forward for every token that it writes, counts[b] of them in
         row b."""
         self._context.read(self._extend(blocks, [not n for n in counts]))
-        texts = [text.draft_ids if n else None for text, n in zip(self._translations, counts, strict=True)]
+        texts = [
+            text.draft_ids if n else None
+            for text, n in zip(self._translations, counts, strict=True)
+        ]
         new: list[list[int]] = [[] for _ in counts]
         longer = [b""] * len(counts)  # what a text's last token says more, made longer
         calls, end = 0, self.dictionary.draft.eos_id
@@ -170,8 +179,12 @@ class TranslatedModel(Model):
                 if text is None:
                     continue
                 last = logits[b, needs[b] - 1]
-                ways = find_continuations(self._translations[b], logits[b, 0]) if needs[b] == 2 else []
-                if ways and ways[0].share > _compute_remaining_share(ways) * float(last.softmax(-1).amax()):
+                ways = (
+                    find_continuations(self._translations[b], logits[b, 0]) if needs[b] == 2 else []
+                )
+                if ways and ways[0].share > _compute_remaining_share(ways) * float(
+                    last.softmax(-1).amax()
+                ):
                     text[-1], longer[b] = ways[0].token, ways[0].suffix
                 else:
                     new[b].append(int(self._text_ids[last[self._text_ids].argmax()]))
@@ -204,7 +217,9 @@ class TranslatedModel(Model):
         self._context.permute(rows)
 
     def leave(self, rows: list[int]) -> None:
-        self._translations = [self._translations[b] for b in list_remaining_rows(len(self._translations), rows)]
+        self._translations = [
+            self._translations[b] for b in list_remaining_rows(len(self._translations), rows)
+        ]
         self._context.leave(rows)
 
     def _extend(

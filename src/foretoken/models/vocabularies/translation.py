@@ -28,8 +28,12 @@ class Translation:
     def __init__(self, vocabularies: VocabularyMap) -> None:
         self.vocabularies = vocabularies
         self.ids: list[int] = []
-        self._closed_draft_ids: list[int] = list(vocabularies.draft.prefix_ids)  # of all words but the last
-        self._cuts = [(0, len(self._closed_draft_ids), False)]  # each word's place in both; text before it?
+        self._closed_draft_ids: list[int] = list(
+            vocabularies.draft.prefix_ids
+        )  # of all words but the last
+        self._cuts = [
+            (0, len(self._closed_draft_ids), False)
+        ]  # each word's place in both; text before it?
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -49,7 +53,9 @@ class Translation:
     @property
     def draft_ids(self) -> list[int]:
         """All of the text in the draft's ids: one at least."""
-        return [*self._closed_draft_ids, *self._get_last_word_draft_ids()] or [self.vocabularies.draft.eos_id or 0]
+        return [*self._closed_draft_ids, *self._get_last_word_draft_ids()] or [
+            self.vocabularies.draft.eos_id or 0
+        ]
 
     @property
     def last_draft_id(self) -> int | None:
@@ -57,7 +63,11 @@ class Translation:
         must then show what is said before it too."""
         word = self._get_last_word_draft_ids() if self._last_spelled_ids else []
         draft = self.vocabularies.draft
-        return word[-1] if word and word[-1] in draft.spellings and draft.find_longer(word[-1]) else None
+        return (
+            word[-1]
+            if word and word[-1] in draft.spellings and draft.find_longer(word[-1])
+            else None
+        )
 
     @property
     def last_word_ids(self) -> list[int]:
@@ -75,7 +85,9 @@ class Translation:
         ends the text, so do they. longer: what its last token, made longer, says before that."""
         target, draft = self.vocabularies.target, self.vocabularies.draft
         new = longer + draft.to_bytes(written)
-        tokens = self.tokenize_continuation(new if self._has_text_before or self.last_word else draft.strip_space(new))
+        tokens = self.tokenize_continuation(
+            new if self._has_text_before or self.last_word else draft.strip_space(new)
+        )
         if not written or written[-1] != draft.eos_id or target.eos_id is None:
             return tokens
         return [*tokens, target.eos_id] if tokens or not new else []
@@ -91,13 +103,19 @@ class Translation:
     def copy(self) -> Self:
         """The same text, to go on otherwise."""
         other = copy(self)
-        other.ids, other._closed_draft_ids, other._cuts = [*self.ids], [*self._closed_draft_ids], [*self._cuts]
+        other.ids, other._closed_draft_ids, other._cuts = (
+            [*self.ids],
+            [*self._closed_draft_ids],
+            [*self._cuts],
+        )
         return other
 
     @property
     def _last_spelled_ids(self) -> list[int]:
         """The last word's tokens; none of a special one, behind which a text begins anew."""
-        return [token for token in self.last_word_ids if token in self.vocabularies.target.spellings]
+        return [
+            token for token in self.last_word_ids if token in self.vocabularies.target.spellings
+        ]
 
     @property
     def _has_text_before(self) -> bool:
@@ -108,7 +126,9 @@ class Translation:
         """Tell whether a token begins another word than the last one's, of `length` tokens."""
         spelled = self.vocabularies.target.spellings
         word, before = spelled.get(token), spelled.get(self.ids[-1])
-        if word is None or before is None or length >= MAX_WORD_TOKENS:  # a special token stands alone
+        if (
+            word is None or before is None or length >= MAX_WORD_TOKENS
+        ):  # a special token stands alone
             return True
         return word.startswith(b" ") and not before[-1:].isspace()
 
@@ -118,14 +138,18 @@ class Translation:
         if len(tokens) == 1 and tokens[0] not in self.vocabularies.target.spellings:
             special = self.vocabularies.special.get(tokens[0])
             opening = (
-                draft.prefix_ids and self._closed_draft_ids == draft.prefix_ids and special in (*draft.prefix_ids, draft.eos_id)
+                draft.prefix_ids
+                and self._closed_draft_ids == draft.prefix_ids
+                and special in (*draft.prefix_ids, draft.eos_id)
             )
             return [] if special is None or opening else [special]
         text = self.last_word
         return draft.tokenize(text if self._has_text_before else draft.add_space(text))
 
 
-MIN_CONTINUATION_SHARE = 0.01  # of the probability of all tokens that begin so: the least of one that is weighed
+MIN_CONTINUATION_SHARE = (
+    0.01  # of the probability of all tokens that begin so: the least of one that is weighed
+)
 
 
 class Continuation(NamedTuple):
@@ -145,11 +169,17 @@ def find_continuations(text: Translation, previous_logits: Tensor) -> list[Conti
         return []
     tokens = [last, *draft.find_longer(last)]
     shares: list[float] = previous_logits[tokens].softmax(-1).tolist()
-    likely = [(share, i) for share, i in zip(shares[1:], tokens[1:], strict=True) if share > MIN_CONTINUATION_SHARE]
+    likely = [
+        (share, i)
+        for share, i in zip(shares[1:], tokens[1:], strict=True)
+        if share > MIN_CONTINUATION_SHARE
+    ]
     length, continuations = len(draft.spellings[last]), list[Continuation]()
     for share, token in sorted(likely, reverse=True):
         continuation = draft.spellings[token][length:]
         draft_tokens = text.tokenize_continuation(continuation)
-        continuations += [Continuation(token, share, continuation, draft_tokens[0])] if draft_tokens else []
+        continuations += (
+            [Continuation(token, share, continuation, draft_tokens[0])] if draft_tokens else []
+        )
     total = shares[0] + sum(way.share for way in continuations)
     return [way._replace(share=way.share / total) for way in continuations]

@@ -49,7 +49,11 @@ class Vocabulary:
         self.ids_by_bytes: dict[bytes, int] = {}  # the first of those that are spelled alike
         for token, word in self.spellings.items():
             self.ids_by_bytes.setdefault(word, token)
-        self.prefix_ids, self.special_ids, self.eos_id = list(prefix_ids), dict(special_ids or {}), eos_id
+        self.prefix_ids, self.special_ids, self.eos_id = (
+            list(prefix_ids),
+            dict(special_ids or {}),
+            eos_id,
+        )
         self._encode = encode
         self._max_word_bytes = max(map(len, self.ids_by_bytes), default=0)
         # SentencePiece puts a space before a text
@@ -88,12 +92,20 @@ class Vocabulary:
             return copy.encode(text, add_special_tokens=False).ids_by_bytes
 
         encoded, plain = tokenizer("a").input_ids, encode("a")
-        prefix_length = next((k for k in range(len(encoded)) if encoded[k : k + len(plain)] == plain), 0)
+        prefix_length = next(
+            (k for k in range(len(encoded)) if encoded[k : k + len(plain)] == plain), 0
+        )
         ids = (i for i in special if i < V and i != tokenizer.unk_token_id)
         names = {str(tokenizer.convert_ids_to_tokens(i)): i for i in ids}
         eos_id = tokenizer.eos_token_id
         eos_id = eos_id if isinstance(eos_id, int) and eos_id < V else None
-        return cls(spellings | fallback, encode, prefix_ids=encoded[:prefix_length], special_ids=names, eos_id=eos_id)
+        return cls(
+            spellings | fallback,
+            encode,
+            prefix_ids=encoded[:prefix_length],
+            special_ids=names,
+            eos_id=eos_id,
+        )
 
     def to_bytes(self, tokens: Sequence[int]) -> bytes:
         """Return the text of tokens."""
@@ -172,10 +184,16 @@ class VocabularyMap:
 
     def __init__(self, target: Vocabulary, draft: Vocabulary) -> None:
         self.target, self.draft = target, draft
-        pairs = {id_: draft.ids_by_bytes[word] for word, id_ in target.ids_by_bytes.items() if word in draft.ids_by_bytes}
+        pairs = {
+            id_: draft.ids_by_bytes[word]
+            for word, id_ in target.ids_by_bytes.items()
+            if word in draft.ids_by_bytes
+        }
         self.num_shared = len(pairs)  # without special tokens
         self.special = {
-            i: draft.special_ids[name] for name, i in target.special_ids.items() if name in draft.special_ids
+            i: draft.special_ids[name]
+            for name, i in target.special_ids.items()
+            if name in draft.special_ids
         }
         if target.eos_id is not None and draft.eos_id is not None:
             self.special = {i: x for i, x in self.special.items() if x != draft.eos_id}

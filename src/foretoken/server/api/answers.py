@@ -18,8 +18,8 @@ from foretoken.server.process.messages import Done, ReplyFacts, StepOutput, Toke
 from foretoken.text.replies.formats import get_format
 from foretoken.text.replies.grammar import ReplyRequirements
 from foretoken.text.replies.reader import (
-    ReplyReader,
     ReplyEvent,
+    ReplyReader,
     build_format_regions,
     build_template_regions,
     find_open_region,
@@ -74,11 +74,17 @@ class ToolCall:
 class ParsedReply:
     """A reply as it is parsed: its text, thoughts and calls."""
 
-    def __init__(self, facts: ReplyFacts | None, requirements: ReplyRequirements | None, tail: str) -> None:
+    def __init__(
+        self, facts: ReplyFacts | None, requirements: ReplyRequirements | None, tail: str
+    ) -> None:
         self.text = self.thoughts = ""
         self.thought_tokens = 0
         self.calls: list[ToolCall] = []
-        self._reader = None if facts is None or requirements is None else _make_reader(facts, requirements, tail)
+        self._reader = (
+            None
+            if facts is None or requirements is None
+            else _make_reader(facts, requirements, tail)
+        )
 
     def feed(self, part: StepOutput) -> list[ReplyEvent]:
         """Return what is new."""
@@ -137,7 +143,9 @@ def _make_reader(facts: ReplyFacts, requirements: ReplyRequirements, tail: str) 
     else:
         regions = build_format_regions(get_format(facts.format), calls=calls, thoughts=facts.thinks)
     functions = {each.name: each for each in requirements.functions}
-    return ReplyReader(regions, functions, find_open_region(regions, tail), has_text=not requirements.required)
+    return ReplyReader(
+        regions, functions, find_open_region(regions, tail), has_text=not requirements.required
+    )
 
 
 def _get_cut(done: Done | None) -> str | None:
@@ -172,7 +180,11 @@ class Answer(Generic[RequestT]):
     def get_finish_reason(self, i: int, done: Done) -> str:
         """Return why output i ended."""
         calls = self._replies[i].calls if i in self._replies else []
-        return "tool_calls" if calls and calls[-1].is_complete and done.reason == "stop" else done.reason
+        return (
+            "tool_calls"
+            if calls and calls[-1].is_complete and done.reason == "stop"
+            else done.reason
+        )
 
     def body(self) -> dict[str, Any]:
         """Return the whole answer."""
@@ -193,7 +205,8 @@ class Answer(Generic[RequestT]):
         report = compute_rates(self.outputs)
         if with_steps:
             report["steps"] = [
-                [describe_step(step, text.token_texts) for step in text.steps] for text in self.outputs
+                [describe_step(step, text.token_texts) for step in text.steps]
+                for text in self.outputs
             ]
         return {"speculation": report}
 
@@ -225,7 +238,10 @@ class ChoicesAnswer(Answer[RequestT]):
             self._complete_choice(i, self.build_choice(i, text), text.tokens, text.done)
             for i, text in enumerate(self.outputs)
         ]
-        answer = self._build_head(self.object_names[0]) | {"choices": choices, "usage": self.get_usage()}
+        answer = self._build_head(self.object_names[0]) | {
+            "choices": choices,
+            "usage": self.get_usage(),
+        }
         return answer | self.speculation(with_steps=True)
 
     async def events(self) -> AsyncGenerator[str]:
@@ -233,12 +249,18 @@ class ChoicesAnswer(Answer[RequestT]):
         continuous_usage = options is not None and options.continuous_usage_stats
         for i, text in enumerate(self.outputs):
             if (first_delta := self.build_first_delta(text)) is not None:
-                choices = {"choices": [self._complete_choice(i, first_delta, [])]} | self.build_first_fields(text)
-                yield format_event(head | choices | ({"usage": self.get_usage()} if continuous_usage else {}))
+                choices = {
+                    "choices": [self._complete_choice(i, first_delta, [])]
+                } | self.build_first_fields(text)
+                yield format_event(
+                    head | choices | ({"usage": self.get_usage()} if continuous_usage else {})
+                )
         async for i, part in self.generation.parts():
             if part.text or part.tokens or part.done is not None:
                 chunk: dict[str, Any] = {
-                    "choices": [self._complete_choice(i, self.build_delta(i, part), part.tokens, part.done)]
+                    "choices": [
+                        self._complete_choice(i, self.build_delta(i, part), part.tokens, part.done)
+                    ]
                 }
                 if part.token_texts is not None:  # with show_steps
                     steps = [describe_step(step, part.token_texts) for step in part.steps]
@@ -328,7 +350,8 @@ def describe_step(step: StepRecord, token_texts: Mapping[int, str]) -> dict[str,
             for token, source in zip(step.new_tokens, sources, strict=False)
         ],
         "rejected": [
-            {"id": token, "text": token_texts[token]} for token in step.draft_tokens[step.accepted :]
+            {"id": token, "text": token_texts[token]}
+            for token in step.draft_tokens[step.accepted :]
         ],
         **{name: getattr(step, name) for name in STEP_FIELDS},
         "overlaps": list(step.overlaps),

@@ -9,17 +9,17 @@ from pydantic import BaseModel, Field, model_validator
 from foretoken.server.api import answers
 from foretoken.server.api.errors import BadRequestError
 from foretoken.server.api.protocol import (
-    MAX_TOOL_CALLS,
     MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_METADATA_ENTRIES,
+    MAX_TOOL_CALLS,
     ApiRequest,
     Content,
-    StrictBool,
     PredictionRequest,
-    TemplatedRequest,
+    StrictBool,
     StrictInt,
     StrictModel,
+    TemplatedRequest,
     require_one_generation_prompt,
 )
 from foretoken.server.process.generation import GeneratedOutput
@@ -60,7 +60,9 @@ class Message(BaseModel, extra="allow"):
     def check_num_tool_calls(self) -> Message:
         calls: Any = (self.model_extra or {}).get("tool_calls")
         if isinstance(calls, list) and len(calls) > MAX_TOOL_CALLS:
-            raise ValueError(f"it has {len(calls)} tool_calls, at most {MAX_TOOL_CALLS} are allowed")
+            raise ValueError(
+                f"it has {len(calls)} tool_calls, at most {MAX_TOOL_CALLS} are allowed"
+            )
         return self
 
 
@@ -144,7 +146,11 @@ class ChatAnswer(answers.ChoicesAnswer[ChatCompletionRequest]):
         return answer | self.build_first_fields(self.outputs[0])
 
     def build_first_fields(self, output: GeneratedOutput) -> dict[str, Any]:
-        return {"prompt_token_ids": output.accepted.prompt_ids} if self.request.return_token_ids else {}
+        return (
+            {"prompt_token_ids": output.accepted.prompt_ids}
+            if self.request.return_token_ids
+            else {}
+        )
 
     def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
         reply = self.get_reply(i)
@@ -160,7 +166,9 @@ class ChatAnswer(answers.ChoicesAnswer[ChatCompletionRequest]):
         return {"message": message} | self._logprobs(output.logprobs)
 
     def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": None if self.request.requires_calls else ""}}
+        return {
+            "delta": {"role": "assistant", "content": None if self.request.requires_calls else ""}
+        }
 
     def build_delta(self, i: int, part: StepOutput) -> dict[str, Any]:
         delta: dict[str, Any] = {}
@@ -171,7 +179,9 @@ class ChatAnswer(answers.ChoicesAnswer[ChatCompletionRequest]):
             elif event.call is None:
                 delta["content"] = delta.get("content", "") + event.text
             else:
-                delta.setdefault("tool_calls", []).append(reply.calls[event.call].build_delta(event))
+                delta.setdefault("tool_calls", []).append(
+                    reply.calls[event.call].build_delta(event)
+                )
         if not delta and not self.request.requires_calls:
             delta["content"] = ""
         return {"delta": delta} | self._logprobs(part.logprobs or [])
@@ -179,4 +189,9 @@ class ChatAnswer(answers.ChoicesAnswer[ChatCompletionRequest]):
     def _logprobs(self, tokens: list[TokenLogprob]) -> dict[str, Any]:
         if not self.request.logprobs:
             return {}
-        return {"logprobs": {"content": [answers.format_logprob(each) for each in tokens], "refusal": None}}
+        return {
+            "logprobs": {
+                "content": [answers.format_logprob(each) for each in tokens],
+                "refusal": None,
+            }
+        }

@@ -14,8 +14,8 @@ from foretoken.server.api.protocol import (
     MAX_LOGPROBS,
     MAX_PROMPTS,
     ApiRequest,
-    StrictBool,
     PredictionRequest,
+    StrictBool,
     StrictInt,
 )
 from foretoken.server.process.generation import GeneratedOutput
@@ -118,7 +118,11 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
             choice["prompt_logprobs"] = answers.format_prompt_logprobs(prompt)
         if request.logprobs is None:
             return choice
-        tokens = [*output.accepted.first_prompt_token, *prompt, *output.logprobs] if request.echo else output.logprobs
+        tokens = (
+            [*output.accepted.first_prompt_token, *prompt, *output.logprobs]
+            if request.echo
+            else output.logprobs
+        )
         logprobs = _format_logprobs(tokens, request.logprobs, len(text))
         for key in ("token_logprobs", "top_logprobs") if output.accepted.first_prompt_token else ():
             if logprobs[key]:

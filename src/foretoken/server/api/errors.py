@@ -13,7 +13,14 @@ from foretoken.server.process.client import RefusedRequest, UnavailableError
 if TYPE_CHECKING:
     from foretoken.server.api.protocol import Body
 
-STATUS_BY_KIND = {"input": 400, "refused": 400, "length": 400, "busy": 429, "failed": 500, "dead": 503}
+STATUS_BY_KIND = {
+    "input": 400,
+    "refused": 400,
+    "length": 400,
+    "busy": 429,
+    "failed": 500,
+    "dead": 503,
+}
 CODE_BY_KIND = {
     "length": "context_length_exceeded",
     "busy": "queue_full",
@@ -97,7 +104,9 @@ def to_api_error(error: Exception, body: Body | None = None) -> ApiError:
     assert isinstance(error, RefusedRequest)
     retry_after = {"busy": 1, "dead": 5}.get(error.kind)
     param = None if body is None or error.option is None else body.find_field(error.option)
-    return ApiError(STATUS_BY_KIND[error.kind], error.message, param, CODE_BY_KIND.get(error.kind), retry_after)
+    return ApiError(
+        STATUS_BY_KIND[error.kind], error.message, param, CODE_BY_KIND.get(error.kind), retry_after
+    )
 
 
 def make_validation_error(problems: Sequence[Any]) -> BadRequestError:
@@ -110,7 +119,9 @@ def make_validation_error(problems: Sequence[Any]) -> BadRequestError:
     if not place:
         return BadRequestError("send a JSON object, with Content-Type: application/json")
     param = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in place if not _is_union_tag(part)
+        f"[{part}]" if isinstance(part, int) else f".{part}"
+        for part in place
+        if not _is_union_tag(part)
     ).lstrip(".")
     message = context["message"] if first["type"] == "unknown" else describe_mismatch(first)
     return BadRequestError(f"{param}: {message}", param)

@@ -35,7 +35,11 @@ MAX_CONTENT_PARTS, MAX_PROMPTS = 2048, 2048
 MAX_VARIABLES_CHARACTERS = 200_000  # characters of a template's variables, and of all tools
 MAX_STOP_CHARACTERS = 1024  # together: each step looks for their beginnings
 MAX_BAD_WORDS, MAX_BAD_WORDS_CHARACTERS = 128, 10_000  # the first as vLLM's
-MAX_ENTRIES_BY_FIELD = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 128}  # as vLLM's
+MAX_ENTRIES_BY_FIELD = {
+    "allowed_token_ids": 1024,
+    "logit_bias": 1024,
+    "stop_token_ids": 128,
+}  # as vLLM's
 
 
 class StrictModel(BaseModel):
@@ -84,7 +88,9 @@ class Speculation(StrictModel):
 
 class StreamOptions(StrictModel):
     include_usage: StrictBool = False
-    continuous_usage_stats: StrictBool = Field(False, description="vLLM's: usage so far in every chunk")
+    continuous_usage_stats: StrictBool = Field(
+        False, description="vLLM's: usage so far in every chunk"
+    )
     include_obfuscation: Literal[False] | None = None  # events are as long as they are
 
 
@@ -136,7 +142,9 @@ class Body(StrictModel):
         """Return the field of this request that sets an option of the engine; a place within it, as
         in "prompt[0].role", stays."""
         name, place = re.fullmatch(r"(\w+)(.*)", option).groups()  # pyright: ignore
-        fields = self.option_fields.get(name) or [f for f in (name,) if f in type(self).model_fields]
+        fields = self.option_fields.get(name) or [
+            f for f in (name,) if f in type(self).model_fields
+        ]
         asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
         return f"{(asked or fields)[0]}{place}" if fields else None
 
@@ -179,7 +187,9 @@ FIELD_TYPES: dict[Any, Any] = {
 # Options that all endpoints name alike; how long a text may be has a name and default for each
 SAMPLING_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 SHARED_FIELDS = {
-    name: each.api.name for name, each in SAMPLING_OPTIONS.items() if each.api and name != "max_new_tokens"
+    name: each.api.name
+    for name, each in SAMPLING_OPTIONS.items()
+    if each.api and name != "max_new_tokens"
 }
 
 
@@ -199,7 +209,9 @@ def _make_field(name: str) -> Any:
 
 
 SamplingFields: Any = create_model(
-    "SamplingFields", __base__=Body, **{field: _make_field(name) for name, field in SHARED_FIELDS.items()}
+    "SamplingFields",
+    __base__=Body,
+    **{field: _make_field(name) for name, field in SHARED_FIELDS.items()},
 )
 
 
@@ -281,7 +293,9 @@ class ApiRequest(SamplingFields):
             raise BadRequestError("stream_options goes with stream: true", "stream_options")
         limit, min_tokens = self.max_new_tokens, self.min_tokens
         if limit is not None and min_tokens is not None and min_tokens > limit:
-            message = f"min_tokens is {min_tokens}, above the {limit} new tokens asked for; lower it"
+            message = (
+                f"min_tokens is {min_tokens}, above the {limit} new tokens asked for; lower it"
+            )
             raise BadRequestError(message, "min_tokens")
 
     def get_reply_requirements(self, facts: ReplyFacts | None) -> ReplyRequirements | None:
@@ -315,7 +329,9 @@ class ApiRequest(SamplingFields):
         )
 
     def _build_controls(self, suggested: Mapping[str, Any]) -> Controls:
-        options: dict[str, Any] = {name: getattr(self, field) for name, field in SHARED_FIELDS.items()}
+        options: dict[str, Any] = {
+            name: getattr(self, field) for name, field in SHARED_FIELDS.items()
+        }
         del options["num_return_sequences"]  # a request of its own for each text
         for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)):
             given = (options[name], suggested.get(name), neutral)
@@ -355,13 +371,17 @@ class ApiRequest(SamplingFields):
             raise BadRequestError(problem, field)
         if kind == "json_schema" and schema is None:
             raise BadRequestError(f"{field} has no schema; give one", field)
-        return {"json_schema": {"type": "object"} if schema is None else require_small(schema, field)}
+        return {
+            "json_schema": {"type": "object"} if schema is None else require_small(schema, field)
+        }
 
 
 def require_one_generation_prompt(request: Any) -> None:
     """Raise BadRequestError if a chat's final message is to be continued and a new one opened, as
     it is by default."""
-    opens_new = request.add_generation_prompt and "add_generation_prompt" in request.model_fields_set
+    opens_new = (
+        request.add_generation_prompt and "add_generation_prompt" in request.model_fields_set
+    )
     if opens_new and request.continue_final_message:
         problem = "continue_final_message and add_generation_prompt are both true"
         raise BadRequestError(f"{problem}; leave one out", "continue_final_message")
@@ -430,7 +450,9 @@ def _normalize_part(part: Any) -> dict[str, Any]:
         case _:
             raise ValueError(f"a part is {format_value(part)}; {PARTS_REMEDY}")
     if more.get("detail") not in (None, "auto"):
-        problem = f"a picture has the detail {format_value(more['detail'])}, and the model's own is read"
+        problem = (
+            f"a picture has the detail {format_value(more['detail'])}, and the model's own is read"
+        )
         raise ValueError(f"{problem}; leave it out")
     return {"type": "image", "image": url}
 
@@ -552,12 +574,16 @@ class TemplatedRequest(ApiRequest):
             problem = f"tool_choice names {choice.function.name!r}; tools are {known}"
             raise BadRequestError(problem[:300], "tool_choice")
         require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
-        require_small([tool.model_dump() for tool in self.tools or ()], "tools", MAX_VARIABLES_CHARACTERS)
+        require_small(
+            [tool.model_dump() for tool in self.tools or ()], "tools", MAX_VARIABLES_CHARACTERS
+        )
         for i, tool in enumerate(self.tools or ()):
             place, parameters = f"tools[{i}].function.parameters", tool.function.parameters
             require_small(parameters, place)
             if (kind := (parameters or {}).get("type", "object")) != "object":
-                raise BadRequestError(f"{place} has the type {format_value(kind)}; give an object", place)
+                raise BadRequestError(
+                    f"{place} has the type {format_value(kind)}; give an object", place
+                )
         super().require()
 
     def get_reply_requirements(self, facts: ReplyFacts | None) -> ReplyRequirements | None:

@@ -59,7 +59,9 @@ class ReasoningItem(StrictModel):
 
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[ReasoningPart] = Field(default_factory=list[ReasoningPart], max_length=MAX_CONTENT_PARTS)
+    summary: list[ReasoningPart] = Field(
+        default_factory=list[ReasoningPart], max_length=MAX_CONTENT_PARTS
+    )
     content: list[ReasoningPart] | None = Field(None, max_length=MAX_CONTENT_PARTS)
     encrypted_content: None = None
     status: str | None = None
@@ -72,7 +74,9 @@ class UnknownItem(StrictModel):
     @classmethod
     def refuse(cls, item: Any) -> Any:
         kind = item.get("type") if isinstance(item, dict) else None
-        raise make_field_error("type", f"it is {format_value(kind)}; give one of {', '.join(ITEM_TYPES)}")
+        raise make_field_error(
+            "type", f"it is {format_value(kind)}; give one of {', '.join(ITEM_TYPES)}"
+        )
 
 
 def _get_item_tag(item: Any) -> str:
@@ -167,7 +171,9 @@ class OutputItem:
         if self.kind != "function_call":
             yield format_event("response.content_part.added", **self.location, part=self.part)
 
-    def add(self, format_event: EventFormatter, text: str, logprobs: list[dict[str, Any]]) -> Iterator[str]:
+    def add(
+        self, format_event: EventFormatter, text: str, logprobs: list[dict[str, Any]]
+    ) -> Iterator[str]:
         self.text += text
         self.logprobs += logprobs
         names = {"message": "output_text", "reasoning": "reasoning_text"}

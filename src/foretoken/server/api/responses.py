@@ -16,11 +16,11 @@ from foretoken.server.api.protocol import (
     MAX_MESSAGES,
     MAX_METADATA_ENTRIES,
     ApiRequest,
-    StrictBool,
     NamedTool,
-    TemplatedRequest,
+    StrictBool,
     StrictInt,
     StrictModel,
+    TemplatedRequest,
 )
 from foretoken.server.process.messages import StepOutput
 
@@ -136,7 +136,9 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
         sequence_numbers, head = count(), self._build_head()
 
         def format_event(kind: str, **data: Any) -> str:
-            return answers.format_event({"type": kind, "sequence_number": next(sequence_numbers), **data}, kind)
+            return answers.format_event(
+                {"type": kind, "sequence_number": next(sequence_numbers), **data}, kind
+            )
 
         yield format_event("response.created", response=head)
         yield format_event("response.in_progress", response=head)
@@ -149,7 +151,9 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
         response = self._build_final(head, output_items.items)
         yield format_event(f"response.{response['status']}", response=response)
 
-    def _stream_part(self, output_items: response_items.OutputItems, part: StepOutput) -> Iterator[str]:
+    def _stream_part(
+        self, output_items: response_items.OutputItems, part: StepOutput
+    ) -> Iterator[str]:
         """Yield the events of each token: thoughts have no logprobs."""
         logprobs: list[dict[str, Any]] = []
         if self.request.num_logprobs is not None:
@@ -191,7 +195,9 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
             "usage": None,
         }
 
-    def _build_final(self, head: dict[str, Any], output: list[response_items.OutputItem]) -> dict[str, Any]:
+    def _build_final(
+        self, head: dict[str, Any], output: list[response_items.OutputItem]
+    ) -> dict[str, Any]:
         status, last = self._status, len(output) - 1
         usage = self.get_usage()
         response = head | {

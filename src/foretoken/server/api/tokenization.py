@@ -14,8 +14,8 @@ from foretoken.server.api.protocol import (
     MAX_VARIABLES_CHARACTERS,
     Body,
     StrictBool,
-    Tool,
     StrictInt,
+    Tool,
     require_one_generation_prompt,
     require_small,
 )

@@ -63,7 +63,9 @@ class TranslationForm(Body):
         if self.response_format != "verbose_json":
             return TRANSCRIPT_FORMATS[self.response_format](transcription)
         settings = {"temperature": self.temperature}
-        segments = [{"id": i, **asdict(each), **settings} for i, each in enumerate(transcription.segments)]
+        segments = [
+            {"id": i, **asdict(each), **settings} for i, each in enumerate(transcription.segments)
+        ]
         words = [word for segment in segments for word in segment.pop("words") or ()]
         word_entries = [{"word": each.pop("text"), **each} for each in words]
         return ({"words": word_entries} if word_entries else {}) | {
@@ -80,7 +82,9 @@ class TranscriptionForm(TranslationForm):
     """Request to write speech down in its own language, as the fields of a form."""
 
     language: str | None = Field(None, description="its code, such as en; else as the model hears")
-    timestamp_granularities: list[TimestampGranularity] = Field(["segment"], alias=GRANULARITIES_FIELD)
+    timestamp_granularities: list[TimestampGranularity] = Field(
+        ["segment"], alias=GRANULARITIES_FIELD
+    )
     chunking_strategy: Literal["auto"] | None = None
     stream: bool = False
 
@@ -106,7 +110,9 @@ class TranscriptionForm(TranslationForm):
     def require(self) -> None:
         if self.has_word_times and self.response_format != "verbose_json":
             problem = f"are told in verbose_json, and response_format is {self.response_format}"
-            raise BadRequestError(f"times of words {problem}; change one of them", GRANULARITIES_FIELD)
+            raise BadRequestError(
+                f"times of words {problem}; change one of them", GRANULARITIES_FIELD
+            )
         if self.stream and self.response_format != "json":
             problem = f"stream gives events of JSON, and response_format is {self.response_format}"
             raise BadRequestError(f"{problem}; leave one out", "stream")

@@ -63,7 +63,11 @@ def explain_refusal(name: str, value: Any, fields: Set[str]) -> str | None:
     neutral, reason = UNSUPPORTED.get(name, ((), ""))
     if any(value == each and type(value) is type(each) for each in neutral):
         return None
-    return f"{name} is not supported: {reason}" if reason else explain_unknown(name, fields | IGNORED_FIELDS)
+    return (
+        f"{name} is not supported: {reason}"
+        if reason
+        else explain_unknown(name, fields | IGNORED_FIELDS)
+    )
 
 
 def explain_unknown(name: str, fields: Set[str]) -> str:

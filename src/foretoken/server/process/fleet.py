@@ -31,10 +31,10 @@ from foretoken.server.process.client import (
 from foretoken.server.process.messages import (
     Accepted,
     AnyRequest,
+    EngineSetup,
     GenerateRequest,
     ModelInfo,
     Query,
-    EngineSetup,
     StepOutput,
     is_chat,
 )
@@ -48,7 +48,14 @@ MIN_PREFIX_SHARE = 0.5  # of a prompt: an engine that has prefilled as much is p
 MAX_IMBALANCE = 4  # requests that it may then have more than the one with fewest
 DIGEST_CHARACTERS, DIGEST_IDS = 64, 16  # of a prompt for each digest
 MAX_DIGESTS = 2**17  # of prompts of 8 million characters
-STATES_WORST_FIRST: tuple[State, ...] = ("failed", "restarting", "loading", "draining", "stopped", "ready")
+STATES_WORST_FIRST: tuple[State, ...] = (
+    "failed",
+    "restarting",
+    "loading",
+    "draining",
+    "stopped",
+    "ready",
+)
 log = logging.getLogger(__name__)
 
 
@@ -92,7 +99,9 @@ class EngineFleet:
     """`count` engines with the interface of one client. The first is started alone: it measures the
     costs of steps undisturbed, and the others are given them."""
 
-    def __init__(self, setup: EngineSetup, launch: Callable[[EngineSetup], Child], count: int) -> None:
+    def __init__(
+        self, setup: EngineSetup, launch: Callable[[EngineSetup], Child], count: int
+    ) -> None:
         self.problem = ""  # why it failed
         self.on_failure = lambda: None  # called where one of the first engines cannot be started
         self._launch = launch
@@ -147,7 +156,8 @@ class EngineFleet:
                 client.start()
         while len(self._clients) > count:
             client = min(
-                reversed(self._clients), key=lambda client: (client.state == "ready", client.num_open)
+                reversed(self._clients),
+                key=lambda client: (client.state == "ready", client.num_open),
             )
             self._clients.remove(client)
             end = self._leaving[client] = asyncio.create_task(client.stop(drain_seconds))
@@ -225,11 +235,17 @@ class EngineFleet:
         are not far less busy; else the least busy one."""
 
         def count_prefilled(client: EngineClient) -> int:
-            new = (i for i, d in enumerate(prefix) if (_get_prefix_owner(client), d) not in self._prefilled)
+            new = (
+                i
+                for i, d in enumerate(prefix)
+                if (_get_prefix_owner(client), d) not in self._prefilled
+            )
             return next(new, len(prefix))
 
         least_busy = min(ready, key=lambda client: client.num_open)
-        near = [client for client in ready if client.num_open <= least_busy.num_open + MAX_IMBALANCE]
+        near = [
+            client for client in ready if client.num_open <= least_busy.num_open + MAX_IMBALANCE
+        ]
         best = max(near, key=lambda client: (count_prefilled(client), -client.num_open))
         return best if count_prefilled(best) > MIN_PREFIX_SHARE * len(prefix) else least_busy
 

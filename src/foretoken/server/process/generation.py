@@ -55,7 +55,9 @@ class Generation:
         self.outputs = [GeneratedOutput() for _ in requests]
         self.start_time = perf_counter()
         self.first_token_seconds: float | None = None  # seconds until the first token
-        self.inter_token_seconds: list[float] = []  # seconds per token between two parts of an output
+        self.inter_token_seconds: list[
+            float
+        ] = []  # seconds per token between two parts of an output
         self._engine, self._requests = engine, requests
         self._outputs: asyncio.Queue[tuple[int, StepOutput | Exception]] = asyncio.Queue()
         self._answered = asyncio.Event()  # all requests are accepted, or one is refused

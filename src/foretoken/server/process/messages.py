@@ -63,7 +63,9 @@ class GenerateRequest:
     begun: PartialOutput | None = None  # the output so far of an engine that died
     show_steps: bool = False  # return the text of each token of the steps
     echo: bool = False  # return the prompt
-    reply_requirements: ReplyRequirements | None = None  # of a reply that is read for thoughts and calls
+    reply_requirements: ReplyRequirements | None = (
+        None  # of a reply that is read for thoughts and calls
+    )
     thinking_budget: int | None = None
     return_prompt_ids: bool = False
     bad_words: tuple[str, ...] = ()  # strings that are not generated
@@ -71,7 +73,10 @@ class GenerateRequest:
     @property
     def is_constrained(self) -> bool:
         """True if its output may have to follow a grammar."""
-        return bool(self.controls.get("structured") or (self.reply_requirements and self.reply_requirements.functions))
+        return bool(
+            self.controls.get("structured")
+            or (self.reply_requirements and self.reply_requirements.functions)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,9 @@ class OutputConverter:
             return Refusal(event.id, kind, to_one_line(event.error), event.error.option)
         token_texts = None
         if request.show_steps:
-            tokens = (token for step in event.steps for token in (*step.new_tokens, *step.draft_tokens))
+            tokens = (
+                token for step in event.steps for token in (*step.new_tokens, *step.draft_tokens)
+            )
             token_texts = {token: self.spelling.text(token) for token in tokens}
         echoed = len(request.accepted.echo)
         offsets = [echoed + piece.offset for piece in event.pieces]

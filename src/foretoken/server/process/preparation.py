@@ -61,7 +61,10 @@ class RequestPreparer:
         """Return a request as the worker tracks it, and its arguments of `Engine.add`. Raises
         ForetokenError."""
         with naming_option("prompt"):
-            messages, variables = self.replies.build_messages(request), self.replies.get_template_variables(request)
+            messages, variables = (
+                self.replies.build_messages(request),
+                self.replies.get_template_variables(request),
+            )
             prompt = self.prompts.encode(messages, request.chat_template, variables)
         ids, requested = get_ids(prompt), request.controls.get("max_new_tokens")
         limit = self.prompts.limit_new_tokens(len(ids), requested, request.default_new_tokens)
@@ -114,7 +117,11 @@ class RequestPreparer:
         """Ban the ids of texts, as they begin a text and as they follow a space."""
         if self.spec.tokenizer is None:
             raise InputError("bad_words needs a tokenizer, and the model has none; leave it out")
-        spelled = [self.spec.inputs.tokenize_prediction(lead + text) for text in words for lead in ("", " ")]
+        spelled = [
+            self.spec.inputs.tokenize_prediction(lead + text)
+            for text in words
+            for lead in ("", " ")
+        ]
         return {"bad_words_ids": [ids for ids in dict.fromkeys(spelled) if ids]}
 
 
@@ -161,7 +168,9 @@ class PromptEncoder:
         self._require_fit(ids, "prediction")
         return ids
 
-    def limit_new_tokens(self, prompt_tokens: int, requested: int | None, default: int | None) -> int:
+    def limit_new_tokens(
+        self, prompt_tokens: int, requested: int | None, default: int | None
+    ) -> int:
         """Return the new tokens that a request may have: as many as are asked for, else what the
         context leaves, and `default` at most."""
         context = self.context
@@ -205,7 +214,10 @@ class PromptEncoder:
             if kind == "image":
                 return {"type": kind, kind: self.media.decode_image(part[kind], place)}
             if kind == "audio":
-                return {"type": kind, kind: self.media.decode_audio(part[kind], sampling_rate, place)}
+                return {
+                    "type": kind,
+                    kind: self.media.decode_audio(part[kind], sampling_rate, place),
+                }
             return dict(part)
 
         parts = [decode(j, part) for j, part in enumerate(get_parts(message))]

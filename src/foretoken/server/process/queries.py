@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.engine.engine import Engine
-from foretoken.errors import InputError, naming_option, base_name
+from foretoken.errors import InputError, base_name, naming_option
 from foretoken.server.process.messages import ModelInfo, Prompt
 from foretoken.server.process.preparation import PromptEncoder, get_ids
 from foretoken.server.process.replies import ReplyPreparer

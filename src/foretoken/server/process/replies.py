@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from foretoken.controls.grammar import build_symbol
-from foretoken.errors import InputError, naming_option, format_value
+from foretoken.errors import InputError, format_value, naming_option
 from foretoken.sampling.checks import Structured, as_structured
 from foretoken.sampling.params import Controls
 from foretoken.server.process.messages import GenerateRequest, ReplyFacts
@@ -18,7 +18,11 @@ from foretoken.text.decoding import decode
 from foretoken.text.replies import formats
 from foretoken.text.replies.calls import FunctionSignature
 from foretoken.text.replies.grammar import GrammarWriter, ThinkingMode
-from foretoken.text.replies.reader import build_format_regions, build_template_regions, find_open_region
+from foretoken.text.replies.reader import (
+    build_format_regions,
+    build_template_regions,
+    find_open_region,
+)
 
 log = logging.getLogger(__name__)
 TAIL_TOKENS = 256  # tokens of a prompt that say whether its end is within thoughts
@@ -34,7 +38,11 @@ class ReplyPreparer:
     def __init__(self, tokenizer: Any, template: str | None, parser: str) -> None:
         """`template`: that of the server; `parser`: a format's name, or "auto"."""
         own_template = getattr(tokenizer, "chat_template", None)
-        templates = cast(Mapping[str, Any], own_template).values() if isinstance(own_template, Mapping) else [own_template or ""]
+        templates = (
+            cast(Mapping[str, Any], own_template).values()
+            if isinstance(own_template, Mapping)
+            else [own_template or ""]
+        )
         own_templates = "\n".join(map(str, templates))
         self.template = template or own_templates
         self._tokenizer = tokenizer
@@ -68,9 +76,15 @@ class ReplyPreparer:
 
     def build_messages(self, request: GenerateRequest) -> Any:
         """The prompt of a request, with the tools that its template does not offer."""
-        if request.reply_requirements is None or not request.reply_requirements.functions or self.offers_tools:
+        if (
+            request.reply_requirements is None
+            or not request.reply_requirements.functions
+            or self.offers_tools
+        ):
             return request.prompt
-        offered = [json.dumps(_describe_function(each)) for each in request.reply_requirements.functions]
+        offered = [
+            json.dumps(_describe_function(each)) for each in request.reply_requirements.functions
+        ]
         turns = [_write_calls(turn) for turn in cast(list[dict[str, Any]], request.prompt)]
         system = turns.pop(0).get("content") if turns[0]["role"] == "system" else None
         parts = [part for part in (system, TOOLS_PROMPT + "\n".join(offered)) if part]
@@ -86,7 +100,9 @@ class ReplyPreparer:
             return request.chat_template_kwargs
         if effort == "none" and not self.facts.thinks:
             return variables
-        problem = f"reasoning_effort is {format_value(effort)}, which this model's template does not read"
+        problem = (
+            f"reasoning_effort is {format_value(effort)}, which this model's template does not read"
+        )
         raise InputError(f"{problem}; leave it out").about("reasoning_effort")
 
     def decode_tail(self, ids: Sequence[int]) -> str:
@@ -101,11 +117,17 @@ class ReplyPreparer:
             changes["skip_special_tokens"] = False
         thinking = self._get_thinking(tail)
         if request.thinking_budget is not None:
-            changes["thinking_budget"] = self._build_thinking_budget(request.thinking_budget, thinking)
+            changes["thinking_budget"] = self._build_thinking_budget(
+                request.thinking_budget, thinking
+            )
         structured = request.controls.get("structured")
         text_structured = as_structured("structured", structured) if structured else None
         # a response template says how replies are read, and not how they are written
-        enforce_calls = self.facts.is_known or self.facts.template is None or request.reply_requirements.required
+        enforce_calls = (
+            self.facts.is_known
+            or self.facts.template is None
+            or request.reply_requirements.required
+        )
         calls = bool(request.reply_requirements.functions) and enforce_calls
         if calls or (text_structured and thinking != "no"):
             with naming_option("tools" if calls else "structured"):
@@ -128,7 +150,9 @@ class ReplyPreparer:
             return "begun"
         return "no" if tail.rstrip().endswith(self.format.think[1]) else "may"
 
-    def _build_thinking_budget(self, tokens: int, thinking: ThinkingMode) -> tuple[int, list[int], list[int]]:
+    def _build_thinking_budget(
+        self, tokens: int, thinking: ThinkingMode
+    ) -> tuple[int, list[int], list[int]]:
         if not self.facts.thinks:
             problem = (
                 f"thinking_token_budget is {tokens}, and this model's template has no thoughts"

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import InputError
-from foretoken.media.images import load_image
 from foretoken.media.audio import load_audio
+from foretoken.media.images import load_image
 from foretoken.shared_cache import SharedCache
 
 if TYPE_CHECKING:
@@ -95,7 +95,11 @@ class Sandbox:
             stderr=subprocess.DEVNULL,
         )
         assert process.stdin is not None
-        _write(process.stdin, {**self._get_settings(), "limits": [TIMEOUT_SECONDS, MAX_MEMORY_BYTES]}, b"")
+        _write(
+            process.stdin,
+            {**self._get_settings(), "limits": [TIMEOUT_SECONDS, MAX_MEMORY_BYTES]},
+            b"",
+        )
         return process
 
     def _end_process(self) -> None:
@@ -127,7 +131,9 @@ class GrammarSandbox(Sandbox):
     def _compile(self, structured: Structured) -> None:
         if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):
             return  # the engine reports it better
-        self.ask(f"structured's {structured.kind}", {"grammar": _import_grammar().source(structured)})
+        self.ask(
+            f"structured's {structured.kind}", {"grammar": _import_grammar().source(structured)}
+        )
 
 
 def _import_grammar():  # not annotated: the type is the module's
@@ -192,7 +198,10 @@ def make_media_decoder(_: dict[str, Any]) -> Handler:
     return decode
 
 
-HANDLER_FACTORIES: dict[str, Callable[[dict[str, Any]], Handler]] = {"grammar": make_grammar_compiler, "media": make_media_decoder}
+HANDLER_FACTORIES: dict[str, Callable[[dict[str, Any]], Handler]] = {
+    "grammar": make_grammar_compiler,
+    "media": make_media_decoder,
+}
 
 
 def run_sandbox(kind: str) -> None:

@@ -14,7 +14,7 @@ from foretoken.errors import ForetokenError, base_name, to_one_line
 from foretoken.loading.load import load_checked, require_adapters
 from foretoken.loading.target import TargetInfo
 from foretoken.sampling.params import SamplingParams
-from foretoken.server.process.messages import LoadFailed, EngineSetup
+from foretoken.server.process.messages import EngineSetup, LoadFailed
 from foretoken.server.process.replies import ReplyPreparer
 from foretoken.server.process.sandbox import MediaSandbox
 from foretoken.server.process.worker import Worker
@@ -52,7 +52,9 @@ def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
 
     def read_replies(target: TargetInfo) -> None:
         preparers.append(ReplyPreparer(target.tokenizer, setup.chat_template, setup.tool_parser))
-        log.info("%s", preparers[0].description if preparers[0].template else describe_missing(target))
+        log.info(
+            "%s", preparers[0].description if preparers[0].template else describe_missing(target)
+        )
 
     spec = load_checked(read_replies, setup.target, setup.draft, **setup.loading)
     with log_if_slow(log, "choosing a draft for %s, once", base_name(spec.target_name)):

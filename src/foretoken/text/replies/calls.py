@@ -17,16 +17,25 @@ from foretoken.text.json_schema import rewrite_schema
 # and forced tokens cost no draft
 CALL_SEPARATORS = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 # What has a say in an object's other properties, beside those that it names
-OPEN_OBJECT_KEYWORDS = {"additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"}
+OPEN_OBJECT_KEYWORDS = {
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "$ref",
+}
 OPEN_OBJECT_KEYWORDS |= {"allOf", "anyOf", "oneOf", "if"}
 MAX_HEAD_CHARACTERS = 4096  # characters before a call's arguments
 ANNOTATION_KEYWORDS = {"type", "title", "description", "$schema", "strict", "examples", "default"}
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 QUOTED_STRING_PATTERN = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 JSON_STRING_PATTERN = r'"((?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)"'
-JSON_CALL_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*{JSON_STRING_PATTERN}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
+JSON_CALL_HEAD = re.compile(
+    rf'\s*\{{\s*"name"\s*:\s*{JSON_STRING_PATTERN}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
+)
 
-LiteralWriter = Callable[[str], str]  # a text as a grammar's symbols, in which special tokens are tokens
+LiteralWriter = Callable[
+    [str], str
+]  # a text as a grammar's symbols, in which special tokens are tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,11 @@ class CallStream:
         """Return what is new of the arguments."""
         if self.name is None:
             self._waiting += text
-            match = self._head.match(self._waiting) if len(self._waiting) < MAX_HEAD_CHARACTERS else None
+            match = (
+                self._head.match(self._waiting)
+                if len(self._waiting) < MAX_HEAD_CHARACTERS
+                else None
+            )
             if match is None:
                 return ""
             self.name, text = match[1], self._waiting[match.end() :]
@@ -215,7 +228,9 @@ class PythonForm:
             if not name.isidentifier() or not name.isascii() or iskeyword(name):
                 raise ValueError(f"{name!r} is no name in Python")
         required = set(function.schema.get("required", ()))
-        rules = [f"{literal(f'{name}=')} {self._build_value_rule(part)}" for name, part in names.items()]
+        rules = [
+            f"{literal(f'{name}=')} {self._build_value_rule(part)}" for name, part in names.items()
+        ]
         inner = join_rules(rules, [name in required for name in names], ", ") if rules else ""
         return f"{literal(f'{function.name}(')} {inner} {literal(')')}"
 
@@ -267,10 +282,11 @@ class BareKeysForm:
         for name in names:
             _require_name(name, r"[\w.-]+")
         required = set(schema.get("required", ()))
-        rules = [f"{literal(f'{n}:')} {self._build_value_rule(part, literal)}" for n, part in names.items()]
-        return (
-            f"{literal('{')} {join_rules(rules, [n in required for n in names], ',')} {literal('}')}"
-        )
+        rules = [
+            f"{literal(f'{n}:')} {self._build_value_rule(part, literal)}"
+            for n, part in names.items()
+        ]
+        return f"{literal('{')} {join_rules(rules, [n in required for n in names], ',')} {literal('}')}"
 
     def _build_value_rule(self, schema: Any, literal: LiteralWriter) -> str:
         kind = schema.get("type") if isinstance(schema, dict) else None
@@ -333,7 +349,9 @@ class TaggedForm:
     def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
         required = set(function.schema.get("required", ()))
         parts = [literal(f"{self.head[0]}{function.name}{self.head[1]}")]
-        for name, schema in _require_properties(function, "a call whose arguments stand between marks").items():
+        for name, schema in _require_properties(
+            function, "a call whose arguments stand between marks"
+        ).items():
             _require_name(name, r"[^\s<>]+")
             value = self._build_value_rule(schema, literal)
             part = f"{literal(f'{self.key[0]}{name}{self.key[1]}')} {value}"
@@ -419,7 +437,11 @@ def _evaluate_literal(value: ast.expr) -> Any:
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
             return [_evaluate_literal(part) for part in parts]
         case ast.Dict(keys=keys, values=values):
-            return {str(_evaluate_literal(k)): _evaluate_literal(v) for k, v in zip(keys, values, strict=True) if k}
+            return {
+                str(_evaluate_literal(k)): _evaluate_literal(v)
+                for k, v in zip(keys, values, strict=True)
+                if k
+            }
         case _:
             return ast.literal_eval(value)
 
@@ -427,7 +449,11 @@ def _evaluate_literal(value: ast.expr) -> Any:
 def _require_properties(function: FunctionSignature, form: str) -> dict[str, Any]:
     """The arguments of a function whose schema is an object of named properties. ValueError where
     it says more, which such a form cannot hold to."""
-    unsupported = function.schema.keys() - {"properties", "required", "additionalProperties"} - ANNOTATION_KEYWORDS
+    unsupported = (
+        function.schema.keys()
+        - {"properties", "required", "additionalProperties"}
+        - ANNOTATION_KEYWORDS
+    )
     if unsupported:
         raise ValueError(f"{form} has properties alone, and {function.name} has {min(unsupported)}")
     required = function.schema.get("required", [])

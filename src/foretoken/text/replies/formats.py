@@ -196,4 +196,7 @@ def get_format(name: str) -> ReplyFormat:
 
 def find_format(template: str) -> ReplyFormat | None:
     """Return the format that a chat template writes; None where it writes none that is known."""
-    return next((each for each in REPLY_FORMATS if all(mark in template for mark in each.template_marks)), None)
+    return next(
+        (each for each in REPLY_FORMATS if all(mark in template for mark in each.template_marks)),
+        None,
+    )

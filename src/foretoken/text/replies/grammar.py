@@ -31,7 +31,11 @@ class GrammarWriter:
     grammar names as tokens; `text`: the symbol of what is neither thought nor called."""
 
     def __init__(
-        self, format: ReplyFormat, requirements: ReplyRequirements, specials: Mapping[str, int], text: str | None = None
+        self,
+        format: ReplyFormat,
+        requirements: ReplyRequirements,
+        specials: Mapping[str, int],
+        text: str | None = None,
     ) -> None:
         self.format, self.requirements, self.text = format, requirements, text
         self._ids = specials
@@ -65,7 +69,9 @@ class GrammarWriter:
         if not self.requirements.functions:
             return self._write_text(self.text or ANY_TEXT)
         format = self.format
-        if not (self.requirements.required or self.text or format.text_mark or format.starts_unmarked):
+        if not (
+            self.requirements.required or self.text or format.text_mark or format.starts_unmarked
+        ):
             return self._write_marked_calls()
         calls = self._write_calls()
         if self.requirements.required:
@@ -121,8 +127,13 @@ class GrammarWriter:
         more = f"({self.write_literal(format.call_separator or '')} call)*" if several else ""
         begun, last = format.region_brackets
         behind = f"{more} {self.write_literal(last)} {self.write_literal(format.close)}"
-        if format.starts_unmarked and begun:  # one string with the name behind: alone it could be a text's
-            firsts = [json.dumps(begun)[:-1] + self._write_call(each)[1:] for each in self.requirements.functions]
+        if (
+            format.starts_unmarked and begun
+        ):  # one string with the name behind: alone it could be a text's
+            firsts = [
+                json.dumps(begun)[:-1] + self._write_call(each)[1:]
+                for each in self.requirements.functions
+            ]
             return f"({' | '.join(firsts)}) {behind}"
         return f"{self.write_literal(opening + begun)} call {behind}"
 

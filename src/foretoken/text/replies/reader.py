@@ -12,15 +12,15 @@ import regex
 
 from foretoken.errors import InputError, to_one_line
 from foretoken.text.replies.calls import (
-    FunctionCall,
-    NamedForm,
     CallStream,
+    FunctionCall,
     FunctionSignatures,
+    NamedForm,
     TaggedForm,
     dump_json,
 )
 from foretoken.text.replies.formats import ReplyFormat
-from foretoken.text.replies.regions import RegionPiece, Region, RegionSplitter, compile_literals
+from foretoken.text.replies.regions import Region, RegionPiece, RegionSplitter, compile_literals
 
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MAX_END_ATTEMPTS = 64  # to find the end of the last complete call
@@ -135,15 +135,21 @@ class FormatCallParser:
     def __init__(self, format: ReplyFormat) -> None:
         self.format = format
 
-    def parse(self, body: str, functions: FunctionSignatures, captures: dict[str, str]) -> list[FunctionCall]:
+    def parse(
+        self, body: str, functions: FunctionSignatures, captures: dict[str, str]
+    ) -> list[FunctionCall]:
         return self.format.form.parse(body, functions)
 
-    def parse_complete(self, body: str, functions: FunctionSignatures, captures: dict[str, str]) -> list[FunctionCall]:
+    def parse_complete(
+        self, body: str, functions: FunctionSignatures, captures: dict[str, str]
+    ) -> list[FunctionCall]:
         """Return the complete calls of a body that is cut off. ValueError if there are none."""
         if isinstance(self.format.form, TaggedForm) and not self.format.form.after:
             raise ValueError("only the mark behind a call says that there is no other argument")
         inside, ends = (self.format.call_separator or "").strip(), [len(body)]
-        while inside and len(ends) < MAX_END_ATTEMPTS and (end := body.rfind(inside, 0, ends[-1])) > 0:
+        while (
+            inside and len(ends) < MAX_END_ATTEMPTS and (end := body.rfind(inside, 0, ends[-1])) > 0
+        ):
             ends.append(end)
         for end in ends:
             for closing in ("", self.format.region_brackets[1]):
@@ -177,14 +183,20 @@ class TemplateCallParser:
     def __init__(self, field: Any) -> None:
         self.field = field
 
-    def parse(self, body: str, functions: FunctionSignatures, captures: dict[str, str]) -> list[FunctionCall]:
+    def parse(
+        self, body: str, functions: FunctionSignatures, captures: dict[str, str]
+    ) -> list[FunctionCall]:
         value = _import_chat_parsing()[0].process_field(body, self.field, captures)
-        calls = [_parse_field_call(each) for each in (value if isinstance(value, list) else [value])]
+        calls = [
+            _parse_field_call(each) for each in (value if isinstance(value, list) else [value])
+        ]
         if not calls:
             raise ValueError("there is no call")
         return calls
 
-    def parse_complete(self, body: str, functions: FunctionSignatures, captures: dict[str, str]) -> list[FunctionCall]:
+    def parse_complete(
+        self, body: str, functions: FunctionSignatures, captures: dict[str, str]
+    ) -> list[FunctionCall]:
         return self.parse(body, functions, captures)
 
     def start_stream(self) -> CallStream | None:
@@ -213,7 +225,10 @@ def build_format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) ->
         closes = regex.compile(closing, regex.DOTALL) if closing else None
         parser = FormatCallParser(format)
         regions.append(Region("calls", opens, closes, parser, format.form.can_close))
-    drops = (*format.dropped_marks, *(mark for mark in (format.before, format.after) if mark and calls))
+    drops = (
+        *format.dropped_marks,
+        *(mark for mark in (format.before, format.after) if mark and calls),
+    )
     if drops:
         regions.append(Region("dropped", compile_literals(*drops), None))
     return regions
@@ -234,7 +249,9 @@ def build_template_regions(template: dict[str, Any], *, calls: bool) -> list[Reg
         elif name in ("reasoning_content", "thinking", "reasoning"):
             regions.append(Region("thought", field.open_re, field.close_re))
         elif name == "tool_calls" and calls:
-            regions.append(Region("calls", field.open_re, field.close_re, parser=TemplateCallParser(field)))
+            regions.append(
+                Region("calls", field.open_re, field.close_re, parser=TemplateCallParser(field))
+            )
     return regions
 
 

@@ -20,7 +20,9 @@ class Region:
     open: regex.Pattern[str]
     close: regex.Pattern[str] | None
     parser: Any = None  # for who made it
-    can_close: Callable[[str], bool] | None = None  # whether a mark may close it behind so much text
+    can_close: Callable[[str], bool] | None = (
+        None  # whether a mark may close it behind so much text
+    )
 
 
 def compile_literals(*texts: str) -> regex.Pattern[str]:
@@ -48,7 +50,9 @@ class RegionSplitter:
         self._body = ""  # of a region whose marks depend on it
         self._captures: dict[str, str] = {}
 
-    def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> Iterator[RegionPiece]:
+    def feed(
+        self, text: str, *, last: bool = False, cut: str | None = None
+    ) -> Iterator[RegionPiece]:
         """Yield what is settled; with `last`, all the rest, but not the beginning of a mark if the
         reply is `cut`: by this stop string, or by a limit (an empty string)."""
         self._buffer += text

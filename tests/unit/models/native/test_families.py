@@ -22,7 +22,7 @@ from foretoken.models.native.conversion import NativeConversion
 from foretoken.models.native.model import NativeModel
 from foretoken.models.native.network_reader import NetworkReader
 from foretoken.models.stock.selfcheck import LOGIT_TOLERANCE, measure_deviation
-from foretoken.models.stock.small_copy import randomize_weights, make_small_copy
+from foretoken.models.stock.small_copy import make_small_copy, randomize_weights
 from tiny_families import EXPERTS, LEARNED, MIXED, ROPE, WINDOWED
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.native]

@@ -123,7 +123,9 @@ def test_memory_of_unused_pages_is_freed(model: NativeModel) -> None:
     pool.recount()  # as if rows[0] had been lost
     assert pool.used == 0 and len(pool.spare_pages) == len(pool.slabs) * pages.SLAB_PAGES
     addresses = [page.address for slab in pool.slabs for page in slab.pages]
-    assert len(set(addresses)) == len(addresses) and not any(a % pages.CACHE_LINE_BYTES for a in addresses)
+    assert len(set(addresses)) == len(addresses) and not any(
+        a % pages.CACHE_LINE_BYTES for a in addresses
+    )
 
 
 def test_layers_of_any_shape_have_places_of_their_own() -> None:
@@ -305,7 +307,9 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
                 engine.add(prompt, max_new_tokens=20, gamma=n % 4, seed=n, **options)
             ended = [e.completion for _ in range(40) for e in engine.step() if e.completion]
         steps = [step for text in ended for step in text.steps]
-        facts = [(s.draft_tokens, s.accepted, s.new_tokens, s.overlaps, s.draft_calls) for s in steps]
+        facts = [
+            (s.draft_tokens, s.accepted, s.new_tokens, s.overlaps, s.draft_calls) for s in steps
+        ]
         made.append(([text.tokens for text in ended], facts))
     assert len(ended) == 6 and made[0] == made[1]
     assert sum(len(fact[0]) for fact in made[0][1]) > 30

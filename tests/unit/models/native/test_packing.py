@@ -201,7 +201,9 @@ def test_a_weight_may_have_parts_of_several_kinds() -> None:
     made = model.passes.run([part], 1, 40, return_tapped=False).logits[0]
     assert ((made - expected).norm(dim=1) / expected.norm(dim=1)).median() < 0.02
     passes = model.passes
-    record, _kept = description.make_network_record(passes.facts, passes.layout.layers, passes.memory, 1, 1)
+    record, _kept = description.make_network_record(
+        passes.facts, passes.layout.layers, passes.memory, 1, 1
+    )
     x = np.random.default_rng(0).standard_normal((3, 512)).astype(np.float32)
     attention: Any = network.model.layers[0].self_attn
     parts = [attention.q_proj, attention.k_proj, attention.v_proj]

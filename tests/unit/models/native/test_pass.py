@@ -367,7 +367,9 @@ def run(model: NativePasses, pool: PagePool, cuts: list[int], sequence: list[int
     for start, end in zip([0, *cuts], [*cuts, len(sequence)], strict=True):
         piece, n = sequence[start:end], end - start
         more = [SequencePart(other, start, piece[::-1], 1, n)]
-        result = model.run([SequencePart(row, start, piece, n, 0), *more], n + 1, 1, return_tapped=False)
+        result = model.run(
+            [SequencePart(row, start, piece, n, 0), *more], n + 1, 1, return_tapped=False
+        )
         logits.append(result.logits.reshape(n + 1, -1)[:n].numpy().copy())
     return np.concatenate(logits)
 

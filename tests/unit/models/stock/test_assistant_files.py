@@ -12,7 +12,7 @@ import assistants
 import tiny
 from assistants import WIDTH
 from foretoken.errors import InputError, RefusedError
-from foretoken.models.stock.assistant_files import is_assistant, build_assistant
+from foretoken.models.stock.assistant_files import build_assistant, is_assistant
 
 V = 24
 TARGET = assistants.target(V).config

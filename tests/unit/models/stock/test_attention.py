@@ -98,7 +98,9 @@ def test_what_runs_is_left_behind_by_nothing_that_matters() -> None:
     runner, other = build_torch_model(model), build_torch_model(model)
     runner.start([[1, 2, 3]], [[5, 6]])
     expected = runner.score([[4]], [1]).clone()
-    token = positions.FORWARD_CONTEXT.set(positions.ForwardContext(runner.cache.self_attention_cache, None))
+    token = positions.FORWARD_CONTEXT.set(
+        positions.ForwardContext(runner.cache.self_attention_cache, None)
+    )
     try:
         other.start([[1, 2, 3]], [[5, 6]])
         assert torch.equal(other.score([[4]], [1]), expected)

@@ -16,7 +16,7 @@ from foretoken import SamplingParams
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.dflash import StockBlockModel
-from foretoken.models.stock.dflash_files import parse_block_config, build_blocks_draft
+from foretoken.models.stock.dflash_files import build_blocks_draft, parse_block_config
 from foretoken.models.stock.small_copy import randomize_weights
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.draw import Draw, SharedDraw

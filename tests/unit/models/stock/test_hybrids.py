@@ -103,7 +103,9 @@ def apart(logits: Tensor, expected: Tensor) -> float:
 
 
 def arrays(model: CausalModel) -> list[tuple[str, Tensor]]:
-    parts = [part for part in model.cache.list_filled_parts() if isinstance(part, RecurrentStateLayer)]
+    parts = [
+        part for part in model.cache.list_filled_parts() if isinstance(part, RecurrentStateLayer)
+    ]
     return [each for part in parts for each in part.arrays.items()]
 
 

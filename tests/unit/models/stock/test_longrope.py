@@ -100,7 +100,11 @@ def test_a_prompt_that_is_read_in_pieces_beside_others() -> None:
 
 def test_what_a_row_may_hold() -> None:
     target = CausalModel(model())
-    assert (target.context, target.max_context, get_rope_switch_length(target.model)) == (N, LIMIT, N)
+    assert (target.context, target.max_context, get_rope_switch_length(target.model)) == (
+        N,
+        LIMIT,
+        N,
+    )
     with pytest.raises(InputError, match=f"would hold {N + 1} tokens, the model {N}"):
         target.start([PROMPTS[4]])
     target.set_long_context(True)
@@ -117,7 +121,10 @@ def test_who_reads_again() -> None:
     assert get_rope_switch_length(llama) is None and CausalModel(llama).context == N
     assert get_rope_switch_length(model(max_position_embeddings=N)) is None
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    assert get_rope_switch_length(model(**plain)) is None and CausalModel(model(**plain)).context == LIMIT
+    assert (
+        get_rope_switch_length(model(**plain)) is None
+        and CausalModel(model(**plain)).context == LIMIT
+    )
 
 
 def test_a_switch_that_is_passed_over_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

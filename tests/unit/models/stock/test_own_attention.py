@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from census import build as small
 from foretoken.errors import RefusedError
 from foretoken.models.stock import attention, positions
-from foretoken.models.stock.positions import RowPositionEmbedding, RowQueryScale, RowCausalTable
+from foretoken.models.stock.positions import RowCausalTable, RowPositionEmbedding, RowQueryScale
 from foretoken.models.stock.rowwise import RowwiseModel
-from foretoken.models.stock.selfcheck import CheckedSequences, check, build_torch_model
+from foretoken.models.stock.selfcheck import CheckedSequences, build_torch_model, check
 from foretoken.models.stock.small_copy import randomize_weights
 
 ENDS = {"eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0}

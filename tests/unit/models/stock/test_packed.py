@@ -18,14 +18,16 @@ import pairs
 import tiny
 from foretoken.models.stock import packed
 from foretoken.models.stock.attention import make_twin
-from foretoken.models.stock.packed import PackedLinear, PackingResult, pack, compute_trial_logits
+from foretoken.models.stock.packed import PackedLinear, PackingResult, compute_trial_logits, pack
 from foretoken.models.stock.sizes import sketch_weights
 from foretoken.models.stock.small_copy import randomize_weights
 from tiny_families import FAMILIES, build
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.daily]
 HERE = build("Llama")  # what this machine can do
-needs_onednn = pytest.mark.skipif(packed.find_packing_objection(HERE) is not None, reason="no oneDNN here")
+needs_onednn = pytest.mark.skipif(
+    packed.find_packing_objection(HERE) is not None, reason="no oneDNN here"
+)
 needs_bfloat16 = pytest.mark.skipif(
     packed.find_packing_objection(HERE.bfloat16()) is not None, reason="no bfloat16 in oneDNN here"
 )

@@ -226,7 +226,9 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(name: str) -> None
                 ended = [e.completion for _ in range(40) for e in engine.step() if e.completion]
             assert len(ended) == len(PROMPTS)
             steps = [step for text in ended for step in text.steps]
-            facts = [(s.draft_tokens, s.accepted, s.new_tokens, s.overlaps, s.draft_calls) for s in steps]
+            facts = [
+                (s.draft_tokens, s.accepted, s.new_tokens, s.overlaps, s.draft_calls) for s in steps
+            ]
             made.append(([text.tokens for text in ended], facts))
     assert made[:3] == made[3:]
     assert sum(fact[1] for _, facts in made for fact in facts) > 10

@@ -25,9 +25,9 @@ from foretoken.loading.sources import find_source
 from foretoken.models.base import Model
 from foretoken.models.stock import attention, check_results, positions, selfcheck, small_copy
 from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
-from foretoken.models.stock.check_results import self_check, compute_structure_key
+from foretoken.models.stock.check_results import compute_structure_key, self_check
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.stock.selfcheck import check, build_torch_model
+from foretoken.models.stock.selfcheck import build_torch_model, check
 from tiny_families import build
 
 
@@ -255,7 +255,10 @@ def test_structure_is_what_matters() -> None:
     config.hidden_size, config.num_hidden_layers, config.vocab_size = 64, 5, 100
     wider = type(plain)(config)
     assert compute_structure_key(wider) == compute_structure_key(plain)
-    assert len({compute_structure_key(build(name)) for name in ("Llama", "Mistral", "Qwen2", "T5")}) == 4
+    assert (
+        len({compute_structure_key(build(name)) for name in ("Llama", "Mistral", "Qwen2", "T5")})
+        == 4
+    )
     assert compute_structure_key(build("T5")) != compute_structure_key(build("T5 v1.1"))
 
 

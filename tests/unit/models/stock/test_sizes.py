@@ -13,12 +13,12 @@ from foretoken.errors import InputError
 from foretoken.models.stock.sizes import (
     CONTEXT_LENGTH_FIELDS,
     SAMPLES_PER_WEIGHT,
-    is_same_model,
     get_context_limit,
     get_encoder_limit,
     get_encoder_vocab_size,
-    make_empty_logits,
     get_output_vocab_size,
+    is_same_model,
+    make_empty_logits,
     sketch_weights,
 )
 from tiny_families import build
@@ -59,7 +59,11 @@ def test_dynamic_frequencies_within_the_trained_length() -> None:
 
 def test_encoders_and_output_layers() -> None:
     bart = build("BART")
-    assert (get_encoder_limit(bart), get_encoder_vocab_size(bart), get_output_vocab_size(bart)) == (128, 64, 64)
+    assert (get_encoder_limit(bart), get_encoder_vocab_size(bart), get_output_vocab_size(bart)) == (
+        128,
+        64,
+        64,
+    )
     bart.config.max_source_positions = 40
     assert get_encoder_limit(bart) == 40
     logits = make_empty_logits(bart.bfloat16(), 3)

@@ -14,7 +14,11 @@ import census
 import foretoken
 from foretoken.errors import RefusedError
 from foretoken.models import rewindable_states
-from foretoken.models.rewindable_states import MAX_PASS_WIDTH, MAX_REWIND_TOKENS, RecurrentStateLayer
+from foretoken.models.rewindable_states import (
+    MAX_PASS_WIDTH,
+    MAX_REWIND_TOKENS,
+    RecurrentStateLayer,
+)
 from foretoken.models.stock.cache import RaggedCache
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import build_torch_model
@@ -124,7 +128,9 @@ class Texts:
         """A pass or several, and back over some of them; or rows come, go, move or repeat."""
         act = self.dice.choice(["pass", "pass", "pass", "drafts", "join", "leave", "move", "again"])
         if not self.rows or (act == "join" and len(self.rows) < 5):
-            return self.join([self.dice.choice([0, 1, 2, K - 1, 9, MAX_PASS_WIDTH, 150]) for _ in range(2)])
+            return self.join(
+                [self.dice.choice([0, 1, 2, K - 1, 9, MAX_PASS_WIDTH, 150]) for _ in range(2)]
+            )
         if act in ("leave", "move"):
             some = self.dice.sample(
                 range(len(self.rows)), max(1, len(self.rows) - (act == "leave"))

@@ -10,8 +10,8 @@ import pairs
 from foretoken.costing import stored_costs
 from foretoken.drafters.lm import LMDrafter
 from foretoken.models.stock.model import CausalModel
-from foretoken.models.vocabularies.translated import TextDrafting, SlidingContext, TranslatedModel
-from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
+from foretoken.models.vocabularies.translated import SlidingContext, TextDrafting, TranslatedModel
+from foretoken.models.vocabularies.vocabulary import Vocabulary, VocabularyMap
 from oracle import random_model
 from table import TableModel
 
@@ -152,7 +152,9 @@ def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
 
 
 def test_which_way_it_guesses():
-    assert translated().drafts_from_text(greedy=True) and not translated().drafts_from_text(greedy=False)
+    assert translated().drafts_from_text(greedy=True) and not translated().drafts_from_text(
+        greedy=False
+    )
     assert not translated(TextDrafting(greedy=False)).drafts_from_text(greedy=True)
 
 
@@ -176,7 +178,9 @@ def test_its_speed_is_known_where_that_of_its_model_is():
     own.identity = "tiny"
     model = TranslatedModel(own, DICTIONARY, V2)
     assert "tiny" in str(stored_costs.make_identity(LMDrafter(model)))
-    assert stored_costs.make_identity(LMDrafter(model)) != stored_costs.make_identity(LMDrafter(own))
+    assert stored_costs.make_identity(LMDrafter(model)) != stored_costs.make_identity(
+        LMDrafter(own)
+    )
 
 
 def test_a_text_that_parts_before_what_states_go_back_to_is_read_anew() -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.models.vocabularies.translation import MAX_WORD_TOKENS, Translation, find_continuations
-from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
+from foretoken.models.vocabularies.translation import (
+    MAX_WORD_TOKENS,
+    Translation,
+    find_continuations,
+)
+from foretoken.models.vocabularies.vocabulary import Vocabulary, VocabularyMap
 from unit.models.vocabularies.test_words import TOKENIZERS, words
 
 TEXT = 'ab a bab, naïve;\n  "ab" — 日本語 \U0001f600 aaab\n\nthe day'
@@ -112,7 +116,9 @@ def test_the_rest_of_a_text_is_guessed_whole(ours, theirs):
 
 
 OURS_SEAM = Vocabulary({0: b" day", 1: b",", 2: b"s", 3: b" days", 4: b" ", 5: b"!!"}, eos_id=6)
-THEIRS_SEAM = Vocabulary({0: b" day", 1: b" day,", 2: b" days", 3: b" day!!", 4: b" ", 5: b" day!?"})
+THEIRS_SEAM = Vocabulary(
+    {0: b" day", 1: b" day,", 2: b" days", 3: b" day!!", 4: b" ", 5: b" day!?"}
+)
 
 
 def text(*tokens: int) -> Translation:
@@ -128,7 +134,10 @@ def logits(*probabilities: float) -> torch.Tensor:
 def test_they_go_on_from_the_text_without_another_cut_of_it():
     """ " days" is one token of the target's, which the text does not begin."""
     ways = find_continuations(text(0), logits(0.3, 0.1, 0.5, 0.2))
-    assert [(way.token, way.suffix, way.target_token) for way in ways] == [(3, b"!!", 5), (1, b",", 1)]
+    assert [(way.token, way.suffix, way.target_token) for way in ways] == [
+        (3, b"!!", 5),
+        (1, b",", 1),
+    ]
     assert [way.share for way in ways] == pytest.approx([0.2 / 0.6, 0.1 / 0.6])
 
 

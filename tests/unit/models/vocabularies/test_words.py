@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretoken.errors import RefusedError
-from foretoken.models.vocabularies.vocabulary import VocabularyMap, Vocabulary
+from foretoken.models.vocabularies.vocabulary import Vocabulary, VocabularyMap
 from tiny import TEXT, byte_level, legacy, metaspace
 
 pytestmark = pytest.mark.daily
@@ -71,7 +71,11 @@ def test_heads_ends_and_the_space_before_a_text():
     assert (bytes_.prefix_ids, bytes_.eos_id, bytes_.adds_space) == ([], 0, False)
     assert (spaced.prefix_ids, spaced.eos_id, spaced.adds_space) == ([1], 2, True)
     assert set(spaced.special_ids) == {"<s>", "</s>"}  # what is unknown means nothing elsewhere
-    assert spaced.add_space(b"a") == b" a" and spaced.strip_space(b" a") == b"a" and spaced.add_space(b"") == b""
+    assert (
+        spaced.add_space(b"a") == b" a"
+        and spaced.strip_space(b" a") == b"a"
+        and spaced.add_space(b"") == b""
+    )
     assert bytes_.add_space(b"a") == b"a" and bytes_.strip_space(b" a") == b" a"
 
 
@@ -101,7 +105,9 @@ def test_a_tokenizer_that_shows_no_spelling_is_refused():
 
 
 def test_words_are_the_same_by_their_bytes():
-    both = VocabularyMap(Vocabulary({0: b"a", 1: b" b", 5: b"c"}), Vocabulary({0: b" b", 1: b"d", 2: b"a"}))
+    both = VocabularyMap(
+        Vocabulary({0: b"a", 1: b" b", 5: b"c"}), Vocabulary({0: b" b", 1: b"d", 2: b"a"})
+    )
     assert list(zip(both.target_ids, both.draft_ids, strict=True)) == [(0, 2), (1, 0)]
     assert both.num_shared == 2
 

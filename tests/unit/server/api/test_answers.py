@@ -36,7 +36,9 @@ CALL = '\n<tool_call>\n{"name": "now", "arguments": {"zone": "sea"}}\n</tool_cal
 NOW = ReplyRequirements((FunctionSignature("now"),))
 
 
-def fed(read: ParsedReply, pieces: str | list[str], done: tuple[str, int | str | None]) -> ParsedReply:
+def fed(
+    read: ParsedReply, pieces: str | list[str], done: tuple[str, int | str | None]
+) -> ParsedReply:
     """The reply after these pieces, the last of which ends it for this reason."""
     for i, piece in enumerate(pieces):
         end = Done(*done, None, None) if i == len(pieces) - 1 else None  # pyright: ignore

@@ -17,10 +17,10 @@ from foretoken.server.api import protocol
 from foretoken.server.api.chat import ChatCompletionRequest
 from foretoken.server.api.completions import CompletionRequest
 from foretoken.server.api.errors import BadRequestError, make_validation_error
+from foretoken.server.api.protocol import StrictModel
 from foretoken.server.api.responses import ResponsesRequest
 from foretoken.server.api.tokenization import TokenizeRequest
 from foretoken.server.api.unsupported import IGNORED_FIELDS, UNSUPPORTED
-from foretoken.server.api.protocol import StrictModel
 from foretoken.server.process.messages import GenerateRequest
 
 CLIENTS: dict[type[StrictModel], Any] = {
@@ -73,7 +73,9 @@ def test_every_field_of_the_client_is_known_and_documented(kind: type[StrictMode
 def test_a_final_message_is_continued_or_a_new_one_begun(kind: Any) -> None:
     """To begin one is the default, and no contradiction."""
     for name in ("continue_final_message", "add_generation_prompt"):
-        assert read(kind, LEAST[ChatCompletionRequest] | {name: True}).template_variables[name] is True
+        assert (
+            read(kind, LEAST[ChatCompletionRequest] | {name: True}).template_variables[name] is True
+        )
     both = {"continue_final_message": True, "add_generation_prompt": False}
     assert read(kind, LEAST[ChatCompletionRequest] | both).template_variables
     assert read(kind, LEAST[ChatCompletionRequest]).template_variables is None

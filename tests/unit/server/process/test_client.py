@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.server.process.client import EngineClient, UnavailableError
 from foretoken.server.process.generation import Generation, expand
-from foretoken.server.process.messages import GenerateRequest, EngineSetup
+from foretoken.server.process.messages import EngineSetup, GenerateRequest
 from served import LOADING, pair
 
 LONG = GenerateRequest("It", {"ignore_eos": True, "temperature": 1.0}, gamma=0, seed=(5, 0))

@@ -14,12 +14,17 @@ import pytest
 from engines import Threaded, speculator, threaded
 from foretoken.server.process import fleet as fleets
 from foretoken.server.process.client import Child, RefusedRequest, UnavailableError
-from foretoken.server.process.fleet import DIGEST_CHARACTERS, DIGEST_IDS, EngineFleet, compute_prefix_digests
+from foretoken.server.process.fleet import (
+    DIGEST_CHARACTERS,
+    DIGEST_IDS,
+    EngineFleet,
+    compute_prefix_digests,
+)
 from foretoken.server.process.messages import (
     Accepted,
-    LoadFailed,
-    GenerateRequest,
     EngineSetup,
+    GenerateRequest,
+    LoadFailed,
     StepOutput,
 )
 
@@ -235,7 +240,10 @@ def test_a_longer_prompt_begins_with_the_digests_of_a_shorter(long: Any, unit: i
 
 def test_turns_extend_each_other_and_salts_part_them() -> None:
     talk = [{"role": role, "content": "word " * 40} for role in ("user", "assistant")]
-    first, both = compute_prefix_digests(GenerateRequest(talk[:1])), compute_prefix_digests(GenerateRequest(talk))
+    first, both = (
+        compute_prefix_digests(GenerateRequest(talk[:1])),
+        compute_prefix_digests(GenerateRequest(talk)),
+    )
     assert both[: len(first)] == first and len(both) > len(first) > 1
     assert not set(first) & set(compute_prefix_digests(GenerateRequest(talk[:1], cache_salt="b")))
     assert compute_prefix_digests(GenerateRequest([{"role": "user", "content": None}])) == []

@@ -14,11 +14,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from foretoken.errors import InputError
 from foretoken.text.replies.calls import FunctionSignature, build_json_rule
-from foretoken.text.replies.formats import REPLY_FORMATS, HERMES_FORMAT, get_format, find_format
-from foretoken.text.replies.grammar import GrammarWriter, ThinkingMode, ReplyRequirements
+from foretoken.text.replies.formats import HERMES_FORMAT, REPLY_FORMATS, find_format, get_format
+from foretoken.text.replies.grammar import GrammarWriter, ReplyRequirements, ThinkingMode
 from foretoken.text.replies.reader import (
-    ReplyReader,
     ReplyEvent,
+    ReplyReader,
     build_format_regions,
     build_template_regions,
     find_open_region,
@@ -118,7 +118,11 @@ def lexicon() -> LLTokenizer:
 
 
 def follows(
-    name: str, wish: ReplyRequirements, text: str, thinking: ThinkingMode = "no", plain: str | None = None
+    name: str,
+    wish: ReplyRequirements,
+    text: str,
+    thinking: ThinkingMode = "no",
+    plain: str | None = None,
 ) -> bool:
     """Tell whether a reply follows the grammar of a wish, to an end."""
     format = get_format(name)
@@ -243,7 +247,15 @@ def test_nothing_of_a_broken_reply_is_lost(name: str) -> None:
         assert read(name, [broken[:at], broken[at:]]) == whole
         text, _, made = whole
         if not made:
-            dropped = [x for x in (*get_format(name).dropped_marks, get_format(name).before, get_format(name).after) if x]
+            dropped = [
+                x
+                for x in (
+                    *get_format(name).dropped_marks,
+                    get_format(name).before,
+                    get_format(name).after,
+                )
+                if x
+            ]
             left, kept = broken, text
             for mark in dropped:
                 left, kept = left.replace(mark, ""), kept.replace(mark, "")
@@ -266,7 +278,10 @@ def test_thoughts_are_told_apart() -> None:
 
 def test_a_grammar_holds_behind_thoughts() -> None:
     reply = REPLIES["hermes"][0]
-    forced, json_only = ReplyRequirements(FUNCTIONS, required=True), build_json_rule({"type": "object"})
+    forced, json_only = (
+        ReplyRequirements(FUNCTIONS, required=True),
+        build_json_rule({"type": "object"}),
+    )
     assert follows("hermes", forced, f"<think>hm</think>\n\n{reply}", "may")
     assert follows("hermes", forced, reply, "may")
     assert follows("hermes", forced, f"hm</think>\n\n{reply}", "begun")
@@ -294,7 +309,9 @@ def test_a_schema_that_a_form_cannot_hold_to_is_named(name: str) -> None:
     if name != "lfm2":  # whose strings are JSON
         short = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
         with pytest.raises(InputError, match="can have no maxLength"):
-            GrammarWriter(get_format(name), ReplyRequirements((FunctionSignature("f", short),)), {}).write("no")
+            GrammarWriter(
+                get_format(name), ReplyRequirements((FunctionSignature("f", short),)), {}
+            ).write("no")
 
 
 def test_a_function_takes_the_arguments_that_it_names() -> None:
@@ -341,7 +358,9 @@ def test_marks_within_strings_end_no_call(name: str, mark: str) -> None:
     }[name]
     if name == "qwen3-coder":
         free = {"type": "object", "properties": {"city": {"type": "string"}}}
-        free_wish = ReplyRequirements((FunctionSignature("f", free | {"required": ["city"]}),), required=True)
+        free_wish = ReplyRequirements(
+            (FunctionSignature("f", free | {"required": ["city"]}),), required=True
+        )
         held = "parameter" not in mark and mark not in SPECIALS  # which are no part of a text
         assert follows(name, free_wish, reply) == held
         if "parameter" in mark:
