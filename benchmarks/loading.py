@@ -30,7 +30,7 @@ def kilobytes():
     status = dict(line.split(":") for line in open("/proc/self/status"))
     return {k: int(status[k].split()[0]) for k in ("RssAnon", "RssFile")}
 import torch, transformers, foretoken
-from foretoken.loading.sources import source
+from foretoken.loading.sources import find_source
 from foretoken.loading.facts import ModelFacts, Placement
 from foretoken.loading.runtimes.place import place
 transformers.utils.logging.disable_progress_bar()
@@ -45,9 +45,9 @@ if sys.argv[2] == "transformers":
         sys.argv[1], dtype=torch.float32, trust_remote_code=False)
     weights = sum(p.numel() for p in model.parameters()) * 4
 else:
-    read = source(sys.argv[1], None, trust=False)
+    read = find_source(sys.argv[1], None, trust=False)
     model = place(ModelFacts(read), Placement()).model
-    weights = sum(p.numel() for p in read.empty.parameters()) * 4
+    weights = sum(p.numel() for p in read.structure.parameters()) * 4
 seconds = time.perf_counter() - began
 done.set()
 after = kilobytes()

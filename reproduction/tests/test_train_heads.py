@@ -146,7 +146,7 @@ def test_heads_learn_what_the_target_says(text, tmp_path):
 def test_an_encoder_decoder_learns_from_its_own_answers(text, tmp_path):
     target = tiny.t5()
     source = teacher(text, target)
-    assert source.authors.make_batch(source.texts.train, 2, 0, 1) == source.authors.batch(
+    assert source.authors.make_batch(source.texts.train, 2, 0, 1) == source.authors.make_batch(
         source.texts.train, 2, 0, 1
     )
     summary = train_heads(source, tmp_path / "heads", 2, RECIPE, lambda *said: None)

@@ -172,8 +172,8 @@ def test_a_node_with_other_versions_is_refused(
 ) -> None:
     from foretoken.cluster import serve
 
-    own = serve.versions()
-    monkeypatch.setattr(serve, "versions", lambda: own | {"torch": "1.0"})
+    own = serve.get_versions()
+    monkeypatch.setattr(serve, "get_versions", lambda: own | {"torch": "1.0"})
     child = serve.place_replica(EngineSetup(*names, LOADING, {}), 1)
     message = child.pipe.recv()
     assert f"torch {own['torch']} (here 1.0); install the same versions" in str(message)

@@ -146,7 +146,7 @@ def test_the_layers_are_measured_where_the_file_does_not_say(
             return 0.9 if way.columns == at else 0.1
 
         monkeypatch.setattr(hidden_state_drafts, "_measure_alpha", alpha)
-        monkeypatch.setattr(hidden_state_drafts, "remembered", lambda name: {})
+        monkeypatch.setattr(hidden_state_drafts, "load_cached_values", lambda name: {})
         spec = way()
         chosen: Any = spec.drafter
         assert chosen.columns == better

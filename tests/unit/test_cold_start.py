@@ -80,11 +80,11 @@ def test_a_model_brings_no_families_but_its_own():
     """Keys of the auto classes are the configs of all families: to ask for them takes seconds."""
     code = """
 import sys
-from foretoken.loading.named import asset
-from foretoken.loading.sources import source, tokenizer
+from foretoken.loading.named_models import get_asset
+from foretoken.loading.sources import find_source, load_tokenizer
 
-source(asset("target"), None, False)
-tokenizer(asset("target"), None, False)
+find_source(get_asset("target"), None, False)
+load_tokenizer(get_asset("target"), None, False)
 families = {name.split(".")[2] for name in sys.modules if name.startswith("transformers.models.")}
 assert len(families) < 20, sorted(families)
 """

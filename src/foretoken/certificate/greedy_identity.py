@@ -41,7 +41,7 @@ def replay(
     chains = [build_chain(request, target.vocab_size) for request in requests]
     sources = _copy_sources(target, requests)
     with hold_lease(target, drafter) as lease:
-        lease.expect(len(outputs))
+        lease.count_joining(len(outputs))
         target.start([request.prompt[:-1] for request in requests], sources)
         drafter.start(live, [list(request.prompt) for request in requests], sources)
         for t in range(max(map(len, outputs), default=0)):

@@ -167,7 +167,7 @@ def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
     """Learn what steps cost before the first token of these texts, which run together."""
     if spec.costing.drafts:
         with show_waiting("measuring what steps cost"):
-            spec.costing.learn(params, len(params))
+            spec.costing.ensure_costs(params, len(params))
 
 
 MIN_SILENT_SHARE = (

@@ -46,7 +46,7 @@ class LocalModel:
         """Return what a token takes by plain decoding, after a short prompt; None if it has not
         been measured. `options`: all of them, defaults included."""
         costs = self.gamma is None and self.spec.costing.find_nearest(SamplingParams(**options))
-        return costs[0].seconds(0) if costs else None
+        return costs[0].step_seconds(0) if costs else None
 
     def require(self, options: Mapping[str, Any]) -> None:
         """Raise InputError or RefusedError for options that the model cannot honour."""
@@ -127,6 +127,6 @@ def open_local_model(
 def _spell_tokens(step: StepRecord, stream: IncrementalDetokenizer | None) -> Iterator[ReplyToken]:
     """Spell the tokens that a step committed."""
     own_fate = "corrected" if step.drafted else "plain"
-    for i, token in enumerate(step.kept):
+    for i, token in enumerate(step.new_tokens):
         spelled = stream.add([token]) if stream else str(token)
         yield ReplyToken(spelled, "accepted" if i < step.accepted else own_fate)

@@ -98,7 +98,7 @@ def _read_rows(file: Path) -> list[str]:
     """Return the lines of a file; of a Parquet file its rows, as JSON."""
     if file.suffix != ".parquet":
         return [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
-    return import_parquet().lines(file)
+    return import_parquet().read_json_lines(file)
 
 
 def import_parquet():  # not annotated: the type is the module's

@@ -59,7 +59,7 @@ def format_completion(
     text, style = Text(), ACCEPTED_STYLE
     stream = decoding.IncrementalDetokenizer(tokenizer, prompt) if tokenizer else None
     for step in steps:
-        for i, token in enumerate(step.kept):
+        for i, token in enumerate(step.new_tokens):
             style = ACCEPTED_STYLE if i < step.accepted else CORRECTED_STYLE
             text.append(stream.add([token]) if stream else f"{token} ", style=style)
     return text.append(stream.add([], last=True) if stream else "", style=style)
@@ -98,10 +98,10 @@ def spell_steps(
     """Yield for every step the tokens of its line, as they are spelled, and their fates."""
     sequence = list(prompt)
     for step in steps:
-        tokens = step.kept[step.accepted :]
-        fates = [(token, ACCEPTED_STYLE) for token in step.kept[: step.accepted]]
+        tokens = step.new_tokens[step.accepted :]
+        fates = [(token, ACCEPTED_STYLE) for token in step.new_tokens[: step.accepted]]
         if tokens and step.accepted < step.drafted:
-            fates.append((step.guesses[step.accepted], REJECTED_STYLE))
+            fates.append((step.draft_tokens[step.accepted], REJECTED_STYLE))
         fates += [(token, CORRECTED_STYLE) for token in tokens]
         line: list[tuple[str, str]] = []
         for token, fate in fates:

@@ -135,7 +135,7 @@ def _measure_fastest_copy(
     lookup_spec: Speculator, make_copy_spec: Callable[[str], Speculator | None]
 ) -> str:
     """Return the copy that is faster than look-up, "" where none is."""
-    if lookup_spec.costing.get_step_costs(DEFAULT_PARAMS).seconds(0) < MIN_STEP_SECONDS:
+    if lookup_spec.costing.get_step_costs(DEFAULT_PARAMS).step_seconds(0) < MIN_STEP_SECONDS:
         return ""
     best, best_speedup, bound = "", MIN_COPY_SPEEDUP, float("inf")
     for kind in reversed(ROUNDED_DTYPES):
@@ -166,7 +166,7 @@ def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) ->
 
 def _predict_speedup(measured: Costs) -> float:
     """Return tokens a second over plain decoding."""
-    return _predict_tokens_per_second(measured) * measured.seconds(0)
+    return _predict_tokens_per_second(measured) * measured.step_seconds(0)
 
 
 def _predict_tokens_per_second(measured: Costs) -> float:

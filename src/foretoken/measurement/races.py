@@ -98,7 +98,7 @@ def run_own_turn(
     return [
         RaceRun(
             tokens=text.tokens,
-            first_tokens=len(text.steps[0].kept),
+            first_tokens=len(text.steps[0].new_tokens),
             first_seconds=overhead_seconds + text.stats.first_seconds,
             seconds=seconds,
             steps=tuple(text.steady.steps),
@@ -238,7 +238,7 @@ class Race:
             seconds_per_token=summarize(seconds),
             tokens_per_second=summarize([1 / each for each in seconds]),
             speedup=summarize(self.compute_speedups(key, PLAIN_DECODING)),
-            tokens_per_call=fmean(len(step.kept) for step in steps) if steps else None,
+            tokens_per_call=fmean(len(step.new_tokens) for step in steps) if steps else None,
             predicted=None if self.together else predict(self.steps(PLAIN_DECODING), steps),
         )
 

@@ -219,7 +219,7 @@ def test_a_mistake_is_one_line(
         raise AssertionError("weights are loaded")
 
     if (command, says) in MISTAKES:
-        for name in ("place", "draft_of"):
+        for name in ("place", "resolve_draft"):
             monkeypatch.setattr(loading, name, place)
     monkeypatch.chdir(folders)
     mistake(run(*shlex.split(command)), says)

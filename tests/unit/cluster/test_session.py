@@ -64,7 +64,7 @@ STARTED = """
 import os
 from pathlib import Path
 from foretoken.cluster import session
-session.prepare("local")
+session.prepare_environment("local")
 session.join("local", 1)
 import ray
 ray.get(ray.remote(lambda: 1).remote())

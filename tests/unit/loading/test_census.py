@@ -30,7 +30,7 @@ def test_a_class_is_judged_in_its_own_process_and_not_again_by_a_later_run(
     assert "LlamaForCausalLM: equal (transformers)" in capsys.readouterr().out
     monkeypatch.setattr(census, "_apart", None)  # would be called
     assert families.judge_all() == document
-    monkeypatch.setattr(families, "versions", lambda: {"transformers": "another"})
+    monkeypatch.setattr(families, "get_versions", lambda: {"transformers": "another"})
     with pytest.raises(TypeError):
         families.judge_all()
 

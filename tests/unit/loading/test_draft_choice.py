@@ -46,7 +46,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Costs]:
         return by_draft[draft_name]
 
     monkeypatch.setattr(PairCosts, "get_step_costs", step_costs)
-    monkeypatch.setattr(draft_choice, "remembered", lambda file: {})
+    monkeypatch.setattr(draft_choice, "load_cached_values", lambda file: {})
     by_draft["asked"] = kinds  # type: ignore[assignment]
     return by_draft
 
@@ -76,9 +76,9 @@ def test_the_fastest_by_measured_costs(int4, int8, best, target, measured, caplo
 @pytest.mark.native
 def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, measured, monkeypatch):
     made: list[str] = []
-    own_copy = draft_choice.own_copy
+    own_copy = draft_choice.make_target_copy
     monkeypatch.setattr(
-        draft_choice, "own_copy", lambda name, *rest: [made.append(name), own_copy(name, *rest)][1]
+        draft_choice, "make_target_copy", lambda name, *rest: [made.append(name), own_copy(name, *rest)][1]
     )
     measured |= {"lookup+self:int4": costs(0.2, 0.97)}
     spec = foretoken.load(target)
@@ -92,9 +92,9 @@ def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, meas
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The choices that are remembered, by target and draft."""
     choices: dict[str, str] = {}
-    monkeypatch.setattr(draft_choice, "remembered", lambda file: choices)
+    monkeypatch.setattr(draft_choice, "load_cached_values", lambda file: choices)
     monkeypatch.setattr(
-        draft_choice, "remember", lambda file, name, kind: choices.update({name: kind})
+        draft_choice, "save_cached_value", lambda file, name, kind: choices.update({name: kind})
     )
     return choices
 

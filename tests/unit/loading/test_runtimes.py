@@ -110,7 +110,7 @@ def test_a_conversion_is_named_by_format_and_versions(
     monkeypatch.setattr(conversion, "CONVERSION_FORMAT", conversion.CONVERSION_FORMAT + 1)
     assert name() != before
     monkeypatch.undo()
-    monkeypatch.setattr(store, "versions", lambda: {"foretoken": "another"})
+    monkeypatch.setattr(store, "get_versions", lambda: {"foretoken": "another"})
     assert name() != before
 
 
@@ -185,7 +185,7 @@ def test_a_family_that_the_native_decoder_refuses_is_checked_once(
     with pytest.raises(RefusedError, match=r"\(experts .*\)"):
         load(path, dtype="int8")
     monkeypatch.setattr(check_results, "self_check", lambda *args: pytest.fail("checked again"))
-    monkeypatch.setattr(ModelSource, "empty", property(lambda self: pytest.fail("it was read")))
+    monkeypatch.setattr(ModelSource, "structure", property(lambda self: pytest.fail("it was read")))
     model = ModelFacts(find_source(path, None, trust=False))
     assert start_loading(model, Placement("int8")).result() is None
     with pytest.raises(RefusedError, match=r"\(experts .*\); give dtype='float32'"):
