@@ -127,11 +127,11 @@ def _trained(
 ) -> Any:
     """Make all steps, and write the weights with the lowest held-out loss in bfloat16, with the
     tokenizer, where there is one; returns them as written, in float32."""
-    for loss in loop.losses(loss_at):
+    for loss in loop.run_steps(loss_at):
         measured = None
-        if loop.due:
+        if loop.is_due:
             measured = exam()
-            loop.rank(-measured)
+            loop.record_score(-measured)
             loop.save(loss=loss, held_out=measured)
         report(loop.step, loss, measured)
     model.load_state_dict(loop.best["weights"])

@@ -96,8 +96,8 @@ def train_heads(
         )
 
     measured = None
-    for loss in loop.losses(loss_at):
-        measured = measure(heads, target, exam, recipe.batch) if loop.due else None
+    for loss in loop.run_steps(loss_at):
+        measured = measure(heads, target, exam, recipe.batch) if loop.is_due else None
         if measured:
             loop.save(loss=loss, **{f"alpha_{k}": x for k, x in enumerate(measured, 1)})
         report(loop.step, loss, measured)

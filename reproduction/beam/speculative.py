@@ -72,9 +72,9 @@ class DraftSearch:
         reader = DraftSequences(model)
         source = None if request.source is None else [request.source]
         _, sources = reader.join([request.prompt], source)
-        self.tree = ScoredTree(model, reader.texts[0], sources[0] if sources else None)
+        self.tree = ScoredTree(model, reader.token_ids[0], sources[0] if sources else None)
         self.vocab_size, self.width = vocab_size, width
-        self._deepest = reader.room(0)  # new tokens that fit in the model's context
+        self._deepest = reader.count_free_positions(0)  # new tokens that fit in the model's context
 
     def propose(self, search: Search, gamma: int) -> list[Node]:
         """Return the nodes that `width` beams reach in up to gamma steps from the search's beams.

@@ -164,7 +164,7 @@ def write_completions(output: Path, job: BatchJob, cluster: option.ClusterOption
         results = output.with_suffix(".jsonl")
         failed = write_completions(results, job, cluster)
         if results.exists():  # one text at least
-            table.convert(results, output)
+            table.write_parquet(results, output)
         return failed
     set_up_logging()
     origins = {

@@ -99,7 +99,7 @@ def _get_network(
     if model.runtime == "table":
         return None
     try:
-        return find_source(name, revision, trust).empty
+        return find_source(name, revision, trust).structure
     except ForetokenError:  # the figures are then unknown
         return None
 

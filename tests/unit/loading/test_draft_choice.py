@@ -78,7 +78,9 @@ def test_loading_measures_and_converts_nothing_until_it_is_asked_to(target, meas
     made: list[str] = []
     own_copy = draft_choice.make_target_copy
     monkeypatch.setattr(
-        draft_choice, "make_target_copy", lambda name, *rest: [made.append(name), own_copy(name, *rest)][1]
+        draft_choice,
+        "make_target_copy",
+        lambda name, *rest: [made.append(name), own_copy(name, *rest)][1],
     )
     measured |= {"lookup+self:int4": costs(0.2, 0.97)}
     spec = foretoken.load(target)

@@ -262,7 +262,7 @@ def test_what_is_predicted_follows_from_the_draft_tokens_made(
     """Where draft tokens cost nothing, a pass always the same and every draft token is kept, the
     prediction is the tokens of a step, however many steps had a draft token."""
     free = Costs(((0, 0.0), (16, 0.0)), ((1, 1.0), (17, 1.0)), ((1, 0.0),))
-    monkeypatch.setattr(races, "of", lambda steps: free)
+    monkeypatch.setattr(races, "costs_from_steps", lambda steps: free)
     spec = Speculator(TableModel(P, V), Seldom(TableModel(P, V), V))
     spec.costing.measured["sampled", 1] = free
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 60}

@@ -121,7 +121,7 @@ class GrammarSandbox(Sandbox):
         self._compiled: SharedCache[None] = SharedCache(MAX_CACHED_GRAMMARS)
 
     def _get_settings(self) -> dict[str, Any]:
-        return {"tokenizer": _import_grammar().spelled(self._tokenizer)}
+        return {"tokenizer": _import_grammar().serialize_tokenizer(self._tokenizer)}
 
     def require(self, structured: Structured) -> None:
         """Raise InputError for a grammar that does not compile within the bounds; the engine
@@ -132,7 +132,8 @@ class GrammarSandbox(Sandbox):
         if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):
             return  # the engine reports it better
         self.ask(
-            f"structured's {structured.kind}", {"grammar": _import_grammar().source(structured)}
+            f"structured's {structured.kind}",
+            {"grammar": _import_grammar().to_llguidance(structured)},
         )
 
 
