@@ -435,7 +435,8 @@ def finite_distribution(owner: str, value: Any) -> Distribution:
     for outcome, mass in zip(outcomes, masses.tolist(), strict=True):
         if not 0 <= mass < math.inf:
             raise InputError(
-                f"{owner} gives {format_value(outcome)} a probability of {mass}; give numbers, 0 or more"
+                f"{owner} gives {format_value(outcome)} a probability of {mass}; give numbers, "
+                "0 or more"
             )
     total = masses.sum()
     if not abs(total - 1) < 1e-4:  # float32 rounds every term

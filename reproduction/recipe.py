@@ -141,7 +141,8 @@ class Recipe(RecipeForm):
         for draft in self.drafts:
             if draft.distilled_from is not None and draft.distilled_from not in labels:
                 raise ValueError(
-                    f"{draft.label} is distilled_from {format_value(draft.distilled_from)}; give the "
+                    f"{draft.label} is distilled_from {format_value(draft.distilled_from)}; "
+                    "give the "
                     "label of another draft"
                 )
         return self
@@ -346,7 +347,8 @@ def _from_json(place: str, line: str, prompts: Prompts) -> RecipePrompt:
         prompt, reference = document[prompts.prompt], document.get(prompts.reference)
     except (ValueError, TypeError, LookupError) as error:
         raise InputError(
-            f"{place} has no {prompts.prompt!r} ({to_one_line(error)}); give JSON, an object a line, "
+            f"{place} has no {prompts.prompt!r} ({to_one_line(error)}); give JSON, an object a "
+            "line, "
             "and name its key in prompts.prompt"
         ) from None
     prompt, reference = _first(prompt), _first(reference)

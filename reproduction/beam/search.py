@@ -50,8 +50,10 @@ class BeamParams:
             object.__setattr__(self, name, check(name, getattr(self, name)))
         if self.num_return_sequences > self.num_beams:
             raise InputError(
-                f"num_return_sequences is {format_value(self.num_return_sequences)}, but there are only "
-                f"{format_value(self.num_beams)} beams; give num_beams={format_value(self.num_return_sequences)}"
+                f"num_return_sequences is {format_value(self.num_return_sequences)}, but there "
+                "are only "
+                f"{format_value(self.num_beams)} beams; give "
+                f"num_beams={format_value(self.num_return_sequences)}"
             )
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise InputError(

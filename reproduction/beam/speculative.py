@@ -199,7 +199,8 @@ def _require_searchable(target: Model, request: Request) -> None:
         value = getattr(request.params, name)
         if value != getattr(SamplingParams(), name):
             raise RefusedError(
-                f"beam search does not take {name}={format_value(value)}; leave it out, or call generate"
+                f"beam search does not take {name}={format_value(value)}; leave it out, or call "
+                "generate"
             )
     if request.media is not None:
         held = ", ".join(sorted(request.media.inputs))

@@ -62,7 +62,8 @@ def check_lenience(value: float) -> float:
     number = as_float(value)
     if not MIN_LENIENCE <= number <= 1:
         raise InputError(
-            f"lenience is {format_value(value)}; give a number from {MIN_LENIENCE:g} to 1, 1 being exact"
+            f"lenience is {format_value(value)}; give a number from {MIN_LENIENCE:g} to 1, 1 "
+            "being exact"
         )
     return number
 

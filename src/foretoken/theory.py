@@ -371,6 +371,7 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
         raise InputError(f"v ends at {len(v) - 1} tokens; give v[{n}] too, or a smaller gamma")
     if not 0 < as_float(cost) <= argument_checks.MAX_COST:
         raise InputError(
-            f"v of {n} tokens is {format_value(cost)}; give a number above 0, to {argument_checks.MAX_COST:g}"
+            f"v of {n} tokens is {format_value(cost)}; give a number above 0, to "
+            f"{argument_checks.MAX_COST:g}"
         )
     return float(cost)

@@ -54,7 +54,10 @@ def list_(
         megabytes = f"{row['size'] / 1e6:.0f}"
         view.add_row(row["name"], row["family"], row["precision"], megabytes, drafts)
     console.print(view)
-    default_text = f"The default target is {named_models.get_default_target()}; {named_models.TARGET_VARIABLE} changes that."
+    default_text = (
+        f"The default target is {named_models.get_default_target()}; "
+        f"{named_models.TARGET_VARIABLE} changes that."
+    )
     print_paragraph(
         console, f"{default_text} --draft takes a name above; lookup and self need no second model."
     )

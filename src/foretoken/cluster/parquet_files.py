@@ -32,7 +32,8 @@ def read_json_lines(file: Path) -> list[str]:
         return [json.dumps({n: v for n, v in row.items() if v is not None}) for row in rows]
     except (OSError, TypeError, pyarrow.ArrowException) as error:
         raise InputError(
-            f"{file} cannot be read as Parquet: {to_one_line(error)}; give a .parquet file of prompts"
+            f"{file} cannot be read as Parquet: {to_one_line(error)}; give a .parquet file of "
+            "prompts"
         ) from None
 
 

@@ -100,8 +100,10 @@ def require_memory(replicas: int, weight_bytes: int, kv_bytes: int) -> None:
     needed = replicas * (REPLICA_BASE_BYTES + kv_bytes) + min(replicas, len(nodes)) * weight_bytes
     if needed > available:
         raise InputError(
-            f"{replicas} replicas need {needed / 1e9:.1f} GB ({weight_bytes / 1e9:.1f} GB of weights on "
-            f"each machine, {(REPLICA_BASE_BYTES + kv_bytes) / 1e9:.1f} GB for each replica), the cluster has "
+            f"{replicas} replicas need {needed / 1e9:.1f} GB ({weight_bytes / 1e9:.1f} GB of "
+            "weights on "
+            f"each machine, {(REPLICA_BASE_BYTES + kv_bytes) / 1e9:.1f} GB for each replica), "
+            "the cluster has "
             f"{available / 1e9:.1f} GB; give fewer --replicas, or less --kv-memory"
         )
 

@@ -249,7 +249,8 @@ def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
         lexicon = llguidance.LLTokenizer(serialize_tokenizer(tokenizer), eos_token=end)
     except ValueError as error:
         raise InputError(
-            f"structured output cannot read this tokenizer: {to_one_line(error)}; leave structured out"
+            f"structured output cannot read this tokenizer: {to_one_line(error)}; leave "
+            "structured out"
         ) from None
     _require_spelling(lexicon, tokenizer)
     return lexicon

@@ -141,7 +141,8 @@ class PairCosts:
         context = self.target.context
         if context is not None and gamma + 1 > context:
             raise InputError(
-                f"gamma is {format_value(gamma)}, but gamma + 1 must fit in the context of {context}"
+                f"gamma is {format_value(gamma)}, but gamma + 1 must fit in the context of "
+                f"{context}"
             )
         require_rewind(gamma, self.target, self.drafter)
         return FixedGamma(gamma)

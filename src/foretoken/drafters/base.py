@@ -336,7 +336,8 @@ def require_rewind(gamma: int, *owners: object) -> None:
     for model in list_parts(*owners):
         if isinstance(model, Model) and model.max_rewind is not None and gamma >= model.max_rewind:
             raise InputError(
-                f"gamma is {format_value(gamma)}, but the model's states go back by {model.max_rewind} "
+                f"gamma is {format_value(gamma)}, but the model's states go back by "
+                f"{model.max_rewind} "
                 "tokens; give less"
             )
 

@@ -102,7 +102,8 @@ class SampleOrArgmax:
     def sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
         """Return guess i of each row, and the distributions that they are of."""
         use_argmax = self.num_correct[i, True] > self.num_correct[i, False]
-        tokens_by_way = {  # the one that is taken comes last, as controls of the next guess read that
+        # the one that is taken comes last: controls of the next draft token depend on it
+        tokens_by_way = {
             way: draw.sample(logits, i, GREEDY_PARAMS if way else None)
             for way in (not use_argmax, use_argmax)
         }

@@ -256,7 +256,8 @@ def choose_instruction_set() -> str:
     available, requested = list_instruction_sets(), os.environ.get(INSTRUCTIONS_VARIABLE)
     if requested and requested not in available:
         raise InputError(
-            f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; this processor has {', '.join(available)}"
+            f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; this processor has "
+            f"{', '.join(available)}"
         )
     return requested or available[0]
 

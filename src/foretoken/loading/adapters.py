@@ -61,7 +61,8 @@ def _fetch(name: str) -> Path:
         raise InputError(f"adapter is {name!r:.100}; give a folder or a hub id") from None
     except Exception as error:  # of many kinds
         raise InputError(
-            f"there is no folder {name!r}, and the hub's cannot be had: {take_first_sentence(error)}; "
+            f"there is no folder {name!r}, and the hub's cannot be had: "
+            f"{take_first_sentence(error)}; "
             "give a folder or a hub id"
         ) from None
 

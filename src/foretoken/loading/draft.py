@@ -149,7 +149,8 @@ def import_drafter(draft: str) -> Callable[[LoadedTarget], Drafter] | None:
     make = getattr(module, MAKER_FUNCTION, None)
     if not callable(make):
         raise InputError(
-            f"draft is {draft!r:.100}, but the module {name} has no function {MAKER_FUNCTION}; give it "
+            f"draft is {draft!r:.100}, but the module {name} has no function {MAKER_FUNCTION}; "
+            "give it "
             f"{MAKER_FUNCTION}(argument, target), which returns a Drafter"
         )
     return partial(_make_drafter, draft, make, argument)
@@ -175,7 +176,8 @@ def _make_drafter(
     result = make(argument, target)
     if isinstance(result, type) or not hasattr(result, "propose"):
         raise InputError(
-            f"draft is {draft!r:.100}, but its function {MAKER_FUNCTION} returned {format_value(result)}; return a "
+            f"draft is {draft!r:.100}, but its function {MAKER_FUNCTION} returned "
+            f"{format_value(result)}; return a "
             "Drafter"
         )
     drafter = require_drafter(result)

@@ -147,7 +147,8 @@ def _fetch(id: str, name: str, revision: str | None) -> Path:
 def _refuse_revision(name: str, kind: str, revision: str | None) -> None:
     if revision is not None:
         raise InputError(
-            f"revision is {format_value(revision)}, but {name} is a {kind}, which has none; leave it out"
+            f"revision is {format_value(revision)}, but {name} is a {kind}, which has none; "
+            "leave it out"
         )
 
 

@@ -55,7 +55,8 @@ def require_memory(name: str, num_bytes: int, device: torch.device) -> None:
     free = get_free_bytes(device)
     if free is not None and num_bytes * MEMORY_FACTOR > free:
         raise RefusedError(
-            f"{name} needs {num_bytes * MEMORY_FACTOR / 1e9:.1f} GB ({num_bytes / 1e9:.1f} GB of weights) and "
+            f"{name} needs {num_bytes * MEMORY_FACTOR / 1e9:.1f} GB ({num_bytes / 1e9:.1f} GB "
+            "of weights) and "
             f"{free / 1e9:.1f} GB are free on {device}; give a smaller model or dtype='bfloat16'"
         )
 

@@ -136,7 +136,8 @@ def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, s
                     else f"{MAX_LAYERS} is the limit"
                 )
                 raise InputError(
-                    f"{name} has {entry} {format_value(count)} in its config, {held}; give a config and "
+                    f"{name} has {entry} {format_value(count)} in its config, {held}; give a "
+                    "config and "
                     "weights of one model"
                 )
             if count < 1 and entry == "num_hidden_layers":

@@ -112,7 +112,8 @@ def _open_image(value: Any, label: str, max_pixels: int) -> Image:
         raise
     except UnidentifiedImageError:
         raise InputError(
-            f"{label} is no picture in {', '.join(IMAGE_FORMATS[:-1])} or {IMAGE_FORMATS[-1]}; {IMAGE_REMEDY}"
+            f"{label} is no picture in {', '.join(IMAGE_FORMATS[:-1])} or {IMAGE_FORMATS[-1]}; "
+            f"{IMAGE_REMEDY}"
         ) from None
     except Image.DecompressionBombError:
         raise _make_size_error(label, max_pixels) from None

@@ -49,7 +49,8 @@ class GuidedModel(Model):
         self.inner, self.scale, self.negative = model, as_float(scale), [*(negative or ())]
         if not abs(self.scale) <= MAX_ABS_SCALE:  # NaN included
             raise InputError(
-                f"scale is {format_value(scale)}; give one from -{MAX_ABS_SCALE} to {MAX_ABS_SCALE}, 1 being no guidance"
+                f"scale is {format_value(scale)}; give one from -{MAX_ABS_SCALE} to "
+                f"{MAX_ABS_SCALE}, 1 being no guidance"
             )
         self.holds = (model,)
         self.vocab_size, self.device = model.vocab_size, model.device
@@ -58,7 +59,8 @@ class GuidedModel(Model):
             self.context = model.context - self._negative_length + 1
             if self.context < 2:
                 raise InputError(
-                    f"negative has {self._negative_length} tokens, the model holds {model.context}; give "
+                    f"negative has {self._negative_length} tokens, the model holds "
+                    f"{model.context}; give "
                     "a shorter prompt"
                 )
         self.seqs: list[GuidedSequence] = []

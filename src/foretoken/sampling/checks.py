@@ -164,7 +164,8 @@ def as_biases(name: str, value: Any) -> Biases:
         number = as_float(bias)
         if math.isnan(number) or number == math.inf:
             raise InputError(
-                f"{name} adds {format_value(bias)} to {format_value(list(ids))}; give a finite number"
+                f"{name} adds {format_value(bias)} to {format_value(list(ids))}; give a finite "
+                "number"
             )
         biases[ids] = number
     return tuple(biases.items())

@@ -33,7 +33,8 @@ class WordTimer:
     def __init__(self, spec: Any, network: Any, frames: int, streamer: Any) -> None:
         if getattr(network.generation_config, ALIGNMENT_HEADS, None) is None:
             raise RefusedError(
-                f"the generation config of this {type(network).__name__} has no {ALIGNMENT_HEADS}, so it "
+                f"the generation config of this {type(network).__name__} has no "
+                f"{ALIGNMENT_HEADS}, so it "
                 "does not tell when words were said; leave words out"
             )
         self.spec, self.frames, self.streamer = spec, frames, streamer

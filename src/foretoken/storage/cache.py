@@ -74,7 +74,8 @@ def _prepare_folder(folder: Path) -> str | None:
         reason = error.strerror or "no reason given"
         return f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another"
     return foreign_access and (
-        f"{folder} is not used as a cache, for {foreign_access}; remove it, and it is made anew for "
+        f"{folder} is not used as a cache, for {foreign_access}; remove it, and it is made anew "
+        "for "
         "yourself alone, or set XDG_CACHE_HOME to another folder"
     )
 

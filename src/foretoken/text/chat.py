@@ -108,7 +108,8 @@ def _get_template_source(tokenizer: PreTrainedTokenizerBase, template: str | Non
     if "{" not in template and template not in named:
         alternatives = f", or one of {', '.join(named)}" if named else ""
         raise InputError(
-            f"chat_template is {format_value(template)}, which holds no message; give the text of a "
+            f"chat_template is {format_value(template)}, which holds no message; give the text "
+            "of a "
             f"Jinja template{alternatives}"
         )
     return str(named.get(template, template))

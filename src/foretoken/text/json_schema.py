@@ -330,7 +330,8 @@ def _require_distinct_names(schema: dict[str, Any]) -> None:
     names = {*map(str, required)} if isinstance(required, list) else set[str]()
     if isinstance(min_properties, int) and min_properties - len(names) > 1:
         raise ValueError(
-            f"minProperties is {min_properties} and required names {len(names)}, and others may repeat; "
+            f"minProperties is {min_properties} and required names {len(names)}, and others may "
+            "repeat; "
             "name as many in required, or leave minProperties out"
         )
 

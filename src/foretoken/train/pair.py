@@ -195,7 +195,8 @@ def _load_draft(
     )
     if draft_kind != target_kind:
         raise RefusedError(
-            f"{draft} is {kinds[draft_kind]}, the target {kinds[target_kind]}; give a draft of its kind"
+            f"{draft} is {kinds[draft_kind]}, the target {kinds[target_kind]}; give a draft of "
+            "its kind"
         )
     rows, V = get_output_vocab_size(source.structure), get_output_vocab_size(target)
     tokenizer = sources.load_tokenizer(draft, revision, trust)

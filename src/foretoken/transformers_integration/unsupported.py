@@ -203,7 +203,8 @@ def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> lis
             after = type(unmatched.pop()).__name__
         elif after in SHAPING_CLASSES:
             raise ForeignError(
-                f"{type(each).__name__} would come before {SHAPING_CLASSES[after]}, an order that is not "
+                f"{type(each).__name__} would come before {SHAPING_CLASSES[after]}, an order "
+                "that is not "
                 "followed here; leave one of the two out"
             )
         else:

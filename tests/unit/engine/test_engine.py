@@ -115,7 +115,10 @@ STEP = StepRecord(0, (), 0, (1,), (), 0, 0.0, 0.0, 0.0, 1)
         ([], r"begun is \[\]; give"),
         (PartialOutput(5), "begun's steps are 5; give the steps of a completion"),
         (PartialOutput([5]), r"begun's steps are \[5\]; give"),
-        (PartialOutput([replace(STEP, new_tokens=(10**6,))]), "begun holds the id 1000000; ids must be in"),
+        (
+            PartialOutput([replace(STEP, new_tokens=(10**6,))]),
+            "begun holds the id 1000000; ids must be in",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_no_beginning_of_a_text(begun: Any, message: str) -> None:

@@ -131,7 +131,8 @@ class NativeMediaModel(NativeModel):
         except RefusedError as error:
             return str(error)
         except Exception as error:  # a family's code raises anything
-            return f"{type(self._network).__name__} raised {log_error_kind(error)}: {to_one_line(error)}"
+            family = type(self._network).__name__
+            return f"{family} raised {log_error_kind(error)}: {to_one_line(error)}"
         if network is not None and (reason := self._compare_with_stock(network, media)):
             return reason
         self._checked_inputs.add(names)

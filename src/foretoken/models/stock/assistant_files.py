@@ -54,7 +54,8 @@ def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The configuration as transformers has it, and the sizes in which a target must agree."""
     if not is_assistant(fields):
         raise InputError(
-            f"model_type is {fields.get('model_type')!r:.40}; an assistant's is {' or '.join(ASSISTANT_MODEL_TYPES)}"
+            f"model_type is {fields.get('model_type')!r:.40}; an assistant's is "
+            f"{' or '.join(ASSISTANT_MODEL_TYPES)}"
         )
     try:
         config: Any = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
@@ -68,7 +69,8 @@ def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     count, top_k = config.num_centroids, config.centroid_intermediate_top_k
     if config.use_ordered_embeddings and not (0 < top_k <= count and text.vocab_size % count == 0):
         raise InputError(
-            f"the assistant's config has {count} centroids for {text.vocab_size} tokens, {top_k} at "
+            f"the assistant's config has {count} centroids for {text.vocab_size} tokens, "
+            f"{top_k} at "
             "a time; each must have as many tokens as the others"
         )
     return config, sizes

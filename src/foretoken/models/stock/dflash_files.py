@@ -196,7 +196,8 @@ def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int)
     max_id = layout.mask_token_id if ids is None else max(layout.mask_token_id, int(ids.max()))
     if not 0 <= layout.mask_token_id <= max_id < V:
         raise InputError(
-            f"the draft has the mask_token_id {format_value(layout.mask_token_id)} and ids up to {format_value(max_id)}, the "
+            f"the draft has the mask_token_id {format_value(layout.mask_token_id)} and ids up "
+            f"to {format_value(max_id)}, the "
             f"target {V} tokens; give a draft for this target"
         )
     return ids
@@ -215,7 +216,8 @@ def require_fit(
         )
     if max(parsed.layout.taps) > layers:
         raise InputError(
-            f"the draft reads states behind layer {max(parsed.layout.taps)}, the target has {layers}; "
+            f"the draft reads states behind layer {max(parsed.layout.taps)}, the target has "
+            f"{layers}; "
             "give a draft for this target"
         )
     text = config.get("transformer_layer_config") or config

@@ -152,7 +152,8 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
             remedy = "use a configuration whose window is the whole context"
         raise RefusedError(
             f"{name} contradicts itself: {where}transformers' generate differs from its own "
-            f"forward of the whole text by {contradiction:.1e} of their spread, and no text is the right "
+            f"forward of the whole text by {contradiction:.1e} of their spread, and no text is "
+            "the right "
             f"one; {remedy}"
         )
     return CheckResult(

@@ -27,7 +27,8 @@ def get_max_positions(config: PreTrainedConfig) -> int | None:
             if isinstance(getattr(type(config), name, None), property):
                 continue  # the family's own word for no limit, as of XLNet; no file has it
             raise InputError(
-                f"{name} is {format_value(limit)} in the model's config; give a whole number from 1 on"
+                f"{name} is {format_value(limit)} in the model's config; give a whole number "
+                "from 1 on"
             )
         if isinstance(limit, int):
             return limit

@@ -206,6 +206,7 @@ class VocabularyMap:
         if not self.num_shared:
             raise RefusedError(
                 f"{draft_name} shares none of its {len(self.draft.spellings)} words with the "
-                f"{len(self.target.spellings)} of {target_name}; give a draft for texts of the same "
+                f"{len(self.target.spellings)} of {target_name}; give a draft for texts of the "
+                "same "
                 "kind, or draft='lookup'"
             )

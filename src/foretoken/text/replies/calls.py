@@ -286,7 +286,8 @@ class BareKeysForm:
             f"{literal(f'{n}:')} {self._build_value_rule(part, literal)}"
             for n, part in names.items()
         ]
-        return f"{literal('{')} {join_rules(rules, [n in required for n in names], ',')} {literal('}')}"
+        joined = join_rules(rules, [n in required for n in names], ",")
+        return f"{literal('{')} {joined} {literal('}')}"
 
     def _build_value_rule(self, schema: Any, literal: LiteralWriter) -> str:
         kind = schema.get("type") if isinstance(schema, dict) else None

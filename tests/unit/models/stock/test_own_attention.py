@@ -96,7 +96,10 @@ def test_padding_may_pass_the_end_of_the_context(name: str) -> None:
 PLANTED: dict[str, tuple[str, Any, str, Callable[..., Any]]] = {
     "masks of another form": ("Falcon", attention, "has_own_attention", lambda part: False),
     "positions of the longest row": (
-        "BART's decoder", RowPositionEmbedding, "forward", lambda self, *args, **kw: self.table(*args, **kw)
+        "BART's decoder",
+        RowPositionEmbedding,
+        "forward",
+        lambda self, *args, **kw: self.table(*args, **kw),
     ),
     "positions from the first token": (
         "M2M-100", positions, "counts_from_padding", lambda table: False
