@@ -369,7 +369,7 @@ def require_accounted(spec: Speculator) -> None:
             every = [*part.seqs, *(part.pool.prefix_cache or ())]
             users = Counter(id(page) for row in every for page in row.pages)
             found = {id(page): page.num_users for row in every for page in row.pages}
-            assert part.pool.used == len(found) and found == users
+            assert part.pool.num_used == len(found) and found == users
         elif hasattr(part, "pages"):
             holders = Counter(page for pages in part.pages for page in pages)
             assert part.pool.holders == [holders[page] for page in range(part.pool.size)]

@@ -21,7 +21,7 @@ class TableModel(Model):
     """
 
     runtime = "table"
-    computed = "float64"
+    compute_dtype = "float64"
 
     def __init__(
         self,

@@ -132,8 +132,8 @@ def resolve_params(
 
 
 def place_forced_ids(params: SamplingParams, prompt_length: int, last: int) -> dict[int, int]:
-    """Return the ids that a text must have, by their place among the new tokens: `prompt` tokens
-    stand before these, and `last` is the place of the end."""
+    """Return the ids that a text must have, by their place among the new tokens: `prompt_length`
+    tokens stand before these, and `last` is the place of the end."""
     first = 1 - prompt_length  # the decoder's second token
     forced = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
     return {place: token for place, token in forced.items() if token is not None}

@@ -15,9 +15,10 @@ class StepRecord:
 
     Attributes:
         gamma: Draft tokens asked for.
-        guesses: The draft tokens.
+        draft_tokens: The draft tokens.
         accepted: How many of them were accepted.
-        kept: Tokens gained: the accepted draft tokens and the target's own token, cut at an end.
+        new_tokens: Tokens gained: the accepted draft tokens and the target's own token, cut at an
+            end.
         overlaps: beta, sum min(p, q), at every draft token that was judged, the first rejected one
             included.
         draft_calls: Draft forwards.
@@ -90,7 +91,7 @@ class Stats:
         draft_prefill_seconds: The drafter's, most often behind the first step.
         encoder_seconds: The share of prefill_seconds that the target's encoder took.
         draft_encoder_seconds: The share of draft_prefill_seconds that encoders took.
-        read_seconds: To the end of the first step, and of the drafter's reading behind it.
+        prefill_end_seconds: To the end of the first step, and of the drafter's reading behind it.
 
     Examples:
         >>> import foretoken

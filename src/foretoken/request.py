@@ -87,8 +87,8 @@ class SequenceStatus(Enum):
 
 @dataclass(slots=True)
 class SequenceState:
-    """A request on its way: `tokens` is prompt and new tokens; all but the last `pending` are in
-    the target's cache."""
+    """A request on its way: `tokens` is prompt and new tokens; all but the last `num_pending` are
+    in the target's cache."""
 
     request: Request
     tokens: list[int]
@@ -377,8 +377,8 @@ def compute_stats(seq: SequenceState, runtime: str, draft_runtime: str) -> Stats
 
 
 def require_uninterrupted(completions: list[Completion]) -> list[Completion]:
-    """Return `rows`. Raises KeyboardInterrupt where one was interrupted: its times and its text
-    mean nothing."""
+    """Return `completions`. Raises KeyboardInterrupt where one was interrupted: its times and its
+    text mean nothing."""
     if any(row.finish_reason == "interrupted" for row in completions):
         raise KeyboardInterrupt
     return completions

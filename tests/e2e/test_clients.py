@@ -90,17 +90,19 @@ def opened(url: str, *, messages: bool = True, **how: object):
 
 def answered(source: RemoteModel, prompt, **sampling) -> tuple[str, ChatReply]:
     reply = ChatReply()
-    return "".join(part.text for part in source.parts(prompt, sampling, 0, reply)), reply
+    return "".join(part.text for part in source.stream_reply(prompt, sampling, 0, reply)), reply
 
 
 def test_what_a_reply_counts_and_leaving_frees_the_row(server):
     with opened(server[0], gamma=2) as source:
         _, reply = answered(source, TALK, temperature=1.0, max_new_tokens=30)
         assert source.name.startswith(f"tiny at {server[0]}, ")
-        assert reply.tokens == 30 and reply.finish_reason == "length" and 0 < reply.calls <= 30
+        assert (
+            reply.tokens == 30 and reply.finish_reason == "length" and 0 < reply.num_forwards <= 30
+        )
         assert 0 < sum(reply.overlaps) / len(reply.overlaps) < 1
         reply = ChatReply()
-        with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
+        with closing(source.stream_reply(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
         assert reply.finish_reason is None
         until(lambda: get_json(source.client, "/speculation")["running"] == 0)
@@ -146,7 +148,7 @@ def test_an_engine_that_dies_is_one_line_and_comes_back(folders):
     """The server is asked again when it says so."""
     with serving(*folders, begin=spawn) as (url, link), opened(url) as source:
         reply = ChatReply()
-        with closing(source.parts(TALK, {"ignore_eos": True}, 0, reply)) as parts:
+        with closing(source.stream_reply(TALK, {"ignore_eos": True}, 0, reply)) as parts:
             next(parts)
             os.kill(link.info.pid, signal.SIGKILL)
             with pytest.raises(ReplyError) as error:

@@ -262,7 +262,10 @@ def test_talks_in_turns_find_what_was_read() -> None:
             for id, history, read in zip(ids, histories, before, strict=True):
                 assert not turn or completions[id].stats.cached_tokens >= (read - 1) // 32 * 32
                 history += completions[id].tokens
-        assert spec.target.pool.used * spec.target.pool.bytes <= memory.DEFAULT_PREFIX_CACHE_BYTES  # pyright: ignore
+        assert (
+            spec.target.pool.num_used * spec.target.pool.page_bytes
+            <= memory.DEFAULT_PREFIX_CACHE_BYTES
+        )  # pyright: ignore
     require_empty(spec)
 
 
@@ -307,8 +310,8 @@ def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int)
         models: Any = spec.target, spec.drafter.model
         for model in models:
             stored = {page.address for row in model.pool.cached or () for page in row.pages}
-            assert model.pool.used == len(stored)
-    assert spec.target.pool.used == 0  # pyright: ignore
+            assert model.pool.num_used == len(stored)
+    assert spec.target.pool.num_used == 0  # pyright: ignore
 
 
 def test_what_a_row_has_read_itself_is_not_cached() -> None:

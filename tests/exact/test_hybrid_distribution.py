@@ -58,7 +58,7 @@ class Stale(Rows):
         cache = self.cache
 
         def settled(rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
-            vars(cache).pop("settle")
+            vars(cache).pop("advance_bases")
             behind = cache.advance_bases(rows, lengths, counts)
             return [n + gone[b] for b, n in zip(rows, behind, strict=True)]
 

@@ -87,7 +87,7 @@ def case(
 
     rows = tuple(Request(list(text), 100, SequenceKey(0, b)) for b, text in enumerate(prompts))
     options = {"params": SAMPLED, "steps": 3} | options
-    return Case(target, on_it, EXACT_RULES[rule], gamma, seqs=rows, **options)
+    return Case(target, on_it, EXACT_RULES[rule], gamma, rows=rows, **options)
 
 
 KINDS = [("all tokens", 2, SAMPLED), ("mtp", 2, SAMPLED), ("some tokens", 3, CUT)]
@@ -156,7 +156,7 @@ def biases(one: Case, V: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Each row's, in a batch."""
     joined = distribution_of(one, monkeypatch)
     found = []
-    for b, request in enumerate(one.seqs):
+    for b, request in enumerate(one.rows):
         alone: dict[Text, float] = defaultdict(float)
         for texts, weight in joined.items():
             alone[texts[b]] += weight

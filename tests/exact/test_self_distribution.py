@@ -34,7 +34,7 @@ class HostTable(base.Model):
     """A target whose distributions follow from the entries of its cache. One that a copy has
     written reads as another token: it must be gone before the target reads there."""
 
-    runtime, computed, vocab_size = "table", "float64", V
+    runtime, compute_dtype, vocab_size = "table", "float64", V
     lengths: list[int] = []  # and no property
 
     def __init__(self, distribution: Model, context: int | None = None) -> None:
@@ -51,7 +51,7 @@ class HostTable(base.Model):
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
         return logits
 
-    def scored(
+    def score_with(
         self, distribution: Model, past: list[int], blocks: list[list[int]], need: list[int]
     ) -> Tensor:
         return self._run(distribution, past, blocks, need, lambda token: V + token)

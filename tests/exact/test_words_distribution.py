@@ -177,7 +177,7 @@ def test_its_draft_tokens_are_judged(kind, monkeypatch):
         distributions.extend(find_continuations(text, before))
         return find_continuations(text, before)
 
-    monkeypatch.setattr(translated, "ways_on", spied)
+    monkeypatch.setattr(translated, "find_continuations", spied)
     rows = [SequenceState.from_request(Request([1, 0], 12, SequenceKey(0, b))) for b in range(8)]
     for _ in running(
         Batch(Table(P, V), DRAFTERS[kind]()), rows, make_verifier(block), FixedGamma(GAMMA)

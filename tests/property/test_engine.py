@@ -161,7 +161,7 @@ class Callers(RuleBasedStateMachine):
         made = self.spec.inputs.requests(
             [list(sampling.prompt)], [sampling.params], [(sampling.seed, 1)]
         )
-        verifier = moving.check(sampling.gamma, self.how, 1.0)
+        verifier = moving.resolve_verifier(sampling.gamma, self.how, 1.0)
         (completion,) = self.spec.generate_completions(
             self.spec.inputs.make_sequences(made), verifier, sampling.gamma
         )

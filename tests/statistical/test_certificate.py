@@ -279,7 +279,7 @@ def test_texts_of_every_prompt_are_sampled_alone():
 class HalfOff(TableModel):
     """The logits of a block are off by a half, in float32."""
 
-    computed = "float32"
+    compute_dtype = "float32"
 
     def score(self, blocks, need: list[int]) -> Tensor:
         logits = super().score(blocks, need).float()

@@ -13,22 +13,22 @@ from transformers import GenerationConfig
 from foretoken import load
 from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import (
-    FOLLOWED,
-    FORCED,
-    NOT_FOLLOWED,
-    SUGGESTED,
-    Ends,
-    Settings,
+    FOLLOWED_ENTRIES,
+    FORCED_ID_ENTRIES,
+    UNFOLLOWED_ENTRIES,
+    NEUTRAL_SAMPLING,
+    EndTokens,
+    GenerationSettings,
     read_settings,
-    resolved,
+    resolve_params,
 )
 from foretoken.sampling.params import SamplingParams
 from tiny import byte_level, llama, t5
 
 
 def test_what_a_model_says():
-    assert read_settings(llama(64)).ends == Ends(frozenset({0}))
-    assert read_settings(t5(64)).ends == Ends(frozenset({0}), decoder_start=1)
+    assert read_settings(llama(64)).ends == EndTokens(frozenset({0}))
+    assert read_settings(t5(64)).ends == EndTokens(frozenset({0}), decoder_start=1)
 
 
 def test_the_generation_config_has_the_last_word():
@@ -39,7 +39,7 @@ def test_the_generation_config_has_the_last_word():
         forced_bos_token_id=8,
         forced_eos_token_id=9,
     )
-    assert read_settings(target).ends == Ends(frozenset({5, 6}), 7, 8, 9)
+    assert read_settings(target).ends == EndTokens(frozenset({5, 6}), 7, 8, 9)
 
 
 def test_several_beginnings_are_refused():
@@ -51,7 +51,7 @@ def test_several_beginnings_are_refused():
             load(target, "none", generation_config=ignored)
 
 
-@pytest.mark.parametrize("entry", FORCED)
+@pytest.mark.parametrize("entry", FORCED_ID_ENTRIES)
 def test_several_ids_that_are_forced_at_once_are_refused(entry):
     """Transformers makes them equally likely."""
     target = t5(64)
@@ -78,13 +78,13 @@ def test_every_entry_that_transformers_knows_is_followed_or_refused_or_documente
     section = page.partition("## Entries of a generation config")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if "`" in line[:3]]
     listed = [(name, says) for names, says in rows for name in re.findall(r"`(\w+)`", names)]
-    known |= NOT_FOLLOWED.keys()  # some are from older versions
+    known |= UNFOLLOWED_ENTRIES.keys()  # some are from older versions
     assert {name for name, _ in listed} == known and len(listed) == len(known)
     kinds = {
-        "refused": {*NOT_FOLLOWED, "cache_implementation"},
-        "followed": {*FOLLOWED},
-        "suggested": {*SUGGESTED, "do_sample"},
-        "how outputs begin and end": {*FORCED, "eos_token_id", "bos_token_id"}
+        "refused": {*UNFOLLOWED_ENTRIES, "cache_implementation"},
+        "followed": {*FOLLOWED_ENTRIES},
+        "suggested": {*NEUTRAL_SAMPLING, "do_sample"},
+        "how outputs begin and end": {*FORCED_ID_ENTRIES, "eos_token_id", "bos_token_id"}
         | {"decoder_start_token_id"},
     }
     for kind, names in kinds.items():
@@ -111,10 +111,10 @@ def test_a_decoder_may_start_with_bos_but_must_start():
         read_settings(target)
 
 
-@pytest.mark.parametrize("entry", [*FOLLOWED, *NOT_FOLLOWED])
+@pytest.mark.parametrize("entry", [*FOLLOWED_ENTRIES, *UNFOLLOWED_ENTRIES])
 def test_what_changes_nothing_is_no_entry(entry):
     target = llama(64)
-    for harmless in (FOLLOWED | NOT_FOLLOWED)[entry]:
+    for harmless in (FOLLOWED_ENTRIES | UNFOLLOWED_ENTRIES)[entry]:
         setattr(target.generation_config, entry, harmless)
         settings = read_settings(target)
         assert settings.objection is None and settings.controls == {}
@@ -151,7 +151,7 @@ def test_an_entry_that_is_followed(entry):
     setattr(target.generation_config, entry, value)
     settings = read_settings(target)
     assert settings.objection is None and settings.controls == {entry: kept}
-    assert Settings.of(json.loads(json.dumps(settings.to_dict()))).controls == json.loads(
+    assert GenerationSettings.of(json.loads(json.dumps(settings.to_dict()))).controls == json.loads(
         json.dumps({entry: kept})
     )
     own = load(target, "lookup", tokenizer=byte_level())
@@ -185,7 +185,7 @@ def test_an_entry_that_cannot_be_followed(entry, value):
 
 
 def least(prompt: int, controls: dict[str, int], **sampling: int) -> int | None:
-    return resolved(SamplingParams(**sampling), controls, Ends(), prompt).min_new_tokens
+    return resolve_params(SamplingParams(**sampling), controls, EndTokens(), prompt).min_new_tokens
 
 
 def test_min_length_counts_the_prompt():
@@ -207,19 +207,19 @@ def test_min_new_tokens_takes_the_place_of_min_length():
 
 
 def test_forced_ids_are_the_callers_where_he_names_them():
-    ends = Ends(forced_bos=4, forced_eos=5)
-    open_ = resolved(SamplingParams(), {}, ends, 1)
+    ends = EndTokens(forced_bos=4, forced_eos=5)
+    open_ = resolve_params(SamplingParams(), {}, ends, 1)
     assert (open_.forced_bos_token_id, open_.forced_eos_token_id) == (4, 5)
-    mine = resolved(SamplingParams(forced_eos_token_id=9), {}, ends, 1)
+    mine = resolve_params(SamplingParams(forced_eos_token_id=9), {}, ends, 1)
     assert (mine.forced_bos_token_id, mine.forced_eos_token_id) == (4, 9)
     sampling = SamplingParams(0.5)
-    assert resolved(sampling, {}, Ends(), 1) is sampling
+    assert resolve_params(sampling, {}, EndTokens(), 1) is sampling
 
 
-@pytest.mark.parametrize("entry", NOT_FOLLOWED)
+@pytest.mark.parametrize("entry", UNFOLLOWED_ENTRIES)
 def test_an_entry_that_changes_the_distribution_and_is_not_followed(entry):
     target = llama(64)
-    for harmless in NOT_FOLLOWED[entry]:
+    for harmless in UNFOLLOWED_ENTRIES[entry]:
         setattr(target.generation_config, entry, harmless)
         assert read_settings(target).objection is None
     setattr(target.generation_config, entry, 7)
@@ -250,4 +250,4 @@ def test_settings_outlive_the_process():
     settings = read_settings(target)
     assert settings.suggested == {"temperature": 1.0, "top_k": 5}
     assert "num_beams=4" in settings.objection and settings.ends.forced_eos == 9
-    assert Settings.of(json.loads(json.dumps(settings.to_dict()))) == settings
+    assert GenerationSettings.of(json.loads(json.dumps(settings.to_dict()))) == settings

@@ -76,16 +76,16 @@ def test_a_library_without_logging_tells_on_standard_error() -> None:
     """As Python prints warnings where no logging is set up; a level or a handler turns it off."""
     script = """
 import logging, sys
-from foretoken.slow_log import tell
+from foretoken.slow_log import log_visibly
 log = logging.getLogger("foretoken.loading.load")
-tell(log, "loading %s", "T")
+log_visibly(log, "loading %s", "T")
 logging.getLogger("foretoken").setLevel(logging.ERROR)
-tell(log, "not seen")
+log_visibly(log, "not seen")
 logging.getLogger("foretoken").setLevel(logging.NOTSET)
 logging.getLogger("foretoken").addHandler(logging.NullHandler())
-tell(log, "nor this")
+log_visibly(log, "nor this")
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-tell(log, "loading %s", "U")
+log_visibly(log, "loading %s", "U")
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (run.stdout, run.stderr) == ("", "loading T\nINFO loading U\n")

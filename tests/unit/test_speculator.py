@@ -300,7 +300,7 @@ def test_costs_that_a_run_contradicts_are_measured_again_later(tmp_path, monkeyp
     assert before == hour and stored_costs.load_costs(name).off > 2
     named_pair().generate([1, 2], max_new_tokens=4)
     assert (
-        stored_costs.load_costs(name).costs.seconds(0) < 60
+        stored_costs.load_costs(name).costs.step_seconds(0) < 60
         and stored_costs.load_costs(name).off is None
     )
 

@@ -35,7 +35,7 @@ def replay(
     outputs: Sequence[list[int]],
     params: SamplingParams,
 ) -> Iterator[ReplayedPosition]:
-    """The distributions of both at every place of the new `texts` of the requests, which are read
+    """The distributions of both at every place of the new `outputs` of the requests, which are read
     side by side. RefusedError where one of them is in use."""
     live = list(range(len(outputs)))
     chains = [build_chain(request, target.vocab_size) for request in requests]
@@ -144,8 +144,9 @@ def group_rows(count: int) -> list[list[int]]:
 def measure_shape_noise(
     target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> ShapeNoise:
-    """Blocks of up to `width` tokens along the new `texts` of the requests, in one batch and alone,
-    some tokens of each block wrong and rolled back. RefusedError where the target is in use."""
+    """Blocks of up to `width` tokens along the new `outputs` of the requests, in one batch and
+    alone, some tokens of each block wrong and rolled back. RefusedError where the target is in
+    use."""
     alone = [
         score_token_by_token(target, request, text)
         for request, text in zip(requests, outputs, strict=True)
@@ -204,8 +205,8 @@ def _score_blocks(
 def _make_block(
     request: Request, output: list[int], scored: int, width: int, num_correct: int, V: int
 ) -> list[int]:
-    """The last token and draft tokens, of which the first `right` follow the text; it ends with the
-    text."""
+    """The last token and draft tokens, of which the first `num_correct` follow the text; it ends
+    with the text."""
     draft_tokens = output[scored : min(scored + width, len(output)) - 1]
     wrong = [(token + 1) % V for token in draft_tokens[num_correct:]]
     return [[request.prompt[-1], *output][scored], *draft_tokens[:num_correct], *wrong]

@@ -37,7 +37,7 @@ PLAIN_RULE = "speculative"  # plain decoding does not go through the rule that i
 
 @dataclass(frozen=True, slots=True)
 class SampledTrial:
-    """A trial of `texts` sampled texts for every prompt, of `length` new tokens."""
+    """A trial of `texts` sampled texts for every prompt, of `num_new_tokens` new tokens."""
 
     spec: Speculator
     prompts: Sequence[Prompt]

@@ -128,7 +128,7 @@ def format_flags(keywords: Mapping[str, Any]) -> list[str]:
 
 
 def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: object) -> Any:
-    """Make a dataclass of these options; one that is not given is as in `left_out`, or None."""
+    """Make a dataclass of these options; one that is not given is as in `defaults`, or None."""
     members: list[tuple[str, Any, Any]] = []
     for each, declared in declarations.items():
         default = getattr(defaults, each)

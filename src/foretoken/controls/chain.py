@@ -54,8 +54,8 @@ class Chain:
         self._draft_tokens: list[int] = []  # guesses pushed behind the committed text
 
     def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
-        """The scores `[V]` behind the committed text and the draft tokens `ahead`, from the model's
-        logits there, which stay as they are.
+        """The scores `[V]` behind the committed text and the draft tokens `draft_tokens`, from the
+        model's logits there, which stay as they are.
 
         ControlError where a control leaves no token or fails; it names the control.
         """
@@ -69,7 +69,7 @@ class Chain:
         return scores if abs(top) <= MAX_SCORE else scores - top  # the same distribution
 
     def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
-        """The tokens behind `ahead` that the grammar leaves no choice about."""
+        """The tokens behind `draft_tokens` that the grammar leaves no choice about."""
         if self._matcher is None:
             return []
         self._seek(draft_tokens)

@@ -45,7 +45,7 @@ class GrammarVocabulary:
     """A tokenizer as llguidance knows it, over V ids of which `ends` end a text.
 
     llguidance's form takes a second to make and has one EOS token, so all vocabularies of a
-    tokenizer share the form with the model's `own` first EOS token."""
+    tokenizer share the form with the model's `model_eos` first EOS token."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ def get_vocabulary(
     model_eos: frozenset[int] = frozenset(),
 ) -> GrammarVocabulary:
     """Return the vocabulary of a fast tokenizer, V being the rows of the output layer, `eos` the
-    request's EOS ids and `own` those of the model's configuration; cached as long as the tokenizer
-    lives. InputError if llguidance is missing or cannot take the tokenizer."""
+    request's EOS ids and `model_eos` those of the model's configuration; cached as long as the
+    tokenizer lives. InputError if llguidance is missing or cannot take the tokenizer."""
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             "structured output needs a fast tokenizer of transformers, not "

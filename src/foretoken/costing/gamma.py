@@ -1,11 +1,12 @@
 """Policies for the number of draft tokens before each step (paper, sections 3.5 and 5: varying
 gamma).
 
-A policy is asked with the rows and sees their records; it never sees a clock. `Adaptive` weighs
-frozen costs against how likely draft tokens are to be kept, learned from each row's own past, for
-all rows of a pass together: the draft tokens, row by row, that gain most tokens in the seconds of
-the step. A row's prediction, from its request or its own text, costs no draft and has a past of its
-own: the better of the two is used. Rows that ask for `deterministic` know no other rows.
+A policy is asked with the rows and sees their records; it never sees a clock. `AdaptiveGamma`
+weighs frozen costs against how likely draft tokens are to be kept, learned from each row's own
+past, for all rows of a pass together: the draft tokens, row by row, that gain most tokens in the
+seconds of the step. A row's prediction, from its request or its own text, costs no draft and has a
+past of its own: the better of the two is used. Rows that ask for `deterministic` know no other
+rows.
 """
 
 from __future__ import annotations
@@ -374,7 +375,7 @@ class AcceptanceHistory(NamedTuple):
 
 
 class StepCostTable(NamedTuple):
-    """Seconds of a step of `rows` rows, for the draft tokens that some of them make."""
+    """Seconds of a step of `num_seqs` rows, for the draft tokens that some of them make."""
 
     num_seqs: int
     draft_seconds: NDArray[
@@ -405,7 +406,7 @@ class StepCostTable(NamedTuple):
 def make_cost_table(
     costs: Costs, num_seqs: int, other_work: OtherWork = NO_OTHER_WORK
 ) -> StepCostTable:
-    """For the draft tokens of `rows` rows, in a pass that holds so much beside them.
+    """For the draft tokens of `num_seqs` rows, in a pass that holds so much beside them.
 
     The time of reading prompts is left out: they have to be read once, and beside that time every
     draft token would seem cheap.
@@ -509,7 +510,8 @@ def allot_gammas(
 def choose_single_gamma(
     estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable, last: int = 0
 ) -> int:
-    """Do as `allot` for a row alone in its forward: without arrays, in a tenth of the time."""
+    """Do as `allot_gammas` for a row alone in its forward: without arrays, in a tenth of the
+    time."""
     answers, survival = estimate.answer_rate, estimate.survival[:max_gamma]
     change = table.share_of_size_change(answers) if last else 0.0
     plain = table.single_seconds[0] + change * (table.positions != last)

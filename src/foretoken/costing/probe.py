@@ -74,7 +74,7 @@ def probe(
 ) -> StoredCosts:
     """Costs of steps of one row, which ends of sequence, `eos`, do not stop: what follows one is
     timed, and says nothing of how far the two models agree. Less is measured where the request's
-    limit is below `TOKENS`. label: what is measured, for the log and the cache. Raises as
+    limit is below `PROBE_TOKENS`. label: what is measured, for the log and the cache. Raises as
     `generate` does; the models must be idle."""
     drafter, reading = _AlwaysProposingDrafter(batch.drafter), contention.take_reading()
     (seq,) = _run_rounds(batch, drafter, [request], params, SINGLE_DRAFT_SIZES, label=label)
@@ -174,8 +174,8 @@ def _run_rounds(
     max_rounds: int = MAX_ROUNDS,
     label: str = "",
 ) -> list[SequenceState]:
-    """Rows that have been through rounds over the sizes, two to `most`; the first one has guessed
-    most. label: what is measured, logged where that takes long."""
+    """Rows that have been through rounds over the sizes, two to `max_rounds`; the first one has
+    guessed most. label: what is measured, logged where that takes long."""
     seqs = [SequenceState.from_request(replace(request, params=params)) for request in requests]
     batch, verifier, gammas = Batch(batch.target, drafter), make_verifier(block), _list_round(sizes)
     start, steps = perf_counter(), 0

@@ -129,7 +129,7 @@ def load_or_measure(
     *,
     remeasure: bool,
 ) -> Costs:
-    """The costs under `name`, measured where `known` does not have them."""
+    """The costs under `name`, measured where `find_usable` does not have them."""
     costs = find_usable(name, single_name, remeasure=remeasure)
     if costs is not None:
         return costs

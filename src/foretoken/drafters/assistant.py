@@ -56,7 +56,7 @@ class AssistantDrafter(Drafter):
     A row proposes nothing where its last state is not known.
 
     Args:
-        target: The target, whose one tap is `FINAL`.
+        target: The target, whose one tap is `FINAL_TAP`.
         model: The network, over this target.
         embedding: The target's embeddings `[N, H]` of ids `[N]`, as its first layer reads them.
     """

@@ -72,7 +72,8 @@ class Drafter(Component):
         holds: Models and drafters within it, none of which may stand in two places.
         identity: A string that its speed follows from: costs measured for it are stored under it;
             None where it has none.
-        singular: True if its speed does not follow from its `model`, so that costs are not stored.
+        has_own_speed: True if its speed does not follow from its `model`, so that costs are not
+            stored.
         reads_target: True if it drafts from the states of the target's forwards, so that these
             cannot run ahead; `target` is then that target.
         shares: True if it drafts in the target's own KV cache.
@@ -80,8 +81,9 @@ class Drafter(Component):
             has a `rewind` of its own.
         reads_states: True if it reads the states that its `target` shows of all tokens: where the
             class has a `count_cached_tokens` of its own.
-        priors: Prior beliefs about the acceptance of draft tokens, one for each of its `grades`:
-            acceptance is then learned grade by grade. Each is a weight in tokens and a rate.
+        priors: Prior beliefs about the acceptance of draft tokens, one for each of its
+            `predict_grades`: acceptance is then learned grade by grade. Each is a weight in tokens
+            and a rate.
 
     Examples:
         >>> import foretoken
@@ -200,7 +202,7 @@ class Drafter(Component):
         """Count the first tokens of a sequence whose states the target need not show again.
 
         Args:
-            text: The sequence.
+            tokens: The sequence.
 
         Returns:
             None of them, unless it reads the states that a target shows of all tokens.
@@ -398,7 +400,7 @@ def make_token_choice(
     """Return how a model that makes all draft tokens in one call is to choose them; None where
     sequences differ, or their controls or shared noise have to be looked at.
 
-    V, ids, params: as `drawn` takes them; G: draft tokens at most.
+    V, ids, params: as `draw_token` takes them; G: draft tokens at most.
     """
     if draw.controlled or draw.coupled:
         return None
@@ -430,7 +432,7 @@ def widen(scores: Tensor, ids: Tensor | None, V: int, *, missing: float = -math.
     """Logits, or probabilities, `[B, Vd]` over all V ids of a target, with `missing` at those that
     a draft lacks.
 
-    ids: as `drawn` takes them.
+    ids: as `draw_token` takes them.
     """
     if ids is None and scores.shape[-1] == V:
         return scores

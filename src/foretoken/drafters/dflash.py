@@ -4,7 +4,7 @@ One pass guesses a whole block from the target's states at all positions before 
 DSpark then lets each guess follow the one before it, so that its draft tokens are drawn from the
 law of just that; DFlash's guesses are blind to each other, so that drawn ones seldom fit together:
 it takes the likeliest, which are certain. Where draft and target share their noise, drawn ones may
-fit all the same: what was right more often counts, at each depth of a block (`TwoWays`).
+fit all the same: what was right more often counts, at each depth of a block (`SampleOrArgmax`).
 """
 
 from __future__ import annotations

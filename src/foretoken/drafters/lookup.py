@@ -77,7 +77,7 @@ class LookupDrafter(Drafter):
         """Return how long the match is behind which each sequence's next draft tokens are copied.
 
         Returns:
-            0 for none, 1 for `SHORT` tokens at most, 2 for more.
+            0 for none, 1 for `SHORT_MATCH_TOKENS` tokens at most, 2 for more.
         """
         matched = [seq.count_matched_tokens(self._get_earlier_outputs(seq)) for seq in self.seqs]
         return [(n > 0) + (n > SHORT_MATCH_TOKENS) for n in matched]
@@ -104,8 +104,8 @@ class LookupDrafter(Drafter):
 
 
 class RepeatPrediction:
-    """A row's look-up as its predicted output, in front of a drafter: where at least `LEAST` tokens
-    have occurred before in its source, prompt or text."""
+    """A row's look-up as its predicted output, in front of a drafter: where at least
+    `MIN_REPEATED_TOKENS` tokens have occurred before in its source, prompt or text."""
 
     prior = (4.0, 0.7)  # as `Costs.prior`
 
@@ -155,9 +155,9 @@ class _LookupSequence:
     def propose(
         self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1
     ) -> list[int]:
-        """At most so many tokens, from behind a match of `least` tokens or more in this text or in
-        one of `others`, whichever is likely to have more of them kept; this one where they are
-        alike."""
+        """At most so many tokens, from behind a match of `min_match` tokens or more in this text
+        or in one of `others`, whichever is likely to have more of them kept; this one where they
+        are alike."""
         if not max_tokens:
             return []
         matches = self._matches or self._find_matches(others)
@@ -188,7 +188,7 @@ def continue_match(
     automaton: SuffixAutomaton, state: int, num_matched: int, max_tokens: int
 ) -> tuple[list[int], float]:
     """Return the tokens that follow the last `matched` ones in `automaton`, in this state, at most
-    `most`, and how many of them are likely to be accepted.
+    `max_tokens`, and how many of them are likely to be accepted.
 
     The chance of a token is estimated by how often it was seen next: `count / (all + 1/n)` after n
     tokens in common, guesses included, so that a longer match is trusted further. At the end of

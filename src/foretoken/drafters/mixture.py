@@ -156,7 +156,7 @@ class KnownTokensDrafter(_ForOneStep):
 
 
 class FirstRowsDrafter(_ForOneStep):
-    """For one step: `drafter`, which has the first `count` rows alone. It is told nothing of the
+    """For one step: `drafter`, which has the first `num_rows` rows alone. It is told nothing of the
     rows behind, which get no draft tokens."""
 
     def __init__(self, drafter: Drafter, num_rows: int) -> None:

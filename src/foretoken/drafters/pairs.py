@@ -40,8 +40,8 @@ MAX_UNREAD_PAIRS = (
 
 @dataclass(slots=True)
 class _PairSequence:
-    """A text, of whose pairs the first `fed` are in the model; `carried`: the target's states at
-    the positions behind them."""
+    """A text, of whose pairs the first `num_fed` are in the model; `carried`: the target's states
+    at the positions behind them."""
 
     tokens: list[int]
     num_fed: int = 0

@@ -104,8 +104,8 @@ class Batch:
         self, verifier: Verifier, gamma: list[int], num_scheduled: list[int] | None = None
     ) -> None:
         """Advance the rows, by `gamma` draft tokens at most, which are trimmed near their ends;
-        those that finish leave. `reads`: as `step.step` takes them, but all rows may keep something
-        for later."""
+        those that finish leave. `num_scheduled`: as `step.step` takes them, but all rows may keep
+        something for later."""
         assert self._lease is not None and self._lease.drafter is not None
         num_scheduled = (
             [seq.num_pending for seq in self.seqs] if num_scheduled is None else num_scheduled

@@ -124,7 +124,7 @@ class EngineCore:
     def configure(self, max_rows: int, memory: int | None, *, cache_prefixes: bool) -> None:
         """Become an engine's: run at most `max_rows` sequences within `memory` bytes (None: what
         they need); keep: cache prefixes. Raises InputError where the models have an engine, and as
-        `Memory`."""
+        `KVCacheBudget`."""
         parts = [*iter_parts(self.batch.target), *iter_parts(self.batch.drafter)]
         engage(parts, self)
         try:

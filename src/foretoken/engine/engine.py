@@ -356,7 +356,7 @@ class Engine:
 def _require_begun(begun: object, V: int) -> None:
     """Raise InputError unless it is the beginning of a sequence of V ids."""
     if not isinstance(begun, PartialOutput):
-        raise InputError(f"begun is {format_value(begun)}; give a foretoken.records.Begun")
+        raise InputError(f"begun is {format_value(begun)}; give a foretoken.records.PartialOutput")
     steps: Any = begun.steps
     if not isinstance(steps, list) or not all(
         isinstance(step, StepRecord) for step in cast(list[Any], steps)

@@ -55,7 +55,8 @@ class KVCacheBudget:
         _reserve(self.parts, self.total)
 
     def fits(self, seqs: list[SequenceState], num_new_tokens: int) -> bool:
-        """Tell whether there is memory for these rows with `gain` tokens more, or to their ends."""
+        """Tell whether there is memory for these rows with `num_new_tokens` tokens more, or to
+        their ends."""
         lengths = [min(len(seq.tokens) + num_new_tokens, _max_length(seq)) for seq in seqs]
         return (
             self._count_bytes(lengths, [self._count_source_states(seq) for seq in seqs])

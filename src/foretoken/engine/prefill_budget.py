@@ -47,8 +47,8 @@ class PrefillBudget:
 
     def schedule_tokens(self, seqs: list[SequenceState], already_prefilled: int = 0) -> list[int]:
         """Return how many tokens each row reads: running rows their last one, rows in prefill as
-        many as the budget allows, first come first, where `already` have been read. Rows that
-        report logprobs of their prompts read these in forwards of their own."""
+        many as the budget allows, first come first, where `already_prefilled` have been read. Rows
+        that report logprobs of their prompts read these in forwards of their own."""
         room = 0
         running = sum(seq.status is SequenceStatus.RUNNING for seq in seqs)
         if running < len(seqs):

@@ -263,7 +263,7 @@ def choose_instruction_set() -> str:
 
 
 class OpenNetwork:
-    """A network with its workspace; `kept`: what its pointers are to."""
+    """A network with its workspace; `owned`: what its pointers are to."""
 
     def __init__(self, network: NetworkRecord, owned: Any, instructions: str | None = None) -> None:
         self.instructions = instructions or choose_instruction_set()

@@ -46,8 +46,8 @@ MIN_INT8_TIME_RATIO, MAX_INT8_ALPHA = (
 
 
 def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
-    """Return `looking`, which looks up, or the same target drafting for itself, with look-up in
-    front where a text repeats, as was chosen before: until it is, `looking`."""
+    """Return `lookup_spec`, which looks up, or the same target drafting for itself, with look-up in
+    front where a text repeats, as was chosen before: until it is, `lookup_spec`."""
     if lookup_spec.target.runtime != "native":  # no other shares its rows
         return lookup_spec
     make_copy_spec = cache(partial(_make_copy_spec, lookup_spec, target))

@@ -39,7 +39,7 @@ class ModelFacts:
     """Facts of a model in files or in memory.
 
     Attributes:
-        files: The files; None for a model in memory, which is used as it is.
+        source: The files; None for a model in memory, which is used as it is.
         form_on_torch: The form in which it passed the self-check on torch, and remarks on that;
             None if it has not, or has not been checked.
     """

@@ -51,7 +51,7 @@ def get_free_bytes(device: torch.device) -> int | None:
 
 
 def require_memory(name: str, num_bytes: int, device: torch.device) -> None:
-    """Raise RefusedError, with the numbers, where `needed` bytes of weights will not fit."""
+    """Raise RefusedError, with the numbers, where `num_bytes` bytes of weights will not fit."""
     free = get_free_bytes(device)
     if free is not None and num_bytes * MEMORY_FACTOR > free:
         raise RefusedError(

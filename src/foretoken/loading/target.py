@@ -67,7 +67,7 @@ class LoadedTarget:
     (docs/drafts.md).
 
     Attributes:
-        known: The facts that were known before it ran.
+        info: The facts that were known before it ran.
         model: The model that scores tokens. `model.hidden`, where it has that, is what its output
             layer read at the positions of the last forward pass.
 

@@ -42,7 +42,7 @@ class ScoredPosition(NamedTuple):
 def compute_overlaps(
     target: Model, drafter: Drafter, request: Request, output: list[int], params: SamplingParams
 ) -> list[float | None]:
-    """sum min(p, q) at every token of `new`, which continues the request (Corollary 3.6, C57).
+    """sum min(p, q) at every token of `output`, which continues the request (Corollary 3.6, C57).
 
     None where the drafter makes no draft token: nothing is kept there, so count it as 0.
     RefusedError where one of them is in use.
@@ -62,7 +62,7 @@ def replay_positions(
     params: SamplingParams,
     draft_params: SamplingParams,
 ) -> Iterator[ScoredPosition]:
-    """Both distributions at every token of `new`: the target's by `params`, the drafter's by
+    """Both distributions at every token of `output`: the target's by `params`, the drafter's by
     `drafted`. RefusedError where one of them is in use."""
     sources = [request.source] if request.source is not None else None
     controls = build_chain(request, target.vocab_size)
@@ -93,7 +93,7 @@ def _compute_p(
     start: int,
     params: SamplingParams,
 ) -> Tensor:
-    """p at the positions of `new` from `at` on, one pass: `[n, V]`."""
+    """p at the positions of `output` from `start` on, one pass: `[n, V]`."""
     block = [request.prompt[-1], *output][start : len(output)]
     logits = target.score([block], [len(block)])
     require_valid_logits(logits, "target", [len(request.prompt) + start], [len(block)])

@@ -51,8 +51,8 @@ class Benchmark:
         progress: Shows a bar with a title and a number of turns; what it yields is called with
             the name of each turn.
         document: The results so far, as JSON has them.
-        resumed: Lines of results that were in the file; None for a new benchmark.
-        unsaved: Why the last figures are not in the file.
+        num_resumed: Lines of results that were in the file; None for a new benchmark.
+        save_error: Why the last figures are not in the file.
     """
 
     options: BenchOptions

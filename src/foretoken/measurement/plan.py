@@ -49,7 +49,7 @@ class Plan:
 
 
 def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[str, Any]) -> Plan:
-    """Return the plan of a document's `figures`, of which one at least is there.
+    """Return the plan of a document's `compute_figures`, of which one at least is there.
 
     Args:
         rows: For every draft, number of texts at once and gamma, its `speedup`, and the share of

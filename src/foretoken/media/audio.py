@@ -24,18 +24,18 @@ AUDIO_REMEDY = "give an audio file (WAV, FLAC, OGG, MP3), a data URL, or an arra
 def load_audio(
     value: Any, sampling_rate: int, label: str, max_seconds: float | None = None
 ) -> NDArray[np.float32]:
-    """Return samples `[n]` of a sound at `rate` Hz, its channels averaged.
+    """Return samples `[n]` of a sound at `sampling_rate` Hz, its channels averaged.
 
     Args:
         value: A file's path, a file's bytes, a data URL, or an array of samples at that rate
             already, `[n]`: floats from -1 to 1, or integers of 16 or 32 bits with sign.
-        rate: Samples a second.
-        place: Where it stands, for errors.
-        most: Seconds at most; None sets no limit.
+        sampling_rate: Samples a second.
+        label: Where it stands, for errors.
+        max_seconds: Seconds at most; None sets no limit.
 
     Raises:
-        InputError: It is none of these, empty, longer than `most`, not finite, far beyond full
-            scale, or cannot be decoded; soundfile is missing.
+        InputError: It is none of these, empty, longer than `max_seconds`, not finite, far beyond
+            full scale, or cannot be decoded; soundfile is missing.
 
     Examples:
         >>> import numpy

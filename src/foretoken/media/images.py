@@ -51,8 +51,8 @@ def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
     Args:
         value: A file's path, its bytes, a data URL, a PIL image or an array of bytes `[H, W]` or
             `[H, W, C]`.
-        place: Where it stands, for errors.
-        most: Pixels at most; None is 100 million.
+        label: Where it stands, for errors.
+        max_pixels: Pixels at most; None is 100 million.
 
     Raises:
         InputError: It is none of these, too large, of pixel values without a known range, or

@@ -70,18 +70,18 @@ class Capabilities:
         tensors: Blocks may be a tensor, whose tokens the host does not know.
         batch_invariant: Logits are a function of the sequence, to the bit, whatever is scored with
             a token and in whatever pieces.
-        media: Prompts may come with images and audio (`attached`, `objection`).
-        prefix_cache: Prefixes of sequences that have left serve others (`remember`, `salted`,
-            `known`, `recalled`).
+        media: Prompts may come with images and audio (`joining_media`, `find_media_problem`).
+        prefix_cache: Prefixes of sequences that have left serve others (`set_prefix_caching`,
+            `set_salt`, `known`, `num_cached_tokens`).
         memory: It says what its rows take (`memory`).
         hidden: It shows what its output layer reads (`hidden`).
-        taps: It can show hidden states of all tokens (`taps`, `show`, `shown`).
-        shared_kv: A draft may read its keys and values (`lent`, `lengths`).
+        taps: It can show hidden states of all tokens (`taps`, `expose_hidden_states`, `shown`).
+        shared_kv: A draft may read its keys and values (`shared_kv`, `lengths`).
         target_rows: It runs over the rows of its `target`, whose cache it reads and adds to: what
             the target has prefilled it need not (`lengths`).
         chain: It makes all draft tokens of a step in one call (`chain`).
-        text: It has another vocabulary, and may draft by the text that it writes (`writes`,
-            `write`).
+        text: It has another vocabulary, and may draft by the text that it writes
+            (`drafts_from_text`, `draft_from_text`).
     """
 
     tensors: bool = False
@@ -106,7 +106,7 @@ class Component:
         model: Transformers' network, where torch runs it; a drafter's model.
         holds: Models and drafters within it, none of which may stand in two places.
         identity: A string that its speed follows from; None: unknown.
-        singular: True if its speed does not follow from its `model`.
+        has_own_speed: True if its speed does not follow from its `model`.
         reads_target: True if it runs on the states or rows of its `target`.
         encoder_seconds: How long its encoder has run since it was made; on a device, until the
             work was handed over.
@@ -137,7 +137,7 @@ class Component:
         """Keep sequences that leave from now on for others, or forget them all.
 
         Args:
-            on: True to keep, False to forget.
+            enabled: True to keep, False to forget.
         """
 
     def set_salt(self, salt: str) -> None:
@@ -222,7 +222,7 @@ class Model(Scorer):
 
     @property
     def long(self) -> list[bool]:
-        """Which rows joined as long ones, where `longest` is more than `context`."""
+        """Which rows joined as long ones, where `max_context` is more than `context`."""
         raise NotImplementedError
 
     def compute_max_lengths(self, long: list[bool]) -> list[int | None]:

@@ -78,8 +78,8 @@ class DraftSequences:
 
     def _take_head(self, tokens: list[int], max_tokens: int) -> tuple[list[int], int]:
         """Return the tokens to start a row with, and how many of them are to be read: all, or where
-        that is more than `most` those that the model has kept of other texts; none where another
-        reads it."""
+        that is more than `max_tokens` those that the model has kept of other texts; none where
+        another reads it."""
         if self._uses_target_cache:
             return [], 0
         cached = self.model.count_cached_tokens(tokens)

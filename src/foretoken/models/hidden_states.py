@@ -29,7 +29,7 @@ class HiddenStates(NamedTuple):
 def append_new_states(
     old: Tensor, new: HiddenStates | None, position: int, columns: slice | None = None
 ) -> Tensor:
-    """The states before, and behind them what is new from the position `reached` on: of these
+    """The states before, and behind them what is new from the position `position` on: of these
     columns, or all."""
     states = None if new is None else new.get_from(position)
     if states is None or not len(states):

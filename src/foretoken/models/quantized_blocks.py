@@ -106,7 +106,7 @@ BLOCK_FORMS = (  # four bits first, then the largest numbers of MXFP4; a span of
 
 
 def _round_to_significant(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest numbers of `EXACT` significant bits."""
+    """The nearest numbers of `SIGNIFICANT_BITS` significant bits."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.rint(mantissa * 2**SIGNIFICANT_BITS), exponent - SIGNIFICANT_BITS)
 

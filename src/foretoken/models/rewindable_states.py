@@ -1,14 +1,15 @@
 """States of hybrid models by row, which can go back: windows of convolutions, linear recurrences.
 
 A row's state stands at a length of its own, the base. All is kept that the states of the tokens
-behind it, at most `REACH`, follow from: the inputs of a window, and k, u and the decays of a
-recurrence S_t = decay_t * S_(t-1) + k_t u_t^T, so that after any of them
+behind it, at most `MAX_PENDING_TOKENS`, follow from: the inputs of a window, and k, u and the
+decays of a recurrence S_t = decay_t * S_(t-1) + k_t u_t^T, so that after any of them
 
     S_n = D_n S_0 + sum over i <= n of (D_n / D_i) k_i u_i^T,    D_i = exp(c_i),
 
 where c_i sums the log decays up to token i. Neither k, u nor c of a token depends on tokens behind
 it: a rejected token leaves nothing. A pass reads S_0 and these; the base moves ("folds") only where
-they get too many, and leaves `REWIND` tokens at least once the pass is done. It knows no families.
+they get too many, and leaves `MAX_REWIND_TOKENS` tokens at least once the pass is done. It knows
+no families.
 
 The states of a selective scan have a decay for each of their numbers, and no such sum: their steps
 are run again, from the state that the last pass began with, or where a row went back behind it,
@@ -97,8 +98,8 @@ class RecurrentStateLayer:
         cursor: PendingCursor,
         num_rows: int,
     ) -> Tensor:
-        """Return what `advanced` does of new tokens `at` these places, and keep what the states
-        follow from. rows: for which arrays are made."""
+        """Return what `compute_outputs` does of new tokens `at` these places, and keep what the
+        states follow from. rows: for which arrays are made."""
         B, H, _, Dv = v.shape
         if "S" not in self.arrays:
             shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], PENDING_SLOTS, k.shape[3])}
@@ -139,8 +140,8 @@ class RecurrentStateLayer:
             q: `[B, W, N]`, as are the keys k; the inputs u and steps t `[B, W, C]`.
             A: Decays `[C, N]`, below 0: kept by place, as a row without tokens knows none.
             call: The number of this scan in the layer.
-            at: Where the new tokens go.
-            rows: Rows for which arrays are made.
+            cursor: Where the new tokens go.
+            num_rows: Rows for which arrays are made.
         """
         B, _, N = k.shape
         if f"S{call}" not in self.arrays:
@@ -306,7 +307,7 @@ def compute_outputs(
             (arXiv 2412.06464); None: u = v (Mamba2, arXiv 2405.21060).
         S: The state at the base, `[B, H, Dk, Dv]`.
         kp, up: k and u of the P tokens behind the base.
-        fade: The log decays from each of these, and last from the base, up to the row's end,
+        log_decays: The log decays from each of these, and last from the base, up to the row's end,
             `[B, H, P + 1, 1 or Dk]`; -inf for a token that is not a row's.
 
     Returns:

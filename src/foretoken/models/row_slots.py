@@ -77,8 +77,8 @@ class RowSlots:
     capacity: int  # slots
 
     def parts(self) -> list[Any]:
-        """The arrays: each has those of all `arrays`, and can `fit`, `put` and give a `row`, once
-        it `is_initialized`."""
+        """The arrays: each has those of all `arrays`, and can `resize`, `put` and give a `row`,
+        once it `is_initialized`."""
         raise NotImplementedError
 
     def reserve(self, rows: int, num_positions: int) -> None:

@@ -85,7 +85,7 @@ def argmax_ids(logits: Tensor) -> Tensor:
 
 
 def find_peaks(logits: Tensor, V: int | None = None) -> tuple[list[list[int]], list[list[float]]]:
-    """`likeliest` of `[B, n, V]` on the host, among the first V ids, and the logits there, by one
+    """`argmax_ids` of `[B, n, V]` on the host, among the first V ids, and the logits there, by one
     look at all numbers: these are NaN or infinite exactly where the position is invalid."""
     scores = as_array(logits)[..., :V]
     best = cast(list[list[int]], scores.argmax(-1).tolist())  # the first NaN where there is one

@@ -38,8 +38,8 @@ class LogitShaper(Protocol):
     V: int  # the target's, whose ids controls speak of
 
     def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
-        """The scores `[V]` behind the committed text and the draft tokens `ahead`; ControlError
-        where there are none."""
+        """The scores `[V]` behind the committed text and the draft tokens `draft_tokens`;
+        ControlError where there are none."""
         ...
 
     def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
@@ -64,8 +64,8 @@ class Draw:
 
     Examples:
         >>> import foretoken, torch
-        >>> from foretoken.sampling.keys import RowKey
-        >>> draw = foretoken.Draw([RowKey(0, 0)], [5], [foretoken.SamplingParams(1.0)])
+        >>> from foretoken.sampling.keys import SequenceKey
+        >>> draw = foretoken.Draw([SequenceKey(0, 0)], [5], [foretoken.SamplingParams(1.0)])
         >>> draw(torch.tensor([[0.0, 1.0, 0.0]]), 0).tolist()
         [1]
     """
@@ -177,7 +177,7 @@ class Draw:
         """Send the step's numbers to a device in one copy.
 
         Args:
-            draft_tokens: For as many draft tokens.
+            num_draft_tokens: For as many draft tokens.
             device: The device.
         """
         names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]

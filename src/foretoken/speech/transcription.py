@@ -72,8 +72,8 @@ def transcribe(
         temperature: 0 takes the likeliest tokens.
         gamma: Draft tokens for each target forward; None chooses before every step.
         progress: Is told the part that is done, from 0 to 1.
-        told: Is told the new text of each window, and "" with every token of it; an exception that
-            it raises ends the transcription.
+        on_text: Is told the new text of each window, and "" with every token of it; an exception
+            that it raises ends the transcription.
 
     Returns:
         The segments, with their times; of other models than Whisper one for each window.

@@ -83,8 +83,8 @@ class WindowTranscriber:
         network: The target.
         processor: Its processor.
         options: Arguments of `generate`.
-        asked: Arguments of the processor.
-        told: Is told "" with every token; an exception that it raises ends the text.
+        processor_arguments: Arguments of the processor.
+        on_token: Is told "" with every token; an exception that it raises ends the text.
     """
 
     spec: Any
@@ -234,14 +234,14 @@ def _get_separator(before: str, after: str) -> str:
 def split_windows(
     samples: NDArray[np.float32], sampling_rate: int, max_seconds: float
 ) -> list[tuple[int, int]]:
-    """Return windows of at most `longest` seconds each, as their first samples and those behind
-    their last: the whole sound, or about equally long ones of 5/6 of `longest` at most, each cut in
-    the quietest tenth of a second within a twelfth of `longest` around its end.
+    """Return windows of at most `max_seconds` seconds each, as their first samples and those behind
+    their last: the whole sound, or about equally long ones of 5/6 of `max_seconds` at most, each
+    cut in the quietest tenth of a second within a twelfth of `max_seconds` around its end.
 
     Args:
         samples: One channel, `[n]`.
-        rate: Samples a second.
-        longest: Seconds.
+        sampling_rate: Samples a second.
+        max_seconds: Seconds.
 
     Examples:
         >>> import numpy

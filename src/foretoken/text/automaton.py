@@ -24,8 +24,8 @@ class SuffixAutomaton:
     """Grows by a token in amortised constant time, and shrinks again.
 
     Some 170 bytes a token of prose, 450 of texts made to be hard. The states' numbers are good
-    until the next change. `count` and `recent` are of the `DEEP` longest ends at every place only,
-    so that `a a a a ..` takes linear time too.
+    until the next change. `count` and `recent` are of the `MAX_COUNTED_SUFFIXES` longest ends at
+    every place only, so that `a a a a ..` takes linear time too.
     """
 
     def __init__(self) -> None:
@@ -199,8 +199,9 @@ class _Volume:
 
 
 class EarlierOutputs:
-    """Texts by salt: nothing of one salt is shown to another. Beyond `MOST` tokens in all, those
-    that came first are forgotten, a volume at a time; of one text at most its last `VOLUME`."""
+    """Texts by salt: nothing of one salt is shown to another. Beyond `MAX_EARLIER_TOKENS` tokens
+    in all, those that came first are forgotten, a volume at a time; of one text at most its last
+    `MAX_VOLUME_TOKENS`."""
 
     def __init__(self) -> None:
         self._volumes: deque[_Volume] = deque()  # the oldest first

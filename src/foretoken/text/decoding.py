@@ -64,8 +64,8 @@ class IncrementalDetokenizer:
 
     A piece that ends within a character, or within a run of byte tokens, is held back until the
     rest decides how it reads; likewise where the prompt ends so. Only the tokens since the last
-    piece but one are decoded again, so the cost of a piece does not grow with the text. `held`:
-    what is held back, as it reads if nothing follows.
+    piece but one are decoded again, so the cost of a piece does not grow with the text.
+    `pending_text`: what is held back, as it reads if nothing follows.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class StoppingDetokenizer:
     holds a stop string: replacement characters at its very end, which the next token may complete,
     count only when the text is closed. Among several stop strings in it the one that begins first
     is meant, and among two that begin together the shorter, which was complete first. Text before
-    the new tokens takes no part, and a stop string that is complete within the first `minimum`
+    the new tokens takes no part, and a stop string that is complete within the first `min_tokens`
     tokens ends nothing, then or later. So the result is a function of the tokens, not of the steps
     in which they came, and so is the part of it that each token adds.
     """
@@ -153,8 +153,8 @@ class StoppingDetokenizer:
         keep_special_tokens: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`include`: whether the stop string is part of the text, which otherwise ends before it;
-        `special`: whether special tokens are."""
+        """`include_stop_string`: whether the stop string is part of the text, which otherwise ends
+        before it; `special`: whether special tokens are."""
         assert all(stop_strings), "an empty string ends every text"
         self._stream = IncrementalDetokenizer(
             tokenizer, prompt, keep_special_tokens=keep_special_tokens

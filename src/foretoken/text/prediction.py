@@ -19,7 +19,7 @@ class PredictedOutput:
     Where the text goes on otherwise, it is looked for again: behind the longest end of it that
     occurs in the prediction, of several the next one behind the last place that was certain. A find
     that does not go on as it should doubles the length that the next one must have, up to
-    `LONGEST`, so that a prediction of another text soon falls silent.
+    `MAX_MATCH_TOKENS`, so that a prediction of another text soon falls silent.
     """
 
     prior = (4.0, 0.9)  # as `Costs.prior`: whoever sends it expects it

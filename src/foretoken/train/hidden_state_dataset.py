@@ -43,7 +43,7 @@ class SequenceHiddenStates(NamedTuple):
 
 
 class HiddenStateDataset:
-    """Texts in `folder`, at most `most` bytes of them; bfloat16: multiply in it."""
+    """Texts in `folder`, at most `max_bytes` bytes of them; bfloat16: multiply in it."""
 
     def __init__(
         self,

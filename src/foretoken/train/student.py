@@ -262,8 +262,9 @@ def teach(
     """Train a draft on texts until `recipe.steps` and write it to the folder `out`; returns the
     summary. computed: is told of how many texts the target's states are there.
 
-    The folder `out`.run holds the target's states, in `most` bytes at most, checkpoint and log. It
-    is resumed with the result of an unbroken run. Raises InputError where it is another run's.
+    The folder `out`.run holds the target's states, in `max_bytes` bytes at most, checkpoint and
+    log. It is resumed with the result of an unbroken run. Raises InputError where it is another
+    run's.
     """
     if out.is_file():
         raise InputError(f"{out} is a file; give another --out, for a folder")

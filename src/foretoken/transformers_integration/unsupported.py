@@ -124,7 +124,8 @@ def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
 
 
 def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
-    """ForeignError where a Speculator cannot decode for this model; `arguments`: as `withheld`."""
+    """ForeignError where a Speculator cannot decode for this model; `arguments`: as
+    `read_withheld_arguments`."""
     network = target.model
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size

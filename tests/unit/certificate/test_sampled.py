@@ -42,20 +42,22 @@ def logged(drafter: Drafter, kind: type[Draw] = Draw) -> DraftLog:
 
 def test_an_honest_drafter():
     log = logged(FunctionDrafter(Q))
-    assert log.guesses == sum(len(u.ranked) for u in log.uniforms) == 2 * 4 * GAMMA
-    assert log.certain == 0 and log.lies == []
+    assert log.num_draft_tokens == sum(len(u.ranked) for u in log.uniforms) == 2 * 4 * GAMMA
+    assert log.num_certain == 0 and log.lies == []
     for u in log.uniforms:
         assert bool(((u.by_id >= 0) & (u.by_id < 1)).all()) and u.by_id.dtype == torch.float64
 
 
 def test_certain_draft_tokens_have_no_numbers():
     log = logged(Certain(Q))
-    assert log.certain == log.guesses == 2 * 4 * GAMMA and log.uniforms == log.lies == []
+    assert (
+        log.num_certain == log.num_draft_tokens == 2 * 4 * GAMMA and log.uniforms == log.lies == []
+    )
 
 
 def test_in_coupled_mode_a_position_counts_once():
     log = logged(FunctionDrafter(Q), SharedDraw)
-    assert sum(len(u.ranked) for u in log.uniforms) == 2 * (GAMMA + 3) < log.guesses
+    assert sum(len(u.ranked) for u in log.uniforms) == 2 * (GAMMA + 3) < log.num_draft_tokens
 
 
 class Swapper(FunctionDrafter):

@@ -97,7 +97,7 @@ def test_distributions_that_are_built_in():
 
 def test_a_void_certificate_is_no_answer(quick, monkeypatch):
     missed = PlantedBug("a planted bug", found=False)
-    monkeypatch.setattr(lab._Pair, "wrong_rule", lambda pair: missed)
+    monkeypatch.setattr(lab._Pair, "plant_wrong_rule", lambda pair: missed)
     code, out, _ = quick()
     assert code == 3 and "VOID" in out and "MISSED" in out
 
@@ -107,7 +107,7 @@ def test_a_failure_of_the_tool_is_no_answer(quick, monkeypatch):
     def fails(*args: object) -> None:
         raise ValueError("zip() argument 2 is longer than argument 1")
 
-    monkeypatch.setattr(lab._Pair, "wrong_rule", fails)
+    monkeypatch.setattr(lab._Pair, "plant_wrong_rule", fails)
     code, out, err = quick()
     assert code == 3 and not out and "Traceback" in err and "zip() argument 2" in err
 

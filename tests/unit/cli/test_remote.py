@@ -74,7 +74,7 @@ def test_the_model_s_sampling_is_the_server_s_to_follow(asked, sent):
 
 def test_an_answer_ends_at_the_default_limit(monkeypatch):
     """Which is not sent: a server refuses what the context has no room for."""
-    monkeypatch.setattr(module, "ANSWER_TOKENS", 3)
+    monkeypatch.setattr(module, "DEFAULT_ANSWER_TOKENS", 3)
     with replaying(chat=[said("a", "b", "c", "d"), said("a", "b", "c", "d")]) as server:
         with opened(server.url) as source:
             text, _, reply = answered(source)

@@ -217,9 +217,7 @@ def test_stats_are_of_the_last_text(run):
 
 def test_the_pace_of_an_answer_beside_plain_decoding(run):
     """But for the first, whose time is also that of a runtime's first passes."""
-    told = run(
-        Said("A good answer", "A good answer", plain_seconds_per_token=1e9), typed=["Hi", "Ho"]
-    ).err
+    told = run(Said("A good answer", "A good answer", plain=1e9), typed=["Hi", "Ho"]).err
     lines = re.findall(r"^13 tokens, the first after 0.00 s, then \d+ a second(.*)$", told, re.M)
     assert lines[0] == "" and re.match(r", about \d+\.\d\d times plain decoding's", lines[1])
     alone = run(Said("A good answer"), typed=["Hi"]).err

@@ -111,7 +111,7 @@ STEP = StepRecord(0, (), 0, (1,), (), 0, 0.0, 0.0, 0.0, 1)
 @pytest.mark.parametrize(
     ("begun", "message"),
     [
-        (5, "begun is 5; give a foretoken.records.Begun"),
+        (5, "begun is 5; give a foretoken.records.PartialOutput"),
         ([], r"begun is \[\]; give"),
         (PartialOutput(5), "begun's steps are 5; give the steps of a completion"),
         (PartialOutput([5]), r"begun's steps are \[5\]; give"),

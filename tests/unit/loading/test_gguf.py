@@ -58,7 +58,7 @@ def test_ends_are_read_without_the_rest(
     file = written(tmp_path / "tiny.gguf", kind=GGMLQuantizationType.Q4_0, shape=shape)
     read = find_source(file, None, False)
     whole = read.load_network(torch.float32, torch.device("cpu"))
-    monkeypatch.delattr(TargetEmbeddings, "load_network")
+    monkeypatch.delattr(TargetEmbeddings, "network")
     ends = TargetEmbeddings(ModelFacts(read), None)
     assert torch.equal(ends.embedding.weight, whole.get_input_embeddings().weight)
     assert torch.equal(ends.head, whole.get_output_embeddings().weight)

@@ -73,9 +73,9 @@ def test_a_model_in_memory_keeps_its_mode():
 
 
 def test_a_tokenizer_from_elsewhere(bare, pair, monkeypatch):
-    calls, original = [], loading.tokenizer_of
+    calls, original = [], loading.load_tokenizer
     record = lambda *a, **k: calls.append(a) or original(*a, **k)  # noqa: E731
-    monkeypatch.setattr(loading, "tokenizer_of", record)
+    monkeypatch.setattr(loading, "load_tokenizer", record)
     monkeypatch.setattr(hub, "resolve_options", lambda *_: {})  # folders in place of the hub
     assert foretoken.load(bare, "none", revision="old").tokenizer is None
     spec = foretoken.load(bare, "none", tokenizer=pair[0], revision="old")

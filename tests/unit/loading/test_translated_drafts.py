@@ -46,7 +46,7 @@ def test_a_draft_with_another_tokenizer_drafts(target, draft, caplog):
     (message,) = [text for each in caplog.records if "another tokenizer" in (text := each.message)]
     assert str(draft) in message and "at temperature 0" in message
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert not spec._told.is_set()
+    assert not spec._has_warned.is_set()
     model = translated(spec)
     plain = foretoken.load(target, "none").generate(PROMPT, max_new_tokens=20, temperature=0.0)
     for by_text in (True, False):
@@ -73,7 +73,7 @@ def test_the_way_that_keeps_more_is_taken(better, target, draft, monkeypatch):
     def told(target, drafter, *, greedy):
         trial = tried(target, drafter, greedy=greedy)
         by_text, best = drafter.model.by_text[0], better.greedy if greedy else better.sampled
-        return trial._replace(kept=2.0 if by_text == best else 1.0)
+        return trial._replace(tokens_per_step=2.0 if by_text == best else 1.0)
 
     monkeypatch.setattr(translated_drafts, "_run_trial", told)
     assert translated(foretoken.load(target, draft)).by_text == better

@@ -127,11 +127,11 @@ DAMAGED = """
 import hashlib, sys
 from pathlib import Path
 from foretoken.errors import InputError
-from foretoken.media.sounds import sound
+from foretoken.media.audio import load_audio
 
 for file in sorted(Path(sys.argv[1]).iterdir()):
     try:
-        samples = sound(file.read_bytes(), 16_000, "audio 0", 60)
+        samples = load_audio(file.read_bytes(), 16_000, "audio 0", 60)
         print(file.name, len(samples), hashlib.sha256(samples.tobytes()).hexdigest())
     except InputError as error:
         print(file.name, error)

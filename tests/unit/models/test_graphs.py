@@ -238,4 +238,4 @@ def test_a_rehearsal_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_where_it_is_chosen() -> None:
     placed = place(ModelFacts(build("Llama")), Placement(runtime="graphs"))
-    assert placed.model.runtime == "graphs" and placed.why == "it passed the self-check"
+    assert placed.model.runtime == "graphs" and placed.reason == "it passed the self-check"

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.generation.utils import GenerationMixin
 
 import foretoken
-from foretoken.engine.output_stream import Begun
+from foretoken.engine.output_stream import PartialOutput
 from foretoken.errors import ForeignError, InputError, RefusedError
 from foretoken.inputs import to_prompt_list
 from foretoken.media.inputs import split_media
@@ -415,7 +415,7 @@ def test_tokens_that_stand_for_pictures_are_text_where_they_are_generated(
     (text,) = spec.generate([[5, 6, 7]], max_new_tokens=8, gamma=0, ignore_eos=True)
     reasons: dict[int, Any] = {}
     with foretoken.Engine(spec, max_rows=4) as engine:
-        again = engine.add(inputs, begun=Begun(begun.steps), max_new_tokens=8, **settings)
+        again = engine.add(inputs, begun=PartialOutput(begun.steps), max_new_tokens=8, **settings)
         other_row = engine.add([5, 6, 7], max_new_tokens=8, gamma=0, ignore_eos=True)
         while engine.running or engine.waiting:
             reasons |= {e.id: e.completion for e in engine.step() if e.finish_reason}

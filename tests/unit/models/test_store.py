@@ -42,7 +42,7 @@ def written(value: float = 1.0) -> Callable[[Path], dict[str, Any]]:
 
 
 def runs(loaded: StoredConversion) -> float:
-    return float((loaded.place / WEIGHTS).read_text())
+    return float((loaded.folder / WEIGHTS).read_text())
 
 
 def test_what_was_kept_is_found() -> None:
@@ -106,16 +106,16 @@ class Weights:
     file: Path
     name = "m"
     gguf = None
-    changes = ()
+    adapter_files = ()
 
     @property
     def path(self) -> Path:
         return self.file
 
-    def code(self) -> list[str]:
+    def list_custom_code(self) -> list[str]:
         return []
 
-    def files(self) -> list[Path]:
+    def list_files(self) -> list[Path]:
         return [self.file]
 
 

@@ -195,7 +195,9 @@ def test_the_base_engine_checks_all_adapters_before_it_loads(
     said: dict[str, str] = {}
     for adapter in (fast, str(tmp_path / "other")):
         own, theirs = Pipe()
-        base = replace(setups["tiny"], target=str(tmp_path), adapters=(adapter,), logs=mock.Mock())
+        base = replace(
+            setups["tiny"], target=str(tmp_path), adapters=(adapter,), log_options=mock.Mock()
+        )
         run_engine_process(theirs, base)
         said[adapter] = own.recv().message
     assert "holds no weights" in said.pop(fast)

@@ -42,7 +42,7 @@ class Pieces:
 def whole(transcript: StoppingDetokenizer, tokens: list[int]) -> tuple[str | None, str]:
     """The stop string that ended a text, and the text."""
     for token in tokens:
-        if stop := transcript.read(token):
+        if stop := transcript.append_token(token):
             return stop, transcript.text
     return transcript.close(), transcript.text
 
@@ -93,7 +93,7 @@ def check(
     """Read `tokens` in random steps: the end is as expected, and nothing shown lies behind it."""
     shown: list[str] = []
     for count, token in enumerate(tokens[: end.count], 1):
-        assert transcript.read(token) == (end.stop if count == end.count else None)
+        assert transcript.append_token(token) == (end.stop if count == end.count else None)
         if count < end.count and dice.random() < 0.5:  # a step ends here
             shown.append(transcript.take_text())
             assert end.text.startswith("".join(shown))
@@ -157,7 +157,7 @@ def test_all_that_is_certain_is_shown():
         stops = [some(dice, "abc", 5) + "c" for _ in range(dice.randint(0, 3))]
         transcript, shown, text = StoppingDetokenizer(Pieces(pieces), [], stops), "", ""
         for token, piece in enumerate(pieces):
-            assert transcript.read(token) is None
+            assert transcript.append_token(token) is None
             text, shown = text + piece, shown + transcript.take_text()
             beginnings = [stop[:i] for stop in stops for i in range(len(stop))]
             begun = max(filter(text.endswith, beginnings), key=len, default="")
@@ -184,8 +184,8 @@ def test_which_of_several(pieces, stops, stop, text):
 
 def test_a_stop_string_that_the_prompt_began_is_none():
     transcript = StoppingDetokenizer(Pieces(["the e", "nd", " end."]), [0], ["end"])
-    assert transcript.read(1) is None
-    assert transcript.read(2) == "end" and transcript.text == "nd "
+    assert transcript.append_token(1) is None
+    assert transcript.append_token(2) == "end" and transcript.text == "nd "
 
 
 def test_a_line_break_that_is_a_byte_ends_the_text_at_once():
@@ -194,8 +194,8 @@ def test_a_line_break_that_is_a_byte_ends_the_text_at_once():
     tokenizer = metaspace()
     tokens = bytes_of(tokenizer, "a\n")
     transcript = StoppingDetokenizer(tokenizer, [], ["\n"])
-    assert transcript.read(tokens[0]) is None and transcript.take_text() == ""
-    assert transcript.read(tokens[1]) == "\n" and transcript.take_text() == "a"
+    assert transcript.append_token(tokens[0]) is None and transcript.take_text() == ""
+    assert transcript.append_token(tokens[1]) == "\n" and transcript.take_text() == "a"
 
 
 @pytest.mark.parametrize("make", [byte_level, metaspace])
@@ -211,7 +211,7 @@ def test_what_each_token_adds_does_not_depend_on_when_it_is_asked_for(make):
         one, other = (StoppingDetokenizer(tokenizer, prompt, stops) for _ in range(2))
         pieces = list[TokenText]()
         for token in tokens:
-            stopped = [each.read(token) for each in (one, other)]
+            stopped = [each.append_token(token) for each in (one, other)]
             pieces += one.take_pieces() if dice.random() < 0.5 else []
             if any(stopped):
                 break
@@ -219,7 +219,7 @@ def test_what_each_token_adds_does_not_depend_on_when_it_is_asked_for(make):
         assert [*pieces, *one.take_pieces()] == other.take_pieces()
         transcript = StoppingDetokenizer(tokenizer, prompt)
         for token in tokens:
-            transcript.read(token)
+            transcript.append_token(token)
         transcript.close()
         *pieces, end = transcript.take_pieces()
         assert "".join(piece.text for piece in [*pieces, end]) == transcript.text
@@ -236,7 +236,7 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text(monkeypatch):
     lengths = counted(monkeypatch)
     transcript = StoppingDetokenizer(byte_level(), [], ["the sea " * 3 + "!"])
     for token in ids:
-        transcript.read(token)
+        transcript.append_token(token)
     assert max(lengths) <= 2 and len(lengths) == 2 * len(ids)
     assert transcript.text == "the sea " * 200
 

@@ -112,7 +112,7 @@ def test_blocks_learn_what_lies_ahead(tmp_path: Path) -> None:
     examples = Examples(texts[4:], texts[:4], "circle")
     lesson = DSparkLesson(draft_vocab=count, layers=1, block=4, rank=1, anchors=8)
     recipe = TrainingRecipe(steps=200, batch=4, learning_rate=1e-2, warmup=10, save_every=100)
-    options: dict[str, Any] = {"most": ROOM, "computed": lambda n: None}
+    options: dict[str, Any] = {"max_bytes": ROOM, "report_states": lambda n: None}
     out, target_folder = tmp_path / "draft", tmp_path / "target"
     summary = teach(target, examples, out, lesson, recipe, lambda *_: None, **options)
     assert min(summary["alpha"]) > 0.95, summary["alpha"]

@@ -46,7 +46,7 @@ def train(
             raise BrokenOff
 
     seen: list[int] = []
-    options: dict[str, Any] = {"most": ROOM, "computed": seen.append}
+    options: dict[str, Any] = {"max_bytes": ROOM, "report_states": seen.append}
     summary = teach(target, texts, out, lesson, RECIPE, report, **options)
     assert seen[-1] == 24
     return summary
@@ -154,7 +154,7 @@ def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: st
 def test_texts_are_shorter_than_the_depths(tmp_path: Path) -> None:
     target = network()
     texts = Examples([Example([5], [6]), Example([7, 8], [9, 1])], [Example([2], [3, 4])], "few")
-    options: dict[str, Any] = {"most": ROOM, "computed": lambda n: None}
+    options: dict[str, Any] = {"max_bytes": ROOM, "report_states": lambda n: None}
     lesson = EagleLesson(draft_vocab=8, depths=6)
     summary = teach(target, texts, tmp_path / "draft", lesson, RECIPE, lambda *_: None, **options)
     assert len(summary["alpha"]) == 6

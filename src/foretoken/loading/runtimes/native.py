@@ -114,7 +114,7 @@ def make_companion(
     """Return a copy of `target`, made from the same model with weights in `dtype`, and with these
     layers alone where there are some, that drafts over the target's own rows."""
     host: Any = target  # one of the native decoder's
-    return replace(_make_conversion(model, dtype), some=layers).companion(host)
+    return replace(_make_conversion(model, dtype), layers=layers).companion(host)
 
 
 def describe_abilities() -> str:

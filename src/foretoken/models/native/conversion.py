@@ -90,8 +90,8 @@ class NativeConversion:
         return replace(self, source=None, dtype="float32", network=lambda: network).model()
 
     def companion(self, target: NativeModel) -> NativeTargetCopy:
-        """Return a copy of `target` in this precision, or with `some` of its layers alone, over its
-        rows. Raises RefusedError where it would keep its cache in another form."""
+        """Return a copy of `target` in this precision, or with `layers` of its layers alone, over
+        its rows. Raises RefusedError where it would keep its cache in another form."""
         passes, facts = self._load_passes()
         layers = passes.list_layer_records(self.layers) if self.layers else passes.layers
         shape = "heads", "kv_heads", "width"

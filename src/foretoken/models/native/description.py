@@ -1,7 +1,7 @@
 """A network described for the kernels: packed weights in one file, and what each layer does with
 them, as JSON.
 
-Read from transformers' modules by `reading`; turned into the records of `library` by `records`,
+Read from transformers' modules by `with_target`; turned into the records of `library` by `records`,
 over the mapped file.
 """
 
@@ -189,7 +189,7 @@ def _write_network(
     decoder: Decoder, writer: WeightFile, shared: tuple[Any, float] | None = None
 ) -> dict[str, Any]:
     """Write the weights of a decoder, or an encoder; return its facts, without its rotary
-    positions. shared: what `_embeddings` returned for another network, which has the same."""
+    positions. shared: what `_write_embeddings` returned for another network, which has the same."""
     head, pairs = decoder.head and writer.weight([decoder.head], 8), decoder.pairs
     embeddings, factor = shared or (None, 1.0)
     if not shared and (vectors := _get_vectors(decoder)):
@@ -480,7 +480,8 @@ def make_network_record(
     max_tokens: int,
 ) -> Any:
     """Return the record of a network for the kernels, over its weights in memory and with each
-    layer's keys and values where `places` says, and what must be held for as long as it is used."""
+    layer's keys and values where `layer_offsets` says, and what must be held for as long as it is
+    used."""
     base, owned = memory.ctypes.data, list[Any]([memory])
 
     def value(kind: Any, fact: Any) -> Any:

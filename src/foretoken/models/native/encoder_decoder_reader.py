@@ -32,7 +32,7 @@ MLP_NORM_NAME = "final_layer_norm"
 
 
 class EncoderDecoderStacks(NamedTuple):
-    """An encoder-decoder as networks. `crossing` makes the keys and values to which the decoder
+    """An encoder-decoder as networks. `cross_kv` makes the keys and values to which the decoder
     attends of the encoder's states; encoder: None where it reads no ids, and runs on torch."""
 
     encoder: Decoder | None

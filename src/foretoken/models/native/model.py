@@ -443,8 +443,8 @@ class NativeTargetCopy(Model):
 
 
 class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
-    """A decoder of pairs, whose blocks are the tokens of pairs: `give` first what it reads of
-    them."""
+    """A decoder of pairs, whose blocks are the tokens of pairs: `set_next_pairs` first what it
+    reads of them."""
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(passes, facts)

@@ -1,5 +1,5 @@
 """A network as the kernels run it: records of what each layer multiplies, normalises and attends
-to, and the weights. Read of transformers' modules by `reading`."""
+to, and the weights. Read of transformers' modules by `with_target`."""
 
 from __future__ import annotations
 

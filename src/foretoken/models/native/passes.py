@@ -59,7 +59,7 @@ class DraftChain:
         budget: The tokens of each row, `[B]`.
         first: The position of each row's first token, `[B]`.
         apart: How far each row's rotary positions are from these, `[B]`.
-        rows: The rows, `[B]`.
+        seqs: The rows, `[B]`.
         Vd: The draft's ids.
         choice: How tokens are chosen.
         embeddings: The embeddings that a decoder of pairs reads, `[V, E]`; None for others.

@@ -49,7 +49,7 @@ class LayerInputs(NamedTuple):
 
 
 class CentroidHead(nn.Module):
-    """An output layer that computes logits for the tokens of the nearest `most` centroids; all
+    """An output layer that computes logits for the tokens of the nearest `top_k` centroids; all
     others are impossible. Each row has its own."""
 
     def __init__(self, hidden_size: int, vocab_size: int, num_centroids: int, top_k: int) -> None:

@@ -1,7 +1,7 @@
 """Attention of transformers' own models over a ragged cache, without a change to their code.
 
 The causal mask is built from each row's own offset, and so are T5's relative bias and Bart's
-positions. `Forward` has a twin of the model that attends so, a second module tree over the same
+positions. `RaggedTwin` has a twin of the model that attends so, a second module tree over the same
 weights, whose output layer is applied only to the positions that are needed: a prefill never makes
 rows as wide as the vocabulary. The model itself stays stock, in every thread, and wherever a Ctrl-C
 comes.
@@ -9,7 +9,7 @@ comes.
 Long rope (Phi-3, Phi-4-mini, PhiMoE) reads texts of up to N tokens with one set of rotary factors,
 longer ones with another, all of their tokens. transformers' `generate` reads a text again when it
 outgrows N. Here a row says for itself which set it is read with, so that rows of both kinds share a
-pass: `BEYOND` is added to the position ids of a long one.
+pass: `LONG_ROW_OFFSET` is added to the position ids of a long one.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def ragged_sdpa(
             raise RefusedError("attention of this form is not compiled")
         return stacked_attention(None, query, key, value, attention_mask, scale), None
     cache = FORWARD_CONTEXT.get().cache
-    if cache is not None and key is cache.view:
+    if cache is not None and key is cache.last_keys:
         if position_bias is not None:
             if attention_mask is not None or query.shape[2] == 1:
                 attention_mask = compute_row_bias(cache, position_bias, attention_mask)
@@ -357,8 +357,9 @@ def install_long_rope(model: PreTrainedModel) -> None:
 
 
 class LongRopeEmbedding(nn.Module):
-    """Rotary embeddings by the short factors, and by the long ones where `BEYOND` is added to the
-    positions. `rotary` is transformers' part, which takes the set that its longest text needs."""
+    """Rotary embeddings by the short factors, and by the long ones where `LONG_ROW_OFFSET` is
+    added to the positions. `rotary` is transformers' part, which takes the set that its longest
+    text needs."""
 
     def __init__(self, rotary: nn.Module, length: int) -> None:
         super().__init__()
@@ -452,7 +453,7 @@ def _copy_buffers(part: nn.Module) -> dict[str, Any]:
 
 
 def _convert_to_twin(value: Any, memo: dict[int, Any]) -> Any:
-    """The same value for the twin: modules become the twin's, configurations copies. `remade`: what
+    """The same value for the twin: modules become the twin's, configurations copies. `memo`: what
     has been made already, by the id of its original."""
     if isinstance(value, nn.Module):
         return memo.get(id(value), value)

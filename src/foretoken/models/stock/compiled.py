@@ -45,7 +45,7 @@ class LayerCache:
 
 
 class CompiledLayers:
-    """The decoder layers of a twin that runs over `cache`; compiled within `on`."""
+    """The decoder layers of a twin that runs over `cache`; compiled within `activate`."""
 
     def __init__(self, model: PreTrainedModel, cache: RaggedCache) -> None:
         self.cache, self.active, self.refusal = cache, False, "it has no layers of a known kind"

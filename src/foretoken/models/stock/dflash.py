@@ -38,12 +38,13 @@ class BlockLayout:
 
     Attributes:
         taps: The target's taps that it reads.
-        size: Places of a block, at most.
-        mask: The id whose embedding stands for a token that is not known.
-        from_anchor: True where the place of the last token guesses too.
-        by_place: True where a window is counted from each place; else it is from the last token,
-            and the block is outside it.
-        causal: True where, in a layer with a window, a place sees none of the block behind it.
+        block_size: Places of a block, at most.
+        mask_token_id: The id whose embedding stands for a token that is not known.
+        sample_from_anchor: True where the place of the last token guesses too.
+        window_per_position: True where a window is counted from each place; else it is from the
+            last token, and the block is outside it.
+        causal_window: True where, in a layer with a window, a place sees none of the block behind
+            it.
     """
 
     taps: tuple[int, ...]
@@ -336,7 +337,7 @@ class StockBlockModel(Component):
     def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Let a guess follow the tokens `[B]` before it, as `followed` does."""
+        """Let a guess follow the tokens `[B]` before it, as `apply_markov_head` does."""
         tokens = send(tokens, self.device)
         return apply_markov_head(
             self.markov_head, self.confidence_head, states, logits, tokens, memory

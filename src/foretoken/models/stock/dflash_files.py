@@ -62,7 +62,7 @@ class BlockConfig:
     """A draft's config, read: the layers' own, and the rest.
 
     rank, kind: of the Markov head, rank 0 where there is none; sure: there is a confidence head,
-    which reads the token before too where it is `sure_of_token`.
+    which reads the token before too where it is `confidence_with_markov`.
     """
 
     layout: BlockLayout
@@ -206,7 +206,8 @@ def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int)
 def require_fit(
     config: dict[str, Any], tensors: dict[str, Tensor], hidden: int, V: int, layers: int
 ) -> None:
-    """Raise as `blocks` does, for a target with states so wide, V tokens and so many layers."""
+    """Raise as `build_blocks_draft` does, for a target with states so wide, V tokens and so many
+    layers."""
     parsed = parse_block_config(config)
     tensors = {_rename_key(name): tensor for name, tensor in tensors.items()}
     if parsed.layers.hidden_size != hidden and EMBEDDING_AND_HEAD[0] not in tensors:

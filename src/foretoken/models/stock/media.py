@@ -65,8 +65,9 @@ def get_language_model(model: PreTrainedModel) -> PreTrainedModel:
 def capture_generate_arguments(
     model: PreTrainedModel, prompt_ids: Tensor, inputs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments that a model's `generate` hands over to that of its `writer`, or those
-    given where it is its own. RefusedError where it hands over another text."""
+    """Return the arguments that a model's `generate` hands over to that of its
+    `get_language_model`, or those given where it is its own. RefusedError where it hands over
+    another text."""
 
     def stop(**given: Any) -> None:
         raise ArgumentsCaptured(given)
@@ -312,15 +313,16 @@ def run_generate(
     *,
     use_own_generate: bool = True,
 ) -> Any:
-    """Return what transformers' `generate` makes of a text `[1, n]` by `new` tokens: `sequences`,
-    and the `logits` before each.
+    """Return what transformers' `generate` makes of a text `[1, n]` by `num_new_tokens` tokens:
+    `sequences`, and the `logits` before each.
 
     Args:
         network: The model.
-        text: The prompt, of a decoder where there is an encoder.
+        prompt_ids: The prompt, of a decoder where there is an encoder.
         inputs: Other arguments, such as the encoder's.
-        new: Tokens to make.
-        own: By the family's own `generate`, which may cut sounds into windows or ask for some.
+        num_new_tokens: Tokens to make.
+        use_own_generate: By the family's own `generate`, which may cut sounds into windows or ask
+            for some.
     """
     settings = GenerationConfig(
         max_new_tokens=num_new_tokens, do_sample=False, pad_token_id=0, num_beams=1

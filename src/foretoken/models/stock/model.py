@@ -72,8 +72,8 @@ from foretoken.transfer import send
 
 
 class TorchModel(Model):
-    """A model by transformers' own code: `whole`, and the part of it that writes, `model`, of which
-    a twin runs without dropout; the model itself stays as it is."""
+    """A model by transformers' own code: `full_model`, and the part of it that writes, `model`, of
+    which a twin runs without dropout; the model itself stays as it is."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.full_model, self.model = model, get_language_model(model)

@@ -45,9 +45,10 @@ def pack(model: PreTrainedModel) -> PackingResult:
     """Pack the linear layers of `model` in place, one after the other.
 
     Only the weight at hand is in memory twice, and a head tied to the embeddings if it is at most
-    `SPARE` of the model; a larger tied head is not packed. A trial token must have the same logits
-    before and after; otherwise, or if the family's code reads weights by itself, all layers are
-    unpacked. For a model that is not trained, before it is run: runners keep its layers.
+    `MAX_TIED_HEAD_FRACTION` of the model; a larger tied head is not packed. A trial token must
+    have the same logits before and after; otherwise, or if the family's code reads weights by
+    itself, all layers are unpacked. For a model that is not trained, before it is run: runners
+    keep its layers.
     """
     reason = find_packing_objection(model)
     if reason is not None:

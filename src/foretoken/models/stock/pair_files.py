@@ -270,8 +270,8 @@ def _get_tensor(name: str, tensors: Tensors, key: str) -> Tensor:
 def _load_weights(
     name: str, network: PairsNetwork, tensors: Tensors, to_file_key: Callable[[str], str]
 ) -> None:
-    """Fill in the weights, whose names are `filed`; RefusedError where some are missing, of another
-    shape or invalid."""
+    """Fill in the weights, whose names are `to_file_key`; RefusedError where some are missing, of
+    another shape or invalid."""
     own = network.state_dict()
     _require_shapes(name, own, tensors, to_file_key)
     for key, place in own.items():

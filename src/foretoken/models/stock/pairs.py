@@ -168,7 +168,7 @@ class PairsNetwork(PreTrainedModel):
 
 
 class StockPairModel(CausalModel, HiddenStateDraftModel):
-    """Pairs on torch: a Model, whose blocks are the tokens of pairs; `give` first what
+    """Pairs on torch: a Model, whose blocks are the tokens of pairs; `set_next_pairs` first what
     the network reads of them."""
 
     def __init__(self, network: PairsNetwork) -> None:

@@ -28,7 +28,7 @@ class HeadHook(Protocol):
 
 class ForwardContext(NamedTuple):
     """The context of a forward under way. A Ctrl-C may leave it set, to no harm: only models of
-    `Forward` read it, and each of their runs sets its own."""
+    `RaggedTwin` read it, and each of their runs sets its own."""
 
     cache: Any  # RaggedCache, or an export's; None: no ragged rows, as in an encoder
     needed: HeadHook | None

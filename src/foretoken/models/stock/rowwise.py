@@ -50,7 +50,8 @@ CacheKwargs = dict[str, Any]  # a cache by the name that the forward has for it;
 
 @dataclass(slots=True)
 class RowwiseSequence:
-    """A row: its tokens, what the model keeps of the first `read` of them, and earlier states."""
+    """A row: its tokens, what the model keeps of the first `num_cached` of them, and earlier
+    states."""
 
     token_ids: list[int]
     source: dict[str, Any]  # the encoder's output, by its name as an argument of a forward
@@ -240,7 +241,7 @@ def prepare_forward(
     network: Any, token_ids: Tensor, num_cached: int, caches: dict[str, Any], num_logits: int
 ) -> dict[str, Any]:
     """Return a forward's arguments as `generate` makes them, for text `[1, n]` of which `read`
-    tokens are in the cache, and logits of `wanted` tokens."""
+    tokens are in the cache, and logits of `num_logits` tokens."""
     accepted = get_forward_parameters(type(network))
     arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **caches}
     if "logits_to_keep" in accepted:

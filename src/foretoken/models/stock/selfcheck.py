@@ -57,7 +57,7 @@ class ReferenceForward(Protocol):
 def reference_forward(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
-    """A `Whole`: one forward of the stock model."""
+    """A `ReferenceForward`: one forward of the stock model."""
     ids: Any = {"input_ids": token_ids}
     if source is not None:
         ids = {**make_encoder_input(model, source), "decoder_input_ids": token_ids}
@@ -174,7 +174,7 @@ def measure_deviation(
     model on each row alone, read whole.
 
     `runner` runs the batches; None: on torch. Rows join, grow by ragged blocks, go back, change
-    places and leave, past windows of `WINDOW` tokens and the cache's first capacity.
+    places and leave, past windows of `COPY_WINDOW` tokens and the cache's first capacity.
     """
     seqs = CheckedSequences(model.eval(), random.Random(0), runner, reference)
     seqs.start([cache.CAPACITY_MULTIPLE - 4, 3, 11])
@@ -207,8 +207,8 @@ def measure_contradiction(
     model: PreTrainedModel, reference: ReferenceForward = reference_forward
 ) -> float:
     """Largest |delta logit| over their spread between `generate`, which caches, and the text that
-    it makes read whole, past windows of `WINDOW` tokens and across the length at which the model
-    reads a text in another way."""
+    it makes read whole, past windows of `COPY_WINDOW` tokens and across the length at which the
+    model reads a text in another way."""
     if model.config.is_encoder_decoder:  # such a text begins with one token
         return _measure_contradiction_from(model, 1, 3 * COPY_WINDOW, reference)
     switch = get_rope_switch_length(model)
@@ -220,7 +220,7 @@ def measure_contradiction(
 def _measure_contradiction_from(
     model: PreTrainedModel, prompt_length: int, num_new_tokens: int, reference: ReferenceForward
 ) -> float:
-    """The same of `new` tokens of a text that begins with `start`."""
+    """The same of `num_new_tokens` tokens of a text that begins with `start`."""
     dice = random.Random(1)
     ids = [[dice.randrange(2, COPY_VOCAB_SIZE) for _ in range(prompt_length)]]
     text, source, given = torch.tensor(ids, device=model.device), None, dict[str, Any]()

@@ -40,7 +40,7 @@ def get_context_limit(config: PreTrainedConfig) -> int | None:
 
     Rotary frequencies that change with the longest text in a batch (dynamic, longrope) would make
     rows depend on each other and on what is cached: such a stack ends where they would change,
-    unless a longer text is read again (`switch_of`).
+    unless a longer text is read again (`get_rope_switch_length`).
     """
     limit = get_max_positions(config)
     if limit is None:

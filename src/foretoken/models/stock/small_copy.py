@@ -1,5 +1,5 @@
 """A small random copy of a model: the same class and structure with few layers, narrow widths and
-windows of `WINDOW` tokens.
+windows of `COPY_WINDOW` tokens.
 
 A configuration is shrunk as far as the family's own code allows. Does not know what a copy is for.
 """
@@ -116,10 +116,10 @@ def shrink_config(
 
     Args:
         config: The model's.
-        head: The width of a head, OWN for the one it has; None: all widths stay.
+        head_dim: The width of a head, OWN for the one it has; None: all widths stay.
         switch: From which length on texts are read with the other rotary factors.
-        ties: Sizes that equal the hidden size, or a head's, stay equal.
-        each: Layers of each kind; there are two at least.
+        keep_ties: Sizes that equal the hidden size, or a head's, stay equal.
+        layers_per_kind: Layers of each kind; there are two at least.
     """
     config = copy.deepcopy(config)
     config._attn_implementation = None

@@ -1,7 +1,7 @@
 """Hidden states of a twin between its decoder's layers, for drafters that read them.
 
 A tap is the number of the layer whose input is taken; the number of layers itself is the output of
-the last, before the final norm, and `FINAL` is what the output layer reads.
+the last, before the final norm, and `FINAL_TAP` is what the output layer reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def get_decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def register_taps(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
-    """Let the forwards of a twin note the states at these taps, in the dict `RUNNING` has for them.
+    """Let the forwards of a twin note the states at these taps, in the dict `FORWARD_CONTEXT` has
+    for them.
     Raises RefusedError where it has no such layers."""
     head = twin.get_output_embeddings()
     if FINAL_TAP in taps:

@@ -9,7 +9,7 @@ By its text (string-level exact match): it writes on in its own tokens, always t
 what it has written is read in the target's. Draft tokens follow from the text alone, so any way to
 cut it into tokens is exact.
 
-In both, longer tokens than the last one of the text are ways on (`ways_on`).
+In both, longer tokens than the last one of the text are ways on (`find_continuations`).
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Vocabulary:
         copy.no_padding()
 
         def encode(text: str) -> list[int]:
-            return copy.encode(text, add_special_tokens=False).ids_by_bytes
+            return copy.encode(text, add_special_tokens=False).ids
 
         encoded, plain = tokenizer("a").input_ids, encode("a")
         prefix_length = next(

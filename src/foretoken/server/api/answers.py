@@ -199,7 +199,7 @@ class Answer(Generic[RequestT]):
         return self.generation.outputs
 
     def speculation(self, *, with_steps: bool = False) -> dict[str, Any]:
-        """Return the rates of speculation if asked for; `whole`: with all steps."""
+        """Return the rates of speculation if asked for; `with_steps`: with all steps."""
         if not self.request.speculation.steps:
             return {}
         report = compute_rates(self.outputs)
@@ -339,7 +339,7 @@ def compute_rates(texts: Sequence[GeneratedOutput]) -> dict[str, Any]:
 
 def describe_step(step: StepRecord, token_texts: Mapping[int, str]) -> dict[str, Any]:
     """Return a step as the page shows it: its accepted tokens and their source, and the rejected
-    ones. `words`: texts of its tokens."""
+    ones. `token_texts`: texts of its tokens."""
     last = "plain" if not step.drafted else "bonus"
     if step.accepted < step.drafted:
         last = "corrected"

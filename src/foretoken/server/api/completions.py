@@ -24,7 +24,8 @@ from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 def _get_prompt_tag(prompt: Any) -> str:
     """Return the tag of a prompt's kind by its first part: trying every kind on all parts takes
-    seconds. `_kind` of `errors` drops tags, which hold a colon, from the place of an error."""
+    seconds. `_get_prompt_tag` of `errors` drops tags, which hold a colon, from the place of an
+    error."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(first, str | list):
         return "prompt:texts" if isinstance(first, str) else "prompt:lists"

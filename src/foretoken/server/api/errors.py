@@ -98,7 +98,7 @@ class BadRequestError(ApiError):
 
 
 def to_api_error(error: Exception, body: Body | None = None) -> ApiError:
-    """Return what the engine's refusal, or its absence, means to a client; `asked`: its request."""
+    """Return what the engine's refusal, or its absence, means to a client; `body`: its request."""
     if isinstance(error, UnavailableError):
         return ApiError(503, error.message, code="unavailable", retry_after=error.retry_after)
     assert isinstance(error, RefusedRequest)

@@ -62,7 +62,7 @@ class RefusedRequest(Exception):
 
 
 class UnavailableError(Exception):
-    """There is no engine now; `after`: seconds until a retry is worthwhile."""
+    """There is no engine now; `retry_after`: seconds until a retry is worthwhile."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -131,7 +131,7 @@ def _exit_with_parent(parent: BaseProcess | None) -> None:
 
 
 class EngineClient:
-    """An engine's process, from `start` to `stop`. `begin`: starts it without waiting."""
+    """An engine's process, from `start` to `stop`. `launch`: starts it without waiting."""
 
     def __init__(self, setup: EngineSetup, launch: Callable[[EngineSetup], Child] = spawn) -> None:
         self.setup, self._launch = setup, launch
@@ -181,7 +181,7 @@ class EngineClient:
         self._watch(self._process)
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no new requests; those that run have `patience` seconds to end."""
+        """Take no new requests; those that run have `drain_seconds` seconds to end."""
         if self.state in ("draining", "stopped"):
             return
         listens, self.state = self.state == "ready", "draining"

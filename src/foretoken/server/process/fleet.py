@@ -132,7 +132,7 @@ class EngineFleet:
         self._starting = asyncio.create_task(self._start_others())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no new requests; those that run have `patience` seconds to end."""
+        """Take no new requests; those that run have `drain_seconds` seconds to end."""
         if self._end_state is not None:
             return
         self._end_state = "draining"
@@ -146,7 +146,7 @@ class EngineFleet:
 
     def scale(self, count: int, drain_seconds: float) -> None:
         """Run `count` engines from now on. Surplus engines take no more requests and end with those
-        they have; requests that remain after `patience` seconds continue elsewhere."""
+        they have; requests that remain after `drain_seconds` seconds continue elsewhere."""
         assert count > 0
         if self.is_ending:
             return
@@ -220,7 +220,8 @@ class EngineFleet:
         return client
 
     async def wait_for_client(self, request: GenerateRequest) -> EngineClient:
-        """Return `ready_client` once there is one: engines that died are being started again."""
+        """Return `get_ready_client` once there is one: engines that died are being started
+        again."""
         with suppress(TimeoutError):
             await asyncio.wait_for(wait_until_settled(self), ENGINE_TIMEOUT_S)
         return self.get_ready_client(request)
@@ -352,7 +353,7 @@ class ServedModels:
         self._starting = asyncio.create_task(self._start_others())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no new requests; those that run have `patience` seconds to end."""
+        """Take no new requests; those that run have `drain_seconds` seconds to end."""
         if self._starting is not None:
             self._starting.cancel()
         await asyncio.gather(*(engine.stop(drain_seconds) for engine in self.engines.values()))

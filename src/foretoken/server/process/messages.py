@@ -194,7 +194,7 @@ class TranscriptDelta:
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token, its logprob, and the most probable ones there: text, bytes, logprob, id. `text`: its
-    name, as `Spelling` has it."""
+    name, as `TokenSpelling` has it."""
 
     text: str
     bytes: bytes
@@ -207,9 +207,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """First message about a request, once the engine has it. `echo`: the prompt's text, and `first`
-    its first token, if they are returned; `tail`: its end, special tokens included, if the reply is
-    parsed; `prompt_ids`: its ids, if they are returned."""
+    """First message about a request, once the engine has it. `echo`: the prompt's text, and
+    `first_prompt_token` its first token, if they are returned; `tail`: its end, special tokens
+    included, if the reply is parsed; `prompt_ids`: its ids, if they are returned."""
 
     id: int
     prompt_tokens: int

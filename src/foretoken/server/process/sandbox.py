@@ -46,8 +46,8 @@ Handler = Callable[[dict[str, Any], bytearray], Message]
 
 
 class Sandbox:
-    """A process of a kind, one of `KINDS`: it starts with the first question, and again after one
-    that it could not answer. `task`, `remedy`: of an error."""
+    """A process of a kind, one of `HANDLER_FACTORIES`: it starts with the first question, and
+    again after one that it could not answer. `task`, `remedy`: of an error."""
 
     def __init__(self, kind: str, task: str, remedy: str) -> None:
         self._kind, self._task, self._remedy = kind, task, remedy
@@ -57,8 +57,8 @@ class Sandbox:
     def ask(
         self, place: str, question: dict[str, Any], body: bytes = b""
     ) -> tuple[dict[str, Any], bytearray]:
-        """Return its answer. Raises InputError about `place` if that takes more than `SECONDS` or
-        `BYTES`, or breaks the process."""
+        """Return its answer. Raises InputError about `place` if that takes more than
+        `TIMEOUT_SECONDS` or `MAX_MEMORY_BYTES`, or breaks the process."""
         with self._lock:
             if self._process is None:
                 self._process = self._start()
@@ -152,11 +152,11 @@ class MediaSandbox(Sandbox):
 
     def decode_image(self, file: bytes, place: str) -> NDArray[np.uint8]:
         """Return an image's pixels `[H, W, 3]`; `place`: its place in the request, for errors."""
-        return self._decode("uint8", file, kind="picture", label=place)
+        return self._decode("uint8", file, kind="picture", place=place)
 
     def decode_audio(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
         """Return samples `[n]` of audio at `rate` Hz; `place`: as of `picture`."""
-        return self._decode("float32", file, kind="sound", label=place, rate=rate)
+        return self._decode("float32", file, kind="sound", place=place, rate=rate)
 
     def _decode(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:
         fields, values = self.ask(question["place"], question | self._limits, file)

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 
 def serve(pipe: Connection, setup: EngineSetup) -> None:
-    """Load the models and serve requests until the pipe ends; send `Failed` if they do not load."""
+    """Load the models and serve requests until the pipe ends; send `LoadFailed` if they do not
+    load."""
     try:
         spec, replies = load(setup)
         name = base_name(spec.target_name)

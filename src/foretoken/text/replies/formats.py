@@ -21,7 +21,7 @@ THINK_MARKS = ("<think>", "</think>")
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
     """Marks around what is not for the reader. Texts of a call's surroundings are those of a
-    forced call; `opens` and `closes` are read, where models vary them."""
+    forced call; `open_pattern` and `close_pattern` are read, where models vary them."""
 
     name: str
     form: CallForm

@@ -221,7 +221,7 @@ def test_passes_are_the_same_bits(name: str, dtype: str, monkeypatch: pytest.Mon
 
     def logits(instructions: str, threads: int, sizes: tuple[int, ...]) -> Any:
         monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
-        monkeypatch.setattr("foretoken.models.native.passes.thread_count", lambda: threads)
+        monkeypatch.setattr("foretoken.models.native.passes.count_threads", lambda: threads)
         return piecewise(native(network, dtype), sequence, sizes).view(np.int32)
 
     if dtype == "float32":
@@ -269,7 +269,7 @@ def test_copies_of_layers_need_those_whose_keys_they_read() -> None:
     network = built("inputs of layers, keys of others")
     target = native(network)
     with pytest.raises(RefusedError, match="layer 2 is left out, whose keys"):
-        NativeConversion(None, "float32", lambda: network, some=(0, 3)).companion(target)
+        NativeConversion(None, "float32", lambda: network, layers=(0, 3)).companion(target)
     spec = foretoken.load(network, "self:0,1,2,3", runtime="native")
     (plain,), (drafted,) = (
         spec.generate([SEQUENCE[:40]], max_new_tokens=30, gamma=gamma, ignore_eos=True)

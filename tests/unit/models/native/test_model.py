@@ -90,23 +90,23 @@ def test_cached_prefixes_give_way_to_rows(model: NativeModel) -> None:
         model.leave([0])
     assert [model.count_cached_tokens([first] * 40) for first in (2, 3, 4)] == [0, 40, 40]
     model.start([[9] * 200])
-    assert model.count_cached_tokens([4] * 40) == 0 and model.pool.used == 13
+    assert model.count_cached_tokens([4] * 40) == 0 and model.pool.num_used == 13
     model.leave([0])
     model.start([[8] * 16])
-    assert model.count_cached_tokens([9] * 40) == 0 and model.pool.used == 1
+    assert model.count_cached_tokens([9] * 40) == 0 and model.pool.num_used == 1
     model.reserve(pages.DEFAULT_CACHE_BYTES)
 
 
 def test_shared_pages_count_once(model: NativeModel) -> None:
     model.set_prefix_caching(True)
     model.start([TEXT[:64], [*TEXT[:64], 5]])
-    assert model.pool.used == 5
+    assert model.pool.num_used == 5
     model.permute([0, 0, 1])
-    assert model.pool.used == 5
+    assert model.pool.num_used == 5
     model.score([[1], [2], [3]], [1, 1, 1])
-    assert model.pool.used == 7
+    assert model.pool.num_used == 7
     model.permute([])
-    assert model.pool.used == 0
+    assert model.pool.num_used == 0
 
 
 def test_memory_of_unused_pages_is_freed(model: NativeModel) -> None:
@@ -119,9 +119,9 @@ def test_memory_of_unused_pages_is_freed(model: NativeModel) -> None:
     for row in rows[1:]:
         row.release()
     assert pages.MIN_SPARE_PAGES <= len(pool.spare_pages) < pages.MIN_SPARE_PAGES + pages.SLAB_PAGES
-    assert len(pool.slabs) * pages.SLAB_PAGES == len(pool.spare_pages) + pool.used
+    assert len(pool.slabs) * pages.SLAB_PAGES == len(pool.spare_pages) + pool.num_used
     pool.recount()  # as if rows[0] had been lost
-    assert pool.used == 0 and len(pool.spare_pages) == len(pool.slabs) * pages.SLAB_PAGES
+    assert pool.num_used == 0 and len(pool.spare_pages) == len(pool.slabs) * pages.SLAB_PAGES
     addresses = [page.address for slab in pool.slabs for page in slab.pages]
     assert len(set(addresses)) == len(addresses) and not any(
         a % pages.CACHE_LINE_BYTES for a in addresses
@@ -153,7 +153,7 @@ def test_a_pass_without_memory_leaves_rows_as_they_were(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(model.pool, "page", full)
+        patch.setattr(model.pool, "allocate_page", full)
         with pytest.raises(MemoryError):
             model.score([TEXT[40:60], TEXT[60:90]], [1, 1])
     assert model.lengths == [40, 60] and model.token_ids == [TEXT[:40], TEXT[:60]]
@@ -230,7 +230,7 @@ def test_a_ctrl_c_anywhere_leaves_rows_that_can_go(model: NativeModel) -> None:
         model.permute([])
         model.set_prefix_caching(False)
         model.permute([])
-        assert model.pool.used == 0, f"line {nth}"
+        assert model.pool.num_used == 0, f"line {nth}"
     assert nth > 100
 
 

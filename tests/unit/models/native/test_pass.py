@@ -383,7 +383,7 @@ def test_passes_are_as_defined(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     for instructions in library.list_instruction_sets():
         monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
         for threads in (1, 2, 3):
-            monkeypatch.setattr(passes, "thread_count", lambda count=threads: count)
+            monkeypatch.setattr(passes, "count_threads", lambda count=threads: count)
             model = NativePasses(tmp_path, network.facts)
             halved = "float16" if network.facts["halved"] else "float32"
             pool = PagePool(model.layout, halved)

@@ -32,7 +32,7 @@ def full(model: transformers.PreTrainedModel, ids: list[int]) -> Tensor:
 
 
 def test_long_prompts_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.models.stock.model.CHUNK", 7)
+    monkeypatch.setattr("foretoken.models.stock.model.PREFILL_CHUNK_TOKENS", 7)
     model = network("Mistral")
     rows = CheckedSequences(model, random.Random(1))
     widths: list[int] = []

@@ -85,7 +85,7 @@ def test_padding_may_pass_the_end_of_the_context(name: str) -> None:
     model = build(name, **{length: 24})
     rows = CheckedSequences(model, random.Random(0), build_torch_model(model))
     rows.start([22, 3])
-    blocks = [rows.draw(2), rows.draw(5)]
+    blocks = [rows.draw_tokens(2), rows.draw_tokens(5)]
     logits = rows.runner.score(blocks, [2, 5])
     rows.seqs = [text + block for text, block in zip(rows.seqs, blocks, strict=True)]
     for b, n in enumerate((2, 5)):

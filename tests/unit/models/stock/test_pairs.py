@@ -149,7 +149,7 @@ def replaced(drafter: Any, monkeypatch: pytest.MonkeyPatch, chunk: int) -> list[
     """Tokens in each of its passes, of which none is to have more than `chunk`."""
     sizes: list[int] = []
     score = drafter.decoder.score
-    monkeypatch.setattr(drafting, "CHUNK", chunk)
+    monkeypatch.setattr(drafting, "PREFILL_CHUNK_TOKENS", chunk)
 
     def counted(blocks: Any, need: Any) -> Any:
         sizes.append(sum(map(len, blocks)))

@@ -66,7 +66,7 @@ PLANTED = {
         "Llama", RaggedCache, "get_query_offset", lambda self, layer_idx=0: self.max_context,
     ),
     "rows that change places by length only": ("Llama", RaggedCache, "select", forgets_to_permute),
-    "content lost in growth": ("Llama", RaggedLayer, "fit", grows_empty),
+    "content lost in growth": ("Llama", RaggedLayer, "resize", grows_empty),
     "rows that join without content": ("Llama", RaggedLayer, "put", stays_empty),
     "an attention that fails": ("Llama", RaggedCache, "get_mask_sizes", no_window),
     "shared keys in the wrong order": (
@@ -332,9 +332,9 @@ def test_a_folder_whose_copy_cannot_be_built_is_loaded_and_checked(
     build("Llama").save_pretrained(tmp_path / "m")
     model, placement = find_source(tmp_path / "m", None, False), Placement(runtime="transformers")
     placed = place(ModelFacts(model), placement)
-    assert "checked on the model: no small copy of it" in placed.why
+    assert "checked on the model: no small copy of it" in placed.reason
     again = place(ModelFacts(find_source(tmp_path / "m", None, False)), placement)
-    assert "checked on" not in again.why  # it is remembered
+    assert "checked on" not in again.reason  # it is remembered
 
 
 def test_an_error_of_the_family_s_own_code_is_logged_and_not_told(

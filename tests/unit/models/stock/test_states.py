@@ -240,11 +240,11 @@ def test_a_base_moves_while_another_row_begins_again(kind: str) -> None:
 OWN_AT: Any = rewindable_states._gather_token
 PLANTED: dict[str, tuple[str, Any]] = {
     "what is kept does not move with the base": ("_shift", lambda x, tokens, axis: None),
-    "bases move too far": ("REWIND", 0),
-    "the decay before a token is missing": ("_at", lambda c, index: c.new_zeros(1)),
-    "a base is not made smaller": ("_at", lambda c, index: OWN_AT(c, index) * 0.9),
-    "a scan forgets its pending tokens": ("_behind", lambda own, to: own["S"]),
-    "a scan goes on where the last pass began": ("_behind", lambda own, to: own["L"]),
+    "bases move too far": ("MAX_REWIND_TOKENS", 0),
+    "the decay before a token is missing": ("_gather_token", lambda c, index: c.new_zeros(1)),
+    "a base is not made smaller": ("_gather_token", lambda c, index: OWN_AT(c, index) * 0.9),
+    "a scan forgets its pending tokens": ("_compute_scan_states", lambda own, to: own["S"]),
+    "a scan goes on where the last pass began": ("_compute_scan_states", lambda own, to: own["L"]),
 }
 
 

@@ -135,7 +135,7 @@ def test_what_it_writes_is_likeliest_and_is_not_kept():
     model = translated(distribution=lambda text: distribution(text))
     model.start([[1], [1], [1]])
     written = model.draft_from_text([[], [], [3]], [5, 2, 0])
-    assert written.guesses == [[0, 3, 4], [0, 3], []] and written.num_forward_passes == 3
+    assert written.draft_tokens == [[0, 3, 4], [0, 3], []] and written.num_forward_passes == 3
     assert model.draft_from_text([[], [], []], [1, 0, 0]).guesses == [[0], [], []]
 
 
@@ -147,7 +147,7 @@ def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
     model = translated(distribution=distribution)
     model.start([[0]])
     written = model.draft_from_text([[1]], [4])
-    assert written.guesses == [[0, 4]] and written.num_forward_passes == 2
+    assert written.draft_tokens == [[0, 4]] and written.num_forward_passes == 2
     assert model.draft_from_text([[]], [1]).guesses == [[0]]
 
 

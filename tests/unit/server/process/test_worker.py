@@ -234,7 +234,7 @@ def test_prompts_are_prepared_where_nobody_waits(
 ) -> None:
     """Texts run on, others are begun and ended, while a prompt is tokenized."""
     slow: Any = lambda inputs, text, *_: text.startswith("slow")  # noqa: E731
-    tried, go = held_up(monkeypatch, InputProcessor, "_tokenized", slow)
+    tried, go = held_up(monkeypatch, InputProcessor, "_tokenize", slow)
     monkeypatch.setattr(worker, "LONG_PROMPT_SIZE", 100)
     long = "slow" * (1 if what == "a short text" else 30)
     endless = SAMPLING | {"suppress_tokens": [9], "max_new_tokens": 150, "ignore_eos": True}
@@ -263,7 +263,7 @@ def test_an_aborted_request_is_not_prepared(
 ) -> None:
     prepared: list[str] = []
     record: Any = lambda inputs, text, *_: prepared.append(text) or True  # noqa: E731
-    tried, go = held_up(monkeypatch, InputProcessor, "_tokenized", record)
+    tried, go = held_up(monkeypatch, InputProcessor, "_tokenize", record)
     for id, text in enumerate("abc"):
         pipe.send(add(id, text, SAMPLING | {"suppress_tokens": [9]}))
     assert tried.wait(30)
@@ -287,7 +287,7 @@ def test_a_text_is_refused_by_its_length_where_no_tokens_can_be_few_enough() -> 
 def test_a_text_that_is_left_while_it_is_added_is_not_written(
     pipe: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, go = held_up(monkeypatch, grammar, "source", lambda _: True)
+    tried, go = held_up(monkeypatch, grammar, "to_llguidance", lambda _: True)
     pipe.send(add(0, [1], SAMPLING | {"structured": {"regex": "[a-z]{99}"}, "stop_token_ids": [0]}))
     assert tried.wait(30)
     pipe.send(Abort(0))

@@ -292,7 +292,7 @@ def test_a_grammar_holds_behind_thoughts() -> None:
 
 
 def test_templates_tell_their_formats() -> None:
-    marks = {each.name: " ".join(each.marks) for each in REPLY_FORMATS}
+    marks = {each.name: " ".join(each.template_marks) for each in REPLY_FORMATS}
     assert {name: find_format(text) and find_format(text).name for name, text in marks.items()} == {
         name: name for name in marks
     }  # pyright: ignore
