@@ -38,7 +38,7 @@ class StepRecord:
         >>> import foretoken
         >>> spec = foretoken.load("novels")
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
-        >>> [token for step in out.steps for token in step.kept] == out.tokens
+        >>> [token for step in out.steps for token in step.new_tokens] == out.tokens
         True
     """
 

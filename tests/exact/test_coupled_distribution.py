@@ -84,7 +84,7 @@ def test_draft_token_and_token_have_their_distributions_and_match_as_the_formula
 class ByOffset(Race):
     """The noise belongs to the place in the block: the next step meets it at other positions."""
 
-    def _places(self, offset: int) -> NoisePositions:
+    def _noise_positions(self, offset: int) -> NoisePositions:
         places = zip(self.keys, self.offsets, strict=True)
         return tuple((key, first + offset) for key, first in places)
 

@@ -69,7 +69,7 @@ def test_whatever_drafts(kind, rule, monkeypatch) -> None:
 class StaleReading(GuidedModel):
     """Rejected tokens stay in the second reading."""
 
-    def _second_length(self, row: Any) -> int:
+    def _count_second_tokens(self, row: Any) -> int:
         return len(self.inner._texts[2 * self.rows.index(row) + 1])  # pyright: ignore
 
 

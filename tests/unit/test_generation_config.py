@@ -15,8 +15,8 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.generation_config import (
     FOLLOWED_ENTRIES,
     FORCED_ID_ENTRIES,
-    UNFOLLOWED_ENTRIES,
     NEUTRAL_SAMPLING,
+    UNFOLLOWED_ENTRIES,
     EndTokens,
     GenerationSettings,
     read_settings,

@@ -106,7 +106,7 @@ def clear(
     print(json.dumps(document, allow_nan=False) if as_json else removed_text)
 
 
-def _list_models(models: list[inventory.LocalModel]) -> list[dict[str, Any]]:
+def _list_models(models: list[inventory.FoundModel]) -> list[dict[str, Any]]:
     """Return the models, each with the names of the drafts that fit it."""
     return [
         {

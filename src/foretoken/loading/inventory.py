@@ -26,7 +26,7 @@ TEXT_CONFIG_KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class LocalModel:
+class FoundModel:
     """A model or a draft on this machine.
 
     Attributes:
@@ -51,7 +51,7 @@ class LocalModel:
     encoder: bool
     path: Path
 
-    def can_draft_for(self, target: LocalModel) -> bool:
+    def can_draft_for(self, target: FoundModel) -> bool:
         """Tell whether this may draft for a target: over its states, or as a model of at most half
         its bytes with a vocabulary of the same size."""
         if target.draft or self.vocabulary is None or self.vocabulary != target.vocabulary:
@@ -61,7 +61,7 @@ class LocalModel:
         return self.encoder == target.encoder and 2 * self.size <= target.size
 
 
-def list_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
+def list_models(folders: Iterable[Path] = ()) -> list[FoundModel]:
     """Return the models on this machine, each once, those with names first.
 
     Args:
@@ -74,7 +74,7 @@ def list_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
         >>> [model.name for model in models()][:2]
         ['novels', 'novels (draft)']
     """
-    found: dict[Path, LocalModel] = {}
+    found: dict[Path, FoundModel] = {}
     for name, path in _find_places(folders):
         path = path.resolve()
         if path not in found and (model := _read_model(name, path)) is not None:
@@ -127,7 +127,7 @@ def _walk_folder(folder: Path) -> Iterator[Path]:
         yield from (path / each for each in sorted(files) if each.endswith(".gguf"))
 
 
-def _read_model(name: str, path: Path) -> LocalModel | None:
+def _read_model(name: str, path: Path) -> FoundModel | None:
     """The model in a folder or a file; None where there is none."""
     if path.is_file():
         return _read_gguf_model(name, path)
@@ -144,7 +144,7 @@ def _read_model(name: str, path: Path) -> LocalModel | None:
     )
     merged_config: Any = {**text_config, **config}
     quantized = config.get("quantization_config") or {}
-    return LocalModel(
+    return FoundModel(
         name,
         kind or str(config.get("model_type", "unknown")),
         kind is not None,
@@ -162,7 +162,7 @@ def _read_model(name: str, path: Path) -> LocalModel | None:
     )
 
 
-def _read_gguf_model(name: str, file: Path) -> LocalModel | None:
+def _read_gguf_model(name: str, file: Path) -> FoundModel | None:
     """The model in a GGUF file; a file that cannot be read is told as such."""
     size = file.stat().st_size
     facts: dict[str, Any] = {"family": "GGUF", "precision": "?", "vocabulary": None, "width": None}
@@ -172,7 +172,7 @@ def _read_gguf_model(name: str, file: Path) -> LocalModel | None:
         facts["precision"] = "? (pip install 'foretoken[gguf]')"
     except Exception as error:  # files hold anything
         facts["precision"] = f"unreadable: {to_one_line(error)}"
-    return LocalModel(name, draft=False, size=size, encoder=False, path=file, **facts)
+    return FoundModel(name, draft=False, size=size, encoder=False, path=file, **facts)
 
 
 def _read_gguf_facts(file: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from foretoken.loading import inventory, named_models
-from foretoken.loading.inventory import LocalModel, list_models
+from foretoken.loading.inventory import FoundModel, list_models
 from gguf_file import write_gguf
 from tiny import byte_level, llama
 
@@ -41,7 +41,7 @@ def gguf(file: Path) -> None:
     write_gguf(file, llama(320, hidden_size=64, intermediate_size=96), byte_level())
 
 
-def found(*folders: Path) -> dict[str, LocalModel]:
+def found(*folders: Path) -> dict[str, FoundModel]:
     return {model.name: model for model in list_models(folders)}
 
 

@@ -40,7 +40,7 @@ class SharedKVConfig:
         return getattr(self._config, name)
 
 
-class LayerInputs(NamedTuple):
+class AssistantLayerInputs(NamedTuple):
     """All that the layers of one kind read, of one token of each row at its row's end."""
 
     rotary: tuple[Tensor, Tensor]
@@ -94,7 +94,7 @@ class Assistant(nn.Module):
             )
 
     def forward(
-        self, embedded: Tensor, states: Tensor, layer_inputs: dict[str, LayerInputs]
+        self, embedded: Tensor, states: Tensor, layer_inputs: dict[str, AssistantLayerInputs]
     ) -> tuple[Tensor, Tensor]:
         """Embeddings of tokens and the states before them, `[B, width]` each -> logits `[B, V]` of
         the tokens behind, and the states `[B, width]` before those."""
@@ -123,7 +123,7 @@ class StockAssistant:
         self.network, self.target = network, target
         weight = network.lm_head.weight
         self.identity = f"assistant {len(network.layer_types)} {tuple(weight.shape)} {weight.dtype}"
-        self._layer_inputs: dict[str, LayerInputs] = {}
+        self._layer_inputs: dict[str, AssistantLayerInputs] = {}
 
     def with_target(self, target: Model) -> StockAssistant:
         """The same over another target."""
@@ -135,7 +135,7 @@ class StockAssistant:
         kinds = dict.fromkeys(self.network.layer_types)
         self._layer_inputs = {kind: self._make_layer_inputs(kind, rows) for kind in kinds}
 
-    def _make_layer_inputs(self, layer_type: str, rows: list[int]) -> LayerInputs:
+    def _make_layer_inputs(self, layer_type: str, rows: list[int]) -> AssistantLayerInputs:
         """A token behind each row's last, which sees what a target's there would, but itself."""
         lengths, weight = [self.target.lengths[b] for b in rows], self.network.lm_head.weight
         window = (
@@ -147,7 +147,7 @@ class StockAssistant:
         slots = torch.arange(first, max(lengths), device=weight.device)
         visible = (slots < ends) & (slots > ends - window)
         same_length = min(lengths) == max(lengths)  # `first` is the first that any sees
-        return LayerInputs(
+        return AssistantLayerInputs(
             rotary=self.network.rotary(weight, ends, layer_type),
             mask=None if same_length else visible[:, None, None],
             keys=(keys.to(weight.dtype), values.to(weight.dtype)),

@@ -268,9 +268,9 @@ class StockBlockModel(Component):
         self.max_draft_tokens, self.taps = network.layout.max_draft_tokens, network.layout.taps
         self.context: int | None = network.config.max_position_embeddings
         self.cache = self._make_cache(0)
-        self.computed = str(weight.dtype).removeprefix("torch.")
+        self.compute_dtype = str(weight.dtype).removeprefix("torch.")
         self.identity: str | None = (
-            f"blocks {self.layout} {self.config.to_json_string()} {self.computed}"
+            f"blocks {self.layout} {self.config.to_json_string()} {self.compute_dtype}"
         )
 
     def _make_cache(self, rows: int) -> RaggedCache:

@@ -398,7 +398,7 @@ def _require_few_parts(content: Any) -> Any:
     return content
 
 
-class PredictedOutput(StrictModel):
+class PredictionField(StrictModel):
     """The text that the client expects."""
 
     type: Literal["content"]
@@ -408,7 +408,7 @@ class PredictedOutput(StrictModel):
 class PredictionRequest(ApiRequest):
     """Fields of chats and completions only."""
 
-    prediction: PredictedOutput | None = None
+    prediction: PredictionField | None = None
 
     @property
     def predicted_output(self) -> str | None:
