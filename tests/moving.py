@@ -361,7 +361,7 @@ def require_accounted(spec: Speculator) -> None:
     batch = spec.core.batch
     assert [task.seq for task in spec.core.scheduler.running] == batch.seqs
     assert rows_of(spec.target) == len(batch.seqs)
-    drafted = 0 if batch._lease is None else batch._lease.drafted
+    drafted = 0 if batch._lease is None else batch._lease.num_drafted
     for part in parts(spec):
         rows = len(batch.seqs) if part in iter_parts(spec.target) else drafted
         assert rows_of(part) in (0, rows)

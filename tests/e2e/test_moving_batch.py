@@ -309,7 +309,7 @@ def test_forks_aborts_and_evictions_lose_no_page(arrivals: list[Any], rows: int)
         require_empty(spec)
         models: Any = spec.target, spec.drafter.model
         for model in models:
-            stored = {page.address for row in model.pool.cached or () for page in row.pages}
+            stored = {page.address for row in model.pool.prefix_cache or () for page in row.pages}
             assert model.pool.num_used == len(stored)
     assert spec.target.pool.num_used == 0  # pyright: ignore
 

@@ -70,7 +70,7 @@ class StaleReading(GuidedModel):
     """Rejected tokens stay in the second reading."""
 
     def _count_second_tokens(self, row: Any) -> int:
-        return len(self.inner._texts[2 * self.rows.index(row) + 1])  # pyright: ignore
+        return len(self.inner._texts[2 * self.seqs.index(row) + 1])  # pyright: ignore
 
 
 class LateReading(GuidedModel):

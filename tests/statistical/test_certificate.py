@@ -80,7 +80,7 @@ def test_a_weak_draft_in_coupled_mode_passes(kind):
         drafter = CascadeDrafter(TableModel(random_model(32, wide), wide), drafter)
     gamma, texts = (7, 128) if kind == "uniform" else (4, 48)
     certificate = issue(
-        drafter, TableModel(distribution, wide), rule="coupled", gamma=gamma, texts=texts
+        drafter, TableModel(distribution, wide), rule="coupled", gamma=gamma, num_samples=texts
     )
     assert certificate.verdict == "lossless"
     (counted,) = {test.n for test in certificate.tests if test.of == "guesses"}
@@ -93,14 +93,14 @@ def test_a_liar_in_coupled_mode_is_found():
 
 
 def test_one_prompt_is_a_list_of_one():
-    one, listed = (issue(prompts=prompts, texts=16) for prompts in ([3, 1], [[3, 1]]))
+    one, listed = (issue(prompts=prompts, num_samples=16) for prompts in ([3, 1], [[3, 1]]))
     assert one == listed and one.prompts == 1
 
 
 def test_more_prompts_than_are_sampled():
     """Greedy text is compared on all of them, sampled text and controls keep to the first ones."""
     prompts = [[i % V, i // V] for i in range(MAX_SAMPLED_PROMPTS + 10)]
-    certificate = issue(prompts=prompts, texts=16)
+    certificate = issue(prompts=prompts, num_samples=16)
     assert certificate.verdict == "lossless" and certificate.prompts == len(prompts)
     assert {test.n for test in certificate.tests if test.of == "tokens"} == {
         MAX_SAMPLED_PROMPTS * 16 * PLAN.num_new_tokens
@@ -109,7 +109,7 @@ def test_more_prompts_than_are_sampled():
 
 def test_every_distribution_is_certified():
     distributions = (SamplingParams(1.0), SamplingParams(0.7, top_k=3))
-    certificate = issue(distributions=distributions, texts=48)
+    certificate = issue(distributions=distributions, num_samples=48)
     assert certificate.verdict == "lossless"
     assert (
         sum(test.name.startswith("temperature 0.7, top-k 3: ") for test in certificate.tests) == 9
@@ -174,7 +174,7 @@ BROKEN_RULES = {
 @pytest.mark.prove
 @pytest.mark.parametrize("name", BROKEN_RULES)
 def test_a_broken_rule_is_found(name):
-    certificate = issue(rule=BROKEN_RULES[name], texts=128)
+    certificate = issue(rule=BROKEN_RULES[name], num_samples=128)
     assert certificate.verdict == "not lossless"
     assert min(test.p_value for test in certificate.failed) < 1e-8
 
@@ -215,7 +215,7 @@ def test_other_lies_are_found():
     ("drafter", "changes"),
     [
         (lambda: FunctionDrafter(P), {"gamma": 1}),
-        pytest.param(lambda: FunctionDrafter(Q), {"texts": 320}, marks=pytest.mark.prove),
+        pytest.param(lambda: FunctionDrafter(Q), {"num_samples": 320}, marks=pytest.mark.prove),
     ],
     ids=["bonus", "residual"],
 )
@@ -258,7 +258,7 @@ class OffAlone(TableModel):
 
 
 def test_a_bug_of_single_rows_is_found():
-    certificate = issue(target=OffAlone(P, V), texts=16)
+    certificate = issue(target=OffAlone(P, V), num_samples=16)
     assert not certificate.shapes.ok and any(
         one.verdict == "bug" for one in certificate.differences
     )
@@ -288,7 +288,7 @@ class HalfOff(TableModel):
 
 
 def test_the_tolerance_is_that_of_the_computation():
-    certificate = issue(target=HalfOff(P, V), texts=16)
+    certificate = issue(target=HalfOff(P, V), num_samples=16)
     assert certificate.shapes.dtype == "float32" and certificate.shapes.allowed < 1e-3
     assert not certificate.shapes.ok
     for dtype in (torch.float32, torch.bfloat16):
@@ -325,7 +325,7 @@ def test_every_warper_reaches_the_texts(params, name):
             {"distributions": (SamplingParams(),)},
             "temperature is 0.0 in one of distributions; give",
         ),
-        ({"texts": 16.5}, "texts is 16.5; give a whole number"),
+        ({"num_samples": 16.5}, "num_samples is 16.5; give a whole number"),
         ({"seed": -1}, "seed is -1"),
         ({"gamma": None}, "gamma is None; give 1 or more"),
     ],
@@ -337,7 +337,7 @@ def test_mistakes_in_a_plan(changes, message):
 
 @pytest.mark.parametrize("model", [OneTooMany, pytest.param(NoPenalty, marks=pytest.mark.prove)])
 def test_a_model_that_reads_blocks_otherwise_is_found(model):
-    certificate = issue(target=model(P, V), texts=128)
+    certificate = issue(target=model(P, V), num_samples=128)
     assert certificate.verdict == "not lossless" and not certificate.shapes.ok
     assert min(test.p_value for test in certificate.failed) < 1e-8  # sampled text shows it too
     assert any(one.verdict == "bug" for one in certificate.differences)
@@ -409,7 +409,7 @@ class Bound(FunctionDrafter):
 
 def test_a_drafter_bound_to_its_target_is_refused():
     model = TableModel(P, V)
-    with pytest.raises(RefusedError, match=r"give it a method reading\(target\)"):
+    with pytest.raises(RefusedError, match=r"give it a method with_target\(target\)"):
         issue(Bound(model), model)
 
 

@@ -151,9 +151,9 @@ def test_an_entry_that_is_followed(entry):
     setattr(target.generation_config, entry, value)
     settings = read_settings(target)
     assert settings.objection is None and settings.controls == {entry: kept}
-    assert GenerationSettings.of(json.loads(json.dumps(settings.to_dict()))).controls == json.loads(
-        json.dumps({entry: kept})
-    )
+    assert GenerationSettings.from_dict(
+        json.loads(json.dumps(settings.to_dict()))
+    ).controls == json.loads(json.dumps({entry: kept}))
     own = load(target, "lookup", tokenizer=byte_level())
     ignoring = load(target, "lookup", tokenizer=byte_level(), generation_config="ignore")
     name = "min_new_tokens" if entry == "min_length" else entry
@@ -250,4 +250,4 @@ def test_settings_outlive_the_process():
     settings = read_settings(target)
     assert settings.suggested == {"temperature": 1.0, "top_k": 5}
     assert "num_beams=4" in settings.objection and settings.ends.forced_eos == 9
-    assert GenerationSettings.of(json.loads(json.dumps(settings.to_dict()))) == settings
+    assert GenerationSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings

@@ -27,7 +27,7 @@ def run(monkeypatch, console):
     """Call the console script, with few texts."""
     monkeypatch.setattr(lab, "DEFAULT_DISTRIBUTIONS", lab.DEFAULT_DISTRIBUTIONS[:1])
     monkeypatch.setattr(command, "BUILT_IN_PROMPTS", command.BUILT_IN_PROMPTS[:2])
-    monkeypatch.setattr(lab, "CertificatePlan", partial(lab.CertificatePlan, texts=16))
+    monkeypatch.setattr(lab, "CertificatePlan", partial(lab.CertificatePlan, num_samples=16))
     return partial(console, "certify")
 
 

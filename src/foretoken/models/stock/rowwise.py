@@ -314,7 +314,7 @@ def prepared_forward(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
     """The logits that `generate` makes of a prompt `[1, n]`, for each of its last `need` tokens by
-    the text up to it: a `Whole` for the self-check."""
+    the text up to it: a `ReferenceForward` for the self-check."""
     if source is not None:  # a decoder's text is prepared as any
         return reference_forward(model, token_ids, source, need)
     network: Any = model

@@ -125,13 +125,13 @@ def test_an_encoder_that_target_and_draft_share_runs_once(monkeypatch: pytest.Mo
             weight += 0.1 * torch.randn_like(weight)
         different.encoder.block[0].layer[0].SelfAttention.q.weight += 0.01
     sources, runs = [[5, 6, 7, 8, 9], [9, 8, 7]], list[int]()
-    own = NativeEncoderDecoder._encode_sources
+    own = NativeEncoderDecoder._run_encoder
 
     def counted(self: Any, some: list[list[int]]) -> Any:
         runs.append(len(some))
         return own(self, some)
 
-    monkeypatch.setattr(NativeEncoderDecoder, "_encode_sources", counted)
+    monkeypatch.setattr(NativeEncoderDecoder, "_run_encoder", counted)
     for draft, expected in ((same, [2]), (different, [2, 2])):
         spec = foretoken.load(model, draft, runtime="native")
         texts = []

@@ -136,7 +136,7 @@ def test_what_it_writes_is_likeliest_and_is_not_kept():
     model.start([[1], [1], [1]])
     written = model.draft_from_text([[], [], [3]], [5, 2, 0])
     assert written.draft_tokens == [[0, 3, 4], [0, 3], []] and written.num_forward_passes == 3
-    assert model.draft_from_text([[], [], []], [1, 0, 0]).guesses == [[0], [], []]
+    assert model.draft_from_text([[], [], []], [1, 0, 0]).draft_tokens == [[0], [], []]
 
 
 def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
@@ -148,7 +148,7 @@ def test_what_it_writes_may_be_a_longer_token_than_the_texts_last():
     model.start([[0]])
     written = model.draft_from_text([[1]], [4])
     assert written.draft_tokens == [[0, 4]] and written.num_forward_passes == 2
-    assert model.draft_from_text([[]], [1]).guesses == [[0]]
+    assert model.draft_from_text([[]], [1]).draft_tokens == [[0]]
 
 
 def test_which_way_it_guesses():
