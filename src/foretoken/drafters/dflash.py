@@ -39,7 +39,7 @@ class BlockModel(Protocol):
     """A model that guesses blocks, with rows of states that it has read."""
 
     runtime: str
-    computed: str  # the precision of its arithmetic
+    compute_dtype: str  # the precision of its arithmetic
     identity: str | None  # None: not known, so that costs are not kept
     context: int | None
     max_draft_tokens: int  # guesses of a block

@@ -75,7 +75,8 @@ class Capabilities:
             `set_salt`, `known`, `num_cached_tokens`).
         memory: It says what its rows take (`memory`).
         hidden: It shows what its output layer reads (`hidden`).
-        taps: It can show hidden states of all tokens (`taps`, `expose_hidden_states`, `take_hidden_states`).
+        taps: It can show hidden states of all tokens (`taps`, `expose_hidden_states`,
+            `take_hidden_states`).
         shared_kv: A draft may read its keys and values (`shared_kv`, `lengths`).
         target_rows: It runs over the rows of its `target`, whose cache it reads and adds to: what
             the target has prefilled it need not (`lengths`).
