@@ -238,9 +238,9 @@ def test_what_a_beam_search_does_not_take(name, value) -> None:
 
 def test_a_text_that_outgrows_how_its_prompt_was_read_is_refused() -> None:
     class Switching(TableModel):
-        longest, long = 20, ()
+        max_context, long = 20, ()
 
-        def beyond(self, on: bool) -> None: ...
+        def set_long_context(self, enabled: bool) -> None: ...
 
     spec = Speculator(Switching(lambda text: [0.5, 0.5], 2, context=8), NoDrafter())
     assert beam_search(spec, [0, 1, 0], max_new_tokens=5)
