@@ -109,7 +109,7 @@ def conversation(spec: Speculator, gamma: int) -> Iterator[dict[str, Any]]:
     with Engine(spec) as engine:
         for turn in range(TURNS + 1):
             history += ids(dice, spec, SAID)
-            read = [len(history) - model.known(history) for model in models]
+            read = [len(history) - model.count_cached_tokens(history) for model in models]
             engine.add(history, max_new_tokens=SAID, gamma=gamma)
             seconds, completion = 0.0, None
             while completion is None:

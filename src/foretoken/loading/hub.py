@@ -34,7 +34,10 @@ def import_hub():  # not annotated: the type is the module's
 def resolve_path(name: str | Path) -> str:
     """Return the folder or hub id as a string. Raises InputError for a name that can be neither."""
     if not isinstance(name, str | Path):
-        raise InputError(f"target is {format_value(name)}; give a folder, a hub id or a model")
+        raise InputError(
+            f"target is {format_value(name)}; give a folder, a hub id or a network of transformers "
+            "(a foretoken Model goes to Speculator(model, drafter))"
+        )
     if pair := named_models.find_pair(name):
         return str(pair.target)
     if is_folder(name) or str(name).endswith(".gguf"):

@@ -279,7 +279,7 @@ ARGUMENTS: list[tuple[list[Any], dict[str, Any], str]] = [
     ([""], {}, "'' is no folder"),
     (["a" * 5000], {}, "is no folder; give a model's folder"),
     (["a\0b"], {}, "is no folder; give a model's folder"),
-    ([5], {}, "target is 5; give a folder, a hub id or a model"),
+    ([5], {}, "target is 5; give a folder, a hub id or a network"),
     ([torch.nn.Linear(2, 2)], {}, "target is Linear"),
     ([MODEL, "no-such"], {}, "there is no folder .no-such."),
     ([MODEL, "a" * 5000], {}, "is no folder; give a model's folder"),
