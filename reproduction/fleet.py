@@ -83,7 +83,7 @@ class PaperTarget(Model):
     """A Model over the lengths of texts."""
 
     runtime = "paper"
-    computed = "float64"
+    compute_dtype = "float64"
     vocab_size = 2
 
     def __init__(self, parts: PaperParts) -> None:

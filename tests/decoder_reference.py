@@ -74,7 +74,7 @@ class DecoderReference:
         return self.norm(part, x.reshape(len(x), -1) if whole else x).reshape(x.shape)
 
     def attended(self, part: Attention, a: Any) -> Any:
-        heads = [self.multiply(x, a) for x in part.reads]
+        heads = [self.multiply(x, a) for x in part.projections]
         if part.clip:
             heads = [np.clip(x, np.float32(-part.clip), np.float32(part.clip)) for x in heads]
         norms, last = part.norms, part.norms_last
@@ -84,11 +84,11 @@ class DecoderReference:
         )
         q = self.turned(part.query_rope, q)
         q = (self.norm_heads(norms[0], q) if last else q) * np.float32(part.scale)
-        if part.lender is None:
+        if part.kv_source_layer is None:
             k, v = self.turned(part.rope, both[0]), both[1]
             k = self.norm_heads(norms[1], k) if last else k
         else:
-            k, v = self.cached[part.lender]
+            k, v = self.cached[part.kv_source_layer]
         self.cached.append((k, v))
         result, group = np.zeros_like(q), part.heads // part.key_heads
         for t in range(len(a)):
@@ -105,7 +105,7 @@ class DecoderReference:
 
     def attended_latents(self, part: Attention, a: Any) -> Any:
         c, n, rank = part.latent, len(a), whole(part.latent.rank)
-        queries, both = (self.multiply(x, a) for x in part.reads)
+        queries, both = (self.multiply(x, a) for x in part.projections)
         latents = np.zeros((n, rank), np.float32)
         latents[:, : c.rank] = self.norm(part.norms[1], both[:, : c.rank])
         key = self.turned(part.rope, both[:, None, rank:])[:, 0]
@@ -130,7 +130,7 @@ class DecoderReference:
 
     def recurred(self, part: RecurrentMixer, a: Any) -> Any:
         n, values = len(a), part.heads * part.width
-        x = np.concatenate([self.multiply(one, a) for one in part.reads], 1)
+        x = np.concatenate([self.multiply(one, a) for one in part.projections], 1)
         if part.rule == CONVOLUTION:
             first, second, gates = np.split(x, 3, 1)
             mixed = reference.convolution(first * second, part.filters, part.filter_bias)
@@ -151,7 +151,7 @@ class DecoderReference:
         steps = self.multiply(part.steps, a)
         dt = reference.softplus(steps[:, : whole(part.heads)] + part.step_bias)
         if part.rule == SCAN:
-            beta = dt = np.clip(dt, np.float32(part.least_step), np.float32(part.most_step))
+            beta = dt = np.clip(dt, np.float32(part.min_step), np.float32(part.max_step))
         else:
             beta = reference.sigmoid(steps[:, whole(part.heads) :]) * np.float32(part.beta_scale)
         decay = reference.exponential(part.decay * dt)
@@ -227,8 +227,8 @@ class DecoderReference:
         if layer.parallel and second is not None:
             read = self.norm(second, x)
         x = self.added(layer, after, self.mixed(part, a), x)
-        if layer.beside is not None:
-            x = x + self.recurred(layer.beside, a)
+        if layer.parallel_mixer is not None:
+            x = x + self.recurred(layer.parallel_mixer, a)
         read = read if layer.parallel else self.norm(second, x)
         made = None if gated is None else self.widened(gated, read)
         if layer.experts is not None:
@@ -257,12 +257,12 @@ class DecoderReference:
     def forward(self, tokens: list[int]) -> Any:
         x, positions = self.decoder.embeddings[tokens].detach().numpy(), self.decoder.positions
         x = self.norm(
-            self.decoder.embedded, x if positions is None else x + positions.weight[: len(x)]
+            self.decoder.embedding_norm, x if positions is None else x + positions.weight[: len(x)]
         )
         inputs = self.inputs(tokens, x)
         for layer in self.decoder.layers:
             x = self.layer(layer, x, inputs)
         assert self.decoder.head is not None
         logits = self.multiply(self.decoder.head, self.norm(self.decoder.norm, x))
-        logits, cap = logits * np.float32(self.decoder.scale), np.float32(self.decoder.cap)
+        logits, cap = logits * np.float32(self.decoder.scale), np.float32(self.decoder.logit_cap)
         return cap * reference.tangent(logits / cap) if cap else logits

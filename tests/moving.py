@@ -147,7 +147,7 @@ def over(target: Any, role: str) -> Any:
     """A draft's weights over the target's own rows."""
     from foretoken.models.native.conversion import NativeConversion
 
-    family = HYBRID if getattr(target, "rewind", None) else ""
+    family = HYBRID if getattr(target, "max_rewind", None) else ""
     source = partial(copy.deepcopy, network(role, family))
     return NativeConversion(None, "float32", lambda: source().float()).companion(target)
 

@@ -325,7 +325,7 @@ def main() -> None:
                 else lesson.make_student(network, counted, 0)
             )
             student.network.to(gpu.DEVICE)
-            student.output_weight = student.rows.bfloat16()
+            student.output_weight = student.output_weight.bfloat16()
             seconds = getattr(args, name)
             if args.end:
                 seconds = min(seconds, start + args.end - time.time())

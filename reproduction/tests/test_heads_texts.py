@@ -83,7 +83,8 @@ def test_proof_a_certificate(tmp_path: Path) -> None:
     heads = Heads.fresh(model, 2)
     torch.nn.init.normal_(heads.outer, std=0.1, generator=torch.Generator().manual_seed(0))
     heads.save(file)
-    plan = CertificatePlan(gamma=2, texts=48, greedy=16, distributions=(SamplingParams(1.0),))
+    sizes = {"gamma": 2, "num_samples": 48, "num_greedy_tokens": 16}
+    plan = CertificatePlan(**sizes, distributions=(SamplingParams(1.0),))
     certificate = certify(speculator(model, f"reproduction.heads:{file}"), PROMPTS[:2], plan)
     assert certificate.verdict == "lossless"
     assert all(control.found for control in certificate.controls)

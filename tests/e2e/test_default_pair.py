@@ -89,7 +89,7 @@ def test_the_command_line_needs_no_model(console):
 @pytest.mark.prove
 def test_it_is_certified(pair):
     """With few texts; `foretoken certify` takes more."""
-    certificate = certify(pair, PROMPTS, CertificatePlan(texts=32, greedy=16))
+    certificate = certify(pair, PROMPTS, CertificatePlan(num_samples=32, num_greedy_tokens=16))
     assert certificate.verdict == "lossless" and certificate.shapes.noise < 1e-4
     assert not certificate.differences
     assert certificate.greedy_tokens == 2 * (3 + 2) * 16  # gammas, rows

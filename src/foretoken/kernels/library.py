@@ -16,7 +16,7 @@ from foretoken.kernels import build
 
 LIBRARY_FILE = Path(__file__).parent / "kernels.so"
 INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
-INSTRUCTIONS_VARIABLE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of SETS
+INSTRUCTIONS_VARIABLE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of INSTRUCTION_SETS
 
 
 def make_fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:

@@ -164,7 +164,7 @@ class GenerateCall:
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
         mask = self.model_kwargs.get("attention_mask")
         rows = split_media({name: inputs, "attention_mask": mask, **media_inputs}, encodes=True)
-        if kept := getattr(output, "kept", None):  # by `weightless`: the target reads them
+        if kept := getattr(output, "encoded", None):  # by `weightless`: the target reads them
             each = len(rows) // len(kept)  # rows that go on from the same media
             return [replace(row, encoded=kept[b // each]) for b, row in enumerate(rows)]
         key = target.encoder_key

@@ -29,7 +29,7 @@ from foretoken.kernels import library
 from foretoken.models.base import TokenChoice
 from foretoken.models.native.conversion import NativeConversion
 
-library.FILE = Path(sys.argv[1])
+library.LIBRARY_FILE = Path(sys.argv[1])
 tokens = [(7 * i * i + 3 * i) % 59 + 2 for i in range(400)]
 sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "word_embed_proj_dim": 64}
 long = {"max_position_embeddings": 512, "vocab_size": 61}
@@ -51,10 +51,10 @@ for name, more in networks:
     for dtype in ("float32", "bfloat16", "int8", "int4"):
         made = NativeConversion(None, dtype, lambda: built(name, more, dtype)).model()
         results = []
-        for instructions in library.instruction_sets():
-            os.environ[library.CHOICE] = instructions
+        for instructions in library.list_instruction_sets():
+            os.environ[library.INSTRUCTIONS_VARIABLE] = instructions
             for threads in (1, 2, 3):
-                made.passes.threads, made.passes._open = threads, None
+                made.passes.threads, made.passes._opened = threads, None
                 made.permute([])
                 made.start([tokens[:380], tokens[:7], []])  # a prompt in chunks, a short one
                 blocks = [tokens[:1], tokens[1:6], tokens[2:15]]  # ragged rows

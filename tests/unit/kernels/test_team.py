@@ -113,7 +113,7 @@ finally:
     for hog in hogs:
         hog.kill()
         hog.wait()
-model.passes.threads, model.passes._open = 1, None
+model.passes.threads, model.passes._opened = 1, None
 assert logits(model, long) == logits(made(0), long)
 """
 ENDS = """

@@ -226,7 +226,7 @@ def test_passes_are_the_same_bits(name: str, dtype: str, monkeypatch: pytest.Mon
 
     if dtype == "float32":
         with torch.inference_mode():
-            decoder = NetworkReader(network).decoder()
+            decoder = NetworkReader(network).read_decoder()
         expected = DecoderReference(decoder).forward(sequence)[1:].view(np.int32)
     else:
         expected = logits("portable", 1, (len(sequence),))

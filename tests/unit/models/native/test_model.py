@@ -166,7 +166,7 @@ def test_ctrl_c_where_arrays_grow_leaves_no_pointer_behind(monkeypatch: pytest.M
     expected, text = converted(), TEXT * 8
     for target, name, nth in ((torch, "empty", 1), (torch, "empty", 2), (np, "concatenate", 2)):
         model = NativeConversion(None, "float32", lambda: copy.deepcopy(network())).model()
-        model.context = model._longest = 4096
+        model.context = model._max_context = 4096
         model.start([[]])
         model.score([TEXT[:9]], [9])
         own, left = getattr(target, name), [*range(nth)]
@@ -187,11 +187,11 @@ def test_ctrl_c_where_arrays_grow_leaves_no_pointer_behind(monkeypatch: pytest.M
             logits = model.score([text[:count]], [count])[0].clone()
             model.leave([0])
             fresh = emptied(expected)
-            fresh.context = fresh._longest = 4096
+            fresh.context = fresh._max_context = 4096
             fresh.start([[]])
             assert torch.equal(logits, fresh.score([text[:count]], [count])[0])
             emptied(fresh)
-    expected.context = expected._longest = network().config.max_position_embeddings
+    expected.context = expected._max_context = network().config.max_position_embeddings
 
 
 def test_invalid_numbers_stay_in_their_row() -> None:

@@ -226,7 +226,7 @@ def held(name):
 torch.set_num_threads(1)
 shape = dict(hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
 model = tiny.llama(V=4096, **shape)
-packed.trial(model)
+packed.compute_trial_logits(model)
 before = held("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 assert packed.pack(model).reason is None
