@@ -1,2 +1,2 @@
-"""Drafters: how draft tokens are made, and the distributions they were drawn from. Each knows the
-draw and the base of models, none knows the target's rule."""
+"""Drafters: they propose draft tokens, with the distributions that these were sampled from.
+They use `sampling/draw.py` and `models/base.py`, and do not depend on the acceptance method."""

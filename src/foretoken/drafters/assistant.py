@@ -1,7 +1,8 @@
-"""A network over the target's own keys and values as the drafter: Gemma 4's assistants.
+"""A drafter for Gemma 4's assistants: a network that attends to the target's own keys and values.
 
-It keeps nothing between steps, so there is nothing to take back. All draft tokens of a step are
-made as from the text's last position, and know each other by the state that is fed back alone.
+The network has no cache, so rejected draft tokens need no rollback. It computes all draft tokens of
+a step at the last position of the sequence; they depend on each other only through the hidden state
+that each forward pass returns and the next one takes.
 """
 
 from __future__ import annotations
@@ -24,44 +25,46 @@ from foretoken.transfer import send
 
 
 class SharedKVModel(Protocol):
-    """A network that reads the keys and values of a target's rows."""
+    """A network that attends to the keys and values of a target's sequences."""
 
     runtime: str
     identity: str
 
     def with_target(self, target: Model) -> Any:
-        """The same over another target."""
+        """Return the same network over another target."""
         ...
 
     def begin(self, rows: list[int]) -> None:
-        """Take the target's rows that the next steps are for, as long as they are now."""
+        """Select the target's rows that the next `step` calls draft for, at their present
+        lengths."""
         ...
 
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings of each row's last token and the states before it, `[n, H]` each -> logits
-        `[n, V]` of the next token, and the states before that."""
+        """Return logits `[n, V]` of the next token and its hidden states `[n, H]`, from each
+        sequence's last token, embedded, and the hidden states before it, `[n, H]` each."""
         ...
 
 
 @dataclass(slots=True)
 class _SequenceEnd:
     length: int
-    last: int  # its last token
-    state: Tensor | None = None  # [H], the target's at the token before that
+    last: int  # token
+    state: Tensor | None = None  # [H], the target's hidden state at the token before `last`
 
 
 class AssistantDrafter(Drafter):
-    """Drafts with `model` from the keys, values and last states of `target`.
+    """A drafter whose `model` uses the keys, values and last hidden states of `target`.
 
-    A row proposes nothing where its last state is not known.
+    It proposes no tokens for a sequence whose last hidden state is missing.
 
     Args:
-        target: The target, whose one tap is `FINAL_TAP`.
+        target: The target; its only tap is `FINAL_TAP`.
         model: The network, over this target.
-        embedding: The target's embeddings `[N, H]` of ids `[N]`, as its first layer reads them.
+        embedding: Returns the target's embeddings `[N, H]` of ids `[N]`, as its first layer takes
+            them.
     """
 
-    reads_target = True  # its states come from the target's passes, so these cannot run ahead
+    reads_target = True
 
     def __init__(
         self, target: Model, model: SharedKVModel, embedding: Callable[[Tensor], Tensor]
@@ -73,13 +76,13 @@ class AssistantDrafter(Drafter):
         self.seqs: list[_SequenceEnd] = []
 
     def with_target(self, target: Model) -> AssistantDrafter:
-        """The same network over another target, without rows."""
+        """Return a drafter with the same network over another target, without sequences."""
         if not target.capabilities.shared_kv or target.taps != (FINAL_TAP,):
-            raise InputError("give a target that exposes the states that the draft reads")
+            raise InputError("give a target that exposes the hidden states that the draft needs")
         return AssistantDrafter(target, self.network.with_target(target), self.embedding)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
-        return len(tokens)  # only the last state is read, which the next pass shows
+        return len(tokens)  # it needs only the last hidden state, of the target's next forward pass
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -88,7 +91,7 @@ class AssistantDrafter(Drafter):
         self._take_states()
 
     def _take_states(self) -> None:
-        """Keep the last state of each row that the target has read up to its last token."""
+        """Store the hidden state before each sequence's last token, if the target has it."""
         for seq, new in zip(self.seqs, self.target.take_hidden_states(), strict=True):
             if new is not None:
                 reached = new.first + len(new.states) == seq.length - 1
@@ -131,7 +134,7 @@ class AssistantDrafter(Drafter):
 
 
 def _spread_rows(logits: Tensor, rows: list[int], count: int) -> Tensor:
-    """Logits of these rows -> of all; the others draft nothing."""
+    """Return the logits of these rows as `[count, V]`, with zeros in rows that draft nothing."""
     if len(rows) == count:
         return logits
     every = logits.new_zeros(count, logits.shape[1])

@@ -1,9 +1,9 @@
-"""The base of drafters: they make draft tokens for a batch of sequences, with the distributions
-these were drawn from.
+"""The base class of drafters, the `Draft` that they return, and functions that build one.
 
-Rows are numbered by their place in the batch. `leave` closes the gaps: the rows behind move up.
+A drafter numbers its sequences by row, their index in the batch. When some leave, the rows after
+them move up.
 """
-# torch leaves the type of from_numpy() open
+# torch does not annotate from_numpy()
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from foretoken.sampling.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Draft tokens, and the very distributions they were drawn from.
+    """The draft tokens of one step, and the distributions that they were sampled from.
 
-    A draft token that was drawn from a distribution must come with that distribution: any other q
-    makes the output wrong.
+    A sampled draft token must come with exactly the distribution that it was sampled from: with any
+    other q, the output does not follow the target's distribution.
 
     Attributes:
-        tokens: `[B, G]`, padded on the right; may stay on a device.
-        lengths: `[B]`, at most the gamma asked for; on the host.
-        q: `[B, G, V]`, V the target's vocabulary. None where each draft token was certain, a
-            deterministic function of the text so far.
-        calls: Forwards of a draft model that it took.
-        tops: `[B, G]`, the largest logit at each draft token; not finite: invalid.
-        predicted: Indices of the sequences whose draft tokens their own requests predict.
+        tokens: `[B, G]`, padded on the right; may be on a device.
+        lengths: `[B]`, the number of draft tokens of each sequence, at most its gamma; on the host.
+        q: `[B, G, V]`, V the target's vocabulary size. None if every draft token is certain: a
+            deterministic function of the tokens before it.
+        calls: Forward passes of the draft model.
+        tops: `[B, G]`, the largest logit at each draft token. A non-finite value marks invalid
+            logits.
+        predicted: Rows whose draft tokens come from their own request, not from the drafter.
 
     Examples:
         >>> import foretoken, torch
@@ -58,32 +59,30 @@ class Draft:
 
 
 class Drafter(Component):
-    """A maker of draft tokens: the approximation model M_q of the paper, in the widest sense.
+    """An object that proposes draft tokens: the approximation model M_q of the paper.
 
-    Derive yours from it: it has a default for all but the first four methods. A drafter holds the
-    sequences of one engine: give each Speculator a drafter of its own. Sequences are numbered by
-    their index in the batch; `leave` closes the gaps.
+    To write a drafter, derive from this class: `start`, `propose`, `commit` and `leave` are
+    required, everything else has a default. A drafter holds the sequences of one engine, so give
+    each Speculator its own. Sequences are numbered by row, their index in the batch; when some
+    leave, the rows after them move up.
 
     Attributes:
-        vocab_size: V of its distributions, which must be the target's; None where it makes none.
-        runtime: Name of what it runs on, for statistics.
-        model: The model that it drafts with: its cost is measured, and its forwards are padded;
-            None where it has none.
-        holds: Models and drafters within it, none of which may stand in two places.
-        identity: A string that its speed follows from: costs measured for it are stored under it;
-            None where it has none.
-        has_own_speed: True if its speed does not follow from its `model`, so that costs are not
+        vocab_size: V of its distributions, equal to the target's; None if it returns none.
+        runtime: Name of its backend, for statistics.
+        model: The draft model, whose cost is measured and whose forward passes are padded; None if
+            it has none.
+        holds: Models and drafters that it contains. Each may be used in one place only.
+        identity: Key under which its measured costs are stored; None if they are not.
+        has_own_speed: True if its speed does not follow from its `model`. Its costs are then not
             stored.
-        reads_target: True if it drafts from the states of the target's forwards, so that these
-            cannot run ahead; `target` is then that target.
+        reads_target: True if it drafts from the hidden states of its `target`, whose forward passes
+            then cannot run ahead of it.
         shares: True if it drafts in the target's own KV cache.
-        rewinds: True if it can go back, as the parts of cascades and mixtures must: where the class
-            has a `rewind` of its own.
-        reads_states: True if it reads the states that its `target` shows of all tokens: where the
-            class has a `count_cached_tokens` of its own.
-        priors: Prior beliefs about the acceptance of draft tokens, one for each of its
-            `predict_grades`: acceptance is then learned grade by grade. Each is a weight in tokens
-            and a rate.
+        rewinds: True if the class overrides `rewind`, as parts of cascades and mixtures must.
+        reads_states: True if it needs the hidden states of all tokens from its `target`: the class
+            overrides `count_cached_tokens`.
+        priors: Prior acceptance, a pair of a weight in tokens and a rate for each grade that
+            `predict_grades` returns. Acceptance is then estimated for each grade.
 
     Examples:
         >>> import foretoken
@@ -92,20 +91,20 @@ class Drafter(Component):
         ...     "Repeats the last token."
         ...
         ...     def __init__(self):
-        ...         self.texts = []
+        ...         self.sequences = []
         ...
         ...     def start(self, rows, prompts, sources):
-        ...         self.texts += [list(prompt) for prompt in prompts]
+        ...         self.sequences += [list(prompt) for prompt in prompts]
         ...
         ...     def propose(self, gamma, draw):
-        ...         return pack([text[-1:] * g for text, g in zip(self.texts, gamma)])
+        ...         return pack([seq[-1:] * g for seq, g in zip(self.sequences, gamma)])
         ...
         ...     def commit(self, tokens):
-        ...         for text, new in zip(self.texts, tokens):
-        ...             text += new
+        ...         for seq, new in zip(self.sequences, tokens):
+        ...             seq += new
         ...
         ...     def leave(self, rows):
-        ...         self.texts = [text for b, text in enumerate(self.texts) if b not in rows]
+        ...         self.sequences = [s for b, s in enumerate(self.sequences) if b not in rows]
         >>> spec = foretoken.load("novels", draft=RepeatDrafter())
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=2)
         >>> out.text
@@ -128,23 +127,23 @@ class Drafter(Component):
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        """Add sequences behind those present.
+        """Add sequences to the end of the batch.
 
         Args:
             rows: Their indices in the batch.
-            prompts: Their prompts, in ids.
-            sources: Their encoder inputs, for an encoder-decoder target; else None.
+            prompts: Their prompts, as token ids.
+            sources: Their encoder inputs, as token ids, for an encoder-decoder target; else None.
         """
         raise NotImplementedError
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        """Make draft tokens.
+        """Propose draft tokens for every sequence.
 
-        It may stop early after any draft token, but must not drop one that it has drawn.
+        It may stop early after any draft token, but must not drop a token that it has sampled.
 
         Args:
-            gamma: The most draft tokens for each sequence.
-            draw: The source of all chance in this step.
+            gamma: Maximum number of draft tokens for each sequence.
+            draw: The random numbers of this step; the only ones to use.
 
         Returns:
             At most gamma[b] draft tokens for sequence b.
@@ -152,16 +151,16 @@ class Drafter(Component):
         raise NotImplementedError
 
     def commit(self, tokens: list[list[int]]) -> None:
-        """Append the step's tokens to the sequences.
+        """Append the new tokens of a step to the sequences.
 
         Args:
-            tokens: For each sequence the accepted draft tokens, then the target's own token, which
-                is missing where the sequence's controls leave none: it is finished.
+            tokens: For each sequence the accepted draft tokens, then the target's own token. The
+                latter is missing if the sequence failed because its controls allow no token.
         """
         raise NotImplementedError
 
     def leave(self, rows: list[int]) -> None:
-        """Drop finished sequences; those behind move up.
+        """Remove finished sequences; the rows after them move up.
 
         Args:
             rows: Their indices in the batch.
@@ -169,66 +168,67 @@ class Drafter(Component):
         raise NotImplementedError
 
     def rewind(self, counts: list[int]) -> None:
-        """Go back: forget the last committed tokens, and all draft tokens behind them.
+        """Remove the last committed tokens of each sequence, and all draft tokens after them.
 
         Args:
-            counts: How many tokens of each sequence.
+            counts: Number of tokens to remove from each sequence.
 
         Raises:
-            RefusedError: It cannot; by itself no drafter can.
+            RefusedError: The class does not override this method.
         """
-        raise RefusedError(f"{type(self).__name__} cannot go back; give it a method rewind(counts)")
+        raise RefusedError(f"{type(self).__name__} cannot rewind; give it a method rewind(counts)")
 
     def with_target(self, target: Model) -> Any:
-        """Return this drafter for another target, where it reads the states of one.
+        """Return this drafter for another target.
 
         Args:
-            target: The other target, whose sequences the drafter begins without.
+            target: The other target.
 
         Returns:
-            The same drafter where it reads no target.
+            A new drafter without sequences, or this one if it does not use a target.
 
         Raises:
-            RefusedError: It reads the states of one target alone.
+            RefusedError: It drafts from the hidden states of a target, and the class does not
+                override this method.
         """
         if not self.reads_target:
             return self
         raise RefusedError(
-            f"{type(self).__name__} reads the states of one target and cannot take another's; "
-            "give it a method with_target(target)"
+            f"{type(self).__name__} drafts from the hidden states of one target and cannot switch "
+            "to another; give it a method with_target(target)"
         )
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
-        """Count the first tokens of a sequence whose states the target need not show again.
+        """Count the first tokens of a sequence whose hidden states the target need not return.
 
         Args:
             tokens: The sequence.
 
         Returns:
-            None of them, unless it reads the states that a target shows of all tokens.
+            0, unless the drafter uses the target's hidden states.
         """
         return 0
 
     def predict_grades(self) -> list[int]:
-        """Return, before it drafts, how far each sequence's next draft tokens are to be trusted.
+        """Predict how likely the next draft tokens of each sequence are to be accepted.
 
         Returns:
-            For each sequence an index into `priors`; not asked for where there are none.
+            For each sequence an index into `priors`. Not called if `priors` is empty.
         """
         return []
 
 
 REQUIRED_METHODS = ("start", "propose", "commit", "leave")
-OPTIONAL_ATTRIBUTES = (  # what else an object may have of a drafter
+OPTIONAL_ATTRIBUTES = (  # taken over from an object that is not a Drafter, if it has them
     *("vocab_size", "runtime", "model", "identity", "reads_target", "target", "shares"),
     *("rewind", "with_target", "count_cached_tokens", "set_prefix_caching", "set_salt"),
 )
 
 
 class DrafterAdapter(Drafter):
-    """An object with the four methods that a drafter must have, and defaults of what it lacks."""
+    """A drafter around an object that has the four required methods but is not a Drafter."""
 
-    has_own_speed = True  # its speed is the object's, not that of this class
+    has_own_speed = True  # its speed follows from the object, not from this class
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -246,8 +246,8 @@ class DrafterAdapter(Drafter):
 
 
 def require_drafter(value: object) -> Drafter:
-    """Return `value` as a drafter: itself, or with what it lacks beside the four methods. Raises
-    InputError for anything else."""
+    """Return `value` as a drafter: itself if it is one, in an adapter if it has the four required
+    methods. Raises InputError for anything else."""
     kind = type(value)
     if isinstance(value, type) or not hasattr(value, "propose"):
         raise InputError(f"draft is {value!r:.60}; give a folder, a name, a model or a Drafter")
@@ -268,84 +268,84 @@ def require_drafter(value: object) -> Drafter:
 
 
 def require_rewindable(value: object, name: str) -> Drafter:
-    """Return `value`, a part of the drafter `name`, as a drafter. Raises InputError where it is
-    none, RefusedError where it cannot go back."""
+    """Return `value`, a part of the drafter `name`, as a drafter. Raises InputError if it is not
+    one, RefusedError if it cannot rewind."""
     drafter = require_drafter(value)
     if not drafter.rewinds:
         raise RefusedError(
-            f"{type(drafter).__name__} cannot go back, as the parts of {name} must; "
+            f"{type(drafter).__name__} cannot rewind, as the parts of {name} must; "
             "give it a method rewind(counts)"
         )
     return drafter
 
 
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
-    """Raise InputError where a drafter's distributions are not over V tokens."""
+    """Raise InputError if a drafter's distributions are not over V tokens."""
     if drafter.vocab_size not in (None, V):
         raise InputError(
-            f"{type(drafter).__name__} guesses among {drafter.vocab_size} tokens, {owner} has {V}; "
-            "give a drafter of the same vocabulary"
+            f"{type(drafter).__name__} has a vocabulary of {drafter.vocab_size} tokens, {owner} "
+            f"one of {V}; give a drafter of the same vocabulary"
         )
 
 
 def require_separate_parts(target: Model, drafter: Drafter) -> None:
-    """Raise InputError where a model or a drafter would hold the rows of two places, or reads the
-    states of another target than this one, RefusedError where it reads those of a guided one."""
+    """Raise InputError if one model or drafter is used twice, or drafts from the hidden states of
+    another target than this one; RefusedError if it would draft from those of a guided target."""
     places = [*iter_parts(target), *iter_parts(drafter)]
     for i, part in enumerate(places):
         kind = type(part).__name__
         if any(part is other for other in places[:i]):
             raise InputError(
-                f"one {kind} stands in two places of target and draft, whose rows it would mix up; "
-                "make another for each"
+                f"one {kind} is used in two places of target and draft, so it would mix up their "
+                "sequences; make another for each"
             )
         if not isinstance(part, Component) or not part.reads_target or part.target is None:
             continue
         if isinstance(target, GuidedModel):
             raise RefusedError(
-                f"{kind} reads the target's rows, of which guidance has two for each text; give "
-                "'lookup', a table or a model of its own"
+                f"{kind} drafts from the target's cache, which has two rows for each sequence "
+                "under guidance; give 'lookup', a table or a separate model"
             )
         read = part.target
         if part.capabilities.target_rows:
-            if all(read is not inner for inner in iter_parts(target)):  # what wraps it has its rows
+            # the target may be wrapped: the wrapper uses its rows
+            if all(read is not inner for inner in iter_parts(target)):
                 raise InputError(
-                    "the draft is drafted for by a copy of itself, which cannot be in a cascade; "
+                    "a draft model that has a copy of itself as drafter cannot be in a cascade; "
                     "load it with draft='lookup', 'none' or a model"
                 )
         elif read is not target:
             raise InputError(
-                f"{kind} reads the states of another target, the one that it was loaded with; "
-                "load it with this one"
+                f"{kind} drafts from the hidden states of the target that it was loaded with; load "
+                "it with this one"
             )
 
 
 def iter_parts(part: object) -> Iterator[object]:
-    """Yield a model or drafter, and all models and drafters within it."""
+    """Yield a model or drafter, and all models and drafters that it contains."""
     yield part
     for inner in part.holds if isinstance(part, Component) else ():
         yield from iter_parts(inner)
 
 
 def list_parts(*owners: object) -> list[Component]:
-    """Return these models and drafters, and all within them."""
+    """Return these models and drafters, and all that they contain."""
     return [part for owner in owners for part in iter_parts(owner) if isinstance(part, Component)]
 
 
 def require_rewind(gamma: int, *owners: object) -> None:
-    """Raise InputError for more draft tokens than the models among these, or within them, go back
-    by."""
+    """Raise InputError if gamma exceeds the number of tokens that one of these models, or one that
+    they contain, can roll back."""
     for model in list_parts(*owners):
         if isinstance(model, Model) and model.max_rewind is not None and gamma >= model.max_rewind:
             raise InputError(
-                f"gamma is {format_value(gamma)}, but the model's states go back by "
-                f"{model.max_rewind} "
-                "tokens; give less"
+                f"gamma is {format_value(gamma)}, but the model can roll back only "
+                f"{model.max_rewind} tokens; give less than that"
             )
 
 
 def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
-    """A draft from ragged lists."""
+    """Return a draft of these tokens, a list for each sequence."""
     if q is None and not calls and not any(draft_tokens):
         return _make_empty_draft(len(draft_tokens))
     lengths = [len(g) for g in draft_tokens]
@@ -357,8 +357,8 @@ def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0)
 
 @lru_cache(maxsize=64)
 def _make_empty_draft(batch_size: int) -> Draft:
-    """No draft tokens, as in every step of plain decoding."""
-    with torch.inference_mode(False):  # they outlive the step that makes them
+    """Return a draft without tokens, cached because every step of plain decoding needs one."""
+    with torch.inference_mode(False):  # the tensors outlive the step that creates them
         tokens, lengths = (
             torch.from_numpy(np.zeros(shape, np.int64)) for shape in ((batch_size, 0), batch_size)
         )
@@ -366,7 +366,8 @@ def _make_empty_draft(batch_size: int) -> Draft:
 
 
 def pack_certain(tokens: list[list[int]], tops: list[list[float]], calls: int) -> Draft:
-    """A draft of the likeliest tokens, from ragged lists of them and of the logits there."""
+    """Return a draft of most probable tokens, from their ids and logits, a list of each for each
+    sequence."""
     draft = pack(tokens, calls=calls)
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return draft
@@ -382,11 +383,12 @@ def draw_token(
     V: int,
     params: SamplingParams | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw token i as `draw.sample` does, from logits `[B, Vd]` over some of a target's V ids:
-    controls and noise that is shared speak of all of them, all else takes less time over Vd.
+    """Sample draft token i as `draw.sample` does, from logits `[B, Vd]` over a part of the target's
+    V ids. Returns tokens `[B]` and q `[B, V]`, or None for q if the tokens are certain.
 
-    ids: the target's ids that the draft's outputs stand for, `[Vd]`; None: their numbers.
+    ids: target id of each draft logit, `[Vd]`; None if they are the first Vd ids.
     """
+    # controls and shared noise are defined over all V ids; everything else is faster over Vd
     if draw.controlled or draw.coupled:
         return draw.sample(widen(logits, ids, V), i, params)
     tokens, q = draw.sample(logits, i, params)
@@ -397,10 +399,10 @@ def draw_token(
 def make_token_choice(
     draw: Draw, G: int, V: int, ids: Tensor | None = None, params: SamplingParams | None = None
 ) -> TokenChoice | None:
-    """Return how a model that makes all draft tokens in one call is to choose them; None where
-    sequences differ, or their controls or shared noise have to be looked at.
+    """Return how a model that makes all draft tokens in one call must choose them. None if it
+    cannot: the sequences differ in their params, or have controls or shared noise.
 
-    V, ids, params: as `draw_token` takes them; G: draft tokens at most.
+    V, ids, params: as in `draw_token`; G: maximum number of draft tokens.
     """
     if draw.controlled or draw.coupled:
         return None
@@ -416,23 +418,23 @@ def make_token_choice(
 
 
 def pack_chained(chain: ChainedTokens, lengths: list[int], calls: int, draw: Draw) -> Draft:
-    """Return the draft of tokens that were made in one call, of which draw then knows the masses of
-    what they were drawn from."""
+    """Return a draft of tokens that were made in one call, and add the masses of their
+    distributions to `draw`."""
     draw.masses += [] if chain.q is None else chain.masses.unbind(1)
     tops = None if is_known_finite(chain.tops) else chain.tops
     return Draft(chain.tokens, _to_tensor(lengths), chain.q, calls, tops)
 
 
 def _to_tensor(numbers: list[int]) -> Tensor:
-    """Return them as a tensor, in NumPy's way, which takes a third of torch's own."""
+    """Return a tensor of these numbers; by way of NumPy, in a third of `torch.tensor`'s time."""
     return torch.from_numpy(np.array(numbers, np.int64))
 
 
 def widen(scores: Tensor, ids: Tensor | None, V: int, *, missing: float = -math.inf) -> Tensor:
-    """Logits, or probabilities, `[B, Vd]` over all V ids of a target, with `missing` at those that
-    a draft lacks.
+    """Return logits or probabilities `[B, Vd]` as `[B, V]` over the target's ids, with `missing` at
+    ids that the draft lacks.
 
-    ids: as `draw_token` takes them.
+    ids: as in `draw_token`.
     """
     if ids is None and scores.shape[-1] == V:
         return scores

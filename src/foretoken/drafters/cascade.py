@@ -1,8 +1,7 @@
-"""A drafter that is itself accelerated by a faster drafter (paper, section 5: hierarchical).
+"""A draft model that is itself accelerated by a faster drafter (paper, section 5: hierarchical).
 
-The same step, with the middle model as its target, makes the draft tokens, so that they follow the
-middle model's distribution, whatever guesses for it; that distribution is the q they come with.
-Knows Models and Drafters only.
+The draft tokens are the output of `step` with the middle model as its target. They follow the
+middle model's distribution, whatever its drafter proposes; that distribution is their q.
 """
 
 from __future__ import annotations
@@ -36,18 +35,19 @@ from foretoken.step import step
 class CascadeDrafter(Drafter):
     """A draft model that is itself accelerated by a drafter (paper, section 5: hierarchical).
 
-    The same step, with the middle model as its target, makes the draft tokens, so they follow the
-    middle model's distribution, which is their q. A cascade can go back, so it may stand in
-    another. In sequences that the middle model cannot read it makes no draft tokens.
+    The draft tokens are the output of speculative decoding with the middle model as target, so they
+    follow the middle model's distribution, which is their q. A cascade can rewind, so it may be
+    part of another cascade. It proposes no tokens for sequences that exceed the middle model's
+    context or contain ids that it lacks.
 
     Args:
-        middle: The model that drafts.
+        middle: The draft model.
         drafter: The drafter that accelerates it; it must have `rewind`.
-        gamma: Draft tokens of `drafter` for each forward of the middle model.
+        gamma: Draft tokens of `drafter` per forward pass of the middle model.
 
     Raises:
         InputError: The vocabularies differ, or gamma is invalid.
-        RefusedError: `drafter` cannot go back.
+        RefusedError: `drafter` cannot rewind.
 
     Examples:
         >>> import foretoken
@@ -59,25 +59,25 @@ class CascadeDrafter(Drafter):
         ' at the doctor, and the doctor said'
     """
 
-    has_own_speed = True  # its speed does not follow from its type
+    has_own_speed = True  # its speed depends on its parts
 
     def __init__(self, middle: Model, drafter: Drafter, gamma: int = 4) -> None:
         require_model(middle)
-        remedy = "the guesses for a run of the middle model, 0 or more"
+        remedy = "the draft tokens per forward pass of the middle model, 0 or more"
         self.gamma = Count(ge=0, remedy=remedy)("gamma", gamma)
         self.middle, self.drafter = middle, require_rewindable(drafter, "a cascade")
-        require_vocabulary(self.drafter, middle.vocab_size, "the model that it guesses for")
+        require_vocabulary(self.drafter, middle.vocab_size, "the model that it drafts for")
         self.holds = (middle, self.drafter)
         self.vocab_size, self.runtime = middle.vocab_size, middle.runtime
         self._sequences = DraftSequences(middle)
-        # committed to `drafter`, but not to the reader's texts
+        # of the last step: committed to `drafter`, but not yet to `_sequences`
         self._draft_tokens: list[list[int]] = []
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
         self.middle.start(*self._sequences.join(prompts, sources))
-        contexts = [list(text) for text in self._sequences.token_ids[len(self._draft_tokens) :]]
+        contexts = [list(ids) for ids in self._sequences.token_ids[len(self._draft_tokens) :]]
         self.drafter.start(rows, contexts, sources if self.middle.encoder_decoder else None)
         self._draft_tokens += [[] for _ in prompts]
 
@@ -89,14 +89,14 @@ class CascadeDrafter(Drafter):
             strict=True,
         )
         seqs = [_make_inner_sequence(*task, b, draw) for b, task in enumerate(tasks)]
-        # in coupled mode the middle model meets the target's own noise
+        # coupled mode: the middle model samples with the same noise as the target
         verifier = COUPLED_VERIFIER if draw.coupled else make_verifier(block)
         target = _MiddleScorer(self._sequences, seqs)
         distributions: list[list[Tensor]] = [[] for _ in seqs]
         calls = 0
         while any(map(_is_unfinished, seqs)):
             gammas = [
-                min(self.gamma, row.num_remaining - 1) if _is_unfinished(row) else 0 for row in seqs
+                min(self.gamma, seq.num_remaining - 1) if _is_unfinished(seq) else 0 for seq in seqs
             ]
             try:
                 p = step(seqs, target, self.drafter, verifier, gammas)
@@ -105,13 +105,14 @@ class CascadeDrafter(Drafter):
                 raised = NumericsError(message, error.row, whose="draft")
                 if error.row is None or not seqs[error.row].new_tokens:
                     raise raised from None
-                seqs[error.row].fail(raised)  # the target may never get there
+                # the tokens before the error stay: the target may reject one of them
+                seqs[error.row].fail(raised)
                 continue
             if p is not None:
                 for b, seq in enumerate(seqs):
                     distributions[b].append(p[b, : len(seq.records[-1].new_tokens)])
             calls += 1
-        self._draft_tokens = [row.new_tokens for row in seqs]
+        self._draft_tokens = [seq.new_tokens for seq in seqs]
         q = (
             pad_sequence([torch.cat(p) for p in distributions], batch_first=True)
             if any(distributions)
@@ -121,17 +122,16 @@ class CascadeDrafter(Drafter):
 
     def commit(self, tokens: list[list[int]]) -> None:
         accepted = [
-            _count_accepted(x, text) for x, text in zip(self._draft_tokens, tokens, strict=True)
+            _count_accepted(x, new) for x, new in zip(self._draft_tokens, tokens, strict=True)
         ]
         surplus = [len(x) - n for x, n in zip(self._draft_tokens, accepted, strict=True)]
         if any(surplus):
             self.drafter.rewind(surplus)
         for b, n in enumerate(accepted):
-            certain = (
-                len(self._sequences.token_ids[b]) + n
-            )  # behind it the middle model's cache is wrong
-            self._sequences.num_cached[b] = min(self._sequences.num_cached[b], certain)
-        rest = [text[n:] for text, n in zip(tokens, accepted, strict=True)]
+            # after the accepted tokens, the middle model's cache holds rejected ones
+            valid = len(self._sequences.token_ids[b]) + n
+            self._sequences.num_cached[b] = min(self._sequences.num_cached[b], valid)
+        rest = [new[n:] for new, n in zip(tokens, accepted, strict=True)]
         if any(rest):
             self.drafter.commit(rest)
         self._settle([0] * len(tokens), tokens)
@@ -157,11 +157,11 @@ class CascadeDrafter(Drafter):
 
 
 class _MiddleScorer(Scorer):
-    """The middle model as the inner step's target: what its cache lacks of a row is read first,
-    and rows that have all their draft tokens rest."""
+    """The middle model as the target of the inner step. It scores tokens that are not in its cache
+    along with the block, and skips sequences that have all their draft tokens."""
 
-    def __init__(self, reader: DraftSequences, seqs: list[SequenceState]) -> None:
-        self.model, self.cached, self.seqs = reader.model, reader.num_cached, seqs
+    def __init__(self, sequences: DraftSequences, seqs: list[SequenceState]) -> None:
+        self.model, self.cached, self.seqs = sequences.model, sequences.num_cached, seqs
         self.vocab_size, self.device = self.model.vocab_size, self.model.device
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -182,7 +182,8 @@ class _MiddleScorer(Scorer):
 
 
 class _InnerControls:
-    """A row's controls as the inner step meets them: its text is draft tokens of the outer one."""
+    """A sequence's controls in the inner step, whose output tokens are draft tokens of the outer
+    step."""
 
     def __init__(self, controls: LogitShaper, tokens: list[int]) -> None:
         self.controls, self.V, self.tokens = controls, controls.V, list(tokens)
@@ -200,7 +201,8 @@ class _InnerControls:
 def _make_inner_sequence(
     tokens: list[int], limit: int, key: SequenceKey, b: int, draw: Draw
 ) -> SequenceState:
-    """A row of the inner step, which makes row b's guesses; nothing is reported of it."""
+    """Return the sequence of the inner step that makes the draft tokens of row b, without
+    logprobs."""
     params, controls = draw.params[b], draw.controls[b]
     if params.logprobs is not None:
         params = replace(params, logprobs=None, logprobs_of="raw")
@@ -211,7 +213,7 @@ def _make_inner_sequence(
 
 
 def _is_unfinished(seq: SequenceState) -> bool:
-    """Tell whether a row of the inner step goes on."""
+    """Return whether a sequence of the inner step needs more tokens."""
     return seq.finish_reason is None and seq.num_remaining > 0
 
 

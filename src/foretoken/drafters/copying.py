@@ -1,9 +1,8 @@
-"""Copy of the input (Sun et al. 2021, arXiv 2106.04970: Shallow Aggressive Decoding).
+"""A drafter that copies the input (Sun et al. 2021, arXiv 2106.04970: Shallow Aggressive Decoding).
 
-For tasks that give most of their input back, such as corrections: guess that the output goes on
-copying. After a difference it waits until the output's end occurs in the input again, in one place
-only. Draft tokens are certain (no q). Knows no model and no tokenizer. Unlike `LookupDrafter` it
-does not search the output.
+It is meant for tasks whose output repeats most of the input, such as corrections. After a
+difference it proposes nothing until the end of the output occurs at exactly one position of the
+input. Draft tokens are certain (no q). Unlike `LookupDrafter` it does not search the output.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from foretoken.models.row_slots import list_remaining_rows
 
 
 class CopyDrafter(Drafter):
-    """Guesses the input from its beginning on: an encoder-decoder's source, else the prompt."""
+    """Proposes the input from its start: the source of an encoder-decoder, else the prompt."""
 
     runtime = "python"
 
@@ -31,8 +30,8 @@ class CopyDrafter(Drafter):
         return pack([copy.propose(g) for copy, g in zip(self.copies, gamma, strict=True)])
 
     def commit(self, tokens: list[list[int]]) -> None:
-        for copy, text in zip(self.copies, tokens, strict=True):
-            copy.append(text)
+        for copy, new in zip(self.copies, tokens, strict=True):
+            copy.append(new)
 
     def rewind(self, counts: list[int]) -> None:
         for copy, count in zip(self.copies, counts, strict=True):
@@ -44,20 +43,19 @@ class CopyDrafter(Drafter):
 
 @dataclass(slots=True)
 class _CopiedSequence:
-    """One row: its input, its output so far, and the place in the input where that goes on."""
+    """One sequence: its input, its output so far, and the input position to copy from next."""
 
     source: list[int]
     output: list[int] = field(default_factory=list[int])
     position: int | None = 0
-    previous_positions: list[int | None] = field(
-        default_factory=list[int | None]
-    )  # its place at every token
+    # before each output token, to restore
+    previous_positions: list[int | None] = field(default_factory=list[int | None])
 
     def propose(self, count: int) -> list[int]:
         return [] if self.position is None else self.source[self.position : self.position + count]
 
     def append(self, tokens: list[int]) -> None:
-        """Follow the output as long as it copies, and find the place again where it does not."""
+        """Append output tokens: advance the position while they copy the input, else search it."""
         for token in tokens:
             self.previous_positions.append(self.position)
             self.output.append(token)
@@ -69,13 +67,14 @@ class _CopiedSequence:
                 self.position = self._find()
 
     def pop(self, count: int) -> None:
-        """Take the last `count` tokens back."""
+        """Remove the last `count` output tokens."""
         for _ in range(count):
             self.output.pop()
             self.position = self.previous_positions.pop()
 
     def _find(self) -> int | None:
-        """Behind the output's shortest end that the input holds in exactly one place, if any."""
+        """Return the input position after the shortest suffix of the output that occurs exactly
+        once in the input, or None."""
         positions = list(range(1, len(self.source) + 1))
         for n, token in enumerate(reversed(self.output)):
             positions = [i for i in positions if i > n and self.source[i - 1 - n] == token]

@@ -1,4 +1,4 @@
-"""No draft tokens at all: speculative decoding with this drafter is plain decoding."""
+"""A drafter that proposes nothing: speculative decoding with it is plain decoding."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from foretoken.drafters.base import Draft, Drafter, Draw, pack
 
 
 class NoDrafter(Drafter):
-    """Never guesses, whatever gamma is asked for."""
+    """Proposes no draft tokens, whatever gamma is."""
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        """Nothing to remember."""
+        """Do nothing: it stores no sequences."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         return pack([[] for _ in gamma])
 
     def commit(self, tokens: list[list[int]]) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def rewind(self, counts: list[int]) -> None:
-        """Nothing to take back."""
+        """Do nothing."""
 
     def leave(self, rows: list[int]) -> None:
-        """Nothing to forget."""
+        """Do nothing."""

@@ -1,8 +1,5 @@
-"""Section 3.6's extreme case: tokens drawn uniformly at random.
-
-The distribution is fixed, whatever the temperature. Costs nothing, and in theory improves every
-target a little.
-"""
+"""A drafter that samples uniformly from the vocabulary: the extreme case of the paper's section
+3.6."""
 
 from __future__ import annotations
 
@@ -15,16 +12,16 @@ from foretoken.transfer import to_list
 
 
 class UniformDrafter(Drafter):
-    """A drafter that draws uniformly from the target's vocabulary (paper, section 3.6).
+    """A drafter that samples uniformly from the target's vocabulary (paper, section 3.6).
 
-    The distribution is fixed, whatever the temperature. It costs nothing, and in theory improves
-    every target a little.
+    Its distribution does not depend on the temperature. It costs almost nothing, and in theory
+    speeds up every target a little.
 
     Args:
         vocab_size: V of the target.
 
     Raises:
-        InputError: `vocab_size` is no whole number from 1.
+        InputError: `vocab_size` is not an integer of 1 or more.
 
     Examples:
         >>> import foretoken
@@ -44,7 +41,7 @@ class UniformDrafter(Drafter):
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        """Nothing to remember."""
+        """Do nothing: it stores no sequences."""
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         B, G = len(gamma), max(gamma, default=0)
@@ -54,10 +51,10 @@ class UniformDrafter(Drafter):
         return pack(draft_tokens, distributions[:, None].expand(-1, G, -1))
 
     def commit(self, tokens: list[list[int]]) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def rewind(self, counts: list[int]) -> None:
-        """Nothing to take back."""
+        """Do nothing."""
 
     def leave(self, rows: list[int]) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
