@@ -1,10 +1,11 @@
-"""Blocks of masks as the drafter: DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
+"""A drafter for models that predict a block of masks: DFlash (arXiv 2602.06036) and DSpark (arXiv
+2607.05147).
 
-One pass guesses a whole block from the target's states at all positions before the last token.
-DSpark then lets each guess follow the one before it, so that its draft tokens are drawn from the
-law of just that; DFlash's guesses are blind to each other, so that drawn ones seldom fit together:
-it takes the likeliest, which are certain. Where draft and target share their noise, drawn ones may
-fit all the same: what was right more often counts, at each depth of a block (`SampleOrArgmax`).
+One forward pass predicts a whole block from the target's hidden states at all positions before the
+last token. DSpark conditions each draft token on the one before it and samples it from that
+distribution. DFlash predicts the draft tokens of a block independently of each other; sampled ones
+would seldom fit together, so it takes the most probable ones, which are certain. In coupled mode
+sampled ones may fit, and `SampleOrArgmax` chooses.
 """
 
 from __future__ import annotations
@@ -26,83 +27,89 @@ from foretoken.sampling.distributions import SamplingParams, mask_invalid
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import send, to_list
 
-MAX_UNREAD_STATES = (
-    32  # states of a row that drafts nothing, from which on they are read all the same
-)
-MIN_ACCEPTANCE_CHANCE = (
-    0.2  # chance that a guess is judged and accepted, below which it costs more than it brings
-)
+# hidden states of a sequence that wait for the model; from this many they are appended to its
+# context even if no sequence drafts
+MAX_UNREAD_STATES = 32
+# probability that a draft token and all before it are accepted; below it, one costs more time than
+# it saves
+MIN_ACCEPTANCE_CHANCE = 0.2
 GREEDY_PARAMS = SamplingParams(temperature=0.0)
 
 
 class BlockModel(Protocol):
-    """A model that guesses blocks, with rows of states that it has read."""
+    """A model that predicts blocks of draft tokens, and caches a context of the target's hidden
+    states for each sequence."""
 
     runtime: str
-    compute_dtype: str  # the precision of its arithmetic
-    identity: str | None  # None: not known, so that costs are not kept
+    compute_dtype: str  # of its arithmetic
+    identity: str | None  # key of its stored costs; None: they are not stored
     context: int | None
-    max_draft_tokens: int  # guesses of a block
-    is_conditional: bool  # whether a guess depends on those before it
-    ids: Tensor | None  # the target's ids that its outputs stand for, `[Vd]`; None: their numbers
+    max_draft_tokens: int  # of a block
+    is_conditional: bool  # whether a draft token depends on those before it
+    ids: Tensor | None  # target id of each draft logit, `[Vd]`; None: the first Vd ids
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row whose states were read."""
+        """Number of each sequence's tokens whose hidden states are in the context."""
         ...
 
     def start(self, rows: int) -> None:
-        """So many rows join, of which nothing is read."""
+        """Add `rows` sequences with empty contexts."""
         ...
 
     def permute(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was."""
+        """Replace row b by row rows[b], for all b."""
         ...
 
     def leave(self, rows: list[int]) -> None:
-        """Drop rows; those behind move up."""
+        """Remove these rows; the rows after them move up."""
         ...
 
     def append_context(self, states: list[Tensor]) -> int:
-        """Append the target's states `[n, W]` to each row; return the passes that it took."""
+        """Append the target's hidden states, `[n, W]` for each row, to the contexts. Return the
+        number of forward passes."""
         ...
 
     def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
-        """Return states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] guesses behind a row's
-        last token."""
+        """Return hidden states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] draft tokens after
+        row b's last token, anchors[b]."""
         ...
 
     def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the logits of a guess behind `tokens`, its chance to be accepted, `[B]`, where
-        that is known, and the `memory` for the next."""
+        """Return the logits `[B, Vd]` of the draft tokens after `tokens`, the probabilities `[B]`
+        that they are accepted (None: unknown), and the `memory` for the next call."""
         ...
 
 
 @dataclass(slots=True)
 class _BlockSequence:
-    """A text; `carried`: the target's states at the positions behind those that were read."""
+    """One sequence. `carried`: the target's hidden states, `[n, W]`, that are not in the model's
+    context yet."""
 
     tokens: list[int]
     carried: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
 
 class SampleOrArgmax:
-    """Guesses by the noise that the target will meet, or the likeliest ones, in coupled mode, whose
-    texts do not depend on guesses. Both are made, so that counts at the same depth of the same
-    blocks compare them: drawn ones suit broad distributions, likeliest ones sharp."""
+    """In coupled mode, the choice between draft tokens that are sampled with the target's noise and
+    the most probable ones.
+
+    Both are computed, and the kind that was correct more often at the same depth of a block is
+    used: sampling suits broad distributions, argmax sharp ones. Such feedback leaves the output
+    exact, because in coupled mode it does not depend on the draft tokens.
+    """
 
     def __init__(self) -> None:
-        self.num_correct: Counter[tuple[int, bool]] = (
-            Counter()
-        )  # by depth, and whether the likeliest
-        self.attempts: list[dict[bool, Tensor]] = []  # in the last block, by depth
+        # keys: depth in the block, and True for argmax, False for sampled
+        self.num_correct: Counter[tuple[int, bool]] = Counter()
+        self.attempts: list[dict[bool, Tensor]] = []  # of the last block, by depth
 
     def sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
-        """Return guess i of each row, and the distributions that they are of."""
+        """Return draft token i of each row, `[B]`, and q, `[B, V]`, or None if they are certain."""
         use_argmax = self.num_correct[i, True] > self.num_correct[i, False]
-        # the one that is taken comes last: controls of the next draft token depend on it
+        # the kind to use comes last: `draw` shapes the next logits by the token sampled last
         tokens_by_way = {
             way: draw.sample(logits, i, GREEDY_PARAMS if way else None)
             for way in (not use_argmax, use_argmax)
@@ -115,7 +122,8 @@ class SampleOrArgmax:
         return ids, q
 
     def count_correct(self, lengths: list[int], tokens: list[list[int]]) -> None:
-        """Count what was right, by the tokens that each row gained and how many guesses it had."""
+        """Count the correct attempts of a block: `lengths[b]` draft tokens in row b, which then
+        gained `tokens[b]`."""
         for i, ways in enumerate(self.attempts):
             for way, ids in ways.items():
                 rows = zip(to_list(ids), lengths, tokens, strict=True)
@@ -126,14 +134,14 @@ class SampleOrArgmax:
 
 
 class BlockDrafter(Drafter):
-    """Drafts with `model` from the states that `target` shows.
+    """A drafter whose `model` predicts blocks from the hidden states of `target`.
 
     Args:
-        target: The target, whose `taps` are those that the model reads.
-        model: The model of blocks.
+        target: The target; its `taps` are those that the model needs.
+        model: The block model.
     """
 
-    reads_target = True  # its states come from the target's passes, so these cannot run ahead
+    reads_target = True
 
     def __init__(self, target: Model, model: BlockModel) -> None:
         self.target: Model = target
@@ -145,18 +153,19 @@ class BlockDrafter(Drafter):
         self.lengths: list[int] = []  # of the last blocks
         if model.ids is not None and int(model.ids.max()) >= target.vocab_size:
             raise InputError(
-                f"the draft guesses id {format_value(int(model.ids.max()))}, the target has "
+                f"the draft proposes token id {format_value(int(model.ids.max()))}, the target has "
                 f"{target.vocab_size} tokens; give a draft for this target"
             )
 
     def with_target(self, target: Model) -> BlockDrafter:
-        """The same model on the states of another target that shows the same ones."""
+        """Return a drafter with the same model over another target with the same taps, without
+        sequences."""
         if target.taps != self.target.taps:
-            raise InputError("give a target that exposes the states that the draft reads")
+            raise InputError("give a target that exposes the hidden states that the draft needs")
         return BlockDrafter(target, self.blocks)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
-        return 0  # it has read none
+        return 0  # contexts of sequences that have left are not cached
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -166,7 +175,7 @@ class BlockDrafter(Drafter):
         self._take_states()
 
     def _take_states(self) -> None:
-        """Carry the states that the target has shown."""
+        """Take the hidden states of the target's last forward passes."""
         pairs = zip(self.seqs, self.blocks.lengths, self.target.take_hidden_states(), strict=True)
         for seq, read, new in pairs:
             seq.carried = append_new_states(seq.carried, new, read + len(seq.carried))
@@ -196,8 +205,9 @@ class BlockDrafter(Drafter):
     def _draw_block(
         self, anchors: list[int], budget: list[int], states: Tensor, logits: Tensor, draw: Draw
     ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]:
-        """Draw one guess after another. Return how many each row has, and of each guess the ids,
-        the distributions, if there are any, and the largest logits."""
+        """Draw the tokens of a block one after another. Return the number of draft tokens of each
+        row, and for each depth the ids, the distributions (none if certain) and the largest
+        logits."""
         lengths = budget
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
@@ -207,7 +217,8 @@ class BlockDrafter(Drafter):
             scores, sure, memory = self.blocks.condition_on_previous(
                 states[:, i], logits[:, i], before, memory
             )
-            if sure is not None:  # before token i is drawn, by those before it alone
+            # the length must not depend on the sampled token i itself: that would change its q
+            if sure is not None:
                 chances = [c * s for c, s in zip(chances, to_list(sure), strict=True)]
                 pairs = zip(lengths, chances, strict=True)
                 lengths = [n if c >= MIN_ACCEPTANCE_CHANCE else min(n, i) for n, c in pairs]
@@ -221,8 +232,8 @@ class BlockDrafter(Drafter):
         return lengths, ids, distributions, tops
 
     def _limit_draft_tokens(self, seq: _BlockSequence, read: int, gamma: int) -> int:
-        """Guesses for a row: none where states before its last token are missing, or no room is
-        left."""
+        """Return the number of draft tokens for a sequence: 0 if hidden states before its last
+        token are missing, or its context is full."""
         if read + len(seq.carried) != len(seq.tokens) - 1:
             return 0
         room = gamma if self.blocks.context is None else self.blocks.context - len(seq.tokens)
@@ -231,13 +242,14 @@ class BlockDrafter(Drafter):
     def _sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
         ids, V, chained = self.blocks.ids, self.target.vocab_size, self.blocks.is_conditional
         if ids is not None:
-            ids = self.blocks.ids = send(ids, logits.device)  # where they stay
+            ids = self.blocks.ids = send(ids, logits.device)  # stored, so it is sent once
         if draw.coupled and not chained:
             return self.sampler.sample(draw, widen(logits, ids, V), i)
         return draw_token(draw, logits, i, ids, V, None if chained else GREEDY_PARAMS)
 
     def _read_carried(self) -> int:
-        """Read what is carried; return the passes."""
+        """Append the carried hidden states to the model's contexts. Return the number of forward
+        passes."""
         passes = self.blocks.append_context([seq.carried for seq in self.seqs])
         for seq in self.seqs:
             seq.carried = torch.empty(0, 0)

@@ -1,4 +1,4 @@
-"""A smaller model as the drafter (paper 3.6), over any runtime. Knows Models only."""
+"""A smaller model as the drafter (paper, section 3.6), on any backend."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ from foretoken.transfer import to_list
 
 
 class LMDrafter(Drafter):
-    """A smaller model as the drafter (paper, section 3.6), one forward for each draft token.
+    """A smaller model as the drafter (paper, section 3.6), with one forward pass per draft token.
 
-    A decoder-only model may draft for an encoder-decoder target. In sequences that the model cannot
-    read it makes no draft tokens. A model of another vocabulary may draft by the text that it
-    writes, which is certain, where `params` is None.
+    A decoder-only model may draft for an encoder-decoder target. It proposes no tokens for
+    sequences that exceed its context or contain ids that it lacks. A model of another vocabulary
+    may draft by the text that it generates, re-encoded in the target's ids; these draft tokens are
+    certain, and `params` must be None.
 
     Args:
-        model: The model.
-        vocab_size: V of the target; None where it is the model's.
-        params: How its logits become distributions; None is as the request's. Temperature 0 always
-            takes the likeliest token.
+        model: The draft model.
+        vocab_size: V of the target; None if it is the model's.
+        params: Sampling params that turn its logits into q; None: the request's. Temperature 0
+            takes the most probable token.
 
     Raises:
-        InputError: `model` is no model, or `params` no SamplingParams.
+        InputError: `model` is not a Model, or `params` not a SamplingParams.
 
     Examples:
         >>> import foretoken
         >>> small = foretoken.load("novels", draft="none").target
         >>> spec = foretoken.load("novels", draft=foretoken.LMDrafter(small))
         >>> (out,) = spec.generate("The captain looked", max_new_tokens=8, gamma=3)
-        >>> round(out.stats.alpha, 3)  # this draft is the target again
+        >>> round(out.stats.alpha, 3)  # this draft model is the target itself
         1.0
     """
 
@@ -57,7 +58,7 @@ class LMDrafter(Drafter):
         self.params, self.holds = params, (model,)
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.runtime = model.runtime
-        self.has_own_speed = params is not None  # its speed does not follow from its model alone
+        self.has_own_speed = params is not None  # the cost of sampling depends on them
         self.shares = model.capabilities.target_rows
         self._proposes_text = model.capabilities.text and params is None
         self._can_chain = model.capabilities.chain
@@ -69,63 +70,66 @@ class LMDrafter(Drafter):
         self.model.start(*self._sequences.join(prompts, sources))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        texts, cached = self._sequences.token_ids, self._sequences.num_cached
+        token_ids, cached = self._sequences.token_ids, self._sequences.num_cached
         budget = self._sequences.compute_budgets(gamma)
-        rows = zip(texts, cached, budget, strict=True)
-        unread = [
-            text[n:] if g else self._sequences.get_catch_up_tokens(b)
-            for b, (text, n, g) in enumerate(rows)
+        seqs = zip(token_ids, cached, budget, strict=True)
+        uncached = [
+            ids[n:] if g else self._sequences.get_catch_up_tokens(b)
+            for b, (ids, n, g) in enumerate(seqs)
         ]
         if self._proposes_text and self.model.drafts_from_text(greedy=draw.greedy):
-            return self._propose_text(unread, budget)
+            return self._propose_text(uncached, budget)
         if not any(budget):
-            if any(unread):
-                self.model.score(unread, [0] * len(unread))
+            if any(uncached):
+                self.model.score(uncached, [0] * len(uncached))
             draft = pack([[] for _ in budget])
-        elif (made := self._propose_chained(unread, budget, draw)) is not None:
+        elif (made := self._propose_chained(uncached, budget, draw)) is not None:
             draft = made
         elif self._is_greedy_on_host(draw):
-            draft = self._propose_greedy(unread, budget)
+            draft = self._propose_greedy(uncached, budget)
         else:
-            draft = self._propose_sampled(unread, budget, draw)
+            draft = self._propose_sampled(uncached, budget, draw)
         for b, g in enumerate(budget):
-            cached[b] = len(texts[b]) + g - 1 if g else cached[b] + len(unread[b])
+            # the last draft token is not fed to the model
+            cached[b] = len(token_ids[b]) + g - 1 if g else cached[b] + len(uncached[b])
         return draft
 
     def _propose_chained(
-        self, unread: list[list[int]], budget: list[int], draw: Draw
+        self, uncached: list[list[int]], budget: list[int], draw: Draw
     ) -> Draft | None:
-        """Make all tokens in one call, where the model can."""
+        """Return a draft made in one call of the model, or None if it cannot make it so."""
         V = self.vocab_size or self.model.vocab_size
         if not self._can_chain or self.model.vocab_size > V:
             return None
         chosen = make_token_choice(draw, max(budget), V, params=self.params)
         if chosen is None:
             return None
-        return pack_chained(self.model.chain(unread, budget, chosen), budget, max(budget), draw)
+        return pack_chained(self.model.chain(uncached, budget, chosen), budget, max(budget), draw)
 
     def _is_greedy_on_host(self, draw: Draw) -> bool:
-        """Tell whether the likeliest tokens are all that the draft needs, and are on the host."""
+        """Return whether all sequences take the most probable token and logits are on the host."""
         greedy = draw.greedy if self.params is None else self.params.greedy
         host = not self.model.capabilities.tensors and self.model.device.type == "cpu"
         return host and greedy and not draw.controlled
 
-    def _propose_greedy(self, unread: list[list[int]], budget: list[int]) -> Draft:
-        """The likeliest tokens, by lists alone: behind a forward pass, whatever torch does with a
+    def _propose_greedy(self, uncached: list[list[int]], budget: list[int]) -> Draft:
+        """Return a draft of the most probable tokens. It uses lists, because a torch operation on a
         few numbers takes as long as all of this."""
-        ids, tops = generate_token_by_token(self.model, unread, budget, self.vocab_size)
+        ids, tops = generate_token_by_token(self.model, uncached, budget, self.vocab_size)
         return pack_certain(ids, tops, max(budget))
 
-    def _propose_sampled(self, unread: list[list[int]], budget: list[int], draw: Draw) -> Draft:
+    def _propose_sampled(self, uncached: list[list[int]], budget: list[int], draw: Draw) -> Draft:
         V = self.vocab_size or self.model.vocab_size
-        feed: Blocks = unread
+        feed: Blocks = uncached
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
         tops: list[Tensor] = []
         for i in range(max(budget)):
             need = [int(g > i) for g in budget]
             logits = self.model.score(feed, need)[:, 0]
-            logits = logits if logits.shape[1] <= V else logits[:, :V]  # no other id is drawn
+            logits = (
+                logits if logits.shape[1] <= V else logits[:, :V]
+            )  # the target has no other ids
             logits, top = mask_invalid(logits)
             tops.append(top)
             draft_token, q = draw_token(draw, logits, i, None, V, self.params)
@@ -140,15 +144,17 @@ class LMDrafter(Drafter):
             tops=torch.stack(tops, 1),
         )
 
-    def _propose_text(self, unread: list[list[int]], budget: list[int]) -> Draft:
-        """Guesses by the text that the model writes: they follow from the text so far."""
-        draft_tokens, calls = self.model.draft_from_text(unread, budget)
-        for b, new in enumerate(unread):
+    def _propose_text(self, uncached: list[list[int]], budget: list[int]) -> Draft:
+        """Return a draft from the text that the model generates: a deterministic function of the
+        sequence, so certain."""
+        draft_tokens, calls = self.model.draft_from_text(uncached, budget)
+        for b, new in enumerate(uncached):
             self._sequences.num_cached[b] += len(new)
         return pack(draft_tokens, calls=calls)
 
     def _build_next_blocks(self, ids: Tensor, active: list[bool]) -> Blocks:
-        """One more token for every row that goes on; where it can, it stays on its device."""
+        """Return the blocks to score next: one token for every active row. They stay on the device
+        if the model accepts tensors."""
         if self.model.capabilities.tensors:
             return ids[:, None]
         tokens: list[int] = to_list(ids)
@@ -172,9 +178,9 @@ class LMDrafter(Drafter):
 def generate_token_by_token(
     model: Model, blocks: list[list[int]], counts: list[int], V: int | None
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Append block b to row b, for all rows, and then the likeliest of the first V ids, token by
-    token: counts[b] of them in row b, of which the last is not appended. Return these, and the
-    logit of each: NaN or infinite where logits are invalid."""
+    """Append block b to row b, for all rows, then generate counts[b] tokens in row b: each the most
+    probable of the first V ids, appended except the last. Return the tokens and the logit of each,
+    NaN or infinite if logits are invalid."""
     tokens, logits = [list[int]() for _ in counts], [list[float]() for _ in counts]
     for i in range(max(counts)):
         need = [int(count > i) for count in counts]
@@ -182,6 +188,6 @@ def generate_token_by_token(
         for b, (x, top, on) in enumerate(best):
             tokens[b].extend(x if on else [])
             logits[b].extend(top if on else [])
-        rows = zip(tokens, counts, strict=True)
-        blocks = [ids[-1:] if count > i + 1 else [] for ids, count in rows]
+        pairs = zip(tokens, counts, strict=True)
+        blocks = [ids[-1:] if count > i + 1 else [] for ids, count in pairs]
     return tokens, logits

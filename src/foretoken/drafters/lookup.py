@@ -1,9 +1,10 @@
-"""Copy from context (section 3.6): what most often followed when the text last read like this.
+"""A drafter that copies from the context (paper, section 3.6): the tokens that most often followed
+earlier occurrences of the sequence's end.
 
-A suffix automaton of every row's text says where its end, of any length, occurred before
-(SAM-Decoding, arXiv 2411.10666), and counts say how far what followed can be trusted
-(SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): a function of the text, and of
-earlier ones, alone. Knows no model and no tokenizer.
+A suffix automaton of each sequence finds earlier occurrences of its suffixes of any length
+(SAM-Decoding, arXiv 2411.10666). Counts of the tokens that followed estimate the probability that
+they are accepted (SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): they depend
+only on the sequence and on earlier outputs.
 """
 
 from __future__ import annotations
@@ -16,26 +17,25 @@ from foretoken.models.row_slots import list_remaining_rows
 from foretoken.request import Request
 from foretoken.text.automaton import ROOT_STATE, EarlierOutputs, SuffixAutomaton
 
-SHORT_MATCH_TOKENS = (
-    2  # tokens of a match behind which far fewer draft tokens are kept than behind longer ones
-)
-MIN_ACCEPTED_CHANCE = 0.1  # estimated chance that all draft tokens up to one are kept, at least
-MIN_REPEATED_TOKENS = 4  # tokens that must agree before a text's own past is preferred to a drafter
-MAX_CONTINUATIONS = (
-    128  # tokens that followed somewhere, of which one is chosen: those that came first
-)
-MAX_SEARCHED_TOKENS = 32  # last tokens of a text that are looked for in earlier ones
+# far fewer draft tokens are accepted after a match of up to this length than after a longer one
+SHORT_MATCH_TOKENS = 2
+# estimated probability that a draft token and all before it are accepted; a draft ends below it
+MIN_ACCEPTED_CHANCE = 0.1
+# length of a match from which a sequence's own look-up is used instead of the drafter
+MIN_REPEATED_TOKENS = 4
+MAX_CONTINUATIONS = 128  # compared after a match, the first that occurred: bounds the time
+MAX_SEARCHED_TOKENS = 32  # last tokens of a sequence that are searched in earlier outputs
 
 
 class LookupDrafter(Drafter):
-    """A drafter that copies from the text: tokens that most often followed its longest repeated
-    end.
+    """A drafter that finds the longest suffix of the sequence that occurred before, and proposes
+    the tokens that most often followed it.
 
-    Where several followed as often, the latest; as many as are likely to be accepted. Prompt,
-    output and, for an encoder-decoder, the source are searched; in an engine with prefix_cache also
-    earlier outputs of the same salt, for greedy and coupled requests. The draft tokens are certain:
-    a function of the text (paper, section 3.6; SAM-Decoding, arXiv 2411.10666; SuffixDecoding,
-    arXiv 2411.04975).
+    Of tokens that followed equally often it takes the latest, and it proposes as many as are likely
+    to be accepted. It searches the prompt, the output and, for an encoder-decoder, the source; in
+    an engine with prefix_cache, for greedy and coupled requests, also earlier outputs of the same
+    salt. The draft tokens are certain (paper, section 3.6; SAM-Decoding, arXiv 2411.10666;
+    SuffixDecoding, arXiv 2411.04975).
 
     Examples:
         >>> import foretoken
@@ -45,13 +45,13 @@ class LookupDrafter(Drafter):
         True
     """
 
-    # Where nothing repeats, behind a short match, and behind a longer one
+    # without a match, after a short match, and after a longer one
     priors = ((6.0, 0.0), (6.0, 0.3), (6.0, 0.6))
 
     def __init__(self) -> None:
         self.seqs: list[_LookupSequence] = []
         self._earlier: EarlierOutputs | None = None
-        self._salt = ""  # of the rows that join next
+        self._salt = ""  # of the sequences that start next
 
     def set_prefix_caching(self, enabled: bool) -> None:
         self._earlier = EarlierOutputs() if enabled else None
@@ -74,16 +74,16 @@ class LookupDrafter(Drafter):
         )
 
     def predict_grades(self) -> list[int]:
-        """Return how long the match is behind which each sequence's next draft tokens are copied.
+        """Return a grade of the match length from which each sequence's next draft tokens follow.
 
         Returns:
-            0 for none, 1 for `SHORT_MATCH_TOKENS` tokens at most, 2 for more.
+            0 without a match, 1 for up to `SHORT_MATCH_TOKENS` tokens, 2 for more.
         """
         matched = [seq.count_matched_tokens(self._get_earlier_outputs(seq)) for seq in self.seqs]
         return [(n > 0) + (n > SHORT_MATCH_TOKENS) for n in matched]
 
     def _get_earlier_outputs(self, seq: _LookupSequence) -> list[SuffixAutomaton]:
-        """The earlier outputs that a row may copy from."""
+        """Return the earlier outputs that a sequence may copy from."""
         if self._earlier is None or not seq.copies_earlier:
             return []
         return self._earlier.list_automata(seq.salt)
@@ -104,8 +104,8 @@ class LookupDrafter(Drafter):
 
 
 class RepeatPrediction:
-    """A row's look-up as its predicted output, in front of a drafter: where at least
-    `MIN_REPEATED_TOKENS` tokens have occurred before in its source, prompt or text."""
+    """A look-up in one sequence that predicts its output, used before a drafter: it predicts tokens
+    if at least the last `MIN_REPEATED_TOKENS` occurred before in its source, prompt or output."""
 
     prior = (4.0, 0.7)  # as `Costs.prior`
 
@@ -122,16 +122,15 @@ class RepeatPrediction:
 
 
 class _LookupSequence:
-    """One row's tokens, with those of its source before a barrier."""
+    """The automaton of one sequence: source tokens and a barrier if there is a source, then prompt
+    and output."""
 
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
         self.salt, self.automaton = salt, SuffixAutomaton()
-        self.copies_earlier = (
-            False  # whether it may copy from other texts: known from its first step on
-        )
-        self._matches: list[tuple[SuffixAutomaton, int, int]] | None = (
-            None  # `_places`, until it goes on
-        )
+        # whether it may copy from earlier outputs; `propose` sets it, from the request's params
+        self.copies_earlier = False
+        # result of `_find_matches`, until the sequence changes
+        self._matches: list[tuple[SuffixAutomaton, int, int]] | None = None
         if source:
             self.append(source)
             self.automaton.append_barrier()
@@ -155,28 +154,28 @@ class _LookupSequence:
     def propose(
         self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1
     ) -> list[int]:
-        """At most so many tokens, from behind a match of `min_match` tokens or more in this text
-        or in one of `others`, whichever is likely to have more of them kept; this one where they
-        are alike."""
+        """Return up to `max_tokens` tokens that followed a match of at least `min_match` tokens in
+        this sequence or in one of `others`: those of which most are expected to be accepted, on a
+        tie this sequence's."""
         if not max_tokens:
             return []
         matches = self._matches or self._find_matches(others)
         continuations = [
-            continue_match(*place, max_tokens) for place in matches if place[2] >= min_match
+            continue_match(*match, max_tokens) for match in matches if match[2] >= min_match
         ]
         nothing: tuple[list[int], float] = ([], 0.0)
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
 
     def count_matched_tokens(self, others: Sequence[SuffixAutomaton]) -> int:
-        """Count the last tokens that have occurred before, in this text or in one of `others`."""
+        """Count the last tokens that occurred before, in this sequence or in one of `others`."""
         self._matches = self._find_matches(others)
         return max(length for _, _, length in self._matches)
 
     def _find_matches(
         self, others: Sequence[SuffixAutomaton]
     ) -> list[tuple[SuffixAutomaton, int, int]]:
-        """In this text and in others, the state of its longest end that occurred there before, and
-        that end's length."""
+        """Return, for this sequence and each of `others`: the automaton, the state of the longest
+        suffix that occurred in it before, and that suffix's length."""
         matches = [
             (self.automaton, self.automaton.match, self.automaton.length[self.automaton.match])
         ]
@@ -187,12 +186,12 @@ class _LookupSequence:
 def continue_match(
     automaton: SuffixAutomaton, state: int, num_matched: int, max_tokens: int
 ) -> tuple[list[int], float]:
-    """Return the tokens that follow the last `matched` ones in `automaton`, in this state, at most
-    `max_tokens`, and how many of them are likely to be accepted.
+    """Return up to `max_tokens` tokens that follow a match of `num_matched` tokens, which ends in
+    this state of `automaton`, and the number of them that are expected to be accepted.
 
-    The chance of a token is estimated by how often it was seen next: `count / (all + 1/n)` after n
-    tokens in common, guesses included, so that a longer match is trusted further. At the end of
-    the text it goes on behind its longest match: a period is repeated.
+    The probability of a token is estimated by how often it came next: `count / (all + 1/n)` after a
+    match of n tokens, draft tokens included, so a longer match counts for more. At the end of the
+    automaton's tokens it continues after their longest match, so a period is repeated.
     """
     draft_tokens: list[int] = []
     chance, expected = 1.0, 0.0
