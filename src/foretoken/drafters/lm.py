@@ -127,9 +127,7 @@ class LMDrafter(Drafter):
         for i in range(max(budget)):
             need = [int(g > i) for g in budget]
             logits = self.model.score(feed, need)[:, 0]
-            logits = (
-                logits if logits.shape[1] <= V else logits[:, :V]
-            )  # the target has no other ids
+            logits = logits if logits.shape[1] <= V else logits[:, :V]  # the target's ids
             logits, top = mask_invalid(logits)
             tops.append(top)
             draft_token, q = draw_token(draw, logits, i, None, V, self.params)

@@ -1,8 +1,6 @@
-"""Drafters by position (paper, section 5: varying M_q): a good one first, cheap ones after.
-
-Each part goes on where the one before it stopped, and is told the guesses so far. And guesses that
-rows have without a drafter, before those of one. Knows no models.
-"""
+"""Drafters that combine others: several drafters one after the other within a step (paper, section
+5: varying M_q), predicted or forced tokens instead of a drafter, and a drafter for a part of the
+batch."""
 
 from __future__ import annotations
 
@@ -28,19 +26,20 @@ from foretoken.transfer import to_list
 
 
 class MixtureDrafter(Drafter):
-    """Drafters by position (paper, section 5: varying M_q): a good one first, cheap ones after.
+    """Several drafters that propose one after the other (paper, section 5: varying M_q).
 
-    Where a part makes fewer draft tokens than it may, the next takes over there: with a look-up
-    before a model, the model drafts only where the look-up has nothing. Every draft token comes
-    with the distribution of the part that made it.
+    Each part continues after the draft tokens of the parts before it. A part that proposes fewer
+    tokens than it may leaves the rest to the next: with a look-up before a model, the model drafts
+    only if the look-up finds nothing. Each draft token comes with the distribution of the part that
+    proposed it.
 
     Args:
-        parts: Drafters, each with the most draft tokens it makes in a step; None: all that are
-            left.
+        parts: Pairs of a drafter and its maximum number of draft tokens in a step; None: all that
+            remain of gamma.
 
     Raises:
         InputError: The parts are invalid, or their vocabularies differ.
-        RefusedError: A part cannot go back.
+        RefusedError: A part cannot rewind.
 
     Examples:
         >>> import foretoken
@@ -52,19 +51,19 @@ class MixtureDrafter(Drafter):
         ' at the doctor, and the doctor said'
     """
 
-    has_own_speed = True  # its speed does not follow from its type
+    has_own_speed = True  # its speed depends on its parts
 
     def __init__(self, parts: list[tuple[Drafter, int | None]]) -> None:
         is_list = isinstance(cast(object, parts), list | tuple)
         if not is_list or not all(map(_is_pair, parts)):
             raise InputError(
-                f"parts is {parts!r:.60}; give a list of pairs, a drafter and its guesses each"
+                f"parts is {parts!r:.60}; give a list of pairs (drafter, number of draft tokens)"
             )
         counts = [most for _, most in parts]
         numbers = counts[:-1] if counts and counts[-1] is None else counts
         if not parts or any(not is_whole_number(n) or (n or 0) < 1 for n in numbers):
             raise InputError(
-                f"parts have the counts {counts}; give 1 or more guesses each, None only at last"
+                f"parts have {counts} draft tokens; give 1 or more each, None only for the last"
             )
         self.parts = [(require_rewindable(drafter, "a mixture"), most) for drafter, most in parts]
         self.holds = tuple(drafter for drafter, _ in self.parts)
@@ -98,7 +97,7 @@ class MixtureDrafter(Drafter):
 
     def commit(self, tokens: list[list[int]]) -> None:
         for drafter, _ in self.parts:
-            drafter.commit([list(kept) for kept in tokens])
+            drafter.commit([list(new) for new in tokens])
 
     def rewind(self, counts: list[int]) -> None:
         for drafter, _ in self.parts:
@@ -110,7 +109,7 @@ class MixtureDrafter(Drafter):
 
 
 class _ForOneStep(Drafter):
-    """In place of `drafter` for one step, which has its rows."""
+    """Stands in for `drafter` during one step; the sequences are those of `drafter`."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -125,9 +124,9 @@ class _ForOneStep(Drafter):
 
 
 class KnownTokensDrafter(_ForOneStep):
-    """For one step: `given[b]` for row b, which its request predicts or its grammar forces, or
-    where that is empty what `drafter` guesses. They are certain, cost nothing, and are judged like
-    all others. predicted: those rows, whose draft tokens say nothing of the drafter."""
+    """For one step: proposes `known_tokens[b]` in row b, which its request predicts or its grammar
+    forces; if they are empty, the draft tokens of `drafter`. Known tokens are certain, cost nothing
+    and are verified like all others. predicted: rows to leave out of the drafter's acceptance."""
 
     def __init__(
         self,
@@ -156,8 +155,8 @@ class KnownTokensDrafter(_ForOneStep):
 
 
 class FirstRowsDrafter(_ForOneStep):
-    """For one step: `drafter`, which has the first `num_rows` rows alone. It is told nothing of the
-    rows behind, which get no draft tokens."""
+    """For one step: `drafter` with the first `num_rows` sequences of the batch, which are all that
+    it has. The others get no draft tokens."""
 
     def __init__(self, drafter: Drafter, num_rows: int) -> None:
         super().__init__(drafter)
@@ -188,8 +187,8 @@ def _is_pair(part: object) -> bool:
 def _continue(
     drafter: Drafter, draft_tokens: list[list[int]], gammas: list[int], draw: Draw
 ) -> Draft:
-    """Return the draft tokens that `drafter` makes after those of others; it has forgotten these
-    afterwards."""
+    """Return the draft of `drafter` after these draft tokens of others, and rewind it to the
+    committed tokens."""
     if not any(draft_tokens):
         return drafter.propose(gammas, draw)
     counts = [len(x) for x in draft_tokens]
@@ -205,12 +204,12 @@ def _extend(draft_tokens: list[list[int]], draft: Draft) -> None:
 
 
 def join_distributions(drafts: list[Draft]) -> Tensor | None:
-    """The distributions of all draft tokens, `[B, G, V]`, in drafts that follow one another; a
-    certain guess's is all on it. None where all are certain."""
+    """Return the distributions `[B, G, V]` of all draft tokens in drafts that follow one another: a
+    one-hot vector for a certain token. None if all are certain."""
     distributions = [draft.q for draft in drafts if draft.q is not None]
     if not distributions:
         return None
-    # a wider type holds a narrower one's numbers
+    # the widest dtype represents all values exactly
     like = max(distributions, key=lambda q: q.element_size())
     ids = torch.arange(like.shape[-1], device=like.device)
     rows: list[list[Tensor]] = [[] for _ in like]
@@ -223,8 +222,8 @@ def join_distributions(drafts: list[Draft]) -> Tensor | None:
 
 
 def join_tops(drafts: list[Draft]) -> Tensor | None:
-    """The largest logits at all draft tokens, `[B, G]`, 0 where a draft has none; None where none
-    has any."""
+    """Return the largest logits at all draft tokens, `[B, G]`, 0 for a draft without `tops`. None
+    if no draft has `tops`."""
     if all(draft.tops is None for draft in drafts):
         return None
     rows: list[list[Tensor]] = [[] for _ in drafts[0].lengths]

@@ -1,10 +1,11 @@
-"""A small decoder over pairs as the drafter: EAGLE-3 (arXiv 2503.01840) and single layers for
-multi-token prediction (MTP, arXiv 2412.19437).
+"""A drafter with a small decoder over pairs of a hidden state and a token: EAGLE-3 (arXiv
+2503.01840) and single layers for multi-token prediction (MTP, arXiv 2412.19437).
 
-Pair i is the target's state at position i and token i + 1; behind it the decoder says what token
-i + 2 may be. Draft tokens are read with states of the decoder's own in place of the target's. Their
-keys are rolled back at once: after verification the same positions are read again with the
-target's states, in the pass that makes the next draft token, so that every key that stays is true.
+Pair i is the target's hidden state at position i and token i + 1; from it the decoder predicts
+token i + 2. For draft tokens, the pair has the decoder's own hidden state instead of the target's.
+Their keys and values are rolled back at once. After verification the same positions are computed
+again from the target's hidden states, in the forward pass that makes the next draft token, so the
+cache never retains anything computed from the decoder's own hidden states.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from foretoken.sampling.distributions import find_peaks, mask_invalid
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import send, to_list
 
-MAX_UNREAD_PAIRS = (
-    32  # pairs of a row that drafts nothing, from which on they are read all the same: a page
-)
+# pairs of a sequence that wait for the decoder; from this many they are computed even if no
+# sequence drafts
+MAX_UNREAD_PAIRS = 32
 
 
 @dataclass(slots=True)
 class _PairSequence:
-    """A text, of whose pairs the first `num_fed` are in the model; `carried`: the target's states
-    at the positions behind them."""
+    """One sequence. Its first `num_fed` pairs are in the decoder's cache; `carried`: the target's
+    hidden states of the next pairs, `[n, W]`."""
 
     tokens: list[int]
     num_fed: int = 0
@@ -49,19 +50,18 @@ class _PairSequence:
 
     @property
     def complete(self) -> bool:
-        """True where the states reach up to the last token but one, which the next pass needs."""
+        """Whether the hidden states reach up to the last token but one, as drafting requires."""
         return len(self.carried) > 0 and self.num_fed + len(self.carried) == len(self.tokens) - 1
 
     def get_carried_tokens(self, V: int) -> list[int]:
-        """The tokens of the carried pairs; the first pair's names the text's first token too, as
-        pages are found again by tokens."""
-        some = self.tokens[self.num_fed + 1 : self.num_fed + 1 + len(self.carried)]
-        return _mark_first_token(self.tokens[0], some, V) if not self.num_fed else some
+        """Return the tokens of the carried pairs, as ids for the decoder's prefix cache."""
+        tokens = self.tokens[self.num_fed + 1 : self.num_fed + 1 + len(self.carried)]
+        return _mark_first_token(self.tokens[0], tokens, V) if not self.num_fed else tokens
 
 
 def _get_embedding_table(embedding: Any) -> Tensor | None:
-    """Return the weights that embeddings are rows of, where they are just that and the kernels can
-    look them up."""
+    """Return the weights `[V, E]` of a plain embedding layer if the kernels can use them, else
+    None."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None:
         return None
     weight: Tensor = embedding.weight.detach()
@@ -71,23 +71,25 @@ def _get_embedding_table(embedding: Any) -> Tensor | None:
 
 
 def _mark_first_token(first: int, tokens: list[int], V: int) -> list[int]:
+    """Return these tokens of the first pairs, with the sequence's first token encoded in the first
+    one: no pair contains it, but the prefix cache must distinguish sequences by it."""
     return [(first + 1) * V + tokens[0], *tokens[1:]] if tokens else []
 
 
 class PairsDrafter(Drafter):
-    """Drafts with `decoder` from the states that `target` shows.
+    """A drafter whose `decoder` predicts tokens from the hidden states of `target`.
 
-    A row proposes nothing before its first step, from which its last state comes.
+    It proposes nothing in a sequence's first step, which yields the last hidden state it needs.
 
     Args:
-        target: The target, whose `taps` are those that the decoder reads.
+        target: The target; its `taps` are those that the decoder needs.
         decoder: The decoder of pairs.
-        embedding: Embeddings `[N, E]` of the target's ids `[N]`.
-        ids: The target's ids that the model's outputs stand for, `[Vd]`; None: their numbers.
-        columns: The part of the target's states that the decoder reads; None: all.
+        embedding: Returns embeddings `[N, E]` of the target's ids `[N]`.
+        ids: Target id of each of the decoder's logits, `[Vd]`; None: the first Vd ids.
+        columns: The part of the target's hidden states that the decoder takes; None: all.
     """
 
-    reads_target = True  # its states come from the target's passes, so these cannot run ahead
+    reads_target = True
 
     def __init__(
         self,
@@ -103,20 +105,21 @@ class PairsDrafter(Drafter):
         self.columns = columns
         self.runtime, self.holds, self.vocab_size = decoder.runtime, (decoder,), target.vocab_size
         self.identity = decoder.identity
-        self.has_own_speed = self.identity is None  # no cost is known to be its
+        self.has_own_speed = self.identity is None  # costs are stored by identity
         self.seqs: list[_PairSequence] = []
         self._table = _get_embedding_table(embedding)
         self._can_chain = decoder.capabilities.chain
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(
-                f"the draft guesses id {format_value(int(ids.max()))}, the target has "
+                f"the draft proposes token id {format_value(int(ids.max()))}, the target has "
                 f"{target.vocab_size} tokens; give a draft for this target"
             )
 
     def with_target(self, target: Model) -> PairsDrafter:
-        """The same model on the states of another target that shows the same ones."""
+        """Return a drafter with the same decoder over another target with the same taps, without
+        sequences."""
         if target.taps != self.target.taps:
-            raise InputError("give a target that exposes the states that the draft reads")
+            raise InputError("give a target that exposes the hidden states that the draft needs")
         return PairsDrafter(target, self.decoder, self.embedding, self.ids, self.columns)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
@@ -129,8 +132,8 @@ class PairsDrafter(Drafter):
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
     ) -> None:
-        V, num_known = self.target.vocab_size, list(map(self.count_cached_tokens, prompts))
-        seqs = [_PairSequence(list(text), n) for text, n in zip(prompts, num_known, strict=True)]
+        V, num_cached = self.target.vocab_size, list(map(self.count_cached_tokens, prompts))
+        seqs = [_PairSequence(list(ids), n) for ids, n in zip(prompts, num_cached, strict=True)]
         self.decoder.start(
             [_mark_first_token(seq.tokens[0], seq.tokens[1 : 1 + seq.num_fed], V) for seq in seqs]
         )
@@ -138,14 +141,14 @@ class PairsDrafter(Drafter):
         self._take_states()
 
     def _take_states(self) -> None:
-        """Carry the states that the target has shown. Some may be of pairs that were fed before."""
+        """Append the target's new hidden states to `carried`, without those of pairs that are
+        there already or in the cache."""
         for seq, new in zip(self.seqs, self.target.take_hidden_states(), strict=True):
-            reached = seq.num_fed + len(
-                seq.carried
-            )  # where states behind it are missing, it is silent
+            # after a gap nothing is appended: `complete` stays False, nothing is drafted
+            reached = seq.num_fed + len(seq.carried)
             seq.carried = append_new_states(seq.carried, new, reached, self.columns)
             if self.decoder.context is not None and len(seq.tokens) > self.decoder.context:
-                seq.carried = seq.carried[:0]  # it has outgrown the decoder, and is silent too
+                seq.carried = seq.carried[:0]  # too long for the decoder: it drafts no more
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         pairs = zip(self.seqs, gamma, strict=True)
@@ -174,7 +177,7 @@ class PairsDrafter(Drafter):
     def _propose_chained(
         self, table: Tensor, budget: list[int], chosen: TokenChoice
     ) -> ChainedTokens:
-        """Make all tokens in one call."""
+        """Return all draft tokens from one call of the decoder."""
         counts = [len(seq.carried) for seq in self.seqs]
         blocks, tokens, states = self._get_carried_pairs(counts)
         self.decoder.set_draft_pairs(tokens, states, table)
@@ -184,7 +187,8 @@ class PairsDrafter(Drafter):
         return made
 
     def _propose_greedy(self, logits: Tensor, budget: list[int], calls: int) -> Draft:
-        """The likeliest tokens behind these logits, by lists, as `LMDrafter` has them."""
+        """Return a draft of the most probable tokens, the first from these logits. It uses lists
+        for speed, as in `LMDrafter`."""
         made: list[list[int]] = [[] for _ in budget]
         highest: list[list[float]] = [[] for _ in budget]
         for i in range(max(budget)):
@@ -220,20 +224,20 @@ class PairsDrafter(Drafter):
         )
 
     def _count_free_positions(self, seq: _PairSequence) -> int:
-        """Draft tokens that fit behind a text."""
+        """Return the number of draft tokens that fit into the decoder's context."""
         context = self.decoder.context
         return 10**9 if context is None else max(0, context - len(seq.tokens) + 1)
 
     def _catch_up(self) -> None:
-        """Read pairs of rows that have drafted nothing for long, so that no text is read at one go
-        when they do."""
+        """Compute pairs of sequences that have not drafted for long, so that not all of them are
+        due at once when they draft again."""
         if any(len(seq.carried) >= MAX_UNREAD_PAIRS for seq in self.seqs):
             self._feed_long_sequences()
             self._feed([len(seq.carried) for seq in self.seqs], [0] * len(self.seqs))
 
     def _feed_long_sequences(self) -> int:
-        """Read carried pairs, of all rows alike, until the rest fits a pass, or is one of each row;
-        the passes that it took."""
+        """Compute carried pairs, an equal share of each sequence, until the rest fits one forward
+        pass or is one pair each. Return the number of forward passes."""
         passes = 0
         while sum(len(seq.carried) for seq in self.seqs) > PREFILL_CHUNK_TOKENS:
             spare = [max(0, len(seq.carried) - 1) for seq in self.seqs]
@@ -245,7 +249,8 @@ class PairsDrafter(Drafter):
         return passes
 
     def _feed(self, counts: list[int], need: list[int]) -> Tensor:
-        """A pass over so many of the carried pairs of each row, which are true."""
+        """Run the decoder over the first counts[b] carried pairs of row b. They have the target's
+        hidden states, so their keys and values stay."""
         if not any(counts):
             return torch.empty(len(counts), 0, 0)
         blocks, tokens, states = self._get_carried_pairs(counts)
@@ -256,12 +261,12 @@ class PairsDrafter(Drafter):
         return logits
 
     def _get_carried_pairs(self, counts: list[int]) -> tuple[list[list[int]], list[int], Tensor]:
-        """Return so many carried pairs of each row: as blocks, their tokens, and their states."""
+        """Return the first counts[b] carried pairs of row b: ids for the cache as blocks, tokens,
+        and hidden states `[sum(counts), W]`."""
         V, some = self.target.vocab_size, list(zip(self.seqs, counts, strict=True))
         blocks = [seq.get_carried_tokens(V)[:count] for seq, count in some]
         states = [seq.carried[:n] for seq, n in some if n]
-        texts = [seq.tokens[seq.num_fed + 1 : seq.num_fed + 1 + n] for seq, n in some]
-        tokens = [x for text in texts for x in text]
+        tokens = [x for seq, n in some for x in seq.tokens[seq.num_fed + 1 : seq.num_fed + 1 + n]]
         return blocks, tokens, states[0] if len(states) == 1 else torch.cat(states)
 
     def _advance(self, counts: list[int]) -> None:
@@ -269,8 +274,8 @@ class PairsDrafter(Drafter):
             seq.num_fed, seq.carried = seq.num_fed + n, seq.carried[n:]
 
     def _feed_draft_tokens(self, ids: list[int], need: list[int]) -> Tensor:
-        """A pass over one more draft token of the rows that are on, with the states of the last
-        pass; its keys do not stay."""
+        """Run the decoder over the last draft token of each active row, with its own hidden states
+        of the forward pass before. The keys and values are rolled back later."""
         rows = [b for b, x in enumerate(need) if x]
         blocks = [[token] if x else [] for token, x in zip(ids, need, strict=True)]
         states = self.decoder.hidden[:, 0]
