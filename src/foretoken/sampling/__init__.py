@@ -1,5 +1,5 @@
-"""From logits to a verdict: distributions, keyed draws, the rules that keep draft tokens, and the
-verifiers that apply them; and what a row may wish for. Knows no models and no rows.
+"""Sampling and verification: distributions from logits, keyed random numbers, acceptance methods,
+the verifiers that apply them, and the sampling params of a request. Imports nothing of models.
 
-`checks`, `options`: `tests/unit/sampling/test_params.py`
+`tests/unit/sampling/test_params.py` tests `checks` and `options`.
 """

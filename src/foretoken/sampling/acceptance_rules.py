@@ -1,12 +1,12 @@
-"""Section 2.3: the rules that decide which draft tokens are kept.
+"""Acceptance methods: the rules that decide how many draft tokens are accepted (paper, section
+2.3).
 
-A rule is a pure function `rule(p, q, x, lengths) -> Outcome` and returns the *distribution* of what
-happens: how likely it is that n draft tokens are kept, and for a given n the distribution of the
-next token. It draws nothing, runs no model and moves no device, so that every rule is proved
-lossless by enumeration. The step draws n and the next token.
+A rule is a pure function `rule(p, q, x, lengths) -> Outcome`. It returns the *distribution* of the
+verification: of n, the number of accepted draft tokens, and of the next token for a given n. The
+verifier samples both. So that enumeration can prove a rule lossless, it samples nothing itself.
 
-Shapes: p [B, G+1, V], q [B, G, V] or None (guesses proposed for certain), x [B, G], lengths [B]
-(guesses per row). Entries past a row's length are padding and have no influence.
+Shapes: p [B, G+1, V], q [B, G, V] or None (certain draft tokens), x [B, G], lengths [B] (draft
+tokens per row). Entries past a row's length are padding and have no influence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Outcome:
     """The distribution of a verification: of n, the number of draft tokens accepted, and of the
     next token given n."""
 
-    survival: Tensor  # [B, G], float64: P(n > i) in column i; it never rises from left to right
+    survival: Tensor  # [B, G], float64: P(n > i) in column i, never increasing with i
     p: Tensor
     q: Tensor | None
     x: Tensor
@@ -38,26 +38,26 @@ class Outcome:
         return at_least[:, :-1] - at_least[:, 1:]
 
     def n(self, uniforms: Tensor) -> Tensor:
-        """The n that one number in [0, 1) per row picks: accept while u < P(n > i), so never at
-        probability 0."""
+        """Return n, `[B]`, sampled by one number u in [0, 1) per row: the draft tokens with
+        u < P(n > i), so none of probability 0."""
         return (uniforms[:, None] < self.survival).sum(1)
 
     def next_distribution(self, n: Tensor) -> Tensor:
-        """The distribution of the token after the n accepted draft tokens, `[B, V]`: p where all
-        were kept, else a residual."""
+        """Return the distribution of the token after n accepted draft tokens, `[B, V]`: p if all
+        were accepted, else a residual."""
         if not self.x.shape[1]:
             return self.p[:, 0]
         rows = torch.arange(len(n), device=n.device)
         p = _pick_rows(self.p, rows, n)
         rejected = n < self.lengths
-        # reading `rejected` from a device would make the host wait
+        # on a device, `rejected.any()` would make the host wait
         if p.is_cpu and not bool(rejected.any()):
             return p
         at = n.clamp(max=self.x.shape[1] - 1)
         q = None if self.q is None else _pick_rows(self.q, rows, at)
         residual = _residual(p, q, self.x[rows, at], self.scale[rows, n])
         mass = residual.sum(-1, keepdim=True)
-        # only rounding can reject a draft token where nothing is left
+        # mass is 0 after a rejection only because of rounding
         return torch.where(rejected[:, None] & (mass > 0), residual.div_(mass), p)
 
 
@@ -65,13 +65,14 @@ Rule = Callable[[Tensor, Tensor | None, Tensor, Tensor], Outcome]
 
 
 def verify_without_draft(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Without draft tokens, as every rule does it, in few operations: the next token is p's."""
+    """Return the outcome without draft tokens, the same for all rules, in few operations: the next
+    token has distribution p."""
     one = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
     return Outcome(one[:, :0], p, q, x, lengths, one)
 
 
 def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Algorithm 1: keep draft token i with probability min(1, p(x_i)/q(x_i)), stop at the first
+    """Algorithm 1: accept draft token i with probability min(1, p(x_i)/q(x_i)), stop at the first
     rejection."""
     if not x.shape[1]:
         return verify_without_draft(p, q, x, lengths)
@@ -82,16 +83,17 @@ def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outc
 
 
 def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
-    """Block verification (Sun et al. 2025, arXiv 2403.10444): the longest prefix kept is chosen
+    """Block verification (Sun et al. 2025, arXiv 2403.10444): verify the draft tokens of a block
     jointly.
 
-    Keeps at least as many draft tokens as `speculative` on average, and the same distribution.
+    On average it accepts at least as many draft tokens as `speculative`; the output has the same
+    distribution.
     """
     G = x.shape[1]
     if not G:
         return verify_without_draft(p, q, x, lengths)
     px, qx = _gather_probabilities(p[:, :G], x), _gather_probabilities(q, x)
-    qx = qx.where(qx > 0, torch.inf)  # a draft token that q cannot make is not kept
+    qx = qx.where(qx > 0, torch.inf)  # a draft token of probability 0 under q is rejected
     a = [px.new_ones(len(x))]  # a_i = min(1, a_{i-1} p(x_i)/q(x_i))
     for pxi, qxi in zip(px.unbind(1), qx.unbind(1), strict=True):
         a.append((a[-1] * pxi / qxi).clamp(max=1.0))
@@ -104,21 +106,21 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
 
 
 def _stop_probabilities(p: Tensor, q: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
-    """h_i = S_i / (S_i + 1 - a_i) for i = 1..G, S_i the mass of (a_i p - q)+ at the following
-    guess `[B, G]`."""
+    """Return h_i = S_i / (S_i + 1 - a_i) for i = 1..G, `[B, G]`; S_i is the mass of (a_i p - q)+ at
+    the next draft token."""
     G = x.shape[1]
     if not G:
         return weight[:, 1:]
     a = weight[:, 1:G]
     following = None if q is None else q[:, 1:]
     S = _residual(p[:, 1:-1], following, x[:, 1:], a).sum(-1).double()
-    rest = S + (1 - a)  # so bracketed it is never below S
+    rest = S + (1 - a)  # in this order, rounding cannot make it less than S
     h = torch.where(rest > 0, S / rest.where(rest > 0, 1.0), 1.0)
     return torch.cat([h, weight[:, G:]], 1)
 
 
 def _residual(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
-    """(a p - q)+ `[..., V]`, q being all on x where it is None; p, q `[..., V]`, x, a `[...]`."""
+    """Return (a p - q)+, `[..., V]`, for p, q `[..., V]` and x, a `[...]`. q None: one-hot on x."""
     residual = p * a[..., None].to(p.dtype)
     if q is None:
         return residual.scatter_(-1, x[..., None], 0.0)
@@ -126,34 +128,35 @@ def _residual(p: Tensor, q: Tensor | None, x: Tensor, a: Tensor) -> Tensor:
 
 
 def _pick_rows(distributions: Tensor, rows: Tensor, i: Tensor) -> Tensor:
-    """`distributions[rows, i]`, `[n, V]`, for which torch needs ten times as long."""
+    """Return `distributions[rows, i]`, `[n, V]`, in a tenth of the time of torch's indexing."""
     return distributions.flatten(0, 1).index_select(0, rows * distributions.shape[1] + i)
 
 
 def count_greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
-    """T = 0, where every rule is the same: n is the number of leading draft tokens that equal `best
-    [B, G+1]`."""
+    """Return n at temperature 0, the same for all rules: the number of leading draft tokens that
+    equal `best [B, G+1]`."""
     return count_leading(best[:, : x.shape[1]] == x, lengths)
 
 
 def count_leading(accepted: Tensor, lengths: Tensor) -> Tensor:
-    """n where `accepted [B, G]` decides each draft token alone: the first that fails ends the
-    block."""
+    """Return n, `[B]`: the number of draft tokens before the first that `accepted [B, G]`
+    rejects."""
     return (accepted & draft_mask(accepted, lengths)).long().cumprod(1).sum(1)
 
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
-    """beta at every draft token: sum over the vocabulary of min(p, q), `[B, G]` (Theorem 3.5)."""
+    """Return beta at every draft token, `[B, G]`: the sum of min(p, q) over the vocabulary (Theorem
+    3.5)."""
     if not x.shape[1]:
         return p.new_empty(x.shape, dtype=torch.float64)
     p = p[:, : x.shape[1]]
     if q is None:
         return _gather_probabilities(p, x)
-    return torch.minimum(p, q).sum(-1).double().clamp(max=1.0)  # but for rounding
+    return torch.minimum(p, q).sum(-1).double().clamp(max=1.0)  # rounding can exceed 1
 
 
 def overlap_greedy(best: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
-    """The same at T = 0, where p is all on `best [B, G+1]`."""
+    """Return beta at temperature 0, `[B, G]`: p is one-hot on `best [B, G+1]`."""
     best = best[:, : x.shape[1]]
     return (best == x).double() if q is None else _gather_probabilities(q, best)
 
@@ -162,12 +165,13 @@ EXACT_RULES: dict[str, Rule] = {"speculative": speculative, "block": block}
 
 
 def _gather_probabilities(distribution: Tensor | None, x: Tensor) -> Tensor:
-    """distribution(x) in float64; 1 where the draft token was certain."""
+    """Return distribution(x), `[B, G]` in float64; 1 if `distribution` is None, for certain draft
+    tokens."""
     if distribution is None:
         return torch.ones(x.shape, dtype=torch.float64, device=x.device)
     return distribution.gather(2, x[..., None]).squeeze(2).double()
 
 
 def draft_mask(x: Tensor, lengths: Tensor) -> Tensor:
-    """Where x `[B, G]` holds a draft token and not padding, `[B, G]`."""
+    """Return a mask `[B, G]`: True at draft tokens of x `[B, G]`, False at padding."""
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]

@@ -1,10 +1,10 @@
 """Checks of sampling options: each takes an option's name and a caller's value, and returns the
-value in one hashable form, or raises an InputError that names the option and the remedy.
+value in a hashable form, or raises an InputError that names the option and the remedy.
 
-A check is also the kind of an option: the command line and the server derive from it how the option
-is written there. Knows no tensors and no option by its name.
+A check is also the type of an option: the command line and the server derive from it how to parse
+the option. This module does not import torch.
 """
-# that a caller's value is a list or a mapping says nothing of what it holds
+# a caller's list or mapping has items of unknown types
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LogprobsOf = Literal["raw", "drawn"]
 
 
 class Structured(NamedTuple):
-    """A grammar that a text must match."""
+    """A grammar that the output must match."""
 
     kind: Grammar
     grammar: str  # a choice's strings as a JSON list
@@ -33,12 +33,13 @@ class Structured(NamedTuple):
 
 Check = Callable[[str, Any], Any]
 
-MAX_ID_DIGITS = 18  # digits: Python reads no more than 4,300, and a tensor no more than these
+MAX_ID_DIGITS = 18  # fits an int64 tensor; `int` refuses more than 4,300 digits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """Finite numbers within bounds, kept as float. `remedy`: what an error tells to give."""
+    """A check for finite numbers within bounds; returns a float. `remedy`: the values to give, for
+    the error message."""
 
     remedy: str
     ge: float = -math.inf
@@ -56,14 +57,14 @@ class Number:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """The finite bounds, in pydantic's names."""
+        """The finite bounds, by pydantic's names."""
         values = {"ge": self.ge, "gt": self.gt, "le": self.le, "lt": self.lt}
         return {name: bound for name, bound in values.items() if math.isfinite(bound)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Whole numbers within bounds, kept as int. `remedy`: as above."""
+    """A check for whole numbers within bounds; returns an int. `remedy`: as in `Number`."""
 
     remedy: str
     ge: int
@@ -87,7 +88,7 @@ SEED = Count(ge=0, le=2**63 - 1, remedy="a whole number in [0, 2**63)")
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several strings. `remedy`: as above; by itself it lists the strings."""
+    """A check for one of several strings. `remedy`: as in `Number`; by default it lists them."""
 
     values: tuple[str, ...]
     remedy: str = ""
@@ -100,7 +101,8 @@ class Choice:
 
 
 def as_given(name: str, value: Any) -> Any:
-    """Return any value: its reader refuses it, or a check of several options together."""
+    """Return any value unchanged: the code that uses it checks it, or a check of several options
+    together."""
     return value
 
 
@@ -148,7 +150,8 @@ def as_sequences(name: str, value: Any) -> Sequences:
 
 
 def as_biases(name: str, value: Any) -> Biases:
-    """Biases of sequences, from a mapping or pairs; an id alone is a sequence of one."""
+    """Return biases of token sequences, from a mapping or pairs. A single id is a sequence of one
+    token."""
     remedy = "a mapping from ids to numbers"
     pairs = list(value.items()) if isinstance(value, Mapping) else _to_list(name, value, remedy)
     biases: dict[Ids, float] = {}
@@ -156,7 +159,7 @@ def as_biases(name: str, value: Any) -> Biases:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise InputError(f"{name} holds {format_value(pair)}; give {remedy}")
         ids, bias = pair
-        if isinstance(ids, str):  # as JSON's keys are
+        if isinstance(ids, str):  # a key of a JSON object
             if not ids.isascii() or not ids.isdigit() or len(ids) > MAX_ID_DIGITS:
                 raise InputError(f"{name} holds {format_value(ids)}; give {remedy}")
             ids = int(ids)
@@ -206,7 +209,8 @@ def as_decay(name: str, value: Any) -> tuple[int, float]:
 
 
 def as_callables(name: str, value: Any) -> tuple[Any, ...]:
-    """Callables, one or a list of them (transformers' lists are lists, and callable)."""
+    """Return callables, from one or a list. Lists are tested first, as transformers' processor
+    lists are callable themselves."""
     objects = list(value) if isinstance(value, list | tuple) else [value]
     for each in cast(list[Any], objects):
         if isinstance(each, type) or not callable(each):
@@ -230,15 +234,17 @@ def as_structured(name: str, value: Any) -> Structured:
         try:
             grammar = json.dumps(grammar)
         except (TypeError, ValueError) as error:
-            raise InputError(f"{name}'s json_schema is no JSON ({error}); give a schema") from None
+            raise InputError(
+                f"{name}'s json_schema is not valid JSON ({error}); give a schema"
+            ) from None
     if not isinstance(grammar, str) or not grammar.strip():
-        raise InputError(f"{name}'s {kind} is {format_value(grammar)}; give its text")
+        raise InputError(f"{name}'s {kind} is {format_value(grammar)}; give a non-empty string")
     return Structured(kind, grammar)
 
 
 class ThinkingBudget(NamedTuple):
-    """Tokens of thoughts at most, behind `opening`, or behind the prompt where that is empty; then
-    `closing` follows."""
+    """A limit of thinking tokens after `opening`, or after the prompt if `opening` is empty. At the
+    limit, `closing` is forced."""
 
     tokens: int
     opening: Ids
@@ -253,7 +259,7 @@ def as_thinking_budget(name: str, value: Any) -> ThinkingBudget:
         )
     opening, closing = (as_ids(name, ids) for ids in parts[1:])
     if not closing:
-        raise InputError(f"{name} closes with no id; give one or more")
+        raise InputError(f"{name} has no closing ids; give one or more")
     return ThinkingBudget(int(parts[0]), opening, closing)
 
 

@@ -1,7 +1,5 @@
-"""The one place where chance enters: guesses, how many of them are kept, and next tokens.
-
-Knows distributions and keys; knows no models and no rules.
-"""
+"""The random numbers of a step: they sample draft tokens, decide how many of them are accepted, and
+sample the next tokens. All randomness of decoding is here."""
 
 from __future__ import annotations
 
@@ -27,40 +25,38 @@ from foretoken.sampling.distributions import (
 from foretoken.sampling.keys import Purpose, SequenceKey, derive_key, exponentials, uniform
 from foretoken.transfer import send, to_list
 
-NoisePositions = tuple[
-    tuple[SequenceKey, int], ...
-]  # a row's key and an absolute position, of every row
+NoisePositions = tuple[tuple[SequenceKey, int], ...]  # key and absolute position of every sequence
 
 
 class LogitShaper(Protocol):
-    """A row's controls, as whoever standardizes its logits knows them."""
+    """The controls of one sequence, as far as sampling needs them."""
 
-    V: int  # the target's, whose ids controls speak of
+    V: int  # the target's vocabulary size
 
     def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
-        """The scores `[V]` behind the committed text and the draft tokens `draft_tokens`;
-        ControlError where there are none."""
+        """Return the scores `[V]` of the token after the committed tokens and `draft_tokens`.
+        Raises ControlError if they allow none."""
         ...
 
     def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
-        """The tokens behind these that the controls leave no choice about, as far as they know."""
+        """Return the tokens after `draft_tokens` that the controls force, as far as they can
+        tell without logits."""
         ...
 
 
 class Draw:
-    """The draws of one step: each number is keyed by sequence, committed length, offset and
-    purpose.
+    """The random numbers of one step, each keyed by sequence, committed length, offset and purpose.
 
-    Drafters are handed one and call `draw.sample(logits, i)`, or `draw(q, i)` with a distribution
-    of their own. `params` and `controls` say how each sequence's logits become a distribution; a
-    drafter that uses them is the usual choice, but any distribution is allowed. Nothing here waits
-    for a device, except for sequences with controls.
+    A drafter gets one and calls `draw.sample(logits, i)`, or `draw(q, i)` with a distribution of
+    its own. `sample` applies each sequence's `params` and `controls` to the logits, as most
+    drafters should, but any distribution is allowed. Only sequences with controls make the host
+    wait for a device.
 
     Args:
-        keys: The key of each sequence's randomness.
-        lengths: The committed length of each sequence, in tokens.
+        keys: The random key of each sequence.
+        lengths: The number of committed tokens of each sequence.
         params: The sampling params of each sequence.
-        controls: The controls of each sequence, None where it has none.
+        controls: The controls of each sequence; None if it has none.
 
     Examples:
         >>> import foretoken, torch
@@ -70,8 +66,8 @@ class Draw:
         [1]
     """
 
-    coupled: ClassVar[bool] = False  # whether a position has one noise, in every step
-    lenient: ClassVar[bool] = False  # whether draft tokens pass that are not the target's own
+    coupled: ClassVar[bool] = False  # whether draft and target share the noise of a position
+    lenient: ClassVar[bool] = False  # whether draft tokens change a greedy output
 
     def __init__(
         self,
@@ -82,31 +78,31 @@ class Draw:
     ) -> None:
         self.keys, self.lengths, self.params = keys, lengths, params
         self.controls = [None] * len(keys) if controls is None else controls
-        self.masses: list[Tensor] = []  # [B] of every distribution that was drawn from
-        # draft tokens of others, in each row's block
+        self.masses: list[Tensor] = []  # [B] of every distribution that was sampled from
+        # of this step, by drafters before this one
         self.previous_draft_tokens: list[list[int]] = [[] for _ in keys]
-        # behind those, for controls to read
+        # after those, for the controls
         self._draft_tokens: list[list[int]] = [[] for _ in keys]
-        self._prefetched: Tensor | None = None  # [guesses + 2, B]
+        self._prefetched: Tensor | None = None  # [num_draft_tokens + 2, B]
 
     @property
     def greedy(self) -> bool:
-        """True where every sequence takes the likeliest token."""
+        """Whether every sequence takes the most probable token."""
         return all(params.greedy for params in self.params)
 
     @property
     def controlled(self) -> bool:
-        """True where any sequence has controls."""
+        """Whether any sequence has controls."""
         return any(controls is not None for controls in self.controls)
 
     def select(self, rows: list[int]) -> Self:
-        """Return the same step's draws for some of the sequences.
+        """Return the random numbers of the same step for some of the sequences.
 
         Args:
             rows: Their indices in the batch.
 
         Returns:
-            The draws.
+            A Draw for these sequences.
         """
         some = copy(self)  # `masses` stays one list
         for name in (
@@ -125,16 +121,16 @@ class Draw:
     def sample(
         self, logits: Tensor, i: int, params: SamplingParams | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Draw draft token i of every sequence from a draft's logits.
+        """Sample draft token i of every sequence from a draft model's logits.
 
         Args:
-            logits: `[B, V]`; they are shaped by each sequence's controls.
+            logits: `[B, V]`, before each sequence's controls.
             i: The token's number in the step, from 0.
-            params: Sampling params in place of the sequences' own; None is their own.
+            params: Sampling params for all sequences; None: each sequence's own.
 
         Returns:
-            Ids `[B]`, and the distribution that they were drawn from, `[B, V]`; None in place of
-            the latter where all are the likeliest.
+            Ids `[B]`, and the distribution that they were sampled from, `[B, V]`: None if every
+            sequence takes the most probable token.
         """
         logits = self._apply_controls(logits, i)
         rules = self.params if params is None else [params] * len(self.params)
@@ -146,8 +142,8 @@ class Draw:
         return self(q, i), q
 
     def _apply_controls(self, logits: Tensor, i: int) -> Tensor:
-        """Logits as the rows' controls leave them; where they leave nothing, as they are: any
-        distribution may be guessed from."""
+        """Return the logits after each sequence's controls, unchanged if these allow no token: q
+        may be any distribution."""
         if not self.controlled:
             return logits
         V = next(controls.V for controls in self.controls if controls is not None)
@@ -164,20 +160,20 @@ class Draw:
             return controls.shape(
                 scores, [*self.previous_draft_tokens[b], *self._draft_tokens[b][:i]]
             )
-        except ControlError:  # a draft token of others is impossible, so this one is not judged
+        except ControlError:  # an earlier draft token will be rejected, so this one is not verified
             return scores
 
     def _remember(self, ids: Tensor, i: int) -> None:
-        """Remember draft token i for the controls of those behind it."""
+        """Store draft token i for the controls of later ones."""
         if self.controlled:
             for draft_tokens, token in zip(self._draft_tokens, to_list(ids), strict=True):
                 draft_tokens[i:] = [token]
 
     def prefetch(self, num_draft_tokens: int, device: torch.device) -> None:
-        """Send the step's numbers to a device in one copy.
+        """Send the step's random numbers to a device in one copy.
 
         Args:
-            num_draft_tokens: For as many draft tokens.
+            num_draft_tokens: Maximum number of draft tokens in the step.
             device: The device.
         """
         names = [(0, Purpose.ACCEPT), (0, Purpose.NEXT)]
@@ -185,12 +181,12 @@ class Draw:
         self._prefetched = send(self._compute_numbers(*names), device)
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
-        """Draw draft token i of every sequence from a distribution.
+        """Sample draft token i of every sequence from a distribution.
 
         Args:
             distribution: `[B, V]`.
             i: The token's number in the step, from 0.
-            cdf: The distribution's `running_sum`, where the drafter has kept it: that is quicker.
+            cdf: The distribution's `running_sum`, if the drafter has stored it; saves time.
 
         Returns:
             Ids, `[B]`.
@@ -200,13 +196,13 @@ class Draw:
         return ids
 
     def continue_after(self, draft_tokens: list[list[int]]) -> Draw:
-        """Return the same step's draws for a drafter that goes on after other drafters' tokens.
+        """Return the random numbers of the same step for a drafter that continues after others.
 
         Args:
             draft_tokens: The draft tokens of the others, for each sequence.
 
         Returns:
-            The draws.
+            A Draw whose token 0 follows them.
         """
         later = copy(self)  # `masses` stays one list
         later.previous_draft_tokens = [
@@ -222,9 +218,9 @@ class Draw:
         return [len(x) for x in self.previous_draft_tokens]
 
     def derive_keys(self) -> list[SequenceKey]:
-        """Return keys for a drafter that takes steps of its own.
+        """Return random keys for a drafter that runs steps of its own.
 
-        Draws under them are independent of this step and of every other.
+        Numbers under these keys are independent of those of this step and of all others.
 
         Returns:
             A key for each sequence.
@@ -234,10 +230,10 @@ class Draw:
         ]
 
     def draft_numbers(self, count: int) -> Tensor:
-        """Return the numbers that draw so many draft tokens of every sequence.
+        """Return the random numbers that sample the draft tokens of every sequence.
 
         Args:
-            count: How many.
+            count: Number of draft tokens.
 
         Returns:
             `[count, B]`, in float64.
@@ -245,8 +241,8 @@ class Draw:
         return self._compute_numbers(*((i, Purpose.DRAFT) for i in range(count)))
 
     def verification_numbers(self) -> tuple[Tensor, Tensor]:
-        """Return the numbers that decide how many draft tokens are accepted, and those that draw
-        the tokens after them.
+        """Return the random numbers that decide how many draft tokens are accepted, and those that
+        sample the tokens after them.
 
         Returns:
             `[B]` each, in float64.
@@ -255,10 +251,10 @@ class Draw:
         return accept, following
 
     def draw_accepted(self, outcome: Outcome) -> Tensor:
-        """Draw how many draft tokens of every sequence are accepted.
+        """Sample the number of accepted draft tokens of every sequence.
 
         Args:
-            outcome: The probabilities of acceptance.
+            outcome: Its distribution.
 
         Returns:
             Counts, `[B]`.
@@ -268,7 +264,7 @@ class Draw:
         return outcome.n(self._get_uniforms(0, Purpose.ACCEPT, outcome.survival.device))
 
     def draw_next_token(self, distribution: Tensor) -> Tensor:
-        """Draw the target's own token of every sequence.
+        """Sample the token after the accepted draft tokens of every sequence.
 
         Args:
             distribution: `[B, V]`.
@@ -291,40 +287,40 @@ class Draw:
         return self._prefetched[{Purpose.ACCEPT: 0, Purpose.NEXT: 1}.get(purpose, 2 + offset)]
 
     def _compute_numbers(self, *names: tuple[int, Purpose]) -> Tensor:
-        """Return every sequence's numbers at these offsets, for these purposes, `[names, B]`."""
-        rows = list(zip(self.keys, self.lengths, self.offsets, strict=True))
+        """Return every sequence's random numbers at these offsets, for these purposes,
+        `[len(names), B]`."""
+        seqs = list(zip(self.keys, self.lengths, self.offsets, strict=True))
         numbers = [
-            [uniform(key, length, first + offset, purpose) for key, length, first in rows]
+            [uniform(key, length, first + offset, purpose) for key, length, first in seqs]
             for offset, purpose in names
         ]
-        return torch.as_tensor(np.array(numbers).reshape(len(names), len(rows)))
+        return torch.as_tensor(np.array(numbers).reshape(len(names), len(seqs)))
 
 
 class LenientDraw(Draw):
-    """The same, where draft tokens pass more easily: a greedy text depends on them too."""
+    """The random numbers of a step with lenience, under which greedy outputs depend on the draft
+    tokens too."""
 
     lenient: ClassVar[bool] = True
 
 
 class SharedDraw(Draw):
-    """The draws of coupled mode: at position t the id with the least E_t / distribution, whoever
-    draws.
+    """The random numbers of coupled mode: at position t, draft and target both choose the id with
+    the least E_t / distribution.
 
-    The exponential noise E_t belongs to the absolute position, so draft and target meet the same
-    one, and with equal distributions choose the same id (Daliri, Musco, Suresh 2024, arXiv
-    2408.07978).
+    The exponential noise E_t belongs to the absolute position, so they choose the same id if their
+    distributions are equal (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
     """
 
     coupled: ClassVar[bool] = True
 
     @cached_property
     def _noise(self) -> dict[tuple[NoisePositions, int], Tensor]:
-        """By whose positions it is and how many ids, `[B, V]`."""
+        """The noise `[B, V]` by positions and V."""
         return {}
 
     def prefetch(self, num_draft_tokens: int, device: torch.device) -> None:
-        """Nothing is sent ahead: the noise is as wide as the distribution, which is not known
-        yet."""
+        """Do nothing: the size of the noise is V of the distribution, which is not known yet."""
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         self.masses.append(distribution.sum(-1, dtype=torch.float64))
@@ -333,25 +329,25 @@ class SharedDraw(Draw):
         return ids
 
     def derive_keys(self) -> list[SequenceKey]:
-        """The same keys: at any depth a position has its one noise."""
+        """Return the keys unchanged: in nested steps too, a position has only one noise."""
         return self.keys
 
     def find_winners(self, distributions: Tensor, first: int = 0) -> Tensor:
-        """The ids of consecutive positions, `[B, n]`, from their `distributions [B, n, V]`; the
-        first position is `first` behind the committed text."""
+        """Return the ids of n consecutive positions, `[B, n]`, from `distributions [B, n, V]`. The
+        first position is at offset `first` after the committed tokens."""
         _, n, V = distributions.shape
         noise = torch.stack([self._exponentials(first + i, V) for i in range(n)], 1)
-        # in float64; where the distribution is 0, inf
+        # in float64; inf for probability 0
         return (send(noise, distributions.device) / distributions).argmin(-1)
 
     def _exponentials(self, offset: int, V: int) -> Tensor:
-        places = self._noise_positions(offset)
-        if (places, V) not in self._noise:
-            rows = [exponentials(key, position, V) for key, position in places]
-            self._noise[places, V] = torch.as_tensor(np.stack(rows))
-        return self._noise[places, V]
+        positions = self._noise_positions(offset)
+        if (positions, V) not in self._noise:
+            rows = [exponentials(key, position, V) for key, position in positions]
+            self._noise[positions, V] = torch.as_tensor(np.stack(rows))
+        return self._noise[positions, V]
 
     def _noise_positions(self, offset: int) -> NoisePositions:
-        """Each row's key, and the absolute position at that offset."""
+        """Return each sequence's key, and its absolute position at that offset."""
         names = zip(self.keys, self.lengths, self.offsets, strict=True)
         return tuple((key, length + first + offset) for key, length, first in names)
