@@ -1,10 +1,10 @@
-"""Section 2.2: from logits to a distribution, and from a distribution to a token.
+"""From logits to a distribution, and from a distribution to a token (paper, section 2.2).
 
-One function, `probabilities`, serves the draft, the verification, the next token and plain decoding
-alike, so that all speak of the same distribution. `locate` turns one number into one token,
-wherever a token is drawn by inverting a CDF. Knows no models and no prompts.
+Drafting, verification, the next token and plain decoding all use `probabilities`, and therefore the
+same distribution. All sampling by an inverted CDF uses `locate`, which turns one number in [0, 1)
+into one token.
 """
-# what torch makes from an array or a list is of unknown type to pyright
+# torch does not annotate from_numpy() and tolist()
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from foretoken.errors import NumericsError
 from foretoken.kernels import tokens
 from foretoken.sampling.params import SamplingParams, WarpingParams
 
-EXTRA_WARPERS_OFF = SamplingParams(1.0).standard[
-    4:
-]  # typical, epsilon and eta, which torch computes
+EXTRA_WARPERS_OFF = SamplingParams(1.0).standard[4:]  # typical, epsilon, eta: not in the kernels
 
 
 def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The distribution that a token is drawn from, `[..., V]` in float32 or better.
+    """Return the distribution that a token is sampled from, `[..., V]` in float32 or float64.
 
-    Below `params.GREEDY_BELOW` a one-hot distribution on the argmax, the lowest index on ties
-    (erratum to C1: the paper leaves ties open).
+    For greedy params it is one-hot on the argmax, the lowest id on ties (which the paper leaves
+    open).
     """
     if params.greedy:
         return one_hot(argmax_ids(logits), logits.shape[-1]).to(working_dtype(logits.dtype))
@@ -43,8 +41,8 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def warp_logits(logits: Tensor, params: WarpingParams) -> Tensor:
-    """The scores whose softmax is the distribution, -inf where it has no mass: temperature, top-k,
-    top-p, min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
+    """Return the scores whose softmax is the distribution, -inf for probability 0: temperature,
+    top-k, top-p, min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
     scores = logits.to(working_dtype(logits.dtype))
     if params.temperature != 1:
         scores = scores / params.temperature
@@ -64,7 +62,7 @@ def warp_logits(logits: Tensor, params: WarpingParams) -> Tensor:
 
 
 def row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """The same for rows of `[B, ..., V]`, each by its own params."""
+    """Return `probabilities` of logits `[B, ..., V]`, with separate params for each row."""
     first = params[0]
     if all(each is first or each.standard == first.standard for each in params):
         return probabilities(logits, first)
@@ -78,42 +76,42 @@ def row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tenso
 
 
 def argmax_ids(logits: Tensor) -> Tensor:
-    """The argmax, the lowest index on ties, of `[..., V]`."""
+    """Return the argmax of `[..., V]`, the lowest id on ties."""
     if logits.is_cpu:  # NumPy needs 2 us for V = 32,000, torch 50
         return torch.as_tensor(as_array(logits).argmax(-1))
     return logits.argmax(-1)
 
 
 def find_peaks(logits: Tensor, V: int | None = None) -> tuple[list[list[int]], list[list[float]]]:
-    """`argmax_ids` of `[B, n, V]` on the host, among the first V ids, and the logits there, by one
-    look at all numbers: these are NaN or infinite exactly where the position is invalid."""
+    """Return `argmax_ids` of `[B, n, V]` on the host, among the first V ids, and the logits there,
+    in one pass over the numbers. A logit is NaN or infinite exactly if its position is invalid."""
     scores = as_array(logits)[..., :V]
-    best = cast(list[list[int]], scores.argmax(-1).tolist())  # the first NaN where there is one
+    best = cast(list[list[int]], scores.argmax(-1).tolist())  # the first NaN, if there is one
     rows = zip(scores, best, strict=True)
     return best, [[float(row[i, x]) for i, x in enumerate(ids)] for row, ids in rows]
 
 
 def as_array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor of the host as NumPy sees it, in a type that it knows."""
+    """Return a host tensor as an array, converted to float32 if NumPy lacks its dtype."""
     return (tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()).numpy()
 
 
 def one_hot(ids: Tensor, V: int) -> Tensor:
-    """float32 distributions `[..., V]` that put everything on `ids`."""
+    """Return one-hot distributions on `ids [...]`, `[..., V]` in float32."""
     return torch.zeros(*ids.shape, V, device=ids.device).scatter_(-1, ids[..., None], 1.0)
 
 
 def running_sum(distributions: Tensor) -> Tensor:
-    """The CDF that `sample` inverts, `[B, V]` in float64."""
+    """Return the CDF that `sample` inverts, `[B, V]` in float64."""
     return distributions.to(torch.float64, copy=True).cumsum_(-1)  # in place: fresh memory is slow
 
 
 def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -> Tensor:
-    """Inverse CDF in float64: one id per row of `distributions [B, V]` from one number in [0, 1)
-    each, `[B]`. `cdf` is the distributions' `running_sum`, most of the cost, where it is at hand.
+    """Return one id per row of `distributions [B, V]`, `[B]`, by inverting the CDF in float64 at
+    one number in [0, 1) per row.
 
-    An id of zero mass is never returned, whatever the rounding. Raises NumericsError for an
-    invalid distribution.
+    Rounding never returns an id of probability 0. Raises NumericsError for an invalid distribution.
+    cdf: the distributions' `running_sum`, which is most of the cost, if it is available.
     """
     ids, masses = locate(distributions, uniforms, cdf)
     require_mass(_to_floats(masses))
@@ -123,8 +121,9 @@ def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -
 def locate(
     distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`sample` without its check, which would make a device's host wait: ids, and the mass of every
-    row for `require_mass`, `[B]` each. For an invalid distribution any id comes back."""
+    """Return ids like `sample`, and the mass of every row for `require_mass`, `[B]` each. It does
+    not check the masses, as that would make the host wait for the device: for an invalid
+    distribution, it may return any id."""
     if cdf is None and tokens.can_compute(distributions):
         return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
@@ -140,14 +139,15 @@ def locate(
 def _locate_on_host(
     distributions: Tensor, uniforms: Tensor, cdf: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`locate` on the host, row by row: for a few numbers NumPy takes a tenth of torch's time."""
+    """Return what `locate` does, on the host, row by row: for small batches NumPy takes a tenth of
+    torch's time."""
     rows, V = as_array(distributions), distributions.shape[-1]
     found: list[tuple[int, float]] = []
     for b, u in enumerate(cast(list[float], uniforms.tolist())):
         sums = rows[b].cumsum(dtype=np.float64) if cdf is None else cdf[b].numpy()
         total = float(sums[-1])
-        # The sum runs from left to right: an id of zero mass has its predecessor's CDF, and the
-        # mark stays below the total
+        # sums are exact repeats at ids of probability 0, and the mark is below the total: so none
+        # of these ids is found
         mark = min(u * total, math.nextafter(total, 0.0))
         found.append((min(int(sums.searchsorted(mark, "right")), V - 1), total))
     ids, masses = zip(*found, strict=True) if found else ((), ())
@@ -155,28 +155,28 @@ def _locate_on_host(
 
 
 def find_possible(distributions: Tensor, ids: Tensor) -> Tensor:
-    """For each of `ids [B, 1]` the last id up to it that has mass in `distributions [B, V]`, else
-    the first that has."""
+    """Return for each of `ids [B, 1]` the last id up to it with a probability above 0 in
+    `distributions [B, V]`, else the first such id after it."""
     V = distributions.shape[-1]
     every = torch.arange(V, device=distributions.device)
-    key = torch.where(every <= ids, every, -1 - every)  # the greatest wins
+    key = torch.where(every <= ids, every, -1 - every)  # the maximum is the id to return
     best = torch.where(distributions > 0, key, -V).amax(-1, keepdim=True)
     return torch.where(best < 0, -1 - best, best)
 
 
 def require_mass(masses: list[float]) -> None:
-    """Raise NumericsError where a distribution that was drawn from is invalid."""
+    """Raise NumericsError if a distribution that was sampled from is invalid."""
     if not all(0 < mass < math.inf for mass in masses):
         raise NumericsError(
-            "a law to draw from has no mass or holds NaN; look at the logits or the q"
+            "a distribution to sample from has no mass or holds NaN; check the logits or q"
         )
 
 
 def require_valid_logits(logits: Tensor, whose: str, starts: list[int], counts: list[int]) -> None:
-    """Raise NumericsError for invalid `logits [B, n, V]`: NaN, +inf, or -inf throughout.
+    """Raise NumericsError for invalid `logits [B, n, V]`: NaN, +inf, or nothing but -inf.
 
-    Row b's first `counts[b]` positions matter; `starts[b]` is the place of the first of them in
-    the text.
+    It checks the first `counts[b]` positions of row b, which begin at position `starts[b]` of the
+    sequence. whose: "target" or "draft", for the message.
     """
     require_finite(cast(list[list[float]], logits.amax(-1).tolist()), whose, starts, counts)
 
@@ -188,30 +188,32 @@ def require_finite(
     counts: list[int],
     places: Sequence[int] | None = None,
 ) -> None:
-    """The same from each position's largest logit, which is NaN or infinite exactly then;
-    `places`: of the rows in their batch."""
+    """Raise NumericsError as `require_valid_logits` does, from the largest logit of each position:
+    it is NaN or infinite exactly if the logits are invalid. places: rows in the batch, for the
+    message; None: 0, 1, ..."""
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return
-    for b, (place, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
+    for b, (row, count) in enumerate(zip(places or range(len(counts)), counts, strict=True)):
         for i, top in enumerate(tops[b][:count]):
             if not math.isfinite(top):
-                raise make_invalid_error(top, whose, starts[b] + i, place)
+                raise make_invalid_error(top, whose, starts[b] + i, row)
 
 
 def make_invalid_error(top: float, whose: str, position: int, row: int) -> NumericsError:
-    """The error for logits whose largest is `top`, at a position of a row's text."""
+    """Return the error for logits whose maximum is `top`, at a position of the sequence in `row`."""
     kind = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
     return NumericsError(
         f"the {whose}'s logits hold {kind} at position {position} of row {row}; "
-        "try dtype='float32', and look for overflow in the model",
+        "try dtype='float32', and check the model for overflow",
         row,
         whose,
     )
 
 
 def mask_invalid(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """`logits [.., V]` with zeros where they are invalid, and the largest of each position, `[..]`,
-    in which that still shows: whether it matters is known later."""
+    """Return `logits [..., V]` with zeros at invalid positions, and the largest logit of each
+    position, `[...]`, which is still not finite there: the step decides later whether that is an
+    error."""
     tops = _max_logits(as_array(logits)) if logits.is_cpu else logits.amax(-1)
     if is_known_finite(tops):
         return logits, tops
@@ -219,16 +221,16 @@ def mask_invalid(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _max_logits(scores: NDArray[Any]) -> Tensor:
-    """The largest of each position of the host, NaN where there is one: NumPy finds its place in a
-    tenth of the time that its value takes."""
+    """Return the largest score of each position, NaN if there is one: NumPy's argmax takes a tenth
+    of the time of its max."""
     flat = scores.reshape(-1, scores.shape[-1])
     tops = [row[i] for row, i in zip(flat, flat.argmax(-1).tolist(), strict=True)]
     return torch.from_numpy(np.array(tops, scores.dtype).reshape(scores.shape[:-1]))
 
 
 def is_known_finite(tops: Tensor) -> bool:
-    """Tell whether the host knows, without waiting for a device, that all of them are finite."""
-    # a list: to load NumPy's own way takes longer than to look at a few numbers
+    """Return whether all of them are finite and on the host: False on a device, without waiting."""
+    # a list is faster than an array operation on a few numbers
     return tops.is_cpu and all(map(math.isfinite, _to_floats(tops.flatten())))
 
 
@@ -238,25 +240,26 @@ def _top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def _top_p(scores: Tensor, top_p: float) -> Tensor:
-    """Without the longest ascending run of scores whose mass is at most 1 - top_p; of equals the
-    lower index goes first. The likeliest stays."""
+    """Mask out the lowest scores, as many as have a total probability of at most 1 - top_p; of
+    equal scores, lower ids first. The highest score stays."""
     edge, tied = _find_top_p_edge(scores, top_p)
     return _mask_out(scores, (scores < edge) | _keep_first(scores == edge, tied))
 
 
 def _find_top_p_edge(scores: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The least score that stays, and how many of its equals do not, `[..., 1]` each."""
+    """Return the lowest score that stays, and how many scores equal to it do not, `[..., 1]`
+    each."""
     V = scores.shape[-1]
     ordered = _sort_ascending(scores, V)
     mass = ordered.softmax(-1).cumsum(-1)
-    most = torch.full_like(mass[..., :1], 1 - top_p)
-    count = torch.searchsorted(mass, most, right=True).clamp(max=V - 1)
+    limit = torch.full_like(mass[..., :1], 1 - top_p)
+    count = torch.searchsorted(mass, limit, right=True).clamp(max=V - 1)
     edge = ordered.gather(-1, count)
     return edge, count - torch.searchsorted(ordered, edge)
 
 
 def _keep_first(mask: Tensor, count: Tensor) -> Tensor:
-    """The first `count [..., 1]` that are true, of `mask [..., V]`."""
+    """Return `mask [..., V]` with only its first `count [..., 1]` True entries."""
     return mask & (mask.cumsum(-1) <= count)
 
 
@@ -266,8 +269,8 @@ def _min_p(scores: Tensor, min_p: float) -> Tensor:
 
 
 def _typical(scores: Tensor, mass: float) -> Tensor:
-    """The ids whose surprise is nearest to the entropy, until they have that mass (Meister et al.
-    2023, arXiv 2202.00666)."""
+    """Keep the ids whose information content, -log p, is nearest to the entropy, up to a total
+    probability of `mass` (Meister et al. 2023, arXiv 2202.00666)."""
     log_p = scores.log_softmax(-1)
     p = log_p.exp()
     entropy = -(log_p * p).nansum(-1, keepdim=True)
@@ -279,8 +282,8 @@ def _typical(scores: Tensor, mass: float) -> Tensor:
 
 
 def _eta(scores: Tensor, epsilon: float) -> Tensor:
-    """Without ids below min(epsilon, sqrt(epsilon) exp(-entropy)) (Hewitt et al. 2022, arXiv
-    2210.15191)."""
+    """Mask out ids of a probability below min(epsilon, sqrt(epsilon) exp(-entropy)) (Hewitt et al.
+    2022, arXiv 2210.15191)."""
     log_p = scores.log_softmax(-1)
     p = log_p.exp()
     entropy = -(log_p * p).nansum(-1, keepdim=True)
@@ -288,13 +291,13 @@ def _eta(scores: Tensor, epsilon: float) -> Tensor:
 
 
 def _drop_below(scores: Tensor, p: Tensor, min_probability: Tensor | float) -> Tensor:
-    """Without ids of less probability; the likeliest stay."""
+    """Mask out ids of a lower probability, but not the most probable ones."""
     return _mask_out(scores, (p < min_probability) & (scores < scores.amax(-1, keepdim=True)))
 
 
 def _sort_ascending(scores: Tensor, k: int) -> Tensor:
-    """The k largest, the largest last: `[..., k]`. Values alone, which NumPy sorts 20 times as
-    fast as torch sorts with their places."""
+    """Return the k largest scores in ascending order, `[..., k]`. NumPy sorts values 20 times as
+    fast as torch sorts values with indices."""
     if not scores.is_cpu:
         return scores.topk(k).values.flip(-1)
     array = scores.numpy()

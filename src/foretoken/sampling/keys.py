@@ -1,11 +1,11 @@
-"""Keyed randomness: every number that is drawn has a name, and the same name always gives the
-same number.
+"""Counter-based random numbers: every number has a name, and the same name always gives the same
+number.
 
-A name is (row key, committed length at the start of the step, offset in the block, purpose). Keying
-by position alone would be wrong: a position that is drafted again after a rejection would meet its
-old noise. With these names a row's text depends neither on its other rows of the batch nor on the
-order of the work. Only coupled mode's noise, `exponentials`, is named by position alone: there a
-token is kept because it is the one that this very noise gives the target.
+A name is (sequence key, committed length at the start of the step, offset in the block, purpose).
+Names by position alone would be wrong: a position that is drafted again after a rejection would get
+the same number again. With these names, a sequence's output depends neither on other sequences of
+the batch nor on the order of computation. Only the noise of coupled mode, `exponentials`, is named
+by position alone: there, draft and target must use the same noise.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ INITIAL_PHILOX_STATE = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0
 
 
 class SequenceKey(NamedTuple):
-    """Who draws: the seed of the call and the row's number in it."""
+    """The random key of a sequence: the seed of the call, and the sequence's number in the call."""
 
     seed: int
     number: int
 
 
 class Purpose(IntEnum):
-    """The use of a random number; the streams of different uses are independent."""
+    """The use of a random number. Numbers for different uses are independent."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -38,21 +38,21 @@ class Purpose(IntEnum):
 
 
 def uniform(key: SequenceKey, length: int, offset: int, purpose: Purpose) -> float:
-    """The number in [0, 1) of that name: Philox 4x64 (Salmon et al. 2011), name in key and
-    counter."""
+    """Return the number in [0, 1) of this name, by Philox 4x64 (Salmon et al. 2011) with the name
+    as key and counter."""
     return (int(_bits(key, length, offset, purpose).random_raw()) >> 11) * 2.0**-53
 
 
 def exponentials(key: SequenceKey, position: int, count: int) -> np.ndarray:
-    """Coupled mode's noise at an absolute position: Exp(1) for each of the ids 0..count-1,
-    `[count]` in float64, none of them 0; an id's number does not depend on `count`."""
+    """Return the noise of coupled mode at an absolute position: Exp(1) for each of the ids
+    0..count-1, `[count]` in float64, never 0. The number of an id does not depend on `count`."""
     raw = _bits(key, position, 0, Purpose.SHARED).random_raw(count)
     return -np.log(((raw >> np.uint64(12)) + 0.5) * 2.0**-52)
 
 
 def derive_key(key: SequenceKey, length: int, offset: int) -> SequenceKey:
-    """Who draws where a drafter takes steps of its own (a cascade): a key that is itself a number
-    of that name, so that what is drawn under it is new in every outer step, at any depth."""
+    """Return the key for the inner steps of a drafter (a cascade). The key is itself a random
+    number of this name, so every outer step, at any depth, has new inner numbers."""
     seed, row = _bits(key, length, offset, Purpose.WITHIN).random_raw(2).tolist()
     return SequenceKey(seed >> 1, row >> 1)
 
@@ -69,5 +69,6 @@ def _bits(key: SequenceKey, length: int, offset: int, purpose: Purpose) -> Any:
 
 @lru_cache
 def _generator(thread: int) -> Any:
-    """A generator for each thread: making one takes ten times as long as setting it to a name."""
+    """Return the generator of a thread; creating one takes ten times as long as setting its
+    state."""
     return np.random.Philox(key=(0, 0))

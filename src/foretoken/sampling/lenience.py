@@ -1,14 +1,16 @@
-"""Lenience (appendix A.5): draft tokens are compared with l q in place of q. Faster, and not exact.
+"""Lenience (paper, appendix A.5): the acceptance test has l q in place of q. More draft tokens are
+accepted, but the output does not have the target's distribution.
 
-Accepting x with probability min(1, p(x) / (l q(x))) and replacing it by a draw from norm((p - q)+)
-is exact speculative decoding to a distribution of its own,
+Accepting x with probability min(1, p(x) / (l q(x))), and else sampling from norm((p - q)+), is
+exact speculative decoding for another distribution than p,
 
     P_l = min(q, p / l) + (1 - alpha_l) norm((p - q)+),    alpha_l = sum min(q, p / l),
 
-so any exact rule is made lenient by giving it P_l in place of p. No token is above
-max(p, min(q, p / l)), hence none above p / l, and the total variation from p is alpha_l - alpha.
-The paper leaves the residual open; with these acceptances none is nearer to p. The token after a
-block that was kept whole has the distribution p. Knows no models and draws nothing.
+so any exact rule becomes lenient with P_l in place of p. No probability exceeds
+max(p, min(q, p / l)), hence none exceeds p / l, and the total variation distance from p is
+alpha_l - alpha. The paper does not specify the residual; no other residual gives a distribution
+nearer to p at these acceptance probabilities. The token after a fully accepted block has
+distribution p.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from foretoken.sampling.acceptance_rules import Outcome, Rule, draft_mask
 
 
 def make_lenient(rule: Rule, lenience: float) -> Rule:
-    """`rule`, which must be exact, judging by P_l: its outcome's `p` says so.
+    """Return `rule`, which must be exact, with P_l in place of p, also as its outcome's `p`.
 
-    Made of Algorithm 1 this is the paper's; made of block verification it has P_l at every draft
-    token too, and keeps more.
+    With Algorithm 1 it is the paper's lenience. With block verification, every draft token has
+    distribution P_l too, and more are accepted.
     """
     argument_checks.check_lenience(lenience)
 
@@ -40,12 +42,12 @@ def make_lenient(rule: Rule, lenience: float) -> Rule:
 
 
 def lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
-    """P_l at every draft token, `[B, G, V]`, from p and q of that shape; q None: all of it on x
-    `[B, G]`."""
+    """Return P_l at every draft token, `[B, G, V]`, from p and q of that shape. q None: one-hot on
+    x `[B, G]`."""
     if q is None:
         at = x[..., None]
         px = p.gather(2, at)
-        accepted = (px / lenience).clamp(max=1)  # alpha_l; below 1 only where 1 - p(x) > 1 - l
+        accepted = (px / lenience).clamp(max=1)  # alpha_l; below 1 only if 1 - p(x) > 1 - l
         scale = (1 - accepted) / (1 - px).clamp(min=max(1 - lenience, math.ulp(1.0)))
         return (p * scale).scatter(2, at, accepted)
     accepted_mass = torch.minimum(q, p / lenience)
@@ -56,7 +58,8 @@ def lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float
 
 
 def near_best(logits: Tensor, lenience: float) -> Tensor:
-    """Where p >= l max p, `[..., V]`: what greedy lenience accepts (the paper's inequality is
-    printed the wrong way round). p is the softmax of the logits, whatever the call asks for."""
+    """Return a mask `[..., V]` of the tokens that greedy lenience accepts: p >= l max p (the paper
+    prints the inequality the wrong way round). p is the softmax of the logits, without sampling
+    params."""
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return scores >= scores.amax(-1, keepdim=True) + math.log(lenience)

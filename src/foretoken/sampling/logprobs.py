@@ -1,4 +1,5 @@
-"""Log-probabilities of tokens and of the likeliest alternatives, as a request may ask for them."""
+"""Log probabilities of tokens and of the most probable alternatives, for requests with
+`logprobs`."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from foretoken.transfer import to_list
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """One token's natural logarithm of probability, and those of the likeliest at its place, best
-    first, of equals the lower id. rank: 1 for a likeliest one, and so on."""
+    """The log probability (natural) of a token. `top`: ids and log probabilities of the most
+    probable tokens at its position, in descending order, of equals the lower id first. `rank`: 1
+    for a most probable token, and so on."""
 
     token: int
     logprob: float
@@ -22,8 +24,8 @@ class Logprobs:
 
 
 def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
-    """Return the logprobs of `tokens`, from the logarithms of their distributions, `[n, V]`;
-    `count`: the likeliest reported."""
+    """Return the logprobs of `tokens` from `scores`, the log probabilities at their positions,
+    `[n, V]`, with the `count` most probable ids at each."""
     if not tokens:
         return []
     at = torch.tensor(tokens, device=scores.device)[:, None]
@@ -37,8 +39,8 @@ def logprobs(scores: Tensor, tokens: list[int], count: int) -> list[Logprobs]:
 
 
 def _top(scores: Tensor, count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` likeliest ids of `[V]`. Only what reaches the last of them is sorted: topk alone
-    leaves the order of equals open."""
+    """Return the `count` most probable ids of `[V]` and their scores. A stable sort orders equal
+    scores by id, which topk does not."""
     if not count:
         return ()
     edge = scores.topk(count).values[-1]

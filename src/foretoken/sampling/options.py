@@ -1,9 +1,9 @@
-"""Declaration of an option: all that is said of it besides its type and default.
+"""The declaration of an option: its check, its help text and its names.
 
 Every field of `SamplingParams`, `LoadOptions`, `EngineOptions` and `ServerOptions` declares its
-option once, with `option`. The check of its value, the command line (`cli.option`, `cli.serve`),
-the server's fields (`server.api.wire`), the keys of a JSONL line and the tables of the docs are
-derived from the declaration. Knows no tensors.
+option once, with `option`. From the declaration follow the check of its value, the command line
+(`cli.option`, `cli.serve`), the server's fields (`server.api.wire`), the keys of a JSONL line and
+the tables of the docs. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Panel = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ApiField:
-    """An option's field in requests to a server: OpenAI's name or, where that lacks one, vLLM's.
+    """An option's field in requests to a server: OpenAI's name or, if OpenAI has none, vLLM's.
 
-    `bounds`: those that a request has besides the check's, in pydantic's names.
+    `bounds`: bounds in requests, in addition to the check's, by pydantic's names.
     """
 
     name: str
@@ -40,21 +40,20 @@ class ApiField:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredOption:
-    """Declaration of one option, by its field.
+    """The declaration of one option, stored in its field.
 
     Attributes:
-        check: Makes a caller's value the field's, or raises InputError.
+        check: Converts a caller's value to the field's, or raises InputError.
         help: One sentence, for `--help`, the server's schema and the docs.
-        panel: Its group in `--help`; None for one that no command line or JSONL line has, as for
-            code, which no text can hold.
-        flag: Its flag on the command line, where that is not the field's name.
-        api: Its field in a request to the server; None where it has none, or where endpoints
-            differ in more than a name.
-        aliases: Names that other libraries have for it, to suggest this one for them.
-        one_text: True if commands that write one text at a time take it.
-        group: The commands that take it, where `cli.option` has groups.
-        off: Values, beside None, at which the entry of this name in a model's generation config
-            changes nothing; () where no such entry is followed.
+        panel: Its group in `--help`; None for options of Python only, such as callables.
+        flag: Its flag on the command line, if it differs from the field's name.
+        api: Its field in a request to the server; None if it has none, or if endpoints differ in
+            more than the name.
+        aliases: Names of the same option in other libraries, for suggestions in error messages.
+        one_text: True if commands that generate one output at a time have it.
+        group: The commands that have it, if `cli.option` groups them.
+        off: Values, in addition to None, at which the entry of this name in a model's generation
+            config changes nothing; () if that entry is not used.
     """
 
     check: Check
@@ -69,8 +68,8 @@ class DeclaredOption:
 
 
 def option(default: T, check: Check, help: str, panel: Panel | None, **more: Any) -> T:
-    """Declare a field of a dataclass of options; arguments but the default are `DeclaredOption`'s,
-    and `api` may be a name alone."""
+    """Declare a field of a dataclass of options. The arguments after `default` are those of
+    `DeclaredOption`; `api` may be just a name."""
     if isinstance(api := more.get("api"), str):
         more["api"] = ApiField(api)
     declared = DeclaredOption(check, help, panel, **more)
@@ -78,14 +77,14 @@ def option(default: T, check: Check, help: str, panel: Panel | None, **more: Any
 
 
 def get_options(kind: Any) -> dict[str, DeclaredOption]:
-    """The options that a dataclass declares, by field, in their order."""
+    """Return the options that a dataclass declares, by field, in their order."""
     members: tuple[Field[Any], ...] = fields(kind)
     return {each.name: each.metadata[DeclaredOption] for each in members}
 
 
 def check_options(options: Any) -> None:
-    """Check the fields of a dataclass of options, each by its declaration; None passes where it is
-    the default. Fields become what their checks return. Raises InputError, about the option."""
+    """Check the fields of a dataclass of options by their declarations, and replace each by the
+    result of its check. None is valid if it is the default. Raises InputError about the option."""
     for member in fields(options):
         value = getattr(options, member.name)
         if value is not None or member.default is not None:
@@ -95,8 +94,8 @@ def check_options(options: Any) -> None:
 
 
 def add_args_section(docstring: str, options: Mapping[str, DeclaredOption]) -> str:
-    """Return a docstring with the help texts of these options in its Args section: at the end of
-    one that it has, else of a new one before `Raises:`."""
+    """Return a docstring with the help texts of these options added at the end of its Args section,
+    or in a new one before `Raises:`."""
     args = "".join(f"        {name}: {each.help}\n" for name, each in options.items())
     if "    Args:\n" in docstring:
         before, begin, rest = docstring.partition("    Args:\n")

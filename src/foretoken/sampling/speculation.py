@@ -1,7 +1,6 @@
-"""Options of speculation, each declared once: how many draft tokens there are, and how they are
-judged.
+"""Options of speculation: the number of draft tokens and the acceptance method.
 
-Imports neither torch nor NumPy, so that a mistake on the command line is reported without delay.
+This module imports neither torch nor NumPy, so that errors on the command line appear at once.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from foretoken.sampling.options import check_options, get_options, option
 if TYPE_CHECKING:
     from foretoken.sampling.acceptance_rules import Rule
 
-COUPLED_RULE = "coupled"  # not a Rule: it keeps draft tokens by shared noise, not by p and q alone
+COUPLED_RULE = "coupled"  # not a Rule: its verifier needs the noise, not only p and q
 RULE_NAMES = ("speculative", "block", "match", "rejection", COUPLED_RULE)
 
 
 def as_rule(name: str, value: Any) -> Any:
-    """Return a name of RULES, or a function."""
+    """Return `value` if it is one of `RULE_NAMES` or a function, else raise InputError."""
     if value not in RULE_NAMES if isinstance(value, str) else not callable(value):
         raise InputError(
             f"{name} is {format_value(value)}; give one of {', '.join(RULE_NAMES)}, or a function"
@@ -31,29 +30,29 @@ def as_rule(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """Options of speculation of a request, checked when made.
+    """The options of speculation of a request, checked on creation.
 
     Raises:
-        InputError: A value that no model could honour.
-        RefusedError: Two options contradict one another.
+        InputError: A value is invalid.
+        RefusedError: Two options contradict each other.
     """
 
     gamma: int | None = option(
         None,
         Count(ge=0, remedy="0 (plain decoding) or more, or None"),
-        "Draft tokens per step; 0 decodes plainly. Default: chosen before every step.",
+        "Draft tokens per step; 0 is plain decoding. Default: chosen before every step.",
         None,
     )
     rule: str | Rule = option(
         "block",
         as_rule,
-        "Acceptance method: block, speculative, or coupled (a seed gives one text, whatever the "
+        "Acceptance method: block, speculative, or coupled (a seed gives the same output with any "
         "draft); match and rejection are for comparison.",
         None,
     )
     lenience: float = option(
         1.0,
-        # a float32 probability divided by less is not finite
+        # a float32 probability divided by less would overflow
         Number(ge=1e-30, le=1, remedy="a number from 1e-30 to 1, 1 being exact"),
         "Below 1, accept draft tokens more easily and change the distribution; 1: exact.",
         None,
@@ -63,8 +62,8 @@ class SpeculationOptions:
         check_options(self)
         if self.lenience != 1 and self.rule == COUPLED_RULE:
             raise RefusedError(
-                f"lenience={self.lenience} has no meaning for rule='coupled', which keeps the "
-                "target's own tokens and no others; leave it at 1.0"
+                f"lenience={self.lenience} has no meaning for rule='coupled', which accepts only "
+                "the target's own tokens; leave it at 1.0"
             ).about("lenience")
 
 
