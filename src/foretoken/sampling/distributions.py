@@ -146,8 +146,8 @@ def _locate_on_host(
     for b, u in enumerate(cast(list[float], uniforms.tolist())):
         sums = rows[b].cumsum(dtype=np.float64) if cdf is None else cdf[b].numpy()
         total = float(sums[-1])
-        # sums are exact repeats at ids of probability 0, and the mark is below the total: so none
-        # of these ids is found
+        # At an id of probability 0 the sum does not grow, so "right" never finds it; at the end it
+        # would, so the mark stays below the total
         mark = min(u * total, math.nextafter(total, 0.0))
         found.append((min(int(sums.searchsorted(mark, "right")), V - 1), total))
     ids, masses = zip(*found, strict=True) if found else ((), ())
@@ -200,7 +200,7 @@ def require_finite(
 
 
 def make_invalid_error(top: float, whose: str, position: int, row: int) -> NumericsError:
-    """Return the error for logits whose maximum is `top`, at a position of the sequence in `row`."""
+    """Return the error for logits with maximum `top`, at a position of the sequence in `row`."""
     kind = "NaN" if math.isnan(top) else "+inf" if top > 0 else "nothing but -inf"
     return NumericsError(
         f"the {whose}'s logits hold {kind} at position {position} of row {row}; "

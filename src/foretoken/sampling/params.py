@@ -1,7 +1,6 @@
-"""Sampling parameters of a request: its length, controls of its logits, stop conditions, reports.
+"""Sampling params of a request: output length, controls of its logits, stop conditions, reports.
 
-Knows no tensors: a mistake on the command line is reported before torch is imported, which takes
-seconds.
+This module does not import torch, which takes seconds: errors on the command line appear at once.
 """
 
 from __future__ import annotations
@@ -43,24 +42,23 @@ from foretoken.sampling.options import (
     option,
 )
 
-GREEDY_BELOW = 1e-5  # the one threshold under which a temperature means argmax
+GREEDY_BELOW = 1e-5  # temperatures below it mean argmax
 MAX_NEW_TOKENS = 64
 MAX_RETURN_SEQUENCES = 100_000  # of one prompt
 
 
-# Checks that several options share
+# checks that several options share
 POSITIVE_PENALTY = Number(ge=1e-30, le=1e30, remedy="a number above 0, 1 being off (1e-30 to 1e30)")
 FINITE_NUMBER = Number(remedy="a finite number, 0 being off")
 PROBABILITY_CUTOFF = Number(ge=0, lt=1, remedy="a number in [0, 1), 0 being off")
 PROBABILITY_SHARE = Number(gt=0, le=1, remedy="a number in (0, 1], 1 being off")
 OFF_OR_COUNT = Count(ge=0, remedy="0 (off) or more")
 COUNT_FROM_ONE = Count(ge=1, remedy="1 or more")
-LOGPROBS_COUNT = Count(ge=0, remedy="0 (the token's own alone) or more")
+LOGPROBS_COUNT = Count(ge=0, remedy="0 (only the token's own) or more")
 
 
 class WarpingParams(NamedTuple):
-    """The options that turn logits into a distribution: those that `sampling.distributions`
-    reads."""
+    """The options that turn logits into a distribution, for `sampling.distributions`."""
 
     temperature: float
     top_k: int
@@ -73,16 +71,16 @@ class WarpingParams(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one request, in transformers' names; checked when made, hashable.
+    """Sampling params of one request, by transformers' names. Checked on creation, hashable.
 
-    None as a default stands for the model's generation config, or off without one. For numbers 0 or
-    1 switches a control off, as in transformers. Whole numbers and fractions of any kind are taken,
-    and stored as int and float; lists and mappings are stored as tuples. The effect of each
-    control, and their order: docs/controls.md.
+    A default of None stands for the value in the model's generation config, or off if it has none.
+    Numbers are off at 0 or 1, as in transformers. Numbers of any type are accepted and stored as
+    int or float; lists and mappings are stored as tuples. docs/controls.md explains the effect of
+    each control, and their order.
 
     Raises:
         InputError: A value is invalid.
-        RefusedError: Two options contradict one another.
+        RefusedError: Two options contradict each other.
 
     Examples:
         >>> import foretoken
@@ -101,28 +99,28 @@ class SamplingParams:
     top_k: int = option(
         0,
         OFF_OR_COUNT,
-        "Draw from this many of the likeliest tokens; 0 is off.",
+        "Sample from this many most probable tokens; 0 is off.",
         "Sampling",
         api=ApiField("top_k", {"ge": -1}),  # vLLM's -1 is off too
     )
     top_p: float = option(
         1.0,
         PROBABILITY_SHARE,
-        "Draw from the likeliest tokens that together have this probability; 1 is off.",
+        "Sample from the most probable tokens that together have this probability; 1 is off.",
         "Sampling",
         api="top_p",
     )
     min_p: float = option(
         0.0,
         Number(ge=0, le=1, remedy="a number in [0, 1], 0 being off"),
-        "Draw from tokens at least this share as likely as the likeliest; 0 is off.",
+        "Sample from tokens with at least this share of the highest probability; 0 is off.",
         "Sampling",
         api="min_p",
     )
     typical_p: float | None = option(
         None,
         PROBABILITY_SHARE,
-        "Draw from the most typical tokens that together have this probability; 1 is off.",
+        "Sample from the most typical tokens that together have this probability; 1 is off.",
         "Sampling",
         aliases=("typical",),
         off=(1.0,),
@@ -130,21 +128,21 @@ class SamplingParams:
     epsilon_cutoff: float | None = option(
         None,
         PROBABILITY_CUTOFF,
-        "Draw from tokens of at least this probability; 0 is off.",
+        "Sample from tokens of at least this probability; 0 is off.",
         "Sampling",
         off=(0.0,),
     )
     eta_cutoff: float | None = option(
         None,
         PROBABILITY_CUTOFF,
-        "As epsilon_cutoff, with a lower bound where many tokens are likely; 0 is off.",
+        "Like epsilon_cutoff, with a lower cutoff if many tokens are probable; 0 is off.",
         "Sampling",
         off=(0.0,),
     )
     max_new_tokens: int = option(
         MAX_NEW_TOKENS,
         COUNT_FROM_ONE,
-        "New tokens per text, at most.",
+        "Maximum number of new tokens per output.",
         "Stop conditions",
         api="max_tokens",
         aliases=("max_tokens", "max_completion_tokens"),
@@ -152,8 +150,8 @@ class SamplingParams:
     min_new_tokens: int | None = option(
         None,
         OFF_OR_COUNT,
-        "Forbid the end of sequence and stop ids before this many new tokens; stop strings within "
-        "them end nothing.",
+        "Forbid the end of sequence and stop ids before this many new tokens, and ignore stop "
+        "strings in them.",
         "Stop conditions",
         api="min_tokens",
         off=(0,),
@@ -161,7 +159,7 @@ class SamplingParams:
     repetition_penalty: float | None = option(
         None,
         POSITIVE_PENALTY,
-        "Above 1: tokens that are in the prompt or text get less likely.",
+        "Above 1: tokens of the prompt and the output become less probable.",
         "Penalties and bans",
         api="repetition_penalty",
         aliases=("repeat_penalty",),
@@ -170,42 +168,43 @@ class SamplingParams:
     encoder_repetition_penalty: float | None = option(
         None,
         POSITIVE_PENALTY,
-        "Above 1: tokens that are in the source (a decoder's prompt) get likelier.",
+        "Above 1: tokens of the encoder's input (without an encoder: the prompt) become more "
+        "probable.",
         "Penalties and bans",
         off=(1.0,),
     )
     presence_penalty: float = option(
         0.0,
         FINITE_NUMBER,
-        "Subtract this from the logits of tokens that are in the new text.",
+        "Subtract this from the logits of tokens that are in the output.",
         "Penalties and bans",
         api=ApiField("presence_penalty", {"ge": -2, "le": 2}),
     )
     frequency_penalty: float = option(
         0.0,
         FINITE_NUMBER,
-        "Subtract this once for each time a token is in the new text.",
+        "Subtract this from a token's logit once for each time it is in the output.",
         "Penalties and bans",
         api=ApiField("frequency_penalty", {"ge": -2, "le": 2}),
     )
     no_repeat_ngram_size: int | None = option(
         None,
         OFF_OR_COUNT,
-        "Forbid sequences of this many tokens that occur before, prompt included.",
+        "Forbid n-grams of this size that occurred before, in the prompt or the output.",
         "Penalties and bans",
         off=(0,),
     )
     encoder_no_repeat_ngram_size: int | None = option(
         None,
         OFF_OR_COUNT,
-        "Forbid sequences of this many tokens of the source (a decoder's prompt).",
+        "Forbid n-grams of this size of the encoder's input (without an encoder: the prompt).",
         "Penalties and bans",
         off=(0,),
     )
     allowed_token_ids: Ids | None = option(
         None,
         as_ids,
-        "Draw no other ids than these.",
+        "Allow only these ids.",
         "Penalties and bans",
         api="allowed_token_ids",
     )
@@ -220,7 +219,7 @@ class SamplingParams:
     sequence_bias: Biases | None = option(
         None,
         as_biases,
-        "Add to the logit that would complete a sequence: [[[6, 7], -2.5]].",
+        "Add to the logit of an id that would complete a sequence: [[[6, 7], -2.5]].",
         "Penalties and bans",
         off=({},),
     )
@@ -237,7 +236,7 @@ class SamplingParams:
     begin_suppress_tokens: Ids | None = option(
         None,
         as_ids,
-        "Forbid these ids at the beginning of the text.",
+        "Forbid these ids as the first new token.",
         "Penalties and bans",
         off=([],),
     )
@@ -250,22 +249,22 @@ class SamplingParams:
     exponential_decay_length_penalty: tuple[int, float] | None = option(
         None,
         as_decay,
-        "START,FACTOR: after START new tokens the end gets likelier by FACTOR with each.",
+        "START,FACTOR: from START new tokens on, each makes the end more probable, by FACTOR.",
         "Stop conditions",
-        flag="--exponential-decay",  # the whole name is too wide for a terminal
+        flag="--exponential-decay",  # the full name is too wide for `--help`
         off=(None,),
     )
     remove_invalid_values: bool | None = option(
         None,
         as_flag,
-        "Read NaN and infinite logits as numbers.",
+        "Replace NaN and infinite logits by finite numbers.",
         "Penalties and bans",
         off=(False,),
     )
     stop_strings: tuple[str, ...] | None = option(
         None,
         as_strings,
-        "End the text at this string; may be repeated.",
+        "End the output at this string; may be repeated.",
         "Stop conditions",
         flag="--stop",
         api="stop",
@@ -275,15 +274,15 @@ class SamplingParams:
     include_stop_string: bool = option(
         False,
         as_flag,
-        "Keep the string or id that ended the text in it.",
+        "Include the stop string or stop id in the output.",
         "Stop conditions",
         api="include_stop_str_in_output",
     )
     stop_token_ids: Ids = option(
-        (), as_ids, "End the text at these ids.", "Stop conditions", api="stop_token_ids"
+        (), as_ids, "End the output at these ids.", "Stop conditions", api="stop_token_ids"
     )
     ignore_eos: bool = option(
-        False, as_flag, "Go on after an end of sequence.", "Stop conditions", api="ignore_eos"
+        False, as_flag, "Continue after an end of sequence.", "Stop conditions", api="ignore_eos"
     )
     skip_special_tokens: bool = option(
         True, as_flag, "Leave special tokens out of the text.", None, api="skip_special_tokens"
@@ -291,13 +290,14 @@ class SamplingParams:
     thinking_budget: ThinkingBudget | None = option(
         None,
         as_thinking_budget,
-        "Tokens of thoughts at most, and the ids that open and close them: (n, [...], [...]).",
+        "Maximum number of thinking tokens, and the ids that open and close the thinking: (n, "
+        "[...], [...]).",
         None,
     )
     num_return_sequences: int = option(
         1,
         COUNT_FROM_ONE,
-        "Texts per prompt.",
+        "Outputs per prompt.",
         "Sampling",
         api=ApiField("n", {"le": 128}),
         aliases=("n", "num_samples"),
@@ -306,7 +306,8 @@ class SamplingParams:
     logprobs: int | None = option(
         None,
         LOGPROBS_COUNT,
-        "Log probabilities of the text's tokens, and of this many of the likeliest at each place.",
+        "Log probabilities of the output tokens, and of this many most probable tokens at each "
+        "position.",
         "Reported",
         aliases=("top_logprobs",),
         one_text=False,
@@ -314,14 +315,14 @@ class SamplingParams:
     logprobs_of: LogprobsOf = option(
         "raw",
         Choice(("raw", "drawn")),
-        "raw: by the model's own logits; drawn: by the distribution that tokens were drawn from.",
+        "raw: of the model's own logits; drawn: of the distribution that tokens were sampled from.",
         "Reported",
         one_text=False,
     )
     prompt_logprobs: int | None = option(
         None,
         LOGPROBS_COUNT,
-        "As logprobs, for the prompt's tokens.",
+        "Like logprobs, for the prompt's tokens.",
         "Reported",
         api=ApiField("prompt_logprobs", {"le": 20}),
         one_text=False,
@@ -343,14 +344,14 @@ class SamplingParams:
     structured: Structured | None = option(
         None,
         as_structured,
-        "Constrain the text: to a JSON schema, regular expression, Lark grammar or choice.",
+        "Constrain the output to a JSON schema, regular expression, Lark grammar or choice.",
         "Structured output",
         aliases=("response_format", "guided_json"),
     )
     deterministic: bool = option(
         False,
         as_flag,
-        "A seed gives one text, whatever other prompts there are.",
+        "A seed gives the same output, whatever other prompts are in the batch.",
         "Sampling",
         one_text=False,
     )
@@ -360,20 +361,20 @@ class SamplingParams:
         _require_agreement(self)
 
     def __repr__(self) -> str:
-        """The temperature, and all that differs from the defaults."""
+        """Return the temperature and the fields that differ from their defaults."""
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
-        unlike = (f.name for f in fields(self) if values[f.name] != f.default)
-        names = dict.fromkeys(("temperature", *unlike))
+        changed = (f.name for f in fields(self) if values[f.name] != f.default)
+        names = dict.fromkeys(("temperature", *changed))
         return f"SamplingParams({', '.join(f'{name}={values[name]!r}' for name in names)})"
 
     @property
     def greedy(self) -> bool:
-        """True where the temperature means argmax."""
+        """Whether the temperature means argmax."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def standard(self) -> WarpingParams:
-        """The options that turn logits into a distribution, with None read as off."""
+        """The options that turn logits into a distribution, with off for None."""
         return WarpingParams(
             self.temperature,
             self.top_k,
@@ -385,10 +386,10 @@ class SamplingParams:
         )
 
     def ids(self) -> dict[str, list[int]]:
-        """Return the ids that the options name and that a text can hold.
+        """Return the token ids that the options contain.
 
         Returns:
-            Ids by the option that names them.
+            The ids by option, without options that contain none.
         """
         ids_of = {
             name: ID_EXTRACTORS[declaration.check](getattr(self, name))
@@ -399,7 +400,7 @@ class SamplingParams:
 
 
 class Controls(TypedDict, total=False):
-    """Fields of `SamplingParams` as keywords, with the types that each takes."""
+    """The fields of `SamplingParams` as keyword arguments, with the types that each accepts."""
 
     max_new_tokens: int
     min_new_tokens: int | None
@@ -448,21 +449,20 @@ def gather_params(
     prompts: int,
     method: str = "generate",
 ) -> list[SamplingParams]:
-    """Return one SamplingParams for each prompt. InputError for a control that is unknown
-    (`method` has none of that name), for params and controls at once, or for a list of another
-    length."""
+    """Return one SamplingParams for each prompt. Raises InputError for an unknown control, for both
+    params and controls, or for a list of another length. method: its name, for the message."""
     for name in controls:
         if name not in SAMPLING_FIELDS:
             near = suggest_name(name, SAMPLING_FIELDS)
             remedy = (
                 f"did you mean {near}?" if near else f"give one of {', '.join(SAMPLING_FIELDS)}"
             )
-            raise InputError(f"{name} is no option of {method}; {remedy}")
+            raise InputError(f"{name} is not an option of {method}; {remedy}")
     if params is None:
         return [SamplingParams(**controls)] * prompts
     if controls:
         raise InputError(
-            f"params and {', '.join(controls)} are both given; give the one or the other, or "
+            f"params and {', '.join(controls)} are both given; give only one of them, or "
             "dataclasses.replace(params, ...)"
         )
     if isinstance(params, SamplingParams):
@@ -479,7 +479,7 @@ def gather_params(
 
 
 def _require_agreement(params: SamplingParams) -> None:
-    """Raise RefusedError for two options that contradict one another."""
+    """Raise RefusedError for two options that contradict each other."""
     min_new_tokens = params.min_new_tokens or 0
     if min_new_tokens > params.max_new_tokens:
         raise RefusedError(
@@ -492,28 +492,27 @@ def _require_agreement(params: SamplingParams) -> None:
         raise InputError(problem).about("num_return_sequences")
     if params.num_return_sequences > 1 and params.greedy:
         raise RefusedError(
-            f"num_return_sequences={count} at temperature 0 gives equal texts; give a temperature"
+            f"num_return_sequences={count} at temperature 0 gives equal outputs; give a temperature"
         ).about("num_return_sequences")
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
         problem = "include_stop_string has nothing to include; give stop_strings too"
         raise RefusedError(problem).about("include_stop_string")
     if params.structured and params.ignore_eos and not params.stop_token_ids:
         raise RefusedError(
-            "structured ends a text with an id that ignore_eos does not heed; leave ignore_eos out"
+            "structured ends an output with an id that ignore_eos ignores; leave ignore_eos out"
         ).about("ignore_eos")
     if params.logprobs_of != "raw" and params.logprobs is None:
-        problem = f"logprobs_of={params.logprobs_of!r} without logprobs; give their count"
+        problem = f"logprobs_of={params.logprobs_of!r} has no effect without logprobs; give both"
         raise RefusedError(problem).about("logprobs_of")
 
 
 SAMPLING_OPTIONS = get_options(SamplingParams)
 SamplingParams.__doc__ = add_args_section(SamplingParams.__doc__ or "", SAMPLING_OPTIONS)
 SAMPLING_FIELDS = tuple(SAMPLING_OPTIONS)
-TEXT_OPTIONS = tuple(
-    name for name, each in SAMPLING_OPTIONS.items() if each.panel
-)  # as text: not code
+# options that can be given as a string, unlike callables
+TEXT_OPTIONS = tuple(name for name, each in SAMPLING_OPTIONS.items() if each.panel)
 FOREIGN_NAMES = {alias: name for name, each in SAMPLING_OPTIONS.items() for alias in each.aliases}
-# How a value of each kind names ids
+# ids in an option's value, by its check
 ID_EXTRACTORS: dict[Check, Callable[[Any], list[int]]] = {
     as_id: lambda value: [value],
     as_ids: list,
@@ -525,8 +524,9 @@ ID_EXTRACTORS: dict[Check, Callable[[Any], list[int]]] = {
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that an unknown one stands for: another library's name, or a similar one."""
+    """Return the known name to suggest for an unknown one, or None: the option that has this name
+    in another library, or a similar name."""
     names = list(known)
-    same = FOREIGN_NAMES.get(name)
-    near = [same] if same in names else get_close_matches(name, names, 1, 0.5)
+    alias = FOREIGN_NAMES.get(name)
+    near = [alias] if alias in names else get_close_matches(name, names, 1, 0.5)
     return near[0] if near else None

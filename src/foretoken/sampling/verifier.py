@@ -1,8 +1,8 @@
-"""Which draft tokens are kept, and the token after them: from the target's logits to the
-verification.
+"""Verifiers: from the target's logits to the number of accepted draft tokens, and the token after
+them.
 
-A verifier is chosen once per call, by its rule, and handed to the step. It runs no model and knows
-no texts. Nothing here waits for a device.
+A call chooses its verifier once, by its acceptance method, and passes it to the step. Nothing here
+waits for a device.
 """
 
 from __future__ import annotations
@@ -30,59 +30,58 @@ from foretoken.sampling.draw import Draw, LenientDraw, SharedDraw
 from foretoken.sampling.lenience import make_lenient, near_best
 
 RULES_BY_NAME: dict[str, Rule] = {**EXACT_RULES, **COMPARATORS}
-COMPILED_RULES = {
-    EXACT_RULES[name]: name for name in tokens.KERNEL_RULES
-}  # those that the kernels apply and draw by
+# rules that the kernels implement, with the sampling of their outcomes
+COMPILED_RULES = {EXACT_RULES[name]: name for name in tokens.KERNEL_RULES}
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredBlock:
-    """Guesses for every row and the target's logits at them. Entries past a row's length have
-    no influence."""
+    """The draft tokens of every row, and the target's logits at them. Entries past a row's length
+    have no influence."""
 
     logits: Tensor  # [B, G+1, V]
     x: Tensor  # [B, G], the draft tokens
-    lengths: Tensor  # [B], how many each row has
-    # [B, G, V], the distributions they were drawn from; None: proposed for certain
+    lengths: Tensor  # [B], draft tokens per row
+    # [B, G, V], the distributions that they were sampled from; None: they are certain
     q: Tensor | None
 
     def select(self, rows: list[int]) -> ScoredBlock:
-        """The same of some of the rows."""
+        """Return the block of these rows."""
         q = None if self.q is None else self.q[rows]
         return ScoredBlock(self.logits[rows], self.x[rows], self.lengths[rows], q)
 
 
 class Verification(NamedTuple):
-    """A verifier's decision for every row; tensors on the logits' device."""
+    """A verifier's result for every row; tensors on the logits' device."""
 
-    n: Tensor  # [B]: draft tokens accepted
+    n: Tensor  # [B]: number of accepted draft tokens
     t: Tensor  # [B]: the token after them
-    # [B, G], float64: sum min(p, q) at every draft token, p being the distribution judged by
+    # [B, G], float64: sum min(p, q) at every draft token, p the distribution verified against
     beta: Tensor
-    # [B, G], float64: that distribution's total variation from the target's
+    # [B, G], float64: total variation distance between that p and the target's; None: 0
     bias: Tensor | None = None
-    # [B, G+1, V], the target's distributions; None where only the argmax counts
+    # [B, G+1, V], the target's distributions; None if the verifier needs only the argmax
     p: Tensor | None = None
 
 
 class Verifier(Protocol):
-    """Decides a block of every row."""
+    """A function that verifies the draft tokens of every row."""
 
     @property
     def draw_class(self) -> type[Draw]:
-        """The class by which drafters and the verifier itself draw."""
+        """The class of random numbers that drafters and the verifier must use."""
         ...
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
-        """The verification under each row's `draw.params`; each number it needs is drawn by
+        """Return the verification under each row's `draw.params`, with random numbers of
         `draw`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GreedyVerifier:
-    """Temperature 0, where every rule is the same: the draft tokens that equal the argmax, without
-    a softmax."""
+    """The verifier for temperature 0, the same for all rules: it accepts draft tokens that equal
+    the argmax, and computes no softmax."""
 
     draw_class: type[Draw] = Draw
 
@@ -94,8 +93,8 @@ class GreedyVerifier:
 
 @dataclass(frozen=True, slots=True)
 class SampledVerifier:
-    """A rule's outcome, drawn (paper, Algorithm 1). A rule may judge by another distribution than
-    the target's: its outcome's p."""
+    """The verifier that applies a rule and samples its outcome (paper, Algorithm 1). A lenient rule
+    verifies against another distribution than the target's, its outcome's `p`."""
 
     rule: Rule
     draw_class: type[Draw] = Draw
@@ -119,9 +118,9 @@ class SampledVerifier:
 
 @dataclass(frozen=True, slots=True)
 class LenientGreedyVerifier:
-    """Temperature 0 with lenience (appendix A.5): guesses with at least l times the probability of
-    the likeliest token, at temperature 1; after them the argmax. The bias is 1 at each draft token
-    accepted that is not the argmax."""
+    """The verifier for temperature 0 with lenience (paper, appendix A.5): it accepts draft tokens
+    with at least l times the highest probability, at temperature 1. The token after them is the
+    argmax. The bias is 1 at each accepted draft token that is not the argmax."""
 
     lenience: float
     draw_class: type[Draw] = LenientDraw
@@ -140,11 +139,12 @@ class LenientGreedyVerifier:
 
 @dataclass(frozen=True, slots=True)
 class CoupledVerifier:
-    """Draft and target draw by the same noise: draft tokens are kept while they are the tokens that
-    the target draws itself (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    """The verifier of coupled mode: it samples from the target with the noise that the draft was
+    sampled with, and accepts draft tokens that equal the target's (Daliri, Musco, Suresh 2024,
+    arXiv 2408.07978).
 
-    So the text follows from the seed and the target's distributions alone, whatever drafter, gamma
-    or batch.
+    The output depends only on the seed and the target's distributions, not on drafter, gamma or
+    batch.
     """
 
     draw_class: type[Draw] = SharedDraw
@@ -160,7 +160,7 @@ class CoupledVerifier:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureVerifier:
-    """One verifier for the rows at temperature 0, another for the rest."""
+    """A verifier that uses one verifier for rows at temperature 0, and another for the rest."""
 
     greedy: Verifier
     sampled: Verifier
@@ -173,7 +173,7 @@ class TemperatureVerifier:
         rows: tuple[list[int], list[int]] = ([], [])
         for b, params in enumerate(draw.params):
             rows[not params.greedy].append(b)
-        if not all(rows):  # all are of one kind, as most often
+        if not all(rows):  # the usual case: all rows use the same verifier
             return (self.greedy if rows[0] else self.sampled)(block, draw)
         verifications = [
             _fill_in(
@@ -191,7 +191,8 @@ class TemperatureVerifier:
 
 @dataclass(frozen=True, slots=True)
 class CustomRule:
-    """A rule of the user's own: what goes wrong in it is the end of the rows that asked for it."""
+    """An acceptance method of the user. Its exceptions become a RefusedError, which fails only the
+    requests that use it."""
 
     rule: Rule
 
@@ -206,7 +207,7 @@ class CustomRule:
 
 
 def make_verifier(rule: Rule, lenience: float = 1.0) -> Verifier:
-    """The verifier of a call; exact at lenience 1."""
+    """Return the verifier of a call. It is exact at lenience 1."""
     if lenience == 1:
         return TemperatureVerifier(GreedyVerifier(), SampledVerifier(rule))
     return TemperatureVerifier(
@@ -215,7 +216,7 @@ def make_verifier(rule: Rule, lenience: float = 1.0) -> Verifier:
 
 
 def compares_with_argmax(verifier: Verifier, draw: Draw) -> bool:
-    """Tell whether draft tokens of these rows are only compared with the argmax."""
+    """Return whether the verifier only compares the draft tokens with the argmax."""
     one = verifier.greedy if isinstance(verifier, TemperatureVerifier) and draw.greedy else verifier
     return isinstance(one, GreedyVerifier)
 
@@ -224,7 +225,7 @@ COUPLED_VERIFIER: Verifier = TemperatureVerifier(GreedyVerifier(), CoupledVerifi
 
 
 def _fill_in(verification: Verification, block: ScoredBlock, draw: Draw) -> Verification:
-    """A verification with what its verifier leaves out."""
+    """Return the verification with `bias` and `p`, if its verifier left them out."""
     bias = torch.zeros_like(verification.beta) if verification.bias is None else verification.bias
     p = row_probabilities(block.logits, draw.params) if verification.p is None else verification.p
     return verification._replace(bias=bias, p=p)
@@ -237,8 +238,8 @@ def _gather_after(values: Tensor, n: Tensor) -> Tensor:
 
 
 def draws_by_kernel(verifier: Verifier, draw: Draw) -> bool:
-    """Tell whether these rows are judged by a rule that the kernels apply, all at a temperature: so
-    exactly, and by distributions in which invalid logits show."""
+    """Return whether a rule that the kernels implement verifies all rows: none is greedy. Such a
+    verification is exact, and its `p` is NaN for invalid logits."""
     one = verifier.sampled if isinstance(verifier, TemperatureVerifier) else verifier
     sampled = isinstance(one, SampledVerifier) and one.rule in COMPILED_RULES
     return sampled and not any(params.greedy for params in draw.params)
