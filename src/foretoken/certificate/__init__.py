@@ -1,7 +1,6 @@
-"""The certificate that a pair keeps the target's distribution: its parts, their tests, and planted
-bugs.
+"""The certificate that the output of a target with a draft has the target's distribution: its
+tests, and planted bugs that they must find.
 
-Knows no particular model, drafter or rule: all run as they do in generation.
-
-`certify`, `sampled_trial`: `tests/statistical/test_certificate.py`.
+It depends on no particular model, drafter or acceptance method: all run as in generation.
+`tests/statistical/test_certificate.py` tests `certify` and `sampled_trial`.
 """

@@ -1,4 +1,4 @@
-"""A certificate of a pair: all its tests, and how they are judged."""
+"""The certificate of a pair of target and draft: all tests, and the verdict from their results."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.verifier import RULES_BY_NAME
 from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
-FALSE_ALARM_PROBABILITY = 1e-4  # for the whole certificate of an exact pair
+FALSE_ALARM_PROBABILITY = 1e-4  # that the whole certificate of an exact pair fails
 DEFAULT_DISTRIBUTIONS = (SamplingParams(1.0), SamplingParams(1.0, top_k=20))
-MAX_SAMPLED_PROMPTS = 8  # prompts that are sampled from; greedy text is compared on all
+MAX_SAMPLED_PROMPTS = 8  # for sampled outputs; greedy outputs are compared for all prompts
 
 
 def choose_distributions(own: SamplingParams) -> Sequence[SamplingParams]:
-    """Return the distributions to certify for a user of `own`: it, and temperature 1, where bugs
-    show best. For greedy generation DISTRIBUTIONS."""
+    """Return the distributions to certify for a user's sampling params: these, and temperature 1,
+    which shows bugs best. For greedy params, `DEFAULT_DISTRIBUTIONS`."""
     if own == SamplingParams(0.0):
         return DEFAULT_DISTRIBUTIONS
     if own.greedy:
         raise InputError(
-            f"temperature is {own.temperature:g}: greedy text, in which top-k, top-p and min-p "
-            "change nothing; give a temperature too"
+            f"temperature is {own.temperature:g}: top-k, top-p and min-p do not change greedy "
+            "output; give a temperature too"
         )
     return (DEFAULT_DISTRIBUTIONS[0], own) if own != DEFAULT_DISTRIBUTIONS[0] else (own,)
 
@@ -59,8 +59,9 @@ class CertificatePlan:
 
     gamma: int = 3
     rule: str | Rule = "block"
-    num_samples: int = 192  # sampled for each prompt and distribution, speculatively and plainly
-    num_greedy_tokens: int = 48  # new tokens of a greedy text
+    # outputs for each prompt and distribution, both with draft tokens and plain
+    num_samples: int = 192
+    num_greedy_tokens: int = 48  # new tokens of a greedy output
     seed: int = 0
     distributions: Sequence[SamplingParams] = DEFAULT_DISTRIBUTIONS
 
@@ -70,8 +71,8 @@ class CertificatePlan:
         for distribution in self.distributions:
             if distribution.greedy:
                 raise InputError(
-                    f"temperature is {distribution.temperature} in one of distributions; give "
-                    "more, greedy text is compared anyway"
+                    f"temperature is {distribution.temperature} in one of distributions; give a "
+                    "higher one, greedy outputs are compared anyway"
                 )
         resolve_verifier(self.gamma, self.rule, lenience=1.0)
         make_keys(self.seed, [1])
@@ -85,8 +86,8 @@ class CertificatePlan:
 
     @property
     def num_new_tokens(self) -> int:
-        """New tokens of a sampled text: the first one, and two steps at least."""
-        return 1 + 2 * (self.gamma + 1)  # nothing is drafted for the first token
+        """New tokens of a sampled output: the first one, and at least two full steps."""
+        return 1 + 2 * (self.gamma + 1)  # some drafters draft nothing for the first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +96,38 @@ class PlantedBug:
 
     name: str
     found: bool
-    p_value: float | None = None  # the least one of the tests, where tests look for it
+    p_value: float | None = None  # the lowest of the tests; None if no test looks for it
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """All results. A test fails where its p-value is below `level`."""
+    """All results. A test fails if its p-value is below `level`."""
 
     prompts: int
     level: float
     shapes: ShapeNoise
-    greedy_tokens: int  # compared with plain ones
-    differences: list[Difference]  # between greedy texts
+    greedy_tokens: int  # compared with plain decoding
+    differences: list[Difference]  # between greedy outputs
     tests: list[HypothesisTest]
     guesses: int
-    certain: int  # of them: reported without a q
-    lies: list[str]  # draft tokens that do not follow the q reported
+    certain: int  # of them, reported without a q
+    lies: list[str]  # draft tokens that were not sampled from the q reported
     controls: list[PlantedBug]
 
     @property
     def odds(self) -> str:
-        """Describe how seldom the certificate of an exact pair fails."""
+        """The probability that the certificate of an exact pair fails, in words."""
         return f"an exact pair would fail one certificate in {1 / FALSE_ALARM_PROBABILITY:,.0f}"
 
     @property
     def legend(self) -> str:
-        """Describe what a test catches."""
-        finds = f"that a test finds with a chance of {TEST_POWER:.0%}"
-        return f"catches: the least total variation {finds}"
+        """The meaning of a test's `catches`, in words."""
+        finds = f"that a test finds with probability {TEST_POWER:.0%}"
+        return f"catches: the smallest total variation distance {finds}"
 
     def to_json(self, **pair: Any) -> str:
-        """Return the verdict, facts about the pair and all results as JSON, null for infinity."""
+        """Return the verdict, facts about the pair and all results as JSON, with null for
+        infinity."""
         document = {"verdict": self.verdict, **pair, **asdict(self)}
         return to_json(document, inf_nan_mode="null").decode()
 
@@ -135,7 +137,7 @@ class Certificate:
 
     @property
     def bugs(self) -> list[Difference]:
-        """Differences between greedy texts that rounding does not explain."""
+        """Differences between greedy outputs that rounding does not explain."""
         return [each for each in self.differences if each.verdict == "bug"]
 
     @property
@@ -151,24 +153,24 @@ def certify(
     plan: CertificatePlan | None = None,
     track: Track = lambda numbers, what: numbers,
 ) -> Certificate:
-    """Test whether `spec` keeps the target's distribution: greedy text, sampled text, draft tokens,
-    forwards, controls.
+    """Test whether the output of `spec` has the target's distribution: greedy outputs, sampled
+    outputs, draft tokens, logits of blocks, planted bugs.
 
-    The models must be idle. Raises InputError where the pair cannot be certified or the models
-    cannot continue the prompts; KeyboardInterrupt where it was interrupted.
+    The models must be idle. Raises InputError if the pair cannot be certified or the models cannot
+    continue the prompts; KeyboardInterrupt if it is interrupted.
     """
     plan = plan or CertificatePlan()
     prompts = to_prompt_list(prompts)
     if not spec.costing.drafts:
-        raise InputError("draft is none; give one that guesses: without guesses nothing can differ")
+        raise InputError("draft is none, which is plain decoding; give a draft to certify")
     if not prompts:
-        raise InputError("there is no prompt; give one or more")
-    spec.drafter.with_target(OffByOneModel(spec.target))  # refused now, not after minutes
+        raise InputError("prompts is empty; give one or more")
+    spec.drafter.with_target(OffByOneModel(spec.target))  # to fail now, not after minutes
     all_pair, sampled_pair = (
         _Pair(spec, prompts, plan, track),
         _Pair(spec, prompts[:MAX_SAMPLED_PROMPTS], plan, track),
     )
-    all_pair.make_requests()  # the same
+    all_pair.make_requests()  # to fail now if a prompt is invalid
     plain = all_pair.generate_plain()
     shapes = all_pair.measure_shapes(plain)
     tokens, differences = all_pair.compare_greedy(plain, shapes)
@@ -195,7 +197,7 @@ def certify(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A pair, and the prompts on which its parts are tested."""
+    """A pair of target and draft, and the prompts to test it on."""
 
     spec: Speculator
     prompts: list[Prompt]
@@ -204,7 +206,8 @@ class _Pair:
 
     @property
     def level(self) -> float:
-        """The level of each test, so that all of them fail an exact pair with FALSE_ALARM."""
+        """The level of each test, such that an exact pair fails any of them with
+        `FALSE_ALARM_PROBABILITY`."""
         return FALSE_ALARM_PROBABILITY / (len(self.plan.distributions) * (len(self.prompts) + 7))
 
     def make_requests(self) -> list[Request]:
@@ -212,21 +215,21 @@ class _Pair:
         return self.spec.inputs.requests(self.prompts, greedy, self.plan.seed)
 
     def generate_plain(self) -> list[list[int]]:
-        """Return the plain greedy texts, made one row at a time."""
+        """Return the outputs of plain greedy decoding, one sequence at a time."""
         numbers = self.track(range(len(self.prompts)), "greedy: plain")
         return [self._generate([i], gamma=0)[0] for i in numbers]
 
     def _generate(self, prompt_indices: list[int], gamma: int) -> list[list[int]]:
         completions = self.spec.generate(
-            [self.prompts[row] for row in prompt_indices],
+            [self.prompts[i] for i in prompt_indices],
             max_new_tokens=self.plan.num_greedy_tokens,
             gamma=gamma,
             rule=self.plan.rule if gamma else PLAIN_RULE,
         )
-        return [row.tokens for row in require_uninterrupted(completions)]
+        return [each.tokens for each in require_uninterrupted(completions)]
 
     def measure_shapes(self, plain: list[list[int]]) -> ShapeNoise:
-        """Compare passes over blocks along the plain texts with single tokens."""
+        """Compare forward passes over blocks of the plain outputs with those over single tokens."""
         width = self.plan.gamma + 1
         return measure_shape_noise(
             self.spec.target, self.make_requests()[:MAX_BATCH_SIZE], plain[:MAX_BATCH_SIZE], width
@@ -235,8 +238,9 @@ class _Pair:
     def compare_greedy(
         self, plain: list[list[int]], shapes: ShapeNoise
     ) -> tuple[int, list[Difference]]:
-        """Compare greedy texts with draft tokens, at gamma 1 and the plan's, with plain ones: the
-        tokens compared, and the first difference of each text that has one."""
+        """Compare greedy outputs with draft tokens, at gamma 1 and the plan's gamma, with plain
+        ones. Return the number of tokens compared, and the first difference of each output that has
+        one."""
         requests, tokens, found = self.make_requests(), 0, list[Difference]()
         for gamma, rows in product(sorted({1, self.plan.gamma}), group_rows(len(requests))):
             for i, output in zip(rows, self._generate(rows, gamma), strict=True):
@@ -253,8 +257,7 @@ class _Pair:
         return SampledTrial(spec, self.prompts, params, *settings, self.track)
 
     def run_sampled_tests(self) -> tuple[list[HypothesisTest], DraftLog]:
-        """Return all tests of sampled text, distribution by distribution, and what the drafter did
-        meanwhile."""
+        """Return all tests of sampled outputs, by distribution, and the log of the draft tokens."""
         drafter, tests = self.spec.drafter, list[HypothesisTest]()
         watched = WatchedDrafter(drafter, self.plan.seed)
         for params in self.plan.distributions:
@@ -268,43 +271,43 @@ class _Pair:
         return tests, watched.log
 
     def plant_wrong_model(self, plain: list[list[int]], shapes: ShapeNoise) -> Iterable[PlantedBug]:
-        """Look for logits of the place before, in passes and in greedy text."""
+        """Plant logits of the position before, to be found in forward passes and greedy outputs."""
         target = OffByOneModel(self.spec.target)
         spec = replace(self.spec, target=target, drafter=self.spec.drafter.with_target(target))
-        broken, name = replace(self, spec=spec), "block logits one place off"
-        yield PlantedBug(f"{name}: passes", not broken.measure_shapes(plain).ok)
+        broken, name = replace(self, spec=spec), "block logits one position off"
+        yield PlantedBug(f"{name}: forward passes", not broken.measure_shapes(plain).ok)
         _, found = broken.compare_greedy(plain, shapes)
-        yield PlantedBug(f"{name}: greedy text", any(each.verdict == "bug" for each in found))
+        yield PlantedBug(f"{name}: greedy output", any(each.verdict == "bug" for each in found))
 
     def plant_wrong_rule(self) -> PlantedBug:
-        """Look for replacements from the wrong position, in sampled text."""
+        """Plant next tokens from the wrong position, to be found in sampled outputs."""
         drafter, rule = self.spec.drafter, self.plan.rule
-        # A named mode that has no verification rule: the bug is planted in block verification
+        # "coupled" is not a rule to plant a bug in: block verification takes its place
         broken = break_rule(RULES_BY_NAME.get(rule, block) if isinstance(rule, str) else rule)
         trial = self._make_trial(self.plan.distributions[0], drafter)
         trial = replace(trial, rule=broken, label="planted bug", stream=3)
 
-        def tests(texts: int) -> list[HypothesisTest]:
-            return run_target_tests(replace(trial, num_samples=texts), drafter, self.level)[0]
+        def tests(num_samples: int) -> list[HypothesisTest]:
+            return run_target_tests(replace(trial, num_samples=num_samples), drafter, self.level)[0]
 
-        return self._find_bug("replacement from the wrong position: sampled text", tests)
+        return self._find_bug("next token from the wrong position: sampled output", tests)
 
     def plant_wrong_draft_tokens(self) -> PlantedBug:
-        """Look for the likeliest tokens, reported as drawn."""
+        """Plant most probable tokens that are reported as sampled, to be found in draft tokens."""
 
-        def tests(texts: int) -> list[HypothesisTest]:
+        def tests(num_samples: int) -> list[HypothesisTest]:
             watched = WatchedDrafter(ArgmaxDrafter(self.spec.drafter), self.plan.seed)
             trial = self._make_trial(self.plan.distributions[0], watched)
             for _ in replace(
-                trial, num_samples=texts, label="planted bug", stream=4
+                trial, num_samples=num_samples, label="planted bug", stream=4
             ).generate_batches():
                 pass
             return run_draft_token_tests("", watched.log.uniforms, self.level)
 
-        return self._find_bug("likeliest guesses with a dense q: guesses", tests)
+        return self._find_bug("argmax reported as sampled from q: draft tokens", tests)
 
     def _find_bug(self, name: str, run_tests: Callable[[int], list[HypothesisTest]]) -> PlantedBug:
-        """Look for a bug in a quarter of the texts, or in all where these do not show it."""
+        """Return whether tests find a bug in a quarter of the samples, else in all of them."""
         min_p_value = 1.0
         for num_samples in (max(16, self.plan.num_samples // 4), self.plan.num_samples):
             if min_p_value >= self.level:

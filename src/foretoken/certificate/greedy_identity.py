@@ -1,4 +1,5 @@
-"""Greedy texts beside the target's own: the same, but for rounding, which is measured first."""
+"""Tests that greedy outputs equal those of plain decoding, up to rounding, which they measure
+first."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from foretoken.sampling.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPosition:
-    """The rows whose new text reaches one place, and the distributions there."""
+    """The outputs that have a token at one position, and the distributions there."""
 
-    rows: list[int]
+    rows: list[int]  # indices of these outputs
     tokens: Tensor  # [n]
     p: Tensor  # [n, V]
-    q: Tensor  # [n, V]: of the drafter's first draft token there, 0 where it makes none
+    q: Tensor  # [n, V]: of the drafter's first draft token there, 0 if it proposes none
 
 
 @torch.inference_mode()
@@ -35,8 +36,8 @@ def replay(
     outputs: Sequence[list[int]],
     params: SamplingParams,
 ) -> Iterator[ReplayedPosition]:
-    """The distributions of both at every place of the new `outputs` of the requests, which are read
-    side by side. RefusedError where one of them is in use."""
+    """Yield the distributions of target and drafter at every position of the outputs of these
+    requests, in one batch. Raises RefusedError if a model is in use."""
     live = list(range(len(outputs)))
     chains = [build_chain(request, target.vocab_size) for request in requests]
     sources = _copy_sources(target, requests)
@@ -52,7 +53,7 @@ def replay(
             keys = [requests[row].key for row in live]
             lengths = [len(requests[row].prompt) + t for row in live]
             sampling, shaping = [params] * len(live), [chains[row] for row in live]
-            # as in a step before the pass, which may write where the draft token was
+            # before the target's forward pass, as in a step: it may overwrite the draft's cache
             draft = drafter.propose([1] * len(live), Draw(keys, lengths, sampling, shaping))
             p = _score_position(
                 target, [requests[row] for row in live], [outputs[r] for r in live], t
@@ -71,8 +72,8 @@ def replay(
 
 @torch.inference_mode()
 def score_token_by_token(target: Model, request: Request, output: list[int]) -> Tensor:
-    """The target's own logits for every token of `text`, which continues the request:
-    `[len(text), V]`, one row alone, a token a pass. RefusedError where the target is in use."""
+    """Return the target's own logits for every token of a request's output, `[len(output), V]`:
+    one sequence alone, one token per forward pass. Raises RefusedError if the target is in use."""
     with hold_lease(target):
         target.start([request.prompt[:-1]], _copy_sources(target, [request]))
         return torch.cat(
@@ -83,15 +84,16 @@ def score_token_by_token(target: Model, request: Request, output: list[int]) -> 
 def _score_position(
     target: Model, requests: list[Request], outputs: list[list[int]], t: int
 ) -> Tensor:
-    """The target's own logits at new place t of every row, `[B, V]`."""
+    """Return the target's own logits for token t of every output, `[B, V]`."""
     last = [
-        [[request.prompt[-1], *text][t]] for request, text in zip(requests, outputs, strict=True)
+        [[request.prompt[-1], *output][t]]
+        for request, output in zip(requests, outputs, strict=True)
     ]
     return target.score(last, [1] * len(last))[:, 0].clone()
 
 
 def _get_first_q(draft: Draft, p: Tensor) -> Tensor:
-    """The distribution of the first draft token of every row, `[n, V]` as p."""
+    """Return the distributions of the first draft tokens, `[n, V]`, with the dtype of p."""
     if not draft.tokens.shape[1]:
         return torch.zeros_like(p)
     drafted = (draft.lengths > 0).to(p)[:, None].cpu()
@@ -101,12 +103,12 @@ def _get_first_q(draft: Draft, p: Tensor) -> Tensor:
 
 
 def _copy_sources(target: Model, requests: Sequence[Request]) -> list[list[int]] | None:
-    """Copies: a drafter may keep what it is given."""
+    """Return copies of the encoder inputs, as a drafter may store them; None without an encoder."""
     return [list(r.source or []) for r in requests] if target.encoder_decoder else None
 
 
-# Noise as a share of the logits' height above their mean. Rounding stays well below, a wrong cache
-# far above: in float32 the default pair has 1.2e-6; the self-check refuses a structure from 1e-4 on
+# Noise relative to the maximum of the logits above their mean. Rounding is well below these limits
+# (1.2e-6 for the default pair in float32), a wrong cache far above; the self-check refuses 1e-4
 NOISE_TOLERANCE = {
     "float64": 1e-9,
     "float32": 1e-4,
@@ -120,13 +122,13 @@ NONFINITE_NOISE = 1e30  # stands for NaN and infinity
 
 @dataclass(frozen=True, slots=True)
 class ShapeNoise:
-    """Logits of blocks against those of single tokens."""
+    """The differences between logits of blocks and of single tokens."""
 
-    dtype: str  # that the target computes in
+    dtype: str  # of the target's arithmetic
     positions: int
     noise: float  # the largest difference of any logit
-    variation: float  # the largest total variation of the distributions at temperature 1
-    allowed: float  # the noise that rounding explains
+    variation: float  # the largest total variation distance at temperature 1
+    allowed: float  # the largest noise that rounding explains
 
     @property
     def ok(self) -> bool:
@@ -134,8 +136,8 @@ class ShapeNoise:
 
 
 def group_rows(count: int) -> list[list[int]]:
-    """Rows that run together: all of them, and every second row alone too, as a single row may take
-    another path through a model."""
+    """Return the batches to run, as lists of sequences: all together, then every second one alone,
+    because models may compute a single sequence differently."""
     alone = [[row] for row in range(0, count, 2)] if count > 1 else []
     return [list(range(count)), *alone]
 
@@ -144,12 +146,12 @@ def group_rows(count: int) -> list[list[int]]:
 def measure_shape_noise(
     target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> ShapeNoise:
-    """Blocks of up to `width` tokens along the new `outputs` of the requests, in one batch and
-    alone, some tokens of each block wrong and rolled back. RefusedError where the target is in
-    use."""
+    """Score blocks of up to `width` tokens of the outputs of these requests, in one batch and
+    alone, with some tokens of each block wrong and rolled back, and compare the logits with those
+    of single tokens. Raises RefusedError if the target is in use."""
     alone = [
-        score_token_by_token(target, request, text)
-        for request, text in zip(requests, outputs, strict=True)
+        score_token_by_token(target, request, output)
+        for request, output in zip(requests, outputs, strict=True)
     ]
     noise = variation = height = 0.0
     positions = 0
@@ -173,17 +175,17 @@ def measure_shape_noise(
 def _score_blocks(
     target: Model, requests: Sequence[Request], outputs: Sequence[list[int]], width: int
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """Row, place and logits `[V]` at every place behind a beginning of the text."""
-    live, scored = [row for row, text in enumerate(outputs) if text], [0] * len(outputs)
+    """Yield row, position and logits `[V]` at every position of the outputs that a block reaches
+    with only correct tokens before it."""
+    live, scored = [row for row, output in enumerate(outputs) if output], [0] * len(outputs)
     sources = [list(requests[row].source or []) for row in live]
     prompts = [requests[row].prompt[:-1] for row in live]
     with hold_lease(target) as lease:
         target.start(prompts, sources if target.encoder_decoder else None)
         step = 0
         while live:
-            num_correct = [
-                (step + row) % width for row in live
-            ]  # draft tokens that follow the text
+            # the number of draft tokens of each block that equal the output
+            num_correct = [(step + row) % width for row in live]
             blocks = [
                 _make_block(
                     requests[row], outputs[row], scored[row], width, good, target.vocab_size
@@ -205,28 +207,27 @@ def _score_blocks(
 def _make_block(
     request: Request, output: list[int], scored: int, width: int, num_correct: int, V: int
 ) -> list[int]:
-    """The last token and draft tokens, of which the first `num_correct` follow the text; it ends
-    with the text."""
+    """Return the last scored token and draft tokens, of which the first `num_correct` equal the
+    output and the others do not."""
     draft_tokens = output[scored : min(scored + width, len(output)) - 1]
     wrong = [(token + 1) % V for token in draft_tokens[num_correct:]]
     return [[request.prompt[-1], *output][scored], *draft_tokens[:num_correct], *wrong]
 
 
-NOISE_MARGIN = (
-    4  # times the noise measured: both logits move, and more passes would show more noise
-)
+# times the measured noise: both logits move, and more forward passes would show more noise
+NOISE_MARGIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two greedy texts differ first."""
+    """The first difference between two greedy outputs."""
 
     prompt: int
     gamma: int
-    place: int  # among the new tokens
-    plain: int | None  # the tokens there, None where the text had ended
+    place: int  # index of the new token
+    plain: int | None  # the token there; None if the output had ended
     speculative: int | None
-    gap: float | None  # between the logits of the two, from single-token passes
+    gap: float | None  # between the logits of the two tokens, scored token by token
     verdict: str  # "float noise" or "bug"
 
 
@@ -238,13 +239,13 @@ def find_first_difference(
     shapes: ShapeNoise,
     prompt_and_gamma: tuple[int, int],
 ) -> Difference | None:
-    """None where the texts are equal; `where`: prompt and gamma."""
+    """Return the first difference between two greedy outputs, or None if they are equal."""
     pairs = enumerate(zip(plain, speculative, strict=False))
     position = next((i for i, (a, b) in pairs if a != b), min(len(plain), len(speculative)))
     if position == len(plain) == len(speculative):
         return None
-    if position in (len(plain), len(speculative)):  # one text is longer: never rounding
-        a, b = [text[position] if position < len(text) else None for text in (plain, speculative)]
+    if position in (len(plain), len(speculative)):  # one output is longer: never rounding
+        a, b = [x[position] if position < len(x) else None for x in (plain, speculative)]
         return Difference(*prompt_and_gamma, position, a, b, None, "bug")
     a, b = plain[position], speculative[position]
     logits = score_token_by_token(target, request, list(plain[: position + 1]))[position].double()

@@ -1,4 +1,4 @@
-"""Bugs to plant in a pair: a certificate that does not find each of them is void."""
+"""Bugs to plant in a pair of target and draft. A certificate that misses one of them is void."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from foretoken.sampling.draw import Draw
 
 
 class NextPositionOutcome(Outcome):
-    """The next token comes from the distribution one position too far on, behind a draft token not
-    kept."""
+    """An outcome whose next token has the distribution one position too late, after a draft token
+    that was not accepted."""
 
     def next_distribution(self, n: Tensor) -> Tensor:
         rows = torch.arange(len(n), device=n.device)
@@ -25,7 +25,7 @@ class NextPositionOutcome(Outcome):
 
 
 def break_rule(rule: Rule) -> Rule:
-    """Return `rule` with replacements from the wrong position."""
+    """Return `rule` with next tokens from the wrong position."""
 
     def broken(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         o = rule(p, q, x, lengths)
@@ -35,7 +35,7 @@ def break_rule(rule: Rule) -> Rule:
 
 
 class ArgmaxDrafter(Drafter):
-    """A Drafter whose draft tokens are its likeliest tokens, reported as drawn from q."""
+    """A Drafter that proposes its most probable tokens and reports them as sampled from q."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)
@@ -47,9 +47,9 @@ class ArgmaxDrafter(Drafter):
 
 
 class OffByOneModel(Model):
-    """A Model whose logits of a block are those of the place before.
+    """A Model whose logits within a block are those of the position before.
 
-    A drafter that reads the target's states must read this model's (`Drafter.reading`).
+    A drafter that uses the target's hidden states must use this model's (`Drafter.with_target`).
     """
 
     def __init__(self, model: Model) -> None:

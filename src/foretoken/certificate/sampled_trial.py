@@ -1,5 +1,5 @@
-"""Texts sampled from a pair: whether their tokens follow the target's distribution, and whether the
-texts are like plain ones."""
+"""Tests of sampled outputs: their tokens must have the target's distribution, and the outputs the
+same distribution as those of plain decoding."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 
 TokenTuple = tuple[int, ...]
 Track = Callable[[Sequence[int], str], Iterable[int]]
-UNBATCHED_STRIDE = (
-    11  # one text in so many runs alone; prime, so that every prompt has some of them
-)
-PLAIN_RULE = "speculative"  # plain decoding does not go through the rule that is certified
+UNBATCHED_STRIDE = 11  # one output in this many runs alone; prime, so that every prompt has some
+PLAIN_RULE = "speculative"  # plain decoding must not use the rule that is certified
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTrial:
-    """A trial of `texts` sampled texts for every prompt, of `num_new_tokens` new tokens."""
+    """A trial with `num_samples` outputs of `num_new_tokens` new tokens for every prompt."""
 
     spec: Speculator
     prompts: Sequence[Prompt]
@@ -49,7 +47,7 @@ class SampledTrial:
     seed: int
     track: Track = lambda numbers, label: numbers
     label: str = "speculative"
-    stream: int = 0  # of random numbers: no two streams share one
+    stream: int = 0  # of random numbers; trials with different streams are independent
 
     @property
     def name(self) -> str:
@@ -61,9 +59,8 @@ class SampledTrial:
         return ", ".join(parts)
 
     def generate_batches(self) -> Iterator[tuple[list[Prompt], list[list[int]]]]:
-        """Yield prompts and the tokens that continue each, batch by batch and the prompts in turn.
-        Some texts with draft tokens are made alone: a single row may take another path through the
-        models."""
+        """Yield prompts and the output of each, batch by batch, the prompts in turn. Some outputs
+        with draft tokens are generated alone: models may compute a single sequence differently."""
         count, params = len(self.prompts), replace(self.params, max_new_tokens=self.num_new_tokens)
         last = self.num_samples * count
         for first in self.track(range(0, last, MAX_BATCH_SIZE), f"{self.name}: {self.label}"):
@@ -71,29 +68,29 @@ class SampledTrial:
             alone = [k for k in batch if self.gamma and k % UNBATCHED_STRIDE == 0]
             outputs: dict[int, list[int]] = {}
             for numbers in ([k for k in batch if k not in alone], *([k] for k in alone)):
-                rows = self.spec.generate(
+                completions = self.spec.generate(
                     [self.prompts[k % count] for k in numbers],
                     params,
                     gamma=self.gamma,
                     rule=self.rule,
                     seed=[(self.seed, (self.stream << 32) + k) for k in numbers],
                 )
-                tokens = (row.tokens for row in require_uninterrupted(rows))
+                tokens = (each.tokens for each in require_uninterrupted(completions))
                 outputs |= zip(numbers, tokens, strict=True)
             yield [self.prompts[k % count] for k in batch], [outputs[k] for k in batch]
 
     def group_by_prompt(self, outputs: Sequence[list[int]]) -> list[list[TokenTuple]]:
-        """Sort all texts of the batches by their prompts."""
+        """Return all outputs of the batches by prompt."""
         return [[*map(tuple, outputs[i :: len(self.prompts)])] for i in range(len(self.prompts))]
 
 
 def run_target_tests(
     trial: SampledTrial, drafter: Drafter, level: float
 ) -> tuple[list[HypothesisTest], list[list[TokenTuple]]]:
-    """Test whether sampled tokens follow the target's distribution; return the texts, by prompt,
-    too. `drafter`: the honest one, for the replay."""
+    """Test whether sampled tokens have the target's distribution. Return the tests, and the outputs
+    by prompt. drafter: the one without planted bugs, for the replay."""
     spec, all_outputs = trial.spec, list[list[int]]()
-    ranked, by_id = list[Tensor](), list[Tensor]()  # by_id: of one text each
+    ranked, by_id = list[Tensor](), list[Tensor]()  # by_id: one tensor for each output
     hits, chances = list[Tensor](), list[Tensor]()  # tokens with q > p; of such a token under p
     noise = torch.Generator().manual_seed(trial.seed + 1)
     for prompts, outputs in trial.generate_batches():
@@ -112,45 +109,47 @@ def run_target_tests(
         by_id += [torch.cat(row) for row in by_row if row]
         all_outputs += outputs
     name, unit, pull = trial.name, "tokens", (torch.cat(hits), torch.cat(chances))
+    target = f"{name}: target's distribution"
     tests = [
-        run_uniformity_test(f"{name}: target's law, by rank", unit, torch.cat(ranked), level),
-        run_uniformity_test(f"{name}: target's law, by id", unit, torch.cat(by_id), level),
+        run_uniformity_test(f"{target}, by rank", unit, torch.cat(ranked), level),
+        run_uniformity_test(f"{target}, by id", unit, torch.cat(by_id), level),
         run_frequency_test(f"{name}: pull towards the draft", unit, *pull, level),
-        run_correlation_test(f"{name}: independence along a text", unit, by_id, trial.gamma + 1),
+        run_correlation_test(f"{name}: independence of positions", unit, by_id, trial.gamma + 1),
     ]
     return tests, trial.group_by_prompt(all_outputs)
 
 
 class PrefixCells:
-    """A text belongs to its longest frequent beginning; the empty beginning is always a cell."""
+    """Cells for a chi-square test: each output is in the cell of its longest frequent prefix. The
+    empty prefix is always a cell."""
 
     def __init__(self, sample: Iterable[TokenTuple], share: float = 0.04) -> None:
-        texts = list(sample)
-        counts = Counter(text[:n] for text in texts for n in range(1, len(text) + 1))
-        frequent = [head for head, count in counts.items() if count >= share * len(texts)]
-        self._cells = {head: i for i, head in enumerate([(), *sorted(frequent)])}
+        outputs = list(sample)
+        counts = Counter(output[:n] for output in outputs for n in range(1, len(output) + 1))
+        frequent = [prefix for prefix, count in counts.items() if count >= share * len(outputs)]
+        self._cells = {prefix: i for i, prefix in enumerate([(), *sorted(frequent)])}
 
-    def count(self, texts: Iterable[TokenTuple]) -> np.ndarray:
-        """Number of texts in each cell, float64."""
+    def count(self, outputs: Iterable[TokenTuple]) -> np.ndarray:
+        """Return the number of outputs in each cell, as float64."""
         counts = np.zeros(len(self._cells))
-        for text in texts:
-            counts[self._find_cell(text)] += 1
+        for output in outputs:
+            counts[self._find_cell(output)] += 1
         return counts
 
-    def _find_cell(self, text: TokenTuple) -> int:
-        heads = (text[:n] for n in range(len(text), -1, -1))
-        return next(self._cells[head] for head in heads if head in self._cells)
+    def _find_cell(self, output: TokenTuple) -> int:
+        prefixes = (output[:n] for n in range(len(output), -1, -1))
+        return next(self._cells[prefix] for prefix in prefixes if prefix in self._cells)
 
 
 def run_plain_tests(
     trial: SampledTrial, samples_by_prompt: list[list[TokenTuple]], level: float
 ) -> list[HypothesisTest]:
-    """Test whether the texts, by prompt, are like as many plain ones, in cells made from a third,
-    plain sample."""
+    """Test whether the outputs, by prompt, have the same distribution as plain ones, as many of
+    each. Another plain sample determines the cells."""
     plain = replace(trial, gamma=0, rule=PLAIN_RULE, label="plain")
     samples = [
         trial.group_by_prompt(
-            [text for _, made in replace(plain, stream=stream).generate_batches() for text in made]
+            [x for _, outputs in replace(plain, stream=stream).generate_batches() for x in outputs]
         )
         for stream in (1, 2)
     ]
@@ -160,7 +159,7 @@ def run_plain_tests(
             map(PrefixCells, samples[0]), samples_by_prompt, samples[1], strict=True
         )
     ]
-    name, unit = f"{trial.name}: against plain", "texts"
+    name, unit = f"{trial.name}: against plain", "outputs"
     tests = [
         run_two_sample_test(f"{name}, prompt {i}", unit, [table], level)
         for i, table in enumerate(tables)

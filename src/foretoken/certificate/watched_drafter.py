@@ -1,4 +1,4 @@
-"""Draft tokens against the q that a drafter reports, watched at every step."""
+"""Tests of draft tokens against the q that the drafter reports with them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ from foretoken.sampling.params import SamplingParams
 
 @dataclass(slots=True)
 class DraftLog:
-    """Records of a drafter's draft tokens."""
+    """A record of a drafter's draft tokens."""
 
     num_draft_tokens: int = 0
-    num_certain: int = 0  # of them: without a q
+    num_certain: int = 0  # of them, without a q
     uniforms: list[TokenUniforms] = field(default_factory=list[TokenUniforms])  # of those with a q
-    lies: list[str] = field(default_factory=list[str])
+    lies: list[str] = field(default_factory=list[str])  # draft tokens not sampled from their q
 
 
 class WatchedDrafter(Drafter):
-    """A Drafter that does what `drafter` does, and logs it."""
+    """A Drafter that proposes what `drafter` proposes, and logs it."""
 
     def __init__(self, drafter: Drafter, seed: int) -> None:
         self.drafter, self.log = drafter, DraftLog()
         self.holds = (drafter,)
         self._noise = torch.Generator().manual_seed(seed)
         self._sequences: list[list[int]] = []
-        self._counted_lengths: list[
-            int
-        ] = []  # how far each row's draft tokens are in the log's numbers
-        self._certain: dict[tuple[int, ...], int] = {}  # text -> the certain draft token behind it
+        # length of each sequence up to which its draft tokens are in the log's uniforms
+        self._counted_lengths: list[int] = []
+        self._certain: dict[tuple[int, ...], int] = {}  # tokens -> certain draft token after them
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -66,27 +65,29 @@ class WatchedDrafter(Drafter):
 
     def _check_drawn(self, b: int, tokens: Tensor, q: Tensor, recorded: RecordingDraw) -> None:
         first = len(self._sequences[b])
+        # in coupled mode, a position that is drafted again has the same noise: not independent
         new = max(0, self._counted_lengths[b] - first) if recorded.coupled else 0
         self._counted_lengths[b] = max(self._counted_lengths[b], first + len(tokens))
         noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
         self.log.uniforms.append(compute_uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
         for i, token in enumerate(tokens.tolist()):
             if i not in recorded.draw_class:
-                continue  # drawn by other means: the numbers tell
+                continue  # sampled without `draw`: only `uniforms` test it
             distribution, ids = recorded.draw_class[i]
             own, reported = distribution[b].cpu().double(), q[i].cpu().double()
             drawn = int(ids[b])
             same = token == drawn
-            if len(own) < len(reported):  # over a draft's own ids: `uniforms` tell which these are
+            # over a draft's own ids: compare the sorted probabilities, as `uniforms` test the ids
+            if len(own) < len(reported):
                 same = bool(reported[token] == own[drawn])
                 own = functional.pad(own, (0, len(reported) - len(own))).sort().values
                 reported = reported.sort().values
             if not same:
-                self.log.lies.append(f"guess {token} was not drawn: {drawn} was")
+                self.log.lies.append(f"draft token {token} was not sampled: {drawn} was")
             elif distance := float((own - reported).abs().sum() / 2):
                 self.log.lies.append(
-                    f"guess {token} was drawn from another law than the q reported, total "
-                    f"variation {distance:.2g}"
+                    f"draft token {token} was sampled from another distribution than the q "
+                    f"reported, total variation {distance:.2g}"
                 )
 
     def _check_certain(self, b: int, draft_tokens: list[int]) -> None:
@@ -94,7 +95,8 @@ class WatchedDrafter(Drafter):
             earlier = self._certain.setdefault((*self._sequences[b], *draft_tokens[:i]), token)
             if earlier != token:
                 self.log.lies.append(
-                    f"guesses {earlier} and {token} after the same text, both said to be certain"
+                    f"draft tokens {earlier} and {token} after the same tokens, both reported as "
+                    "certain"
                 )
 
     def commit(self, tokens: list[list[int]]) -> None:
@@ -110,7 +112,7 @@ class WatchedDrafter(Drafter):
 
 
 class RecordingDraw:
-    """A Draw that remembers the distribution and the ids of every draft token."""
+    """A Draw that records the distribution and the ids of every draft token."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
@@ -136,12 +138,14 @@ class RecordingDraw:
 def run_draft_token_tests(
     name: str, draft_tokens: list[TokenUniforms], level: float
 ) -> list[HypothesisTest]:
-    """Test whether draft tokens follow the q reported; no test where all were certain."""
+    """Test whether draft tokens have the distribution q that was reported. Return no tests if all
+    were certain."""
     if not draft_tokens:
         return []
     ranked = torch.cat([u.ranked for u in draft_tokens])
     by_id = torch.cat([u.by_id for u in draft_tokens])
+    name, unit = f"{name}: draft tokens under q", "draft tokens"
     return [
-        run_uniformity_test(f"{name}: guesses under q, by rank", "guesses", ranked, level),
-        run_uniformity_test(f"{name}: guesses under q, by id", "guesses", by_id, level),
+        run_uniformity_test(f"{name}, by rank", unit, ranked, level),
+        run_uniformity_test(f"{name}, by id", unit, by_id, level),
     ]

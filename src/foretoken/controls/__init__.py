@@ -1,1 +1,1 @@
-"""Controls of a sequence's text: penalties, bans, grammars, a user's own processors."""
+"""Controls of a sequence's output: penalties, bans, grammars, custom processors."""

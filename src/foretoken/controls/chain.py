@@ -1,8 +1,8 @@
-"""All controls of one row, in transformers' order: one place that the draft, the verification, the
-next token and plain decoding share.
+"""All controls of one sequence, in transformers' order. Drafting, verification, the next token and
+plain decoding share them.
 
-Exact because a position's scores are shaped by its true prefix, guesses included (the exactness
-contract: processors with history are evaluated per position, for p and for q).
+They are exact because they change the scores of each position by all tokens before it, draft tokens
+included, for p and for q.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from foretoken.errors import ControlError
 from foretoken.request import Request
 from foretoken.sampling.params import SamplingParams
 
-MAX_SCORE = 1e30  # of scores: divided by any temperature above greedy's they are still float32
+MAX_SCORE = 1e30  # divided by the lowest temperature that is not greedy, it is finite in float32
 Control = Callable[[Tensor, TokenHistory], Tensor]  # scores [V], which it may change -> scores [V]
 
 
 class Matcher(Rewindable, Protocol):
-    """A text on its way through a grammar."""
+    """The state of a grammar after the tokens of a sequence."""
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Scores where no other token is possible than those that the grammar allows."""
+        """Return the scores with -inf for tokens that the grammar does not allow."""
         ...
 
     def find_forced_tokens(self) -> list[int]:
-        """The next tokens, where the grammar leaves no choice."""
+        """Return the next tokens if the grammar forces them, else []."""
         ...
 
 
 class Chain:
-    """The controls of one row. Committed tokens are pushed for good; draft tokens are pushed when a
-    position behind them is shaped, and popped when another guess takes their place."""
+    """The controls of one sequence. Draft tokens are pushed to them before a later position is
+    shaped, and popped when other draft tokens replace them. Committed tokens stay."""
 
     def __init__(self, controls: list[tuple[str, Control]], context: _ControlContext) -> None:
         self.controls, self.history, self.V = (
@@ -51,13 +51,13 @@ class Chain:
         matchers = [] if context.matcher is None else [context.matcher]
         self._rewindables = [*cast(list[Rewindable], stateful), *matchers, self.history]
         self._matcher = context.matcher
-        self._draft_tokens: list[int] = []  # guesses pushed behind the committed text
+        self._draft_tokens: list[int] = []  # pushed after the committed tokens
 
     def shape(self, logits: Tensor, draft_tokens: list[int]) -> Tensor:
-        """The scores `[V]` behind the committed text and the draft tokens `draft_tokens`, from the
-        model's logits there, which stay as they are.
+        """Return the scores `[V]` after the committed tokens and `draft_tokens`, from the model's
+        logits there, which it does not change.
 
-        ControlError where a control leaves no token or fails; it names the control.
+        Raises ControlError, which names the control, if one allows no token or fails.
         """
         self._seek(draft_tokens)
         scores = logits.clone()
@@ -69,18 +69,19 @@ class Chain:
         return scores if abs(top) <= MAX_SCORE else scores - top  # the same distribution
 
     def find_forced_tokens(self, draft_tokens: list[int]) -> list[int]:
-        """The tokens behind `draft_tokens` that the grammar leaves no choice about."""
+        """Return the tokens after `draft_tokens` that the grammar forces."""
         if self._matcher is None:
             return []
         self._seek(draft_tokens)
         return self._matcher.find_forced_tokens()
 
     def commit(self, tokens: list[int]) -> None:
-        """The text goes on by these."""
+        """Append committed tokens."""
         self._seek(tokens)
         self._draft_tokens = []
 
     def _seek(self, draft_tokens: list[int]) -> None:
+        """Pop and push tokens until the controls are after `draft_tokens`."""
         common = 0
         while (
             common < min(len(draft_tokens), len(self._draft_tokens))
@@ -96,7 +97,8 @@ class Chain:
         self._draft_tokens = list(draft_tokens)
 
     def _blame(self, logits: Tensor) -> ControlError:
-        """Which control leaves nothing, of scores that something was left of."""
+        """Return the error of the first control after which no score is finite or one is NaN or
+        infinite."""
         scores = logits.clone()
         for name, control in self.controls:
             scores = control(scores, self.history)
@@ -104,18 +106,18 @@ class Chain:
             if not math.isfinite(top):
                 length = len(self.history.tokens)
                 if top == -torch.inf:
-                    error = ControlError(f"{name} leaves no token behind {length} tokens")
+                    error = ControlError(f"{name} allows no token after {length} tokens")
                 else:
                     error = ControlError(
-                        f"{name} leaves a score of NaN or infinity behind {length} tokens"
+                        f"{name} returns a score of NaN or infinity after {length} tokens"
                     )
                 return error.about(name)
-        return ControlError("the controls leave no token")
+        return ControlError("the controls allow no token")
 
 
 @dataclass(frozen=True, slots=True)
 class _ControlContext:
-    """Facts about a request that its controls need."""
+    """The data of a request that its controls need."""
 
     request: Request
     V: int
@@ -124,7 +126,7 @@ class _ControlContext:
 
     @property
     def source_ids(self) -> list[int]:
-        """The ids that controls named after an encoder look at: without an encoder, the prompt."""
+        """The ids for controls of the encoder's input: without an encoder, the prompt."""
         return self.request.source or self.request.prompt
 
     @property
@@ -135,10 +137,10 @@ class _ControlContext:
 def build_chain(
     request: Request, V: int, number: int = 0, matcher: Matcher | None = None
 ) -> Chain | None:
-    """The controls that a request asks for; None where it asks for none, which costs nothing.
+    """Return the controls of a request; None if it has none, which costs no time.
 
-    V: rows of the target's output layer; number: the row's in its call, which transformers'
-    prefix constraints ask for; matcher: of the grammar that its text must match.
+    V: the size of the target's output layer; number: the sequence's index in its call, an argument
+    of transformers' prefix constraints; matcher: of the grammar that the output must match.
     """
     context = _ControlContext(request, V, number, matcher)
     ordered = (_iter_biases_and_penalties, _iter_bans, _iter_end_controls, _iter_custom_controls)
@@ -180,7 +182,7 @@ def _iter_bans(params: SamplingParams, context: _ControlContext) -> NamedControl
         yield "encoder_no_repeat_ngram_size", control
     if params.allowed_token_ids is not None:
         yield "allowed_token_ids", penalties.AllowTokens(params.allowed_token_ids, context.V)
-    # as transformers has it, an end is no bad word
+    # as in transformers, EOS ids are not bad words
     bad = [
         ids
         for ids in params.bad_words_ids or ()
@@ -220,5 +222,5 @@ def _iter_custom_controls(params: SamplingParams, context: _ControlContext) -> N
         yield f"processor {type(each.processor).__name__}", each
     if (matcher := context.matcher) is not None:
         yield "structured", lambda scores, history: matcher(scores)
-    if params.thinking_budget:  # last: it sees where a grammar does not let thoughts end yet
+    if params.thinking_budget:  # last: it checks if the grammar allows the end of thinking
         yield "thinking_budget", penalties.LimitThinking(params.thinking_budget)

@@ -1,9 +1,9 @@
-"""A user's own processors and stopping criteria, in transformers' form, row by row; and what a
-request's controls need of the model and its tokenizer, checked before either runs.
+"""Custom logits processors and stopping criteria, called as in transformers, for one sequence at a
+time; and checks of a request's controls against the model and its tokenizer.
 
-A user's own are functions of a row's ids: one that keeps a state, or that needs its place in a
-batch, would be wrong here where draft tokens are taken back. Transformers' own that do are
-adapted or refused by name; a user's own must be functions.
+They must be functions of a sequence's ids. One that stores state from call to call would be wrong
+after rejected draft tokens, and there is no batch index to give. Classes of transformers that need
+either are adapted or refused by name.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from foretoken.sampling.params import SamplingParams
 
 PREFIX_PROCESSOR = "PrefixConstrainedLogitsProcessor"
 
-# Classes of transformers that no row alone can call, and why
+# classes of transformers that are not functions of one sequence, and why
 REFUSED_CLASSES = {
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "runs the model and keeps its cache",
-    "ClassifierFreeGuidanceLogitsProcessor": "reads a second half of the batch",
-    "DiaClassifierFreeGuidanceLogitsProcessor": "reads a second half of the batch",
-    "DiaEOSDelayPatternLogitsProcessor": "keeps a state from call to call",
-    "SynthIDTextWatermarkLogitsProcessor": "keeps a state from call to call",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "runs the model and stores its cache",
+    "ClassifierFreeGuidanceLogitsProcessor": "uses a second half of the batch",
+    "DiaClassifierFreeGuidanceLogitsProcessor": "uses a second half of the batch",
+    "DiaEOSDelayPatternLogitsProcessor": "stores state from call to call",
+    "SynthIDTextWatermarkLogitsProcessor": "stores state from call to call",
     "WhisperNoSpeechDetection": "runs the model",
-    "ConfidenceCriteria": "reads a draft's scores",
+    "ConfidenceCriteria": "uses a draft model's scores",
 }
 
 
@@ -52,25 +52,27 @@ class CustomProcessor:
         name = type(self.processor).__name__
         try:
             changed = self.processor(ids, scores[None])
-        except Exception as error:  # anybody's code
+        except Exception as error:  # custom code may raise anything
             kind = type(error).__name__
             raise ControlError(f"processor {name} raised {kind}: {to_one_line(error)}") from error
         if not isinstance(changed, Tensor) or changed.shape != (1, len(scores)):
             shape = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
-            raise ControlError(f"processor {name} gave {shape}; it must give (1, {len(scores)})")
+            raise ControlError(
+                f"processor {name} returned {shape}; it must return (1, {len(scores)})"
+            )
         return changed[0].to(scores)
 
 
 class CustomStoppingCriterion:
-    """A user's stopping criterion: `criterion(ids [1, n], scores) -> [1]` or a bool. `scores`:
-    None, or what stands for them where its caller would be given some."""
+    """A user's stopping criterion: `criterion(ids [1, n], scores) -> [1]` or a bool. `scores` is
+    None unless the owner sets another value."""
 
     def __init__(self, criterion: Callable[[Tensor, Any], Any], prompt: list[int]) -> None:
         self.criterion, self.tokens = criterion, list(prompt)
         self.scores: Any = None
 
     def append_token(self, token: int) -> str | None:
-        """The criterion's name where it ends the text with this token."""
+        """Return the criterion's name if it ends the sequence with this token, else None."""
         self.tokens.append(token)
         name = type(self.criterion).__name__
         try:
@@ -78,45 +80,47 @@ class CustomStoppingCriterion:
             over = bool(over.all()) if isinstance(over, Tensor) else bool(over)
         except ForeignError:
             raise
-        except Exception as error:  # anybody's code
+        except Exception as error:  # custom code may raise anything
             kind = type(error).__name__
             raise ControlError(f"stopping {name} raised {kind}: {to_one_line(error)}") from error
         return name if over else None
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no token is pending."""
 
 
 def flatten(objects: Iterable[Any]) -> list[Any]:
-    """Objects, and those in transformers' lists of them."""
+    """Return the objects, with lists (such as transformers' processor lists) flattened."""
     return [
         each for part in objects for each in (flatten(part) if isinstance(part, list) else [part])
     ]
 
 
 def require_supported(objects: Iterable[Any]) -> None:
-    """RefusedError for a class of transformers that no row alone can call."""
+    """Raise RefusedError for a class of transformers that is not a function of one sequence."""
     for each in flatten(objects):
         name = next((c.__name__ for c in type(each).__mro__ if c.__name__ in REFUSED_CLASSES), None)
         if name is not None:
             raise RefusedError(
-                f"{name} {REFUSED_CLASSES[name]}, which no single row can honour; leave it out"
+                f"{name} {REFUSED_CLASSES[name]}, which is not possible for a single sequence; "
+                "leave it out"
             )
 
 
 def wrap_processors(objects: Iterable[Any], number: int) -> list[CustomProcessor]:
-    """Return processors as controls of a sequence; `row`: its number in the call, which some ask
-    for."""
+    """Return processors as controls of a sequence. number: its index in the call, an argument of
+    some processors."""
     return [CustomProcessor(_adapt(each, number)) for each in flatten(objects)]
 
 
 def wrap_criteria(objects: Iterable[Any], prompt: list[int]) -> list[CustomStoppingCriterion]:
-    """Return stopping criteria as endings of a sequence."""
+    """Return stopping criteria as stop conditions of a sequence."""
     return [CustomStoppingCriterion(each, prompt) for each in flatten(objects)]
 
 
 def _adapt(processor: Any, number: int) -> Any:
-    """transformers counts rows where it allows tokens by prefix: here every row is alone."""
+    """Return the processor. A prefix constraint gets `number` as its batch index, which would be 0
+    in each call, because there is one sequence in each."""
     if type(processor).__name__ != PREFIX_PROCESSOR:
         return processor
     allowed = processor._prefix_allowed_tokens_fn
@@ -124,8 +128,8 @@ def _adapt(processor: Any, number: int) -> Any:
 
 
 def require_supported_params(params: SamplingParams, target: Model, has_tokenizer: bool) -> None:
-    """InputError for ids and counts beyond the target's vocabulary and for options that only a
-    tokenizer could honour, RefusedError for what no row can have here."""
+    """Raise InputError for ids and counts beyond the target's vocabulary and for options that need
+    a missing tokenizer; RefusedError for unsupported options."""
     V = target.vocab_size
     for name, ids in params.ids().items():
         for token in ids:
@@ -140,7 +144,8 @@ def require_supported_params(params: SamplingParams, target: Model, has_tokenize
             ).about(name)
     if params.prompt_logprobs is not None and target.encoder_decoder:
         raise RefusedError(
-            "prompt_logprobs: an encoder reads the prompt, which has no probabilities; leave it out"
+            "prompt_logprobs: the prompt is the encoder's input, without probabilities; leave it "
+            "out"
         ).about("prompt_logprobs")
     for name in ("stop_strings", "structured"):
         if getattr(params, name) and not has_tokenizer:

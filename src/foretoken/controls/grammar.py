@@ -1,10 +1,10 @@
-"""Structured output: the tokens that keep a text within a JSON schema, a regex, a Lark grammar or a
+"""Structured output: the tokens that continue a match of a JSON schema, regex, Lark grammar or
 choice.
 
-llguidance (the extra `grammar`) reads grammars and finds those tokens. Our part is how texts
-end (it knows one id for that, models know several), and going back from anywhere, also from tokens
-that are not allowed. Every tokenization of a text that matches is allowed; a text is what tokens
-add behind others, as SentencePiece's decoders drop a first space. Knows no models.
+llguidance (the extra `grammar`) compiles grammars and computes these tokens. This module adds
+several EOS ids (llguidance has one), and rollback from any state, also after tokens that are not
+allowed. All tokenizations of a matching text are allowed. Tokens are decoded as after other tokens,
+because SentencePiece's decoders drop a space at the beginning.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
-# Between JSON's tokens: blanks cost tokens, and where JSON allows any, weak models never end
+# whitespace in JSON costs tokens, and weak models generate it forever if any amount is allowed
 JSON_SEPARATORS = {
     "whitespace_flexible": False,
     "key_separator": ":[ ]?",
     "item_separator": ",[ ]?",
 }
 NO_FORCING = '%llguidance {"no_forcing": true}'
-MAX_CACHED_GRAMMARS = 32  # grammars kept compiled per vocabulary
+MAX_CACHED_GRAMMARS = 32  # compiled, per vocabulary
 MAX_CACHED_VOCABULARIES = 16  # per tokenizer: one for each set of EOS ids
-MAX_CHECKED_TOKENS = 256  # tokens whose spelling is compared
+MAX_CHECKED_TOKENS = 256  # whose decoding by llguidance and the tokenizer is compared
 
 
 class GrammarVocabulary:
-    """A tokenizer as llguidance knows it, over V ids of which `ends` end a text.
+    """A tokenizer for llguidance, with V ids, of which `eos` end an output.
 
-    llguidance's form takes a second to make and has one EOS token, so all vocabularies of a
-    tokenizer share the form with the model's `model_eos` first EOS token."""
+    llguidance's tokenizer takes a second to build and has one EOS token. The vocabularies of a
+    tokenizer share the one with the lowest id of `model_eos`."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class GrammarVocabulary:
         self.eos_ids = sorted(id for id in eos if id < V)
         if not self.eos_ids:
             raise InputError(
-                "structured output ends with an EOS token and the model names none; set "
+                "structured output ends with an EOS token and the model has none; set "
                 "eos_token_id in its generation config"
             )
         end = min((id for id in model_eos if id < min(V, len(tokenizer))), default=self.eos_ids[0])
         self.lexicon = lexicons.get((end, len(tokenizer)), _build_lexicon, tokenizer, end)
-        self.forbidden_ids = [] if end in self.eos_ids else [end]  # EOS to llguidance alone
+        self.forbidden_ids = [] if end in self.eos_ids else [end]  # EOS only for llguidance
         self._grammars: SharedCache[CompiledGrammar] = SharedCache(MAX_CACHED_GRAMMARS)
 
     def compile_grammar(self, structured: Structured) -> CompiledGrammar:
-        """Compile a row's wish. InputError where it does not compile or cannot be followed from its
-        first tokens on."""
+        """Return the compiled grammar, from a cache. Raises InputError if it does not compile or no
+        token can begin a match."""
         return self._grammars.get(structured, self._compile, structured)
 
     def _compile(self, structured: Structured) -> CompiledGrammar:
@@ -82,9 +82,9 @@ def get_vocabulary(
     eos: frozenset[int],
     model_eos: frozenset[int] = frozenset(),
 ) -> GrammarVocabulary:
-    """Return the vocabulary of a fast tokenizer, V being the rows of the output layer, `eos` the
-    request's EOS ids and `model_eos` those of the model's configuration; cached as long as the
-    tokenizer lives. InputError if llguidance is missing or cannot take the tokenizer."""
+    """Return the vocabulary of a fast tokenizer, cached as long as the tokenizer exists. V: the
+    size of the output layer; eos: the request's EOS ids; model_eos: those of the model's config.
+    Raises InputError if llguidance is missing or does not support the tokenizer."""
     if tokenizer is None or not getattr(tokenizer, "is_fast", False):
         raise InputError(
             "structured output needs a fast tokenizer of transformers, not "
@@ -95,7 +95,7 @@ def get_vocabulary(
         SharedCache(MAX_CACHED_VOCABULARIES),
     )
     vocabularies, lexicons = _VOCABULARIES.setdefault(tokenizer, caches)
-    key = (V, eos, model_eos, len(tokenizer))  # tokens may be added to a tokenizer
+    key = (V, eos, model_eos, len(tokenizer))  # users may add tokens
     return vocabularies.get(key, GrammarVocabulary, tokenizer, V, eos, model_eos, lexicons)
 
 
@@ -104,49 +104,50 @@ _VOCABULARIES: WeakKeyDictionary[PreTrainedTokenizerBase, _VocabularyCaches] = W
 
 
 class CompiledGrammar:
-    """A grammar compiled over a vocabulary, of which every row takes a matcher."""
+    """A grammar compiled for a vocabulary. Every sequence has its own matcher of it."""
 
     def __init__(self, vocabulary: GrammarVocabulary, kind: str, compiled: LLMatcher) -> None:
         self.vocabulary = vocabulary
         self.kind = kind
         self._compiled = compiled
-        self._require_texts()
+        self._require_match()
 
     def new_matcher(self) -> GrammarMatcher:
-        """A matcher before its first token."""
+        """Return a matcher before its first token."""
         return GrammarMatcher(self)
 
     def copy_matcher(self, tokens: list[int]) -> LLMatcher:
-        """llguidance's own matcher behind `tokens`, which it allows."""
+        """Return llguidance's matcher after `tokens`, which must be allowed."""
         state = self._compiled.deep_copy()
         state.consume_tokens(tokens)
         return state
 
-    def _require_texts(self) -> None:
-        """InputError where no token can begin a text, or none goes on where its forced beginning
-        ends. A failure further on is found when a text gets there."""
+    def _require_match(self) -> None:
+        """Raise InputError if no token can begin a match, or continue it after its forced tokens.
+        Dead ends after that are found during generation."""
         first = self.new_matcher()
         for token in first.find_forced_tokens():
             first.push(token)
         if not first.compute_mask().any():
-            raise _make_error(self.kind, "no text of this vocabulary satisfies it")
+            raise _make_error(self.kind, "no tokens of this vocabulary match it")
 
 
 class GrammarMatcher:
-    """One row's place in its grammar.
+    """The state of a grammar after the tokens of one sequence.
 
-    Live at first; *ended* behind an EOS token where the text may end; *dead* behind a token that
-    the grammar does not allow, and behind anything that follows an end. `pop` undoes each of them.
+    It is live at first; *ended* after an EOS token if the output may end there; *dead* after a
+    token that the grammar does not allow, and after any token that follows an end. `pop` undoes
+    each of these.
     """
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._compile = grammar
         self._vocabulary = grammar.vocabulary
         self._state = grammar.copy_matcher([])
-        self._tokens: list[int] = []  # what it consumed; EOS and what is not allowed stay outside
-        self._num_tokens_after_end = 0  # tokens since it is live no longer
-        self._ended_by_eos = False  # whether the first of them was an end
-        self._forced: list[int] | None = None  # behind the last token, once it was asked for
+        self._tokens: list[int] = []  # consumed while live: no EOS, no token that is not allowed
+        self._num_tokens_after_end = 0  # tokens since it is not live
+        self._ended_by_eos = False  # whether the first of them was a valid EOS
+        self._forced: list[int] | None = None  # cached result of `find_forced_tokens`
 
     @property
     def ended(self) -> bool:
@@ -157,7 +158,7 @@ class GrammarMatcher:
         return self._num_tokens_after_end > 0 and not self.ended
 
     def push(self, token: int) -> None:
-        """Go on by any token."""
+        """Append a token, which need not be allowed."""
         self._forced = None
         if self._num_tokens_after_end:
             self._num_tokens_after_end += 1
@@ -171,18 +172,20 @@ class GrammarMatcher:
             self._num_tokens_after_end, self._ended_by_eos = 1, False
 
     def pop(self) -> None:
-        """Undo the last push that was not undone; IndexError where there is none."""
+        """Remove the last token. Raises IndexError if there is none."""
         self._forced = None
         if self._num_tokens_after_end:
             self._num_tokens_after_end -= 1
         else:
             self._tokens.pop()
             self._state.rollback(1)
-        if self._state.is_error():  # it never recovers, and some Lark grammars cannot go back
+        # llguidance does not recover from errors, and cannot roll back some Lark grammars
+        if self._state.is_error():
             self._state = self._compile.copy_matcher(self._tokens)
 
     def compute_mask(self) -> Tensor:
-        """The tokens that may come next, bool `[V]` on the CPU; none unless it is live."""
+        """Return a mask of the tokens that may come next, bool `[V]` on the CPU; all False unless
+        it is live."""
         V, ends = self._vocabulary.V, self._vocabulary.eos_ids
         if self._num_tokens_after_end:
             return torch.zeros(V, dtype=torch.bool)
@@ -193,8 +196,9 @@ class GrammarMatcher:
         return torch.from_numpy(mask)
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """`scores [V]` on any device with -inf for what is not allowed; as they are behind an end,
-        where nothing is kept. ControlError where no token is allowed."""
+        """Return `scores [V]`, on any device, with -inf for tokens that are not allowed; unchanged
+        after an end, because tokens there are cut off. Raises ControlError if no token is
+        allowed."""
         if self.ended:
             return scores
         mask = self.compute_mask()
@@ -203,8 +207,8 @@ class GrammarMatcher:
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def find_forced_tokens(self) -> list[int]:
-        """The tokenizer's spelling of the text that must follow, if any. They are draft tokens:
-        other tokens spell that text too, and its last token may go on."""
+        """Return the tokenization of the text that must follow, if any. The tokens are draft
+        tokens: others may decode to the same text, and the last one may be longer."""
         if self._forced is None:
             self._forced = [] if self._num_tokens_after_end else self._tokenize_forced_text()
         return list(self._forced)
@@ -216,18 +220,19 @@ class GrammarMatcher:
         return list(takewhile(lambda token: token < V and token not in ends, tokens))
 
     def _explain_empty_mask(self) -> str:
-        """Why no token is allowed."""
+        """Return the reason why no token is allowed."""
         name = f"structured output's {self._compile.kind}"
         if self._num_tokens_after_end:
-            return f"{name} is left by the text; draw tokens that it allows"
+            return f"{name} does not match the output; sample only tokens that it allows"
         reason = _clean_message(self._state.get_error())
         if not reason or reason.startswith("NoExtension"):
-            reason = "no token continues the text"
+            reason = "no token continues the output"
         return f"{name} cannot be followed after {len(self._tokens)} tokens: {reason}; correct it"
 
 
 def _import_llguidance():  # not annotated: the type is the module's
-    """Import llguidance, late as it is an extra; InputError where it is missing."""
+    """Return the module llguidance, imported late because it is an extra. Raises InputError if it
+    is missing."""
     try:
         import llguidance
     except ImportError:
@@ -238,7 +243,7 @@ def _import_llguidance():  # not annotated: the type is the module's
 
 
 def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
-    """llguidance's form of a fast tokenizer."""
+    """Return llguidance's tokenizer for a fast tokenizer. Raises InputError if it fails."""
     llguidance = _import_llguidance()
     if end >= len(tokenizer):
         raise InputError(
@@ -249,7 +254,7 @@ def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
         lexicon = llguidance.LLTokenizer(serialize_tokenizer(tokenizer), eos_token=end)
     except ValueError as error:
         raise InputError(
-            f"structured output cannot read this tokenizer: {to_one_line(error)}; leave "
+            f"structured output does not support this tokenizer: {to_one_line(error)}; leave "
             "structured out"
         ) from None
     _require_spelling(lexicon, tokenizer)
@@ -257,7 +262,7 @@ def _build_lexicon(tokenizer: Any, end: int) -> LLTokenizer:
 
 
 def serialize_tokenizer(tokenizer: Any) -> str:
-    """A fast tokenizer as llguidance reads it."""
+    """Return a fast tokenizer as the JSON that llguidance takes."""
     serialized = json.loads(tokenizer.backend_tokenizer.to_str())
     serialized |= {
         "padding": None,
@@ -268,8 +273,8 @@ def serialize_tokenizer(tokenizer: Any) -> str:
 
 
 def _convert_decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A tokenizer's decoder, with Metaspace, which llguidance overlooks, as what it does within a
-    text."""
+    """Return a tokenizer's decoder with Metaspace, which llguidance ignores, replaced by equivalent
+    parts, except at the beginning of a text."""
     parts: list[dict[str, Any]] = [decoder] if decoder else []
     if decoder and decoder["type"] == "Sequence":
         parts = decoder["decoders"]
@@ -285,8 +290,8 @@ def _convert_decoder(decoder: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
-    """InputError where llguidance spells a token otherwise than the tokenizer, of a sample of them;
-    each stands behind a letter, as decoders may treat a text's beginning apart."""
+    """Raise InputError if llguidance and the tokenizer decode a token differently, for a sample of
+    tokens. Each follows a letter, as decoders may treat the beginning of a text differently."""
     ids = [id for id in range(lexicon.vocab_size) if not lexicon.is_special_token(id)]
     letter = next((id for id in ids if lexicon.decode_bytes([id]).isalnum()), None)
     if letter is None:
@@ -296,13 +301,13 @@ def _require_spelling(lexicon: LLTokenizer, tokenizer: PreTrainedTokenizerBase) 
         decoded = decode(tokenizer, [letter, token])
         if REPLACEMENT_CHARACTER not in spelled and spelled != decoded:
             raise InputError(
-                f"structured output cannot read this tokenizer: its token {token} decodes to "
+                f"structured output does not support this tokenizer: its token {token} decodes to "
                 f"{decoded[1:]!r}, not {spelled[1:]!r}; leave structured out"
             )
 
 
 def _compile_matcher(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
-    """InputError where it does not compile."""
+    """Return llguidance's compiled grammar. Raises InputError if it does not compile."""
     compiled = _import_llguidance().LLMatcher(lexicon, to_llguidance(structured), log_level=0)
     if compiled.is_error():
         raise _make_error(structured.kind, _clean_message(compiled.get_error()))
@@ -310,7 +315,7 @@ def _compile_matcher(structured: Structured, lexicon: LLTokenizer) -> LLMatcher:
 
 
 def find_schema_problem(schema: Any) -> str | None:
-    """Say why no text can be held to a JSON schema, or None."""
+    """Return why a JSON schema is not supported, or None."""
     matcher = _import_llguidance().LLMatcher
     return (
         _clean_message(matcher.validate_grammar(to_llguidance(Structured("json_schema", schema))))
@@ -319,7 +324,8 @@ def find_schema_problem(schema: Any) -> str | None:
 
 
 def to_llguidance(structured: Structured) -> str:
-    """A wish in llguidance's own language; InputError where it is not what its kind says."""
+    """Return a grammar in llguidance's format. Raises InputError if it is not valid for its
+    kind."""
     kind, text = structured
     try:
         return json.dumps({"grammars": _build_grammars(kind, text)})
@@ -328,8 +334,8 @@ def to_llguidance(structured: Structured) -> str:
 
 
 def _build_grammars(kind: str, text: str) -> list[dict[str, Any]]:
-    """Return the grammars that llguidance compiles: the first is the one that a text follows.
-    ValueError where a grammar's text is not what its kind says."""
+    """Return the grammars for llguidance to compile; the first is the one to match, and refers to
+    the others. Raises ValueError if `text` is not valid for its kind."""
     if kind == "json_schema":
         schema = rewrite_schema(json.loads(text), JSON_SEPARATORS)
         return [_build_lark("start: @schema"), {"name": "schema", "json_schema": schema}]
@@ -345,8 +351,8 @@ def _build_grammars(kind: str, text: str) -> list[dict[str, Any]]:
 
 
 def build_symbol(structured: Structured) -> str:
-    """A grammar as a symbol of another one, in Lark. InputError where it is not what its kind
-    says."""
+    """Return a grammar as a symbol to use in another Lark grammar. Raises InputError if it is not
+    valid for its kind."""
     kind, text = structured
     try:
         grammars = _build_grammars(kind, text)
@@ -358,15 +364,14 @@ def build_symbol(structured: Structured) -> str:
 
 
 def _build_lark(text: str) -> dict[str, Any]:
-    """A Lark grammar whose masks hold every token that goes on. Where only one text can follow,
-    they would hold one token otherwise: what the tokenizer makes of that text, which may even spell
-    another one, or have no row in the output layer."""
+    """Return a Lark grammar whose masks contain every token that continues a match. Without
+    `no_forcing`, if only one text can follow, a mask contains only the first token of its
+    tokenization, which may even decode to another text or be missing in the output layer."""
     return {"lark_grammar": f"{text}\n{NO_FORCING}"}
 
 
 def _clean_message(message: str) -> str:
-    """Return llguidance's message in one line, without the state of its parser and our own
-    settings."""
+    """Return llguidance's message in one line, without its parser state and our settings."""
     lines = [line for line in message.split("\n<state>")[0].split("\n") if NO_FORCING not in line]
     return " ".join(" ".join(lines).split())[:200]
 

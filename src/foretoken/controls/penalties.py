@@ -1,8 +1,8 @@
-"""Controls that make ids less or more likely by what has occurred, and controls that forbid ids, or
-all but one, by place or by the tokens before.
+"""Penalties, which change the scores of ids by the tokens before, and bans, which forbid ids or
+force one, by position or by the tokens before.
 
-`control(scores, history) -> scores`: the scores `[V]` of one position are its own to change. The
-history grows and shrinks a token at a time, with the draft tokens before a position.
+A control is a function `control(scores, history) -> scores` of one position; it may change `scores
+[V]` in place. Tokens are pushed to and popped from the history one at a time, draft tokens too.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from foretoken.sampling.checks import Ids, ThinkingBudget
 
 
 class Rewindable(Protocol):
-    """A follower of the text, token by token, that can go back."""
+    """State that follows a sequence token by token, and can be rolled back."""
 
     def push(self, token: int) -> None:
-        """The text goes on by this token."""
+        """Append a token."""
         ...
 
     def pop(self) -> None:
-        """Forget the last token pushed."""
+        """Remove the last token."""
         ...
 
 
 class GrowingArray:
-    """Whole numbers in a row, of which a view costs the same however many there are."""
+    """A growing array of integers, with a view at constant cost."""
 
     def __init__(self, numbers: Collection[int] = ()) -> None:
         self._buffer, self._count = np.fromiter(numbers, np.int64, len(numbers)), len(numbers)
@@ -48,17 +48,17 @@ class GrowingArray:
 
     @property
     def view(self) -> np.ndarray:
-        """All of them, valid until the next push."""
+        """All numbers, valid until the next push."""
         return self._buffer[: self._count]
 
 
 class TokenCounts:
-    """Which ids have occurred, in the order of their first time, and how often."""
+    """The ids that have occurred, in the order of their first occurrence, and their counts."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         counts = Counter(tokens)
         self.ids, self.counts = GrowingArray(counts), GrowingArray(counts.values())
-        self._indices = {token: place for place, token in enumerate(counts)}
+        self._indices = {token: i for i, token in enumerate(counts)}
 
     def push(self, token: int) -> None:
         index = self._indices.setdefault(token, len(self._indices))
@@ -68,7 +68,7 @@ class TokenCounts:
         self.counts.view[index] += 1
 
     def pop(self, token: int) -> None:
-        """Forget the last token pushed: if it was the first of its kind, its place is the last."""
+        """Remove `token`, the last one pushed. If it occurred once, its index is the last one."""
         index = self._indices[token]
         self.counts.view[index] -= 1
         if not self.counts.view[index]:
@@ -78,8 +78,8 @@ class TokenCounts:
 
 
 class TokenHistory:
-    """A text of tokens, of which the first `prompt` are given; and how often each id has occurred
-    in it and among the new tokens. A control costs the same at any length of it."""
+    """The tokens of a sequence, of which the first `prompt` are the prompt, and counts of each id
+    in all tokens and in the new ones. Its cost per token does not grow with the length."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.tokens, self.prompt = list(prompt), len(prompt)
@@ -91,7 +91,7 @@ class TokenHistory:
 
     @property
     def num_new_tokens(self) -> int:
-        """New tokens so far."""
+        """The number of new tokens so far."""
         return len(self.tokens) - self.prompt
 
     def push(self, token: int) -> None:
@@ -106,12 +106,12 @@ class TokenHistory:
             tally.pop(token)
 
     def to_tensor(self, device: torch.device) -> Tensor:
-        """All tokens, `[n]`; a copy, which others may change."""
+        """Return all tokens, `[n]`, as a copy that the caller may change."""
         return torch.from_numpy(self._ids.view.copy()).to(device)
 
 
 class SuppressTokens:
-    """These ids never occur among the first `until` new tokens from the `start`-th on; by itself
+    """Forbids these ids as new tokens with indices from `start` to `until` - 1; by default
     everywhere."""
 
     def __init__(self, ids: list[int], start: int = 0, until: int | None = None) -> None:
@@ -126,7 +126,7 @@ class SuppressTokens:
 
 
 class AllowTokens:
-    """No other ids than these occur."""
+    """Forbids all ids but these."""
 
     def __init__(self, ids: Ids, V: int) -> None:
         self.others = torch.ones(V, dtype=torch.bool)
@@ -138,7 +138,7 @@ class AllowTokens:
 
 @dataclass(frozen=True, slots=True)
 class ForceTokens:
-    """At some places among the new tokens only one id is possible."""
+    """Forces ids at some positions: `token_at_position` maps indices of new tokens to ids."""
 
     token_at_position: dict[int, int]
 
@@ -151,13 +151,13 @@ class ForceTokens:
 
 
 class LimitThinking:
-    """Behind so many tokens of thoughts only those that close them are possible, or where a grammar
-    forbids them, as within a character, soon after."""
+    """Forces the closing ids after a number of thinking tokens, or as soon after as a grammar
+    allows them (not, for example, within a character)."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self.budget = budget
         self._tokens: list[int] = []
-        self._begun: int | None = None if budget.opening else 0  # new tokens before them
+        self._begun: int | None = None if budget.opening else 0  # new tokens before thinking
         self._closed: int | None = None
 
     def push(self, token: int) -> None:
@@ -196,16 +196,15 @@ class LimitThinking:
 
 
 class SequenceBias:
-    """An id's score rises by a number where the tokens before it are those of its sequence;
-    -inf: the sequence cannot be completed."""
+    """Adds a bias to the score of an id that would complete a sequence of ids; -inf forbids to
+    complete it."""
 
     def __init__(self, biases: dict[tuple[int, ...], float]) -> None:
         singles = {ids[0]: bias for ids, bias in biases.items() if len(ids) == 1}
         self.ids = torch.tensor(list(singles), dtype=torch.long)
         self.single_biases = torch.tensor(list(singles.values()), dtype=torch.float64)
-        self.sequences_by_token: dict[
-            int, list[tuple[list[int], int, float]]
-        ] = {}  # by the token before
+        # sequences of two ids or more, by their last id but one
+        self.sequences_by_token: dict[int, list[tuple[list[int], int, float]]] = {}
         for ids, bias in biases.items():
             if len(ids) > 1:
                 self.sequences_by_token.setdefault(ids[-2], []).append(
@@ -223,12 +222,13 @@ class SequenceBias:
 
 
 class NoRepeatNgram:
-    """No n tokens in a row occur twice in the text: a memory of what has followed any n - 1."""
+    """Forbids every n-gram that occurred before in the sequence. It stores the tokens that followed
+    each (n - 1)-gram."""
 
     def __init__(self, n: int, prompt: list[int]) -> None:
         self.n = n
         self.tokens: list[int] = []
-        self.continuations: dict[tuple[int, ...], list[int]] = {}  # a stack for each n - 1
+        self.continuations: dict[tuple[int, ...], list[int]] = {}  # a stack for each (n - 1)-gram
         for token in prompt:
             self.push(token)
 
@@ -252,7 +252,7 @@ class NoRepeatNgram:
 
 
 class NoSourceNgram:
-    """No n tokens in a row of the source, or of a decoder's prompt, occur in the text."""
+    """Forbids every n-gram of the encoder's input, or of a decoder-only model's prompt."""
 
     def __init__(self, n: int, source: list[int], V: int) -> None:
         self.n = n
@@ -270,24 +270,24 @@ class NoSourceNgram:
 
 
 def replace_nonfinite(scores: Tensor, history: TokenHistory) -> Tensor:
-    """NaN becomes 0, infinities the largest and least numbers."""
+    """Replace NaN by 0, and infinities by the largest and lowest finite numbers."""
     return scores.nan_to_num_(0.0)
 
 
 def ban_tokens(scores: Tensor, ids: list[int]) -> Tensor:
-    """Scores with the ids at -inf."""
+    """Set the scores of these ids to -inf, in place, and return all scores."""
     if not ids:
         return scores
     return scores.index_fill_(0, torch.tensor(ids, device=scores.device), -torch.inf)
 
 
-MAX_GROWTH = 1e30  # times a score: beyond all others, and still a float32
+MAX_GROWTH = 1e30  # factor of a score: exceeds all other scores, and is finite in float32
 
 
 @dataclass(frozen=True, slots=True)
 class RepetitionPenalty:
-    """Ids of the text, prompt included, are less likely above 1 (Keskar et al. 2019, arXiv
-    1909.05858)."""
+    """Makes ids of the prompt and the output less probable if `penalty` is above 1 (Keskar et al.
+    2019, arXiv 1909.05858)."""
 
     penalty: float
 
@@ -297,7 +297,8 @@ class RepetitionPenalty:
 
 
 class EncoderRepetitionPenalty:
-    """Ids of the source, or of a decoder's prompt, are more likely above 1."""
+    """Makes ids of the encoder's input, or of a decoder-only model's prompt, more probable if
+    `penalty` is above 1."""
 
     def __init__(self, penalty: float, source: list[int], V: int) -> None:
         self.factor = 1 / penalty
@@ -309,8 +310,8 @@ class EncoderRepetitionPenalty:
 
 @dataclass(frozen=True, slots=True)
 class OccurrencePenalty:
-    """OpenAI's penalties: of every new token's id the logit falls by `presence`, and by `frequency`
-    for each time it has occurred. The prompt does not count."""
+    """OpenAI's penalties: subtracts `presence` from the logit of every id in the output, and
+    `frequency` for each of its occurrences. The prompt does not count."""
 
     presence: float
     frequency: float
@@ -324,8 +325,8 @@ class OccurrencePenalty:
 
 
 class ExponentialDecayPenalty:
-    """From `start` new tokens on ends become likelier, by `factor` to the power of how far behind
-    it the text is."""
+    """Raises the scores of the EOS ids after `start` new tokens, by `factor` to the power of the
+    number of tokens after that."""
 
     def __init__(self, start: int, factor: float, ends: list[int]) -> None:
         self.start, self.factor = start, factor
@@ -341,7 +342,7 @@ class ExponentialDecayPenalty:
         return scores.index_copy_(0, ends, torch.where(now.isfinite(), raised, now))
 
     def _compute_growth(self, excess: int) -> float:
-        """The factor's power; from some point on the end is certain anyway."""
+        """Return `factor` to this power, limited to `MAX_GROWTH`."""
         try:
             return min(self.factor**excess, MAX_GROWTH)
         except OverflowError:
@@ -349,7 +350,8 @@ class ExponentialDecayPenalty:
 
 
 def scale_scores(scores: Tensor, ids: Tensor, penalty: float) -> Tensor:
-    """Scores of the ids divided by the penalty, or multiplied where they are negative."""
+    """Divide the scores of these ids by the penalty, multiply negative ones by it, in place, and
+    return all scores."""
     if not len(ids):
         return scores
     if scores.is_cpu:  # NumPy needs a quarter of torch's time for few numbers
