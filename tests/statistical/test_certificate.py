@@ -83,7 +83,7 @@ def test_a_weak_draft_in_coupled_mode_passes(kind):
         drafter, TableModel(distribution, wide), rule="coupled", gamma=gamma, num_samples=texts
     )
     assert certificate.verdict == "lossless"
-    (counted,) = {test.n for test in certificate.tests if test.of == "guesses"}
+    (counted,) = {test.n for test in certificate.tests if test.of == "draft tokens"}
     places = len(PROMPTS) * texts * (2 * gamma + 1)
     assert places / 4 < counted <= places < certificate.guesses  # at most once a place
 
@@ -187,7 +187,10 @@ def test_a_drafter_that_lies_is_found(liar):
 
 def test_a_rounded_q_is_named():
     certificate = issue(RoundedClaim(Q))
-    assert "drawn from another law than the q reported, total variation 0.0" in certificate.lies[0]
+    assert (
+        "sampled from another distribution than the q reported, total variation 0.0"
+        in certificate.lies[0]
+    )
 
 
 class OwnDice(GreedyClaimsDistribution):
@@ -207,8 +210,8 @@ class Undecided(Certain):
 
 
 def test_other_lies_are_found():
-    assert any("guesses under q" in test.name for test in issue(OwnDice(Q)).failed)
-    assert "both said to be certain" in issue(Undecided(Q)).lies[0]
+    assert any("draft tokens under q" in test.name for test in issue(OwnDice(Q)).failed)
+    assert "both reported as certain" in issue(Undecided(Q)).lies[0]
 
 
 @pytest.mark.parametrize(

@@ -578,7 +578,7 @@ def test_a_template_without_messages():
 
 
 def test_an_option_that_no_method_has():
-    with pytest.raises(InputError, match="^num_beams is no option of stream; "):
+    with pytest.raises(InputError, match="^num_beams is not an option of stream; "):
         table().stream(IDS[0], num_beams=2)
 
 

@@ -261,7 +261,7 @@ def test_a_dead_end_ends_a_row_behind_the_draft_tokens_before_it(told):
     mate = SequenceState.from_request(Request([0], 10, SequenceKey(0, 1)))
     (failed, whole), _, drafter = one_step(pack([[1, 2, 3], [1, 2, 3]]), [3, 3], [row, mate])
     assert failed.tokens == [0, 1] and failed.finish_reason == "error"
-    assert str(failed.error) == "suppress_tokens leaves no token behind 2 tokens"
+    assert str(failed.error) == "suppress_tokens allows no token after 2 tokens"
     assert failed.records[0].accepted == 1 and failed.records[0].new_tokens == (1,)
     assert len(failed.records[0].overlaps) == len(failed.logprobs) == 1
     assert whole.tokens == [0, 1, 2, 3, 0] and whole.error is None

@@ -69,7 +69,7 @@ class Swapper(FunctionDrafter):
 
 @pytest.mark.parametrize(
     ("liar", "lie"),
-    [(Swapper, "was not drawn"), (RoundedClaim, "from another law than the q reported")],
+    [(Swapper, "was not sampled"), (RoundedClaim, "from another distribution than the q reported")],
 )
 def test_lies_are_named(liar, lie):
     assert any(lie in line for line in logged(liar(Q)).lies)

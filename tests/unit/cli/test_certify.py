@@ -55,10 +55,10 @@ def test_a_certificate_for_reading(run, base):
         "logits of blocks against single tokens 144 places ok off by ",
         "greedy text against plain 288 tokens ok",
         " 0 certain ",
-        " ok temperature 1 target's law, by rank 288 tokens ",
+        " ok temperature 1 target's distribution, by rank 288 tokens ",
         " pull towards the draft 288 tokens ",
-        " against plain, prompt 1 16 texts ",
-        " replacement from the wrong position: sampled text ",
+        " against plain, prompt 1 16 outputs ",
+        " next token from the wrong position: sampled output ",
         "LOSSLESS: no test of 9 fell below ",
         "an exact pair would fail one certificate in 10,000",
     ):
@@ -76,7 +76,7 @@ def test_a_broken_rule_in_json(quick, monkeypatch):
     assert document["differences"] == []
     assert document["shapes"]["noise"] <= document["shapes"]["allowed"]
     least = min(document["tests"], key=lambda test: test["p_value"])
-    assert least["p_value"] < document["level"] < 1e-4 and "target's law" in least["name"]
+    assert least["p_value"] < document["level"] < 1e-4 and "target's distribution" in least["name"]
 
 
 @pytest.mark.prove

@@ -163,19 +163,19 @@ def test_a_matcher_follows_the_text_and_says_what_it_forces():
 @pytest.mark.parametrize(
     ("sampling", "blamed"),
     [
-        ({"suppress_tokens": range(V)}, "suppress_tokens leaves no token behind 3 tokens"),
+        ({"suppress_tokens": range(V)}, "suppress_tokens allows no token after 3 tokens"),
         (
             {"bad_words_ids": [[0], [1]], "suppress_tokens": [2, 3, 4]},
-            "suppress_tokens leaves no token behind 3 tokens",
+            "suppress_tokens allows no token after 3 tokens",
         ),
-        ({"logit_bias": dict.fromkeys(range(V), -torch.inf)}, "logit_bias leaves no token"),
+        ({"logit_bias": dict.fromkeys(range(V), -torch.inf)}, "logit_bias allows no token"),
         (
             {"processors": lambda ids, scores: scores * torch.nan, "repetition_penalty": 1.1},
-            "processor function leaves a score of NaN or infinity behind 3 tokens",
+            "processor function returns a score of NaN or infinity after 3 tokens",
         ),
         (
             {"processors": lambda ids, scores: scores + torch.inf},
-            "processor function leaves a score of NaN or infinity",
+            "processor function returns a score of NaN or infinity",
         ),
     ],
 )
@@ -225,13 +225,13 @@ def test_a_row_that_fails_leaves_its_others_alone(gamma, temperature):
         assert completions[i].finish_reason == "length"
     assert sorted([*completions[1].tokens, 2, 3]) == list(range(V))
     assert completions[1].finish_reason == completions[2].finish_reason == "error"
-    assert completions[1].error == "no_repeat_ngram_size leaves no token behind 5 tokens"
-    assert completions[2].error == "suppress_tokens leaves no token behind 2 tokens"
+    assert completions[1].error == "no_repeat_ngram_size allows no token after 5 tokens"
+    assert completions[2].error == "suppress_tokens allows no token after 2 tokens"
     assert completions[2].tokens == [] and completions[2].logprobs == []
 
 
 def test_where_all_rows_fail_the_first_error_is_raised():
-    with pytest.raises(ControlError, match="^row 0: suppress_tokens leaves no token behind 1 "):
+    with pytest.raises(ControlError, match="^row 0: suppress_tokens allows no token after 1 "):
         pair().generate([[1], [2, 3]], gamma=2, suppress_tokens=range(V))
-    with pytest.raises(ControlError, match="^row 0: suppress_tokens leaves no token behind 1 "):
+    with pytest.raises(ControlError, match="^row 0: suppress_tokens allows no token after 1 "):
         list(pair().stream([1], gamma=2, suppress_tokens=range(V)))

@@ -241,13 +241,16 @@ def test_a_text_that_the_vocabulary_cannot_go_on_with():
         ({"regex": "(a"}, "regex cannot be followed: .*unclosed group"),
         ({"regex": "(?=a)b"}, "regex cannot be followed: .*look-around"),
         ({"regex": "(a)\\1"}, "regex cannot be followed: .*backreferences"),
-        ({"regex": "[^\\s\\S]"}, "regex cannot be followed: no text of this vocabulary"),
-        ({"regex": "a[^\\s\\S]"}, "regex cannot be followed: no text of this vocabulary"),
+        ({"regex": "[^\\s\\S]"}, "regex cannot be followed: no tokens of this vocabulary"),
+        ({"regex": "a[^\\s\\S]"}, "regex cannot be followed: no tokens of this vocabulary"),
         ({"lark": "start: foo"}, "lark cannot be followed: .*unknown name"),
         ({"lark": 'start: "a'}, "lark cannot be followed: "),
         ({"lark": 'begin: "a"'}, "lark cannot be followed: .*start"),
-        ({"lark": 'start: start "a"'}, "lark cannot be followed: no text of this vocabulary"),
-        ({"lark": 'start: "a" x\nx: x "b"'}, "lark cannot be followed: no text of this vocabulary"),
+        ({"lark": 'start: start "a"'}, "lark cannot be followed: no tokens of this vocabulary"),
+        (
+            {"lark": 'start: "a" x\nx: x "b"'},
+            "lark cannot be followed: no tokens of this vocabulary",
+        ),
         ({"json_schema": False}, "json_schema cannot be followed: Unsatisfiable"),
         ({"json_schema": "{bad"}, "json_schema cannot be followed: Expecting property name"),
         ({"json_schema": "3"}, "json_schema cannot be followed: "),
@@ -255,7 +258,7 @@ def test_a_text_that_the_vocabulary_cannot_go_on_with():
         ({"json_schema": {"type": "foo"}}, "json_schema cannot be followed: Invalid type"),
         ({"json_schema": {"type": "array", "uniqueItems": True}}, "json_schema .*uniqueItems"),
         ({"json_schema": {"type": "number", "minimum": 3, "maximum": 2}}, "json_schema .*minimum"),
-        ({"json_schema": {"$ref": "#"}}, "json_schema cannot be followed: no text"),
+        ({"json_schema": {"$ref": "#"}}, "json_schema cannot be followed: no tokens"),
         ({"json_schema": '{"anyOf":[' * 2000 + "{}" + "]}" * 2000}, "json_schema .*recursion"),
         ({"lark": "start: " + "(" * 9999}, "lark cannot be followed: .*too deeply nested"),
         ({"choice": ["a\ud800"]}, "choice cannot be followed: "),
@@ -279,7 +282,7 @@ def test_a_choice_that_is_not_one_of_strings(text):
 def test_a_grammar_without_words_for_it():
     with pytest.raises(InputError, match="^structured's regex cannot be followed: no text of"):
         matcher(spelling(["a", "b"]), regex="c")
-    with pytest.raises(InputError, match="^structured's json_schema cannot be followed: no text"):
+    with pytest.raises(InputError, match="^structured's json_schema cannot be followed: no tokens"):
         matcher(t5_like(), json_schema={"type": "object"})
 
 
@@ -290,14 +293,15 @@ def test_a_grammar_without_words_for_it():
         ("gpt2", "structured output needs a fast tokenizer of transformers, not str; "),
         (
             spelling(["a", "##b"], decoders.WordPiece()),
-            "structured output cannot read this tokenizer: can't determine decoder type",
+            "structured output does not support this tokenizer: can't determine decoder type",
         ),
         (
             spelling(
                 ["a", "x"],
                 decoders.Sequence([decoders.ByteFallback(), decoders.Replace("x", "y")]),
             ),
-            "structured output cannot read this tokenizer: its token 2 decodes to 'y', not 'x'; ",
+            "structured output does not support this tokenizer: its token 2 decodes to 'y', "
+            "not 'x'; ",
         ),
     ],
     ids=["none", "text", "wordpiece", "replaced"],

@@ -21,7 +21,7 @@ def table() -> TableModel:
 
 
 def refused(target: TableModel, drafter: Drafter, kind: str) -> None:
-    with pytest.raises(InputError, match=f"^one {kind} stands in two places .*; make another"):
+    with pytest.raises(InputError, match=f"^one {kind} is used in two places .*; make another"):
         Speculator(target, drafter)
 
 
@@ -86,7 +86,7 @@ def test_with_rewind_they_stand_in_cascades_and_mixtures(kind) -> None:
 
 @pytest.mark.parametrize("kind", [FourAlone, OfTheProtocolForth])
 def test_without_rewind_they_do_not(kind) -> None:
-    says = f"^{kind.__name__} cannot go back, as the parts of .* must; give it a method rewind"
+    says = f"^{kind.__name__} cannot rewind, as the parts of .* must; give it a method rewind"
     with pytest.raises(RefusedError, match=says):
         CascadeDrafter(table(), kind())
     with pytest.raises(RefusedError, match=says):

@@ -241,7 +241,7 @@ def test_what_a_drafter_says_of_itself(name: str) -> None:
     assert drafter.vocab_size in (None, target.vocab_size) and isinstance(drafter.runtime, str)
     assert drafter.rewinds == (name in BACK)
     if not drafter.rewinds:
-        with pytest.raises(RefusedError, match="cannot go back"):
+        with pytest.raises(RefusedError, match="cannot rewind"):
             drafter.rewind([1])
     if not drafter.reads_target:
         assert drafter.with_target(target) is drafter

@@ -65,7 +65,9 @@ def test_parts_are_pairs(parts):
 
 
 def test_parts_that_do_not_fit():
-    with pytest.raises(InputError, match="guesses among 7 tokens, another part of .* has 5"):
+    with pytest.raises(
+        InputError, match="has a vocabulary of 7 tokens, another part of .* one of 5"
+    ):
         MixtureDrafter([(LookupDrafter(), 1), (UniformDrafter(V), 1), (UniformDrafter(7), None)])
     assert MixtureDrafter([(LookupDrafter(), 1)]).vocab_size is None
     assert stored_costs.make_identity(MixtureDrafter([(LookupDrafter(), 1)])) is None

@@ -233,7 +233,7 @@ def test_what_is_refused() -> None:
             engine.add([1], SamplingParams(1.0, num_return_sequences=2))
         with pytest.raises(InputError, match="not 2; add each by itself"):
             engine.add([[1], [2]], SAMPLING)
-        with pytest.raises(InputError, match="^temprature is no option of add; did you mean"):
+        with pytest.raises(InputError, match="^temprature is not an option of add; did you mean"):
             engine.add([1], temprature=1.0)  # pyright: ignore[reportCallIssue]
     for call in (engine.step, lambda: engine.add([1], SAMPLING)):
         with pytest.raises(InputError, match="^the engine is closed; make another one"):

@@ -90,7 +90,10 @@ def test_mistakes_are_one_line(here: Path) -> None:
         ("silentdraft:a", "the module silentdraft has no function drafter; give it drafter"),
         ("mydrafts.ours:nothing", "its function drafter returned 5; return a Drafter"),
         ("mydrafts.ours:half", "Half lacks start and commit and leave"),
-        ("mydrafts.ours:narrow", "UniformDrafter guesses among 7 tokens, the target has 320"),
+        (
+            "mydrafts.ours:narrow",
+            "UniformDrafter has a vocabulary of 7 tokens, the target one of 320",
+        ),
     ):
         refused(InputError, says, "target", draft)
     says = "draft_dtype is 'int8', but mydrafts.ours:a is no model"

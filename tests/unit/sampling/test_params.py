@@ -141,14 +141,17 @@ def test_what_is_taken_and_how_it_is_kept(name, given, kept):
         ({"remove_invalid_values": 1}, "remove_invalid_values is 1; give True or False"),
         ({"stop_strings": [""]}, "stop_strings holds ''; give strings that are not empty"),
         ({"stop_strings": [3]}, "stop_strings holds 3; give strings that are not empty"),
-        ({"logprobs": -1}, r"logprobs is -1; give 0 \(the token's own alone\) or more"),
+        ({"logprobs": -1}, r"logprobs is -1; give 0 \(only the token's own\) or more"),
         ({"logprobs_of": "top"}, "logprobs_of is 'top'; give one of raw, drawn"),
         ({"processors": 3}, "processors holds 3; give objects that can be called"),
         ({"processors": [int]}, "processors holds <class 'int'>; give objects that can be called"),
         ({"structured": {"yaml": "x"}}, "structured is {'yaml': 'x'}; give a dict with one of"),
         ({"structured": {"regex": "a", "lark": "b"}}, "structured is {'regex': 'a', 'lark': 'b'}"),
-        ({"structured": {"regex": " "}}, "structured's regex is ' '; give its text"),
-        ({"structured": {"json_schema": {"a": {1, 2}}}}, "structured's json_schema is no JSON"),
+        ({"structured": {"regex": " "}}, "structured's regex is ' '; give a non-empty string"),
+        (
+            {"structured": {"json_schema": {"a": {1, 2}}}},
+            "structured's json_schema is not valid JSON",
+        ),
         ({"structured": {"choice": []}}, "structured's choice is empty; give"),
     ],
 )
@@ -162,10 +165,13 @@ def test_values_that_are_refused(changes, message):
     ("changes", "message"),
     [
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens=9 is above max_new_tokens=8"),
-        ({"num_return_sequences": 2}, "num_return_sequences=2 at temperature 0 gives equal texts"),
+        (
+            {"num_return_sequences": 2},
+            "num_return_sequences=2 at temperature 0 gives equal outputs",
+        ),
         ({"include_stop_string": True}, "include_stop_string has nothing to include; give stop"),
         ({"structured": {"regex": "a"}, "ignore_eos": True}, "structured ends a text with an id"),
-        ({"logprobs_of": "drawn"}, "logprobs_of='drawn' without logprobs; give their count"),
+        ({"logprobs_of": "drawn"}, "logprobs_of='drawn' has no effect without logprobs; give both"),
     ],
 )
 def test_options_that_contradict_one_another(changes, message):
@@ -212,7 +218,7 @@ def test_gathered():
         (
             None,
             {"repetition_penaltyy": 1},
-            "repetition_penaltyy is no option of generate; did you mean repetition_penalty?",
+            "repetition_penaltyy is not an option of generate; did you mean repetition_penalty?",
         ),
         (None, {"max_tokens": 1}, "max_tokens is no option of generate; did you mean max_new_tok"),
         (None, {"stop": ["x"]}, "stop is no option of generate; did you mean stop_strings?"),
