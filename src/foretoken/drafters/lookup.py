@@ -31,7 +31,7 @@ class LookupDrafter(Drafter):
     """A drafter that finds the longest suffix of the sequence that occurred before, and proposes
     the tokens that most often followed it.
 
-    Of tokens that followed equally often it takes the latest, and it proposes as many as are likely
+    If several tokens followed equally often, it takes the latest. It proposes as many as are likely
     to be accepted. It searches the prompt, the output and, for an encoder-decoder, the source; in
     an engine with prefix_cache, for greedy and coupled requests, also earlier outputs of the same
     salt. The draft tokens are certain (paper, section 3.6; SAM-Decoding, arXiv 2411.10666;

@@ -50,7 +50,7 @@ class _PairSequence:
 
     @property
     def complete(self) -> bool:
-        """Whether the hidden states reach up to the last token but one, as drafting requires."""
+        """True if the hidden states reach up to the last token but one, as drafting requires."""
         return len(self.carried) > 0 and self.num_fed + len(self.carried) == len(self.tokens) - 1
 
     def get_carried_tokens(self, V: int) -> list[int]:

@@ -87,12 +87,12 @@ class Draw:
 
     @property
     def greedy(self) -> bool:
-        """Whether every sequence takes the most probable token."""
+        """True if every sequence takes the most probable token."""
         return all(params.greedy for params in self.params)
 
     @property
     def controlled(self) -> bool:
-        """Whether any sequence has controls."""
+        """True if any sequence has controls."""
         return any(controls is not None for controls in self.controls)
 
     def select(self, rows: list[int]) -> Self:

@@ -236,7 +236,7 @@ class SamplingParams:
     begin_suppress_tokens: Ids | None = option(
         None,
         as_ids,
-        "Forbid these ids as the first new token.",
+        "Forbid these ids at the beginning of the output.",
         "Penalties and bans",
         off=([],),
     )
@@ -369,7 +369,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the temperature means argmax."""
+        """True if the temperature means argmax."""
         return self.temperature < GREEDY_BELOW
 
     @property
