@@ -27,7 +27,7 @@ def rejection(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcom
     """Rejection sampling with a single attempt: accept x with probability p(x) / (M q(x)), M = max
     p/q, else sample from p itself (appendix A.2, "non-iterative").
 
-    On average it accepts a draft token with probability 1/M = min q/p. That is 0 if p has a token
+    On average it accepts a draft token with probability 1/M = min q/p. This is 0 if p has a token
     that q lacks, so a certain draft token is accepted only if p is certain too.
     """
     G = x.shape[1]
