@@ -154,8 +154,8 @@ class Drafter(Component):
         """Append the new tokens of a step to the sequences.
 
         Args:
-            tokens: For each sequence the accepted draft tokens, then the target's own token. The
-                latter is missing if the sequence failed because its controls allow no token.
+            tokens: For each sequence the accepted draft tokens, then the target's own token; only
+                the former if the sequence failed because its controls allow no token.
         """
         raise NotImplementedError
 

@@ -101,7 +101,7 @@ class CascadeDrafter(Drafter):
             try:
                 p = step(seqs, target, self.drafter, verifier, gammas)
             except NumericsError as error:
-                message = f"in a cascade's middle model, its drafter's target: {error}"
+                message = f"in a cascade's middle model, the target of its drafter: {error}"
                 raised = NumericsError(message, error.row, whose="draft")
                 if error.row is None or not seqs[error.row].new_tokens:
                     raise raised from None

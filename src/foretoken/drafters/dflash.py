@@ -27,8 +27,8 @@ from foretoken.sampling.distributions import SamplingParams, mask_invalid
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import send, to_list
 
-# hidden states of a sequence that wait for the model; from this many they are appended to its
-# context even if no sequence drafts
+# while no sequence drafts, hidden states are appended to the contexts only when a sequence has this
+# many: each time takes a forward pass
 MAX_UNREAD_STATES = 32
 # probability that a draft token and all before it are accepted; below it, one costs more time than
 # it saves

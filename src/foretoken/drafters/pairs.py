@@ -34,8 +34,8 @@ from foretoken.sampling.distributions import find_peaks, mask_invalid
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import send, to_list
 
-# pairs of a sequence that wait for the decoder; from this many they are computed even if no
-# sequence drafts
+# while no sequence drafts, pairs are computed only when a sequence has this many: each time takes a
+# forward pass
 MAX_UNREAD_PAIRS = 32
 
 
