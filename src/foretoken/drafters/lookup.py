@@ -66,6 +66,7 @@ class LookupDrafter(Drafter):
             self.seqs.append(_LookupSequence(prompt, sources[b] if sources else [], self._salt))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
+        # other outputs would depend, for the same seed, on the requests before
         for seq, params in zip(self.seqs, draw.params, strict=True):
             seq.copies_earlier = draw.coupled or (params.greedy and not draw.lenient)
         pairs = zip(self.seqs, gamma, strict=True)
