@@ -160,7 +160,8 @@ class Draw:
             return controls.shape(
                 scores, [*self.previous_draft_tokens[b], *self._draft_tokens[b][:i]]
             )
-        except ControlError:  # an earlier draft token will be rejected, so this one is not verified
+        except ControlError:
+            # never verified: an earlier draft token is rejected, or the target fails here too
             return scores
 
     def _remember(self, ids: Tensor, i: int) -> None:
