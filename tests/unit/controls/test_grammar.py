@@ -280,7 +280,7 @@ def test_a_choice_that_is_not_one_of_strings(text):
 
 
 def test_a_grammar_without_words_for_it():
-    with pytest.raises(InputError, match="^structured's regex cannot be followed: no text of"):
+    with pytest.raises(InputError, match="^structured's regex cannot be followed: no tokens of"):
         matcher(spelling(["a", "b"]), regex="c")
     with pytest.raises(InputError, match="^structured's json_schema cannot be followed: no tokens"):
         matcher(t5_like(), json_schema={"type": "object"})
