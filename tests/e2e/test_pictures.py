@@ -151,5 +151,5 @@ def test_a_faulty_row_fails_alone(folder: Path) -> None:
         ends: dict[int, Any] = {}
         while engine.running or engine.waiting:
             ends |= {e.id: e for e in engine.step() if e.finish_reason is not None}
-    assert "the model cannot read pixel_values" in str(ends[faulty].error)
+    assert "the model cannot encode pixel_values" in str(ends[faulty].error)
     assert ends[kept].completion.tokens == alone

@@ -1,7 +1,7 @@
-"""Rows in a target and its drafter, which join and leave between steps.
+"""The sequences in a target and its drafter, which join and leave between steps.
 
-A row's whole state is its tokens and its key, so whatever becomes of the models' caches, it can be
-read anew and goes on as it would have. Knows no queue.
+A sequence is determined by its tokens and its key: if the models' caches are lost, it is prefilled
+again and continues as before. The queue is the scheduler's.
 """
 
 from __future__ import annotations
@@ -27,32 +27,31 @@ from foretoken.sampling.logprobs import logprobs
 from foretoken.sampling.verifier import Verifier
 from foretoken.step import step
 
-PROMPT_LOGPROBS_CHUNK_TOKENS = (
-    32  # positions of a prompt in a pass whose logits are all needed: they take much memory
-)
+PROMPT_LOGPROBS_CHUNK_TOKENS = 32  # per forward pass: each token needs V logits, much memory
 
 
 class Batch:
-    """A target, its drafter and their rows. For one thread at a time."""
+    """A target, its drafter and their sequences. Not thread-safe."""
 
     def __init__(self, target: Model, drafter: Drafter) -> None:
         require_separate_parts(target, drafter)
         self.target, self.drafter = target, drafter
-        self.seqs: list[SequenceState] = []  # in the models' order
+        self.seqs: list[SequenceState] = []  # seqs[b] is row b of the models
         self.prefix_caching_parts = [
             part
             for part in list_parts(target, drafter)
             if isinstance(part, Drafter) or part.capabilities.prefix_cache
         ]
-        # the target, if it reads long rows in another way
+        # the target, if it encodes positions differently in sequences longer than `context`
         self._switching_target = target if target.max_context != target.context else None
         self._drafter_reads_target = any(part.reads_target for part in list_parts(drafter))
-        self._lease: Lease | None = None  # while there are rows
-        self._num_stepped = 0  # of the first rows: they have taken a step since they joined
+        self._lease: Lease | None = None  # held while there are sequences
+        self._num_stepped = 0  # the first sequences, which have taken a step since they joined
 
     @property
     def outgrown_seqs(self) -> list[SequenceState]:
-        """Rows that have to leave and join again: the target reads so long a text otherwise."""
+        """Sequences longer than `context` that joined as short ones: they have to leave and be
+        prefilled again, as the target encodes long sequences differently."""
         if self._switching_target is None:
             return []
         seqs = zip(self.seqs, self._switching_target.long, strict=True)
@@ -64,8 +63,8 @@ class Batch:
 
     @property
     def drafts(self) -> bool:
-        """True where its rows are in the drafter too."""
-        none = isinstance(self.drafter, NoDrafter)  # where there is nothing to be in
+        """True if sequences join the drafter too."""
+        none = isinstance(self.drafter, NoDrafter)  # has no cache to join
         return self._lease is not None and (none or self._lease.drafter is self.drafter)
 
     def join(
@@ -76,11 +75,16 @@ class Batch:
         prefill: bool = True,
         defer_drafter: bool = False,
     ) -> None:
-        """Rows join, with all but their last tokens read; or, without `read`, with nothing: steps
-        read it. A row that is alone has as much of its end left as fits a pass, which the first
-        step's is then. The first ones say whether there will be guesses: plain decoding costs no
-        drafter's work. behind: fresh rows join the drafter behind their first step, which then
-        drafts nothing for them: no first token waits for it."""
+        """Add sequences.
+
+        Args:
+            seqs: The sequences.
+            drafts: False to use no drafter. The first sequences of a batch decide this.
+            prefill: True prefills all but the last token now; of a sequence that is alone in the
+                batch, the first step prefills the last chunk. False leaves it all to later steps.
+            defer_drafter: True lets the sequences join the drafter after their first step, which
+                then has no draft tokens: the first token does not wait for the drafter's prefill.
+        """
         if self._lease is None:
             self._lease = Lease(self.target, self.drafter if drafts else NoDrafter())
             self._lease.acquire()
@@ -103,9 +107,11 @@ class Batch:
     def step(
         self, verifier: Verifier, gamma: list[int], num_scheduled: list[int] | None = None
     ) -> None:
-        """Advance the rows, by `gamma` draft tokens at most, which are trimmed near their ends;
-        those that finish leave. `num_scheduled`: as `step.step` takes them, but all rows may keep
-        something for later."""
+        """Take a step with at most gamma[b] draft tokens for sequence b, fewer near its end;
+        finished sequences leave.
+
+        num_scheduled: as `step.step` takes it, but here no prefill has to end in this step.
+        """
         assert self._lease is not None and self._lease.drafter is not None
         num_scheduled = (
             [seq.num_pending for seq in self.seqs] if num_scheduled is None else num_scheduled
@@ -140,32 +146,31 @@ class Batch:
         self.leave([seq for seq in self.seqs if seq.finish_reason])
 
     def update_grades(self) -> None:
-        """Note in each row how far its next draft tokens are to be trusted, before their number is
-        chosen."""
+        """Set each sequence's `grade`, from which the number of its draft tokens is chosen."""
         if self.drafter.priors and self._lease and self._lease.drafter is self.drafter:
-            # rows that have not joined it yet keep what they have
+            # strict=False: the last sequences may not have joined the drafter yet
             for seq, grade in zip(self.seqs, self.drafter.predict_grades(), strict=False):
                 seq.grade = grade
 
     @property
     def seqs_awaiting_drafter(self) -> list[SequenceState]:
-        """Rows that have taken a step, and that the drafter is to read before the next one."""
+        """Sequences that have taken a step and have to join the drafter before the next one."""
         return self.seqs[self._lease.num_drafted : self._num_stepped] if self._lease else []
 
     def join_drafter(self) -> None:
-        """They join the drafter with their prompts, and go on by what they have gained since."""
+        """Prefill the drafter for `seqs_awaiting_drafter`, with the tokens of their first step."""
         seqs = self.seqs_awaiting_drafter
         if seqs:
             with limit_torch_threads(self.target):
                 self._join_drafter(seqs, [seq.new_tokens for seq in seqs])
 
     def count_prefill_tokens(self, seq: SequenceState) -> int:
-        """Count the tokens of a joining row that need a prefill."""
+        """Count the tokens of a joining sequence that are not cached and need a prefill."""
         self._prepare_join(seq)
         return len(seq.tokens) - 1 - self._count_cached(seq.tokens[:-1])
 
     def leave(self, seqs: list[SequenceState]) -> None:
-        """Rows leave, finished or not."""
+        """Remove sequences, finished or not."""
         leaving = {id(seq) for seq in seqs}
         leaving_rows = [b for b, seq in enumerate(self.seqs) if id(seq) in leaving]
         if self._lease is not None and leaving_rows:
@@ -177,35 +182,36 @@ class Batch:
             self.clear()
 
     def clear(self) -> None:
-        """All rows leave, also where a step was broken off."""
+        """Remove all sequences, also after an interrupted step."""
         _mark_in_batch(self.seqs, False)
         lease, self._lease, self.seqs = self._lease, None, []
         self._num_stepped = 0
-        if lease is not None:  # broken off here, it ends with its last reference
+        if lease is not None:  # interrupted before this, the lease ends with its last reference
             lease.release()
 
     def _select_drafter(self, gamma: list[int]) -> Drafter:
-        """The drafter, behind what rows have without one."""
+        """Return the drafter of this step; predicted and forced tokens take precedence over it."""
         assert self._lease is not None and self._lease.drafter is not None
         drafter = self._lease.drafter
         if self._lease.num_drafted < len(self.seqs):
             drafter = FirstRowsDrafter(drafter, self._lease.num_drafted)
         pairs = zip(self.seqs, gamma, strict=True)
         predicted = [seq.predict_tokens(g) if g and seq.uses_prediction else [] for seq, g in pairs]
-        every = zip(predicted, self.seqs, gamma, strict=True)
-        draft_tokens = [x or seq.find_forced_tokens(g) for x, seq, g in every]
+        limits = zip(predicted, self.seqs, gamma, strict=True)
+        draft_tokens = [x or seq.find_forced_tokens(g) for x, seq, g in limits]
         if not any(draft_tokens):
             return drafter
-        places = frozenset(b for b, x in enumerate(draft_tokens) if x)
-        return KnownTokensDrafter(drafter, draft_tokens, places)
+        rows = frozenset(b for b, x in enumerate(draft_tokens) if x)
+        return KnownTokensDrafter(drafter, draft_tokens, rows)
 
     def _group_alike(self, seqs: list[SequenceState]) -> list[list[SequenceState]]:
-        """Rows that join at once: neighbours of the same salt, which are read in the same way."""
+        """Return runs of sequences that may join in one call: of the same salt, and all longer or
+        all not longer than `context`."""
         groups = groupby(seqs, lambda seq: (seq.request.salt, self._is_long(seq)))
-        return [list(some) for _, some in groups]
+        return [list(group) for _, group in groups]
 
     def _copy_sources(self, seqs: list[SequenceState]) -> list[list[int]] | None:
-        """Copies, which a drafter may keep and add to."""
+        """Return the encoder inputs, copied, as a drafter may store and modify them."""
         encodes = self.target.encoder_decoder
         return [list(seq.request.source or []) for seq in seqs] if encodes else None
 
@@ -213,33 +219,35 @@ class Batch:
         last = prefill and not self.seqs and len(seqs) == 1 and not self.target.capabilities.tensors
         heads = [self._select_prefill(seq, prefill, last) for seq in seqs]
         encoded = _sum_encoder_seconds(self.target)
-        # rows that join again have written some
+        # not the lengths of `heads`: preempted sequences join again with output tokens
         self.target.set_prompt_lengths([len(seq.request.prompt) for seq in seqs])
         _attach_media(self.target, seqs)
         with _refusing_media_errors(seqs):
             self.target.start(heads, self._copy_sources(seqs))
         encoded = _sum_encoder_seconds(self.target) - encoded
         caches = self.target.capabilities.prefix_cache
-        recalled = self.target.num_cached_tokens if caches else [0] * len(seqs)
-        for seq, head, k in zip(seqs, heads, recalled, strict=True):
+        num_cached = self.target.num_cached_tokens if caches else [0] * len(seqs)
+        for seq, head, count in zip(seqs, heads, num_cached, strict=True):
             seq.num_pending = len(seq.tokens) - len(head)
-            seq.cached = seq.cached if seq.start_time else k  # its own pages are not others'
+            # one that joins again finds its own pages, which do not count
+            seq.cached = seq.cached if seq.start_time else count
             seq.encoder_seconds += encoded
 
     def _join_drafter(self, seqs: list[SequenceState], gained: list[list[int]]) -> None:
-        """The first rows that are not in the drafter yet join there, without what they gained."""
+        """Add the first sequences that are not in the drafter yet, then commit `gained` to them:
+        their output tokens, [] if they have not taken a step."""
         lease = self._lease
         assert lease is not None and lease.drafter is not None
         drafter, before = lease.drafter, lease.num_drafted
         for group in self._group_alike(seqs):
             self._prepare_join(group[0])
-            places = [*range(lease.num_drafted, lease.num_drafted + len(group))]
+            rows = [*range(lease.num_drafted, lease.num_drafted + len(group))]
             prompts = [list(seq.request.prompt if gained else seq.tokens) for seq in group]
             start, encoded = perf_counter(), _sum_encoder_seconds(drafter)
             lease.count_joining(len(group))
             _attach_media(drafter, group)
             with _refusing_media_errors(group):
-                drafter.start(places, prompts, self._copy_sources(group))
+                drafter.start(rows, prompts, self._copy_sources(group))
             seconds, encoded = perf_counter() - start, _sum_encoder_seconds(drafter) - encoded
             for seq in group:
                 seq.draft_encoder_seconds += encoded
@@ -252,25 +260,25 @@ class Batch:
     def _select_prefill(
         self, seq: SequenceState, prefill: bool, leave_last_chunk: bool
     ) -> list[int]:
-        """Return the tokens of a joining row that are prefilled at once: all but the last token, or
-        but the `last` forward, or those that need no prefill; none of a prompt whose logprobs are
-        asked for, which a prefill does not give."""
+        """Return the tokens of a joining sequence to prefill now: all but the last token, or all
+        but the last chunk; without `prefill` only the cached ones; none if prompt logprobs are
+        requested, as a prefill computes no logits."""
         if seq.needs_prompt_logprobs:
-            seq.prompt_logprobs = []  # of a reading broken off
+            seq.prompt_logprobs = []  # incomplete: computed before the sequence had to leave
             return []
         if (prefill and not leave_last_chunk) or seq.request.media is not None:
             return seq.tokens[:-1]
         cached = self._count_cached(seq.tokens[:-1])
-        passes = (len(seq.tokens) - 1 - cached) // PASS if prefill else 0
-        return seq.tokens[: cached + passes * PASS]
+        chunks = (len(seq.tokens) - 1 - cached) // PASS if prefill else 0
+        return seq.tokens[: cached + chunks * PASS]
 
     def _count_cached(self, tokens: list[int]) -> int:
-        """Count the first tokens whose keys and values the target has kept from other texts."""
+        """Count the first tokens that the target's prefix cache holds."""
         return self.target.count_cached_tokens(tokens)
 
     def _limit_gamma(self, seq: SequenceState) -> int:
-        """Guesses that a row has a use for: behind them comes a token of the target's own, and the
-        target reads all of a pass in one way."""
+        """Return the most draft tokens that a sequence can use: a token of the target's own follows
+        them, and a forward pass must not cross the target's `context`."""
         max_gamma = seq.num_remaining - 1
         if (
             self._switching_target is None
@@ -281,14 +289,14 @@ class Batch:
         return min(max_gamma, self._switching_target.context - len(seq.tokens))
 
     def _prepare_join(self, seq: SequenceState) -> None:
-        """The rows that join next are like this one: only texts of the same salt serve them."""
+        """Set the models' salt and long-context mode to those of the sequences that join next."""
         for part in self.prefix_caching_parts:
             part.set_salt(seq.request.salt)
         if self._switching_target is not None:
             self._switching_target.set_long_context(self._is_long(seq))
 
     def _prefill_chunks(self, num_scheduled: list[int]) -> None:
-        """A pass in which no row is advanced."""
+        """Run a forward pass over chunks of prompts, none of which it completes."""
         blocks = [
             seq.pending_tokens[:count] for seq, count in zip(self.seqs, num_scheduled, strict=True)
         ]
@@ -298,15 +306,15 @@ class Batch:
 
     @torch.inference_mode()
     def _compute_prompt_logprobs(self, selected: list[bool]) -> None:
-        """A pass over the next tokens of prompts whose logprobs are asked for."""
-        unread = zip(selected, self.seqs, strict=True)
+        """Score the next chunk of the prompts of the selected sequences; append its logprobs."""
+        pairs = zip(selected, self.seqs, strict=True)
         blocks = [
             seq.pending_tokens[:-1][
                 : min(PROMPT_LOGPROBS_CHUNK_TOKENS, seq.num_missing_prompt_logprobs)
             ]
-            if t
+            if chosen
             else []
-            for t, seq in unread
+            for chosen, seq in pairs
         ]
         logits = self.target.score(blocks, [len(block) for block in blocks])
         for seq, block, row_logits in zip(self.seqs, blocks, logits, strict=True):
@@ -314,9 +322,9 @@ class Batch:
                 scores = (
                     row_logits[: len(block)].to(working_dtype(row_logits.dtype)).log_softmax(-1)
                 )
-                at = len(seq.tokens) - seq.num_pending + 1
+                start = len(seq.tokens) - seq.num_pending + 1
                 count = seq.request.params.prompt_logprobs or 0
-                likelihoods = logprobs(scores, seq.tokens[at : at + len(block)], count)
+                likelihoods = logprobs(scores, seq.tokens[start : start + len(block)], count)
                 seq.prompt_logprobs, seq.num_pending = (
                     seq.prompt_logprobs + likelihoods,
                     seq.num_pending - len(block),
@@ -329,10 +337,10 @@ def _mark_in_batch(seqs: list[SequenceState], present: bool) -> None:
 
 
 def _attach_media(part: object, seqs: list[SequenceState]) -> None:
-    """Hand the media of rows that are about to join to the models that can read them."""
+    """Pass the media of sequences that are about to join to the models that accept them."""
     media = [seq.request.media for seq in seqs]
     for each in list_parts(part):
-        # what a join that failed has left goes, too
+        # assigned also if there are none: a failed join may have left some
         if isinstance(each, Model) and each.capabilities.media:
             own = [m if m and each.find_media_problem(m) is None else None for m in media]
             each.joining_media = own if any(own) else []
@@ -340,8 +348,8 @@ def _attach_media(part: object, seqs: list[SequenceState]) -> None:
 
 @contextmanager
 def _refusing_media_errors(seqs: list[SequenceState]) -> Generator[None]:
-    """Rows join; where a model's code raises anything over their media, that is refused, as other
-    rows have nothing to do with it."""
+    """Turn an error that a model's code raises while sequences with media join into a RefusedError,
+    so that these fail and other sequences continue."""
     try:
         yield
     except (ForetokenError, torch.OutOfMemoryError):
@@ -351,30 +359,30 @@ def _refusing_media_errors(seqs: list[SequenceState]) -> Generator[None]:
         if not names:
             raise
         reason = f"its code raised {log_error_kind(error)}: {to_one_line(error)}"
-        raise RefusedError(f"the model cannot read {', '.join(sorted(names))}: {reason}") from error
+        media = ", ".join(sorted(names))
+        raise RefusedError(f"the model cannot encode {media}: {reason}") from error
 
 
 def _sum_encoder_seconds(part: object) -> float:
-    """Seconds that encoders in a model or drafter have run so far."""
+    """Return the seconds that encoders in a model or drafter have run so far."""
     return sum(each.encoder_seconds for each in list_parts(part))
 
 
 @cache
 def retain_freed_memory() -> None:
-    """Let glibc keep some memory that is freed for whoever asks next. Elsewhere nothing changes.
+    """Make glibc retain freed memory for later allocations; no effect with other C libraries.
 
-    Otherwise the memory that a step frees, some MB of distributions, goes back to the system and is
-    zeroed anew in the next one, 8 of 12 ms at eight rows of 32,000. It keeps twice the largest
-    block that was ever mapped by itself and freed, if no larger than 32 MB.
+    Otherwise the distributions of a step, some MB, are returned to the system and zeroed again in
+    the next step: 8 of 12 ms for [8, 32000]. glibc retains up to twice the size of the largest
+    mapped block that was freed, if that is 32 MB or less; so one of that size is allocated here.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 @contextmanager
 def limit_torch_threads(target: Model) -> Generator[None]:
-    """Torch on one thread while the target runs in a library with threads of its own: torch's idle
-    threads spin, and would take the cores from it. Outside the `with` torch has the caller's
-    setting."""
+    """Limit torch to one thread within the `with` if the target is native: that backend has its
+    own threads, and torch's idle threads spin and would take cores from them."""
     count = torch.get_num_threads()
     if target.runtime != "native" or count == 1:
         yield

@@ -1,7 +1,7 @@
-"""The public engine: requests in at any time, events out with every step.
+"""The public engine: takes requests at any time and returns events at every step.
 
-It runs on the Speculator's own `EngineCore`, so `spec.generate` and `spec.stream` may be called
-meanwhile, and their sequences share the steps.
+It uses the Speculator's own `EngineCore`: sequences of `spec.generate` and `spec.stream`, which
+other threads may call meanwhile, share its steps.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from foretoken.text.decoding import TokenText
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """New text of a request, of one step.
+    """New output of a request.
 
     Attributes:
-        id: The request.
-        text: The text that was added; None without a tokenizer.
-        tokens: The ids that were added.
-        logprobs: The ones of these tokens, where they were asked for.
-        finish_reason: None but in the request's last event.
-        completion: The result, in the last event: texts and tokens of all events concatenate to it.
-        steps: Records of the step, most often one.
-        error: The error behind a finish_reason "error".
-        pieces: The text that each of these tokens added, and its offset in the request's text, in
+        id: The request's id.
+        text: The new text; None without a tokenizer.
+        tokens: The new token ids.
+        logprobs: The logprobs of these tokens; None if the request does not ask for them.
+        finish_reason: None except in the request's last event.
+        completion: The result, in the last event only. The texts of all events concatenate to its
+            text, and the tokens to its tokens.
+        steps: The records of the steps since the last event, usually one.
+        error: The error, if finish_reason is "error".
+        pieces: The text that each of these tokens added, and its offset in the output text, in
             characters; [] without a tokenizer.
 
     Examples:
@@ -67,13 +68,13 @@ class EngineStats:
     """Counters of an engine.
 
     Attributes:
-        running: Requests that have begun, and whose last event is still to come.
-        waiting: Requests that have not begun.
-        finished: Requests that have ended, those with an error included.
-        aborted: Requests that were dropped.
-        preempted: Times that a sequence had to wait again, as memory ran short.
+        running: Requests that have started and whose last event is still to come.
+        waiting: Requests that have not started.
+        finished: Requests that have finished, including those with an error.
+        aborted: Requests that were aborted.
+        preempted: Times that a sequence was preempted for lack of KV cache memory.
         steps: Steps taken.
-        tokens: New tokens of its requests.
+        tokens: Output tokens of all requests.
 
     Examples:
         >>> import foretoken
@@ -95,22 +96,24 @@ class EngineStats:
 class Engine:
     """Continuous batching through one Speculator: requests join and leave at any step.
 
-    At most `max_rows` requests run at a time, first come, first served. A request's distribution is
-    what it is alone, whatever the others; its text too where arithmetic does not depend on the
-    batch (docs/exactness.md). `add` and `abort` may be called by any thread.
+    At most `max_rows` requests run at a time, first come, first served. The distribution of a
+    request's output does not depend on the other requests; neither does the output itself if the
+    backend's arithmetic does not depend on the batch (docs/exactness.md). Any thread may call `add`
+    and `abort`.
 
     Args:
         spec: The Speculator, which can have one engine at a time.
         max_rows: Requests that run at a time.
-        max_length: Tokens of a text at most, its prompt included; None is what the model can hold.
-        kv_memory: Bytes for keys and values of target and draft together. Requests that it is too
-            small for wait, and the youngest waits again where texts outgrow it. None is what
-            max_rows need, and up to 1 GB for prefix_cache.
-        max_waiting: Requests that may wait.
-        prefix_cache: True keeps what was read of texts, where the backend can (the native decoder),
-            for others that begin alike, and outputs for look-up to copy from (docs/serving.md).
-        rule: The acceptance method of requests that name none.
-        lenience: The lenience of requests that name none.
+        max_length: Maximum tokens of a sequence, prompt included. None: the context length.
+        kv_memory: Bytes for the KV caches of target and draft model together. Requests that do not
+            fit wait, and if the running sequences outgrow it, the youngest is preempted. None: as
+            much as `max_rows` sequences need, and up to 1 GB for the prefix cache.
+        max_waiting: Maximum number of waiting requests.
+        prefix_cache: True caches the keys and values of sequences for later ones with the same
+            prefix, if the backend supports it (native), and outputs for the look-up drafter
+            (docs/serving.md).
+        rule: The default acceptance method of requests.
+        lenience: The default lenience of requests.
 
     Raises:
         InputError: An option is invalid, or the models have an engine already.
@@ -133,17 +136,20 @@ class Engine:
     ) -> None:
         if not isinstance(spec, Speculator):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(
-                f"spec is {format_value(spec)}; give a Speculator, as foretoken.load makes"
+                f"spec is {format_value(spec)}; give a Speculator, which foretoken.load returns"
             )
-        own = self._options = EngineOptions(max_rows, **options)
-        context, length = spec.target.context, own.max_length
+        checked = self._options = EngineOptions(max_rows, **options)
+        context, length = spec.target.context, checked.max_length
         if length is not None and context is not None and length > context:
             raise InputError(
-                f"max_length is {length}, the target's context {context}; give at most that"
+                f"max_length is {length}, but the target's context length is {context}; give at "
+                "most that"
             )
         self._spec, self._inputs = spec, replace(spec.inputs, max_length=length)
         self._core: EngineCore = spec.core
-        self._core.configure(own.max_rows, own.kv_memory, cache_prefixes=own.prefix_cache)
+        self._core.configure(
+            checked.max_rows, checked.kv_memory, cache_prefixes=checked.prefix_cache
+        )
         self._streams: dict[int, OutputStream] = {}
         self._ids = count()
         self._stats = EngineStats()
@@ -171,26 +177,32 @@ class Engine:
 
         Args:
             prompt: One prompt.
-            seed: An int, or the pair of an earlier completion.
-            rule: None is the engine's. A request with another one than those that run waits until
-                these are done.
-            lenience: The same.
-            cache_salt: The request's prefix serves requests of the same salt only.
-            priority: Requests of a greater one are admitted first, and others leave before them
-                where memory runs short.
-            prediction: The expected text, or its ids, drafted before the drafter is asked; it does
-                not change the distribution.
-            begun: Tokens that another engine has written for the same request; the text continues
-                as it would have there, and events tell of what is new.
-            id: The request's, which no other may have that runs or waits; None: a new one.
+            seed: An int, or the `seed` of an earlier completion.
+            rule: The acceptance method; None: the engine's. A request whose rule or lenience
+                differs from that of the running requests waits until they finish.
+            lenience: The lenience; None: the engine's.
+            cache_salt: Only requests of the same salt share cached prefixes.
+            priority: Requests of a higher priority are admitted first and preempted last.
+            prediction: The expected output, as text or ids. Its tokens are proposed in place of
+                the drafter's; the output's distribution does not change.
+            begun: Output that another engine has generated for the same request. It continues as
+                it would have there, and events contain only the new tokens.
+            id: An id that no running or waiting request has; None: a new one.
 
         Returns:
             The request's id.
 
         Raises:
-            InputError: The request is invalid, asks for several texts, or can never fit.
+            InputError: The request is invalid, asks for several outputs, or can never fit into
+                memory.
             BusyError: `max_waiting` requests wait already.
-            RefusedError: The request asks for what cannot be followed exactly.
+            RefusedError: An option cannot be followed exactly.
+
+        Examples:
+            >>> import foretoken
+            >>> with foretoken.Engine(foretoken.load("novels")) as engine:
+            ...     engine.add("The captain looked", max_new_tokens=8, gamma=3)
+            0
         """
         self._require_open()
         if len(self._streams) >= self.max_rows + self._options.max_waiting:
@@ -206,8 +218,8 @@ class Engine:
         inputs, template = self._inputs, (chat_template, chat_template_kwargs)
         requests = inputs.assemble("add", prompt, params, controls, 0, *template)
         if len(requests) != 1:
-            problem = f"a request has one text of one prompt, not {len(requests)}"
-            raise InputError(f"{problem}; add each by itself, with a seed of its own")
+            problem = f"a request has one prompt and one output, not {len(requests)}"
+            raise InputError(f"{problem}; add each by itself, with its own seed")
         (key,) = make_keys([seed], [1])
         if id is not None and (not is_whole_number(id) or id in self._streams):
             raise InputError(
@@ -220,20 +232,19 @@ class Engine:
         if not is_whole_number(priority):
             raise InputError(f"priority is {format_value(priority)}; give a whole number")
         expected = () if prediction is None else inputs.tokenize_prediction(prediction)
-        own = {"key": key, "salt": cache_salt or "", "prediction": expected}
-        requests = [replace(requests[0], **own)]
+        requests = [replace(requests[0], key=key, salt=cache_salt or "", prediction=expected)]
         (seq,) = inputs.make_sequences(requests)
         policy = self._spec.costing.make_policy(requests, gamma, self.max_rows)
         output = make_output_stream(seq, self._spec.tokenizer)
         if begun is not None:
             output.resume(begun)
             if seq.finish_reason is not None:
-                raise InputError("begun ends the text already; add the request without it")
+                raise InputError("begun is a finished output; add the request without it")
         self._core.add([SequenceTask(seq, verifier, policy, int(priority))])
         if id is None:
             id = next(number for number in self._ids if number not in self._streams)
         self._streams[id] = output
-        if self._closed:  # meanwhile, by another thread
+        if self._closed:  # by another thread, meanwhile
             self._streams.pop(id, None)
             self._core.abort([seq])
             self._require_open()
@@ -243,35 +254,49 @@ class Engine:
         """Advance all running requests by a step.
 
         Returns:
-            Its events, request by request; [] where nothing runs or waits. A request that fails
-            says so in its event, and the others go on.
+            The events, at most one per request; [] if no request runs or waits. The event of a
+            request that fails has its `error`; the other requests continue.
 
         Raises:
             InputError: The engine is closed.
+
+        Examples:
+            >>> import foretoken
+            >>> with foretoken.Engine(foretoken.load("novels")) as engine:
+            ...     engine.step()
+            []
         """
         self._require_open()
         self._core.refuse_reentry()
         try:
             self._stats.steps += self._core.step()
-        except RefusedError as error:  # nobody knows of which row
+        except RefusedError as error:  # does not name a sequence
             self._core.fail(error)
         with self._core.pause():
             events = [self._make_event(*entry) for entry in list(self._streams.items())]
         return [event for event in events if event is not None]
 
     def abort(self, id: int) -> None:
-        """Drop a request, wherever it is.
+        """Abort a request, running or waiting.
 
         Args:
-            id: The request.
+            id: The request's id.
 
         Raises:
             InputError: The request is unknown or finished.
+
+        Examples:
+            >>> import foretoken
+            >>> with foretoken.Engine(foretoken.load("novels")) as engine:
+            ...     engine.abort(engine.add("The captain looked", max_new_tokens=8))
+            ...     engine.stats().aborted
+            1
         """
         entry = self._streams.pop(id, None)
         if entry is None:
             raise InputError(
-                f"request {format_value(id)} is unknown or finished; give an id that runs"
+                f"request {format_value(id)} is unknown or finished; give the id of a request that "
+                "runs or waits"
             )
         self._stats.aborted += 1
         self._core.abort([entry.seq])
@@ -283,7 +308,7 @@ class Engine:
 
     @property
     def max_length(self) -> int | None:
-        """Tokens of a text at most, its prompt included; None without a limit."""
+        """Maximum tokens of a sequence, prompt included; None: no limit."""
         limits = [
             n for n in (self._options.max_length, self._spec.target.max_context) if n is not None
         ]
@@ -291,12 +316,12 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Requests that have begun, and whose last event is still to come."""
+        """Requests that have started and whose last event is still to come."""
         return len(self._streams) - self.waiting
 
     @property
     def waiting(self) -> int:
-        """Requests that have not begun."""
+        """Requests that have not started."""
         return sum(not entry.seq.start_time for entry in list(self._streams.values()))
 
     def stats(self) -> EngineStats:
@@ -309,10 +334,10 @@ class Engine:
         return replace(self._stats, running=self.running, waiting=self.waiting, preempted=preempted)
 
     def close(self) -> None:
-        """Drop all requests; the Speculator can have another engine afterwards."""
+        """Abort all requests; the Speculator can have another engine afterwards."""
         self._core.refuse_reentry()
         self._closed = True
-        if not self._released:  # broken off, it is gone on with by the next call
+        if not self._released:  # an interrupted call is completed by the next one
             self._core.abort([entry.seq for entry in list(self._streams.values())])
             self._streams.clear()
             self._core.reset(MAX_BATCH_SIZE)
@@ -354,7 +379,7 @@ class Engine:
 
 
 def _require_begun(begun: object, V: int) -> None:
-    """Raise InputError unless it is the beginning of a sequence of V ids."""
+    """Raise InputError unless `begun` is a PartialOutput whose ids are in 0..V-1."""
     if not isinstance(begun, PartialOutput):
         raise InputError(f"begun is {format_value(begun)}; give a foretoken.records.PartialOutput")
     steps: Any = begun.steps

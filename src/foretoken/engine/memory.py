@@ -1,5 +1,5 @@
-"""Memory for keys and values, of a target and its drafter together: a budget for rows, and what is
-kept of texts that have left."""
+"""Memory for the KV caches of a target and its drafter: a budget for the running sequences, and
+memory for the prefix cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Component, Model
 from foretoken.request import SequenceState
 
-# For texts that have left, where no budget is stated: bytes, and tokens, whose pages are looked at
-# when a row leaves. Rows that run come first, and grow the memory where it is not enough.
+# Size of the prefix cache without kv_memory: the smaller of the two. The number of tokens is
+# limited, as their pages are searched when a sequence leaves. Running sequences take precedence
+# and may allocate more.
 DEFAULT_PREFIX_CACHE_BYTES, DEFAULT_PREFIX_CACHE_TOKENS = 1_000_000_000, 65_536
 
 
 def reserve_prefix_cache(parts: Sequence[Component]) -> None:
-    """Room for texts that have left, in the parts that keep them; it is touched as it is used."""
+    """Reserve memory for the prefix cache, in the parts that have one; it is first touched in
+    use."""
     _reserve(
         parts,
         min(
@@ -26,7 +28,7 @@ def reserve_prefix_cache(parts: Sequence[Component]) -> None:
 
 
 def _reserve(parts: Sequence[Component], total: int) -> None:
-    """So many bytes, now, shared out by what a token takes, where parts can."""
+    """Reserve `total` bytes, divided among the parts in proportion to their bytes per token."""
     shares = [part.memory([1], [1]) for part in parts]
     for part, share in zip(parts, shares, strict=True):
         if share:
@@ -34,29 +36,34 @@ def _reserve(parts: Sequence[Component], total: int) -> None:
 
 
 class KVCacheBudget:
-    """At most `total` bytes for the rows of these parts, counted as if they shared nothing.
-    InputError for a total below one token's, RefusedError for parts that do not say what their
-    rows take."""
+    """A limit of `total` bytes for the KV caches of these parts, counted as if sequences shared no
+    prefix.
+
+    Raises InputError if `total` is too small for one token, RefusedError if a part does not report
+    its memory.
+    """
 
     def __init__(self, parts: list[Component], total: int) -> None:
         for part in parts:
             if isinstance(part, Model) and not part.capabilities.memory:
                 raise RefusedError(
-                    f"kv_memory is given, but {type(part).__name__} does not say what its rows "
-                    "take; leave kv_memory out"
+                    f"kv_memory is given, but {type(part).__name__} does not report the memory of "
+                    "its KV cache; leave kv_memory out"
                 )
         self.parts, self.total = parts, total
         min_bytes = self._count_bytes([1], [1])
         if total < min_bytes:
-            raise InputError(f"kv_memory is {total} bytes, one token takes {min_bytes}; give more")
+            raise InputError(
+                f"kv_memory is {total} bytes, but one token takes {min_bytes}; give more"
+            )
 
     def reserve(self) -> None:
-        """Take all of it now, where parts can; it is touched as rows need it."""
+        """Reserve all of it now, in the parts that can; it is first touched in use."""
         _reserve(self.parts, self.total)
 
     def fits(self, seqs: list[SequenceState], num_new_tokens: int) -> bool:
-        """Tell whether there is memory for these rows with `num_new_tokens` tokens more, or to
-        their ends."""
+        """Return whether these sequences fit, each with `num_new_tokens` more tokens or at its
+        maximum length, whichever is shorter."""
         lengths = [min(len(seq.tokens) + num_new_tokens, _max_length(seq)) for seq in seqs]
         return (
             self._count_bytes(lengths, [self._count_source_states(seq) for seq in seqs])
@@ -64,17 +71,17 @@ class KVCacheBudget:
         )
 
     def require_fit(self, seq: SequenceState) -> None:
-        """InputError for a row that can never fit."""
+        """Raise InputError if a sequence does not fit at its maximum length."""
         if not self.fits([seq], _max_length(seq)):
             prompt, limit = len(seq.request.prompt), seq.request.limit
             takes = self._count_bytes([_max_length(seq)], [self._count_source_states(seq)])
             raise InputError(
-                f"a prompt of {prompt} tokens and up to {limit} new ones take {takes} bytes, "
-                f"kv_memory is {self.total}; shorten one of them, or give more memory"
+                f"a prompt of {prompt} tokens and up to {limit} new ones take {takes} bytes, but "
+                f"kv_memory is {self.total}; give a shorter prompt, fewer new tokens or more memory"
             )
 
     def _count_source_states(self, seq: SequenceState) -> int:
-        """States that an encoder makes for a row; of media as many as it can make."""
+        """Return the length of a sequence's encoder output; with media, the maximum."""
         if seq.request.media is None:
             return len(seq.request.source or [])
         models = (part for part in self.parts if isinstance(part, Model))
@@ -85,5 +92,5 @@ class KVCacheBudget:
 
 
 def _max_length(seq: SequenceState) -> int:
-    """Tokens of the longest text that the row can become."""
+    """Return the maximum length of a sequence, in tokens."""
     return len(seq.request.prompt) + seq.request.limit

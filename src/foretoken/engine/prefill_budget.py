@@ -1,7 +1,7 @@
-"""The budget of chunked prefill: how many prompt tokens are read beside the rows that run, so that
-a step takes at most a few times as long as one without prefill, or no longer than anybody notices.
+"""The budget of chunked prefill: the number of prompt tokens in a step of running sequences.
 
-Measured as steps go by. The budget changes how soon a row joins in, never its text.
+It is chosen from measured step times, so that a step takes little longer than one without prefill,
+or too short a time to be noticed. It affects when a sequence starts, never its output.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from numpy.typing import NDArray
 
 from foretoken.request import SequenceState, SequenceStatus
 
-MAX_STEP_SLOWDOWN = 1.75  # times a step that reads nothing
-UNNOTICED_STEP_SECONDS = 0.03  # seconds that a step may take in any case
-MIN_CHUNK_TOKENS, FIRST_CHUNK_TOKENS, MAX_CHUNK_TOKENS = (
-    16,
-    64,
-    512,
-)  # tokens of a step: in any case, as long as nothing is known
-MAX_MEASURED_STEPS = 32  # of each kind that are remembered
+MAX_STEP_SLOWDOWN = 1.75  # by one sequence in prefill, relative to a step without any
+UNNOTICED_STEP_SECONDS = 0.03  # a step may always take this long
+MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 512
+FIRST_CHUNK_TOKENS = 64  # until a step with prefill has been measured
+MAX_MEASURED_STEPS = 32  # the last ones, of each kind
 
 
 class PrefillBudget:
-    """Measured times of steps, by the rows that ran and the prompt tokens that were read."""
+    """Measured step times, by the numbers of running sequences and of prefilled tokens; and the
+    budget that follows from them."""
 
     def __init__(self) -> None:
-        # apart, as for as long as a long prompt is read there are none of the others
+        # two queues, as the steps of one long prompt would displace all steps without prefill
+        # each entry: running sequences, prefilled tokens, seconds
         self._plain_steps: deque[tuple[int, int, float]] = deque(maxlen=MAX_MEASURED_STEPS)
         self._prefill_steps: deque[tuple[int, int, float]] = deque(maxlen=MAX_MEASURED_STEPS)
 
     def compute_budget(self, num_running: int, num_prefilling: int) -> int:
-        """Tokens to read in a step beside so many rows that run, of so many others."""
+        """Return the number of prompt tokens to prefill in a step with `num_running` running
+        sequences, for `num_prefilling` sequences together."""
         if not num_running:
             return MAX_CHUNK_TOKENS
         if not self._prefill_steps:
@@ -46,9 +46,9 @@ class PrefillBudget:
         return int(min(MAX_CHUNK_TOKENS, max(MIN_CHUNK_TOKENS, longer / token_seconds)))
 
     def schedule_tokens(self, seqs: list[SequenceState], already_prefilled: int = 0) -> list[int]:
-        """Return how many tokens each row reads: running rows their last one, rows in prefill as
-        many as the budget allows, first come first, where `already_prefilled` have been read. Rows
-        that report logprobs of their prompts read these in forwards of their own."""
+        """Return how many tokens of each sequence the next step scores: 1 of a running sequence;
+        of those in prefill, in order, up to the budget less `already_prefilled`; 0 of one whose
+        prompt logprobs are missing, as a separate forward pass computes them."""
         room = 0
         running = sum(seq.status is SequenceStatus.RUNNING for seq in seqs)
         if running < len(seqs):
@@ -65,16 +65,16 @@ class PrefillBudget:
         return num_scheduled
 
     def record_step(self, num_scheduled: list[int], seconds: float) -> None:
-        """Note the time of a step."""
+        """Record the time of a step."""
         more = sum(count for count in num_scheduled if count > 1)
         (self._prefill_steps if more else self._plain_steps).append(
             (num_scheduled.count(1), more, seconds)
         )
 
     def _fit_costs(self, running: int) -> tuple[float, float]:
-        """Seconds of a step of so many rows that reads nothing, and of a token that it reads: a
-        fit that is linear in both, of the least relative error, as some steps take many times as
-        long as others like them."""
+        """Return the seconds of a step of `running` sequences without prefill, and of a prefilled
+        token: a linear fit of the least relative error, as some steps take many times as long as
+        others with the same numbers."""
         steps = np.array([*self._plain_steps, *self._prefill_steps])
         weights = 1 / np.maximum(steps[:, 2], 1e-9)
         weighted = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
@@ -83,17 +83,17 @@ class PrefillBudget:
 
 
 def _positive_fit(columns: NDArray[np.float64]) -> list[float]:
-    """The factors of columns, none below 0, whose sum is nearest to 1: nothing takes less than no
-    time, and noise that says so would leave all to the others."""
-    count, best, least = columns.shape[1], [0.0] * columns.shape[1], np.inf
+    """Return nonnegative factors of the columns whose sum is nearest to 1, by least squares: noise
+    could make a time negative otherwise, and the others too large."""
+    count, best, min_error = columns.shape[1], [0.0] * columns.shape[1], np.inf
     for chosen in chain.from_iterable(combinations(range(count), n) for n in range(count, 0, -1)):
-        some = columns[:, chosen]
-        factors = np.linalg.lstsq(some, np.ones(len(some)))[0]
-        error = float(((some @ factors - 1) ** 2).sum())
-        if (factors >= 0).all() and error < least:
-            best, least = [0.0] * count, error
+        selected = columns[:, chosen]
+        factors = np.linalg.lstsq(selected, np.ones(len(selected)))[0]
+        error = float(((selected @ factors - 1) ** 2).sum())
+        if (factors >= 0).all() and error < min_error:
+            best, min_error = [0.0] * count, error
             for i, factor in zip(chosen, factors.tolist(), strict=True):
                 best[i] = factor
-            if len(chosen) == count:  # fewer are no nearer
+            if len(chosen) == count:  # a subset of the columns cannot fit better
                 break
     return best

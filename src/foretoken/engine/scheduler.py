@@ -1,7 +1,7 @@
-"""Which sequences run and which wait: first come, first served, by priority.
+"""The scheduler: decides which sequences run and which wait, by priority, then in order of arrival.
 
-A long prompt is prefilled in chunks beside the sequences that run, so that none of them stalls. For
-one thread at a time.
+A long prompt is prefilled in chunks alongside the running sequences, so that none of them stalls.
+Not thread-safe.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from foretoken.errors import RefusedError
 from foretoken.request import SequenceState, SequenceStatus
 from foretoken.sampling.verifier import Verifier
 
-JOIN_FRACTION = 4  # a quarter of the batch joins at once,
-MAX_DEFERRED_STEPS = 8  # or what there is room for so many steps later
-LOOKAHEAD_TOKENS = 64  # that sequences may gain before the one that joins last has to leave again
+JOIN_FRACTION = 4  # sequences wait until a quarter of the batch can join at once,
+MAX_DEFERRED_STEPS = 8  # but no longer than this
+# Free memory that admission requires, in tokens per sequence: else the sequence that joins last
+# would soon be preempted
+LOOKAHEAD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +32,7 @@ class SequenceTask:
     seq: SequenceState
     verifier: Verifier
     gamma: GammaPolicy
-    priority: int = 0  # those of a greater one go first
+    priority: int = 0  # higher is admitted first
 
     @property
     def drafts(self) -> bool:
@@ -39,46 +41,43 @@ class SequenceTask:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """A step that is about to be taken, of all rows of the batch."""
+    """The next step of all sequences of the batch."""
 
     seqs: list[SequenceState]
-    num_scheduled: list[int]  # tokens that each row's block holds besides draft tokens
+    num_scheduled: list[int]  # tokens of each sequence to score, without draft tokens
     gamma: list[int]
     verifier: Verifier
-    scores_prompts: bool  # in a pass of its own, for logprobs of prompts
+    scores_prompts: bool  # for prompt logprobs, in a forward pass of its own
 
 
 class Scheduler:
-    """The queue before a batch, of which at most `max_rows` run."""
+    """The waiting sequences and the batch of running ones, at most `max_rows`."""
 
     def __init__(self, batch: Batch, max_rows: int) -> None:
         self.batch, self.max_rows = batch, max_rows
         self.waiting: deque[SequenceTask] = deque()
-        self.running: list[SequenceTask] = []  # as the batch's rows
-        self.suspects: list[
-            SequenceState
-        ] = []  # that joined or ran last: one of them, if that failed
+        self.running: list[SequenceTask] = []  # in the order of the batch's rows
+        # those of the last join or step: the cause if it failed
+        self.suspects: list[SequenceState] = []
         self.prefill_budget = PrefillBudget()
-        self.memory: KVCacheBudget | None = None  # None: as much as the rows need
-        self.preempted = 0  # rows that had to wait again, as memory ran short
-        self._deferred_steps = 0  # for which places were left free
+        self.memory: KVCacheBudget | None = None  # None: no limit
+        self.preempted = 0  # times that a sequence was preempted for lack of memory
+        self._deferred_steps = 0  # steps taken while admission was deferred
 
     def set_limits(self, max_rows: int, memory: KVCacheBudget | None) -> None:
-        """Run at most `max_rows` sequences within this memory, from now on."""
+        """Set the limits on running sequences and their memory, and reset `preempted`."""
         self.max_rows, self.memory, self.preempted = max_rows, memory, 0
 
     def add(self, tasks: list[SequenceTask]) -> None:
-        """Put sequences behind those that wait. Raises InputError where memory is too small for one
-        of them."""
+        """Add sequences to the queue. Raises InputError if one can never fit into memory."""
         for task in tasks:
             if self.memory is not None:
                 self.memory.require_fit(task.seq)
         self.waiting = _sort_by_priority([*self.waiting, *tasks])
 
     def schedule(self) -> ScheduledStep | None:
-        """Let sequences join and leave the batch, and return its next step; None where no sequence
-        runs or can run."""
-        if [task.seq for task in self.running] != self.batch.seqs:  # broken off in between
+        """Admit and preempt sequences and return the next step; None if no sequence runs."""
+        if [task.seq for task in self.running] != self.batch.seqs:  # interrupted in between
             self.requeue()
         self._return_to_queue(self.batch.outgrown_seqs)
         already = self._admit()
@@ -98,7 +97,7 @@ class Scheduler:
         )
 
     def remove_finished(self) -> None:
-        """Forget finished sequences, which have left the batch."""
+        """Remove finished sequences, which have left the batch."""
         self.running = [
             task for task in self.running if task.seq.status is not SequenceStatus.FINISHED
         ]
@@ -111,14 +110,14 @@ class Scheduler:
         self.drop(self.suspects)
 
     def preempt(self) -> None:
-        """Let the youngest of the running sequences of the least priority wait again, before all
+        """Return the youngest running sequence of the lowest priority to the queue, ahead of the
         others of its priority."""
         last = min(reversed(self.running), key=lambda task: task.priority)
         self._return_to_queue([last.seq])
         self.preempted += 1
 
     def drop(self, seqs: list[SequenceState]) -> None:
-        """Forget sequences, waiting or running."""
+        """Remove sequences, waiting or running."""
         gone = {id(seq) for seq in seqs}
         self.waiting = deque(task for task in self.waiting if id(task.seq) not in gone)
         leaving = [task.seq for task in self.running if id(task.seq) in gone]
@@ -131,27 +130,26 @@ class Scheduler:
                 raise
 
     def requeue(self) -> None:
-        """Let all sequences that run wait again, before all others."""
+        """Return all running sequences to the queue, ahead of the others of their priority."""
         again = [task for task in self.running if task.seq.status is not SequenceStatus.FINISHED]
-        # at once, for a Ctrl-C in between
+        # one assignment: a Ctrl-C between two would lose or duplicate sequences
         self.waiting, self.running = _sort_by_priority([*again, *self.waiting]), []
         self.batch.clear()
 
     def _choose_gammas(self, seqs: list[SequenceState], num_scheduled: list[int]) -> list[int]:
-        """Return gamma of every row: 0 while its prompt is prefilled, where its first token is to
-        be shown as soon as that is done, and where it makes no draft tokens any more; else as its
-        policy says."""
-        asking = {
+        """Return each sequence's gamma: its policy's choice; 0 during its prefill, in its first
+        step, so that its first token does not wait for the drafter, and if drafting is disabled."""
+        drafting = {
             id(seq)
             for seq, n in zip(seqs, num_scheduled, strict=True)
             if seq.num_pending <= n and seq.records and not seq.drafting_disabled
         }
-        tasks = [task for task in self.running if id(task.seq) in asking]
+        tasks = [task for task in self.running if id(task.seq) in drafting]
         policies = {id(task.gamma): task.gamma for task in tasks}
         if not all(isinstance(policy, FixedGamma) for policy in policies.values()):
             self.batch.update_grades()
-        gammas: dict[int, int] = {}  # by id of the row
-        # Fixed numbers come first: those that are chosen depend on them
+        gammas: dict[int, int] = {}  # by id of the SequenceState
+        # Fixed policies first: an adaptive choice depends on the work of the other sequences
         for policy in sorted(
             policies.values(), key=lambda policy: not isinstance(policy, FixedGamma)
         ):
@@ -164,26 +162,27 @@ class Scheduler:
                     n for seq, n in zip(seqs, num_scheduled, strict=True) if seq.num_pending > 1
                 ),
             )
-            asked = policy.choose_gammas(group, other_work)
-            if not isinstance(policy, FixedGamma):  # tokens that a grammar forces cost no draft
-                asked = [
-                    max(g, count_forced_tokens(seq)) for g, seq in zip(asked, group, strict=True)
+            chosen = policy.choose_gammas(group, other_work)
+            if not isinstance(policy, FixedGamma):  # a grammar's forced tokens need no drafter
+                chosen = [
+                    max(g, count_forced_tokens(seq)) for g, seq in zip(chosen, group, strict=True)
                 ]
-            gammas |= zip(map(id, group), asked, strict=True)
+            gammas |= zip(map(id, group), chosen, strict=True)
         return [gammas.get(id(seq), 0) for seq in seqs]
 
     def _admit(self) -> int:
-        """Admit waiting rows; return how many of their tokens were prefilled while others run."""
+        """Admit waiting sequences; return how many of their tokens were prefilled while others
+        run."""
         fresh = self._select_waiting()
         if not fresh:
             return 0
         drafts = any(task.drafts for task in fresh)
         if self.running and drafts and not self.batch.drafts:
-            # the first rows with draft tokens: the drafter has to prefill those that run too
+            # the first sequences that use the drafter: the running ones have to join it too
             before = self.running
             self.requeue()
             self._join(before, drafts)
-        # A prompt that fits the budget is prefilled now, a longer one in chunks beside the steps
+        # A prompt that fits the budget is prefilled now, a longer one in chunks in later steps
         running = sum(task.seq.status is SequenceStatus.RUNNING for task in self.running)
         max_tokens = self.prefill_budget.compute_budget(
             running, len(self.running) - running + len(fresh)
@@ -199,8 +198,8 @@ class Scheduler:
         return max_tokens - budget if running else 0
 
     def _select_waiting(self) -> list[SequenceTask]:
-        """Return the waiting rows to admit: the first that there is room and memory for and that
-        have the verifier of those that run, as a step has one verifier."""
+        """Return the waiting sequences to admit: the first ones that fit into batch and memory and
+        have the same verifier as the running ones, as a step has one verifier."""
         room = self.max_rows - len(self.running)
         if self._should_defer(room):
             return []
@@ -209,10 +208,10 @@ class Scheduler:
         return self._limit_to_memory(list(islice(alike, room)))
 
     def _should_defer(self, room: int) -> bool:
-        """Tell whether to admit nobody until there is room for more.
+        """Return whether to admit no sequence until there is room for more.
 
-        A prefill of one row costs a pass, as one of several does, so where more wait than fit, a
-        quarter of the batch joins at once. Room is left free for `MAX_DEFERRED_STEPS` at most.
+        Sequences that join together share the forward passes of their prefill. So if more wait than
+        fit, a quarter of the batch joins at once, after at most `MAX_DEFERRED_STEPS` steps.
         """
         few = self.running and len(self.waiting) > room and room < self.max_rows // JOIN_FRACTION
         if few and self._deferred_steps < MAX_DEFERRED_STEPS:
@@ -222,9 +221,9 @@ class Scheduler:
         return False
 
     def _limit_to_memory(self, fresh: list[SequenceTask]) -> list[SequenceTask]:
-        """The first of them, as many as memory is enough for."""
+        """Return the first of them that fit into memory together with the running sequences."""
         memory, before = self.memory, [task.seq for task in self.running]
-        while memory and fresh and len(before) + len(fresh) > 1:  # one alone fits
+        while memory and fresh and len(before) + len(fresh) > 1:  # `add` checked each one alone
             seqs = [*before, *(task.seq for task in fresh)]
             if memory.fits(seqs, LOOKAHEAD_TOKENS + self._max_step_tokens([*self.running, *fresh])):
                 break
@@ -232,7 +231,7 @@ class Scheduler:
         return fresh
 
     def _make_room(self) -> None:
-        """Preempt where memory is too small for another step of all."""
+        """Preempt sequences until memory suffices for another step of the others."""
         while self.memory and len(self.running) > 1:
             seqs = [task.seq for task in self.running]
             if self.memory.fits(seqs, self._max_step_tokens(self.running)):
@@ -241,31 +240,31 @@ class Scheduler:
 
     @staticmethod
     def _max_step_tokens(tasks: list[SequenceTask]) -> int:
-        """Tokens that a step adds to a row at most."""
+        """Return the most tokens that a step may add to a sequence."""
         return max((task.gamma.max_gamma for task in tasks), default=0) + 1
 
     def _join(self, tasks: list[SequenceTask], drafts: bool, *, prefill: bool = True) -> None:
-        """From the queue to the batch; broken off, they are in the queue still. One with media
-        joins alone: if these cannot be read, it fails alone."""
+        """Move sequences from the queue to the batch; if this is interrupted, they are still in the
+        queue. A sequence with media joins alone, so that it fails alone if they are invalid."""
         groups = groupby(tasks, lambda task: id(task) if task.seq.request.media else None)
-        for some in [list(group) for _, group in groups]:
-            self.suspects = [task.seq for task in some]
+        for joining in [list(group) for _, group in groups]:
+            self.suspects = [task.seq for task in joining]
             self.batch.join(self.suspects, drafts=drafts, prefill=prefill, defer_drafter=True)
-            waiting = deque(task for task in self.waiting if task not in some)
-            self.waiting, self.running = waiting, [*self.running, *some]  # at once
+            waiting = deque(task for task in self.waiting if task not in joining)
+            self.waiting, self.running = waiting, [*self.running, *joining]  # as in `requeue`
 
     def _return_to_queue(self, seqs: list[SequenceState]) -> None:
-        """Let rows that run wait again, before all others of their priority."""
+        """Return running sequences to the queue, ahead of the others of their priority."""
         if not seqs:
             return
         again = {id(seq) for seq in seqs}
         tasks = [task for task in self.running if id(task.seq) in again]
         others = [task for task in self.running if id(task.seq) not in again]
-        # at once, for a Ctrl-C in between
+        # one assignment, as in `requeue`
         self.waiting, self.running = _sort_by_priority([*tasks, *self.waiting]), others
         self.batch.leave(seqs)
 
 
 def _sort_by_priority(tasks: list[SequenceTask]) -> deque[SequenceTask]:
-    """By priority; in their order where that is the same."""
+    """Return a queue sorted by priority; tasks of equal priority stay in order."""
     return deque(sorted(tasks, key=lambda task: -task.priority))

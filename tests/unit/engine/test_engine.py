@@ -101,7 +101,7 @@ def test_steps_that_end_a_text_are_not_gone_on_with() -> None:
     with Engine(speculator()) as engine:
         engine.add([1, 2], SAMPLING, gamma=1)
         (completion,) = [event.completion for event in drained(engine) if event.completion]
-        with pytest.raises(InputError, match="begun ends the text already"):
+        with pytest.raises(InputError, match="begun is a finished output"):
             engine.add([1, 2], SAMPLING, gamma=1, begun=PartialOutput(completion.steps))
 
 
@@ -229,7 +229,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(InputError, match="^1 requests wait already; take steps first"):
             engine.add([1], SAMPLING)
         engine.abort(0)
-        with pytest.raises(InputError, match="^a request has one text of one prompt, not 2"):
+        with pytest.raises(InputError, match="^a request has one prompt and one output, not 2"):
             engine.add([1], SamplingParams(1.0, num_return_sequences=2))
         with pytest.raises(InputError, match="not 2; add each by itself"):
             engine.add([[1], [2]], SAMPLING)
@@ -243,7 +243,7 @@ def test_what_is_refused() -> None:
         Engine("gpt2")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="^max_rows is 0; give a whole number from 1"):
         Engine(spec, 0)
-    with pytest.raises(InputError, match="max_length is 7, the target's context 6"):
+    with pytest.raises(InputError, match="max_length is 7, but the target's context length is 6"):
         Engine(Speculator(TableModel(P, V, context=6), NoDrafter()), max_length=7)
 
 
