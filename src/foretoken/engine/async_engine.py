@@ -1,4 +1,4 @@
-"""The engine for asyncio: a thread takes the steps, their events come back on the loop."""
+"""The engine for asyncio: a thread takes the steps and passes the events to the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Inbox = asyncio.Queue[Event | Exception]
 
 
 class AsyncEngine:
-    """An `Engine` for asyncio, which steps by itself, in a thread, while its `async with` lasts.
+    """An `Engine` for asyncio, which takes its steps in a thread of its own within `async with`.
 
     Args:
         spec: The Speculator, which can have one engine at a time.
@@ -40,7 +40,7 @@ class AsyncEngine:
         self._make_engine = partial(Engine, spec, **options)
         self._ids = count()
         self._inboxes: dict[int, Inbox] = {}
-        self._wakeup = Condition()  # held while inboxes are read and dropped
+        self._wakeup = Condition()  # its lock guards the reading and removing of inboxes
         self._closing = False
         self._thread = Thread(target=self._run_steps, name="foretoken engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,22 +59,32 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompts, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Event]:
-        """Run one request, whose arguments are those of `Engine.add`.
+        """Run one request. Arguments are those of `Engine.add`.
 
-        Leaving the loop, or cancelling its task, frees its slot within a step.
+        Leaving the `async for`, or cancelling its task, aborts the request within a step.
 
         Yields:
-            The request's events; the last has its completion.
+            The request's events; the last one has the completion.
 
         Raises:
-            InputError: The engine does not run, or what `Engine.add` raises.
+            InputError: The engine does not run. Also the errors of `Engine.add`.
+
+        Examples:
+            >>> import asyncio, foretoken
+            >>> async def main():
+            ...     async with foretoken.AsyncEngine(foretoken.load("novels")) as engine:
+            ...         events = engine.stream("The captain looked", max_new_tokens=8, gamma=3)
+            ...         return [event.finish_reason async for event in events][-1]
+            >>> asyncio.run(main())
+            'length'
         """
         self._require_running()
         assert self._loop is not None
         if asyncio.get_running_loop() is not self._loop:
-            raise InputError("the engine belongs to the loop that entered it; stream there")
+            raise InputError("the engine was entered in another event loop; stream in that one")
         id, inbox = next(self._ids), Inbox()
-        self._inboxes[id] = inbox  # without the lock: a thread holds it while it waits for a step
+        # without the lock, which would block the loop: `_abort` may hold it until a step ends
+        self._inboxes[id] = inbox
         adding = self._loop.run_in_executor(None, self._add, id, prompt, params, options)
         try:
             await asyncio.shield(adding)
@@ -112,27 +122,27 @@ class AsyncEngine:
             self._wakeup.notify()
 
     def _forget(self, id: int) -> None:
-        """Abort a request that nobody reads, unless it is over."""
+        """Abort a request whose stream has ended, unless it is finished."""
         assert self._loop is not None
         self._loop.run_in_executor(None, self._abort, id)
 
     def _abort(self, id: int) -> None:
         with self._wakeup:
             if self._inboxes.pop(id, None) is not None:
-                with suppress(InputError):  # it was refused
+                with suppress(InputError):  # the engine refused the request
                     self._engine.abort(id)
 
     def _run_steps(self) -> None:
         while self._wait_for_work():
             try:
                 events: list[Event] | Exception = self._engine.step()
-            except Exception as error:  # nobody knows of which request
+            except Exception as error:  # does not name a request: all of them fail
                 events = error
             with self._wakeup:
                 self._deliver(events)
 
     def _wait_for_work(self) -> bool:
-        """Until there is something to do; False at the end."""
+        """Wait until there are requests, and return True; False when the engine closes."""
         with self._wakeup:
             engine = self._engine
             self._wakeup.wait_for(lambda: engine.running or engine.waiting or self._closing)
@@ -143,7 +153,7 @@ class AsyncEngine:
             for id in list(self._inboxes):
                 try:
                     self._engine.abort(id)
-                except InputError:  # it is being added
+                except InputError:  # `_add` has not added it yet
                     continue
                 self._put(id, events)
             return
@@ -156,7 +166,7 @@ class AsyncEngine:
         inbox = self._inboxes[id]
         if isinstance(event, Exception) or event.finish_reason is not None:
             del self._inboxes[id]
-        with suppress(RuntimeError):  # the loop is closed: nobody reads it any more
+        with suppress(RuntimeError):  # the loop is closed, so its streams have ended
             self._loop.call_soon_threadsafe(inbox.put_nowait, event)
 
     def _stop(self) -> None:

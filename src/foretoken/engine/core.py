@@ -1,8 +1,9 @@
-"""The one loop over sequences: schedule, step, postprocess.
+"""The only loop over sequences: schedule, step, postprocess.
 
 `Speculator.generate`, `Engine`, `AsyncEngine` and the server all add sequences to it and take its
-steps, from any number of threads; a step advances all sequences that run. Where a step breaks off,
-by Ctrl-C or an error, its sequences wait and are prefilled again, which changes no output.
+steps, from any number of threads; a step advances all running sequences. If Ctrl-C or an error
+interrupts a step, its sequences return to the queue and are prefilled again, which changes no
+output.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from foretoken.request import SequenceState
 from foretoken.sampling.verifier import Verifier
 
 LOGGER = logging.getLogger(__name__)
-LOCK_YIELD_SECONDS = 0.01  # a thread that takes steps waits for others that want the lock, at most
+LOCK_YIELD_SECONDS = 0.01  # the most that a thread waits between steps to let others have the lock
 
 
 class EngineCore:
-    """Sequences of a target and a drafter, at most `max_rows` at a time. clock: the seconds that
-    steps are timed by, where these are not the process's own."""
+    """Generates with a target and a drafter, at most `max_rows` sequences at a time. Thread-safe.
+
+    clock: returns the seconds that steps are timed by; None: `perf_counter`.
+    """
 
     def __init__(
         self,
@@ -43,21 +46,21 @@ class EngineCore:
         self.batch = Batch(target, drafter)
         self.scheduler = Scheduler(self.batch, max_rows)
         self._clock = clock or (lambda: perf_counter())
-        self._lock = RLock()  # a stream that is collected within a step aborts in the same thread
-        self._waiting_threads: set[Thread] = set()  # for the lock
-        self._stepping = False  # by the thread that has the lock
+        # reentrant: if a stream is garbage-collected within a step, it aborts in the same thread
+        self._lock = RLock()
+        self._waiting_threads: set[Thread] = set()  # threads that wait for the lock
+        self._stepping = False  # True while the thread that holds the lock takes a step
         self._aborted: list[SequenceState] = []
 
     def add(self, tasks: list[SequenceTask]) -> None:
-        """Put sequences behind those that wait. Raises InputError where memory is too small for one
-        of them."""
+        """Add sequences to the queue. Raises InputError if one can never fit into memory."""
         self.refuse_reentry()
         with self._hold_lock():
             self.scheduler.add(tasks)
 
     def step(self) -> bool:
-        """Advance all sequences that run; return whether any did. Raises the error that broke the
-        step off: its sequences then wait again."""
+        """Advance all running sequences; return whether there were any. Raises the error that
+        interrupted the step; its sequences then return to the queue."""
         self.refuse_reentry()
         self._yield_lock()
         with self._hold_lock():
@@ -66,9 +69,11 @@ class EngineCore:
     def run(
         self, seqs: list[SequenceState], verifier: Verifier, gamma: GammaPolicy
     ) -> Generator[None]:
-        """Add sequences and take steps until all of these are finished; yields whenever they may
-        have advanced. Raises what a step raises; unfinished ones are then dropped, as they are when
-        the generator is closed."""
+        """Add sequences and take steps until they are finished; yield after each step.
+
+        Raises the errors of `step`. Unfinished sequences are then aborted, as they are when the
+        generator is closed.
+        """
         try:
             self.add([SequenceTask(seq, verifier, gamma) for seq in seqs])
             unfinished = True
@@ -84,8 +89,8 @@ class EngineCore:
             self.abort(seqs)
 
     def abort(self, seqs: list[SequenceState]) -> None:
-        """Drop these sequences, waiting or running; finished ones are ignored. Within a step, they
-        are dropped after it."""
+        """Abort these sequences, waiting or running; finished ones are ignored. If this thread is
+        within a step, they are removed after it."""
         seqs = [seq for seq in seqs if seq.finish_reason is None]
         self._aborted += seqs
         if seqs and not self._within_step():
@@ -98,39 +103,40 @@ class EngineCore:
             self.scheduler.fail(error)
 
     def preempt(self) -> None:
-        """Let the sequence that runs and would be preempted first wait again."""
+        """Return the running sequence that would be preempted first to the queue."""
         with self._hold_lock():
             self.scheduler.preempt()
 
     @property
     def is_unused(self) -> bool:
-        """True where no sequence runs or waits."""
+        """True if no sequence runs or waits."""
         return not self.scheduler.running and not self.scheduler.waiting
 
     @contextmanager
     def pause(self) -> Generator[None]:
-        """Take no step meanwhile, so that sequences can be looked at."""
+        """Block steps of other threads within the `with`, to read sequences consistently."""
         with self._hold_lock():
             yield
 
     @contextmanager
     def release_models(self) -> Generator[None]:
-        """Free the models of all sequences meanwhile; those that ran are prefilled again later."""
+        """Remove all sequences from the models and block steps within the `with`; running sequences
+        are prefilled again later."""
         self.refuse_reentry()
         with self._hold_lock():
             self.scheduler.requeue()
             yield
 
     def configure(self, max_rows: int, memory: int | None, *, cache_prefixes: bool) -> None:
-        """Become an engine's: run at most `max_rows` sequences within `memory` bytes (None: what
-        they need); keep: cache prefixes. Raises InputError where the models have an engine, and as
-        `KVCacheBudget`."""
+        """Configure for an `Engine`: at most `max_rows` running sequences, `memory` bytes of KV
+        cache (None: no limit), a prefix cache or none. Raises InputError if the models have an
+        engine already, and the errors of `KVCacheBudget`."""
         parts = [*iter_parts(self.batch.target), *iter_parts(self.batch.drafter)]
         engage(parts, self)
         try:
             with self.release_models():
-                own = list_parts(self.batch.target, self.batch.drafter)
-                kv_budget = None if memory is None else KVCacheBudget(own, memory)
+                components = list_parts(self.batch.target, self.batch.drafter)
+                kv_budget = None if memory is None else KVCacheBudget(components, memory)
                 if kv_budget is not None:
                     kv_budget.reserve()
                 elif cache_prefixes:
@@ -142,18 +148,19 @@ class EngineCore:
             raise
 
     def reset(self, max_rows: int) -> None:
-        """Belong to no engine any more."""
+        """Undo `configure`: free the models for another engine."""
         with self.release_models():
             disengage([*iter_parts(self.batch.target), *iter_parts(self.batch.drafter)], self)
             self.scheduler.set_limits(max_rows, None)
             self._set_prefix_caching(False)
 
     def refuse_reentry(self) -> None:
-        """Raise RefusedError within a step, which a processor or criterion may be in."""
+        """Raise RefusedError if this thread is within a step: a user's logits processor or stopping
+        criterion may call back."""
         if self._within_step():
             raise RefusedError(
-                "a processor or criterion generates with the model that it is called for; give it "
-                "a model of its own"
+                "a logits processor or stopping criterion generates with the model that calls it; "
+                "give it a model of its own"
             )
 
     def _step(self) -> bool:
@@ -181,10 +188,10 @@ class EngineCore:
                 raise
             drafted = scheduled.gamma[error.row] > 0
             handle_nonfinite(scheduled.seqs[error.row], error, drafted=drafted)
-            self.scheduler.requeue()  # the others take the step again
+            self.scheduler.requeue()  # the other sequences repeat the step
 
     def _postprocess(self, scheduled: ScheduledStep, seconds: float) -> None:
-        if not scheduled.scores_prompts:  # which takes a pass of its own
+        if not scheduled.scores_prompts:  # those steps run a second forward pass
             self.scheduler.prefill_budget.record_step(scheduled.num_scheduled, seconds)
         self.scheduler.remove_finished()
 
@@ -198,7 +205,7 @@ class EngineCore:
             part.set_prefix_caching(on)
 
     def _within_step(self) -> bool:
-        """Tell whether this thread is taking a step."""
+        """Return whether this thread is taking a step."""
         return self._stepping and self._has_lock()
 
     def _has_lock(self) -> bool:
@@ -206,19 +213,19 @@ class EngineCore:
 
     @contextmanager
     def _hold_lock(self) -> Generator[None]:
-        me, outermost = current_thread(), not self._has_lock()
-        self._waiting_threads.add(me)
+        thread, outermost = current_thread(), not self._has_lock()
+        self._waiting_threads.add(thread)
         try:
             with self._lock:
-                self._waiting_threads.discard(me)
+                self._waiting_threads.discard(thread)
                 if outermost:  # a Ctrl-C may have left it set
                     self._stepping = False
                 yield
         finally:
-            self._waiting_threads.discard(me)
+            self._waiting_threads.discard(thread)
 
     def _yield_lock(self) -> None:
-        """Let threads that wait for the lock have it first: Python's locks are not fair."""
+        """Let waiting threads take the lock first, as Python's locks are not fair."""
         until = perf_counter() + LOCK_YIELD_SECONDS
         while self._waiting_threads and perf_counter() < until:
             sleep(LOCK_YIELD_SECONDS / 10)
@@ -227,15 +234,15 @@ class EngineCore:
 def handle_nonfinite(seq: SequenceState, error: NumericsError, *, drafted: bool) -> None:
     """Fail a sequence with invalid logits, unless its draft tokens may be the cause.
 
-    Attention sums over all positions of a pass and 0 * NaN is NaN, so a draft token with invalid
-    keys and values spoils the target's logits before it too. Such a sequence takes the step again,
-    and all later ones, without draft tokens. In the draft, invalid keys that a rejected draft token
-    has left do the same where a longer sequence's pass reaches them: the sequence takes the step
-    again once, over what is then prefilled again.
+    Attention sums over all positions of a forward pass and 0 * NaN is NaN, so a draft token with
+    invalid keys and values corrupts the target's logits at earlier positions too. Such a sequence
+    repeats the step, and continues, without draft tokens. In the draft model, invalid keys of a
+    rejected draft token do the same when the forward pass of a longer sequence includes their
+    slots: the sequence repeats the step once, after it has been prefilled again.
     """
     if drafted and error.whose == "target":
         seq.drafting_disabled = True
-        LOGGER.warning("%s; the sequence goes on without draft tokens", error)
+        LOGGER.warning("%s; the sequence continues without draft tokens", error)
     elif drafted and seq.last_retry_length < len(seq.tokens):
         seq.last_retry_length = len(seq.tokens)
     else:

@@ -1,4 +1,4 @@
-"""Options of an engine, each declared once: its checks and the command line follow.
+"""Options of an engine: this declaration also defines their checks and the command line's options.
 
 Imports no torch, so that a mistake on the command line is reported without delay.
 """
@@ -18,31 +18,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Options of an `Engine` beside its Speculator, checked when made."""
+    """Options of an `Engine`, checked when made."""
 
-    max_rows: int = option(16, FROM_ONE, "Texts generated at a time.", "Serving")
-    max_waiting: int = option(1024, FROM_ONE, "Texts that may wait.", "Serving")
+    max_rows: int = option(16, FROM_ONE, "Maximum number of running sequences.", "Serving")
+    max_waiting: int = option(1024, FROM_ONE, "Maximum number of waiting sequences.", "Serving")
     max_length: int | None = option(
-        None, FROM_ONE, "Tokens per text, prompt included. Default: the context.", "Serving"
+        None,
+        FROM_ONE,
+        "Maximum tokens per sequence, prompt included. Default: the context length.",
+        "Serving",
     )
     kv_memory: int | None = option(
         None,
         FROM_ONE,
-        "Bytes for the KV cache. Default: the need of running texts, and up to 1 GB for prefixes "
-        "of finished ones.",
+        "Bytes for the KV cache. Default: as much as running sequences need, and up to 1 GB for "
+        "the prefix cache.",
         "Serving",
     )
     prefix_cache: bool = option(
         True,
         as_flag,
-        "Keep the KV cache of prompts for later ones that begin alike.",
+        "Cache the keys and values of finished sequences for later ones with the same prefix.",
         "Serving",
         flag="--prefix-cache/--no-prefix-cache",
     )
-    rule: str | Rule = option(
-        "block", as_given, "The acceptance method of requests that name none.", None
-    )
-    lenience: float = option(1.0, as_given, "The lenience of requests that name none.", None)
+    rule: str | Rule = option("block", as_given, "The default acceptance method of requests.", None)
+    lenience: float = option(1.0, as_given, "The default lenience of requests.", None)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -50,7 +51,7 @@ class EngineOptions:
 
 
 class EngineKeywords(TypedDict, total=False):
-    """Fields of `EngineOptions` but `max_rows`, as keywords of `Engine`."""
+    """Fields of `EngineOptions` except `max_rows`, as keywords of `Engine`."""
 
     max_waiting: int
     max_length: int | None

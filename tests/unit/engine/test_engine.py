@@ -278,7 +278,7 @@ def test_memory_is_stated_up_front() -> None:
         assert [texts[id] for id in ids] == expected
         assert engine.stats().finished == 5
     spec.generate([1] * 30, SAMPLING, gamma=0)  # the budget was the engine's
-    with pytest.raises(RefusedError, match="TableModel does not say what its rows take"):
+    with pytest.raises(RefusedError, match="TableModel does not report the memory"):
         Engine(speculator(), kv_memory=10**9)
     with Engine(spec, kv_memory=64), pytest.raises(InputError, match="have an engine"):
         Engine(spec)

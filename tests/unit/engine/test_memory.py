@@ -67,13 +67,13 @@ def test_what_can_never_fit_is_said_with_the_numbers() -> None:
     memory.require_fit(row(4, 6))
     with pytest.raises(InputError, match="prompt of 4 tokens and up to 7 new ones take 33 bytes, "):
         memory.require_fit(row(4, 7))
-    with pytest.raises(InputError, match="kv_memory is 2 bytes, one token takes 3"):
+    with pytest.raises(InputError, match="kv_memory is 2 bytes, but one token takes 3"):
         KVCacheBudget([SizedTable(2), SizedTable(1)], 2)
 
 
 def test_models_that_do_not_say_what_they_take_are_refused() -> None:
     plain = TableModel(random_model(1, V), V)
-    with pytest.raises(RefusedError, match="TableModel does not say what its rows take"):
+    with pytest.raises(RefusedError, match="TableModel does not report the memory"):
         KVCacheBudget([SizedTable(), LMDrafter(plain, V), plain], 99)
 
 
