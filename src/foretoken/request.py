@@ -1,4 +1,4 @@
-"""Requests, their rows and their results. Plain data; knows no models."""
+"""Requests, their sequences and their results: plain data, independent of models."""
 
 from __future__ import annotations
 
@@ -22,72 +22,73 @@ FinishReason = Literal["stop", "length", "interrupted", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One row's task, in token ids."""
+    """The task of one sequence, in token ids."""
 
-    prompt: list[int]  # what the target continues; for an encoder-decoder its decoder start
-    limit: int  # new tokens at most
+    prompt: list[int]  # of the decoder; for an encoder-decoder its start token
+    limit: int  # maximum number of new tokens
     key: SequenceKey
     eos: frozenset[int] = frozenset()
-    source: list[int] | None = None  # what the encoder reads
-    forced: dict[int, int] = field(default_factory=dict[int, int])  # place among new tokens -> id
-    params: SamplingParams = SamplingParams()  # with the model's own where the caller left None
-    salt: str = ""  # only texts of the same one share what was read
-    prediction: tuple[int, ...] = ()  # the new tokens that the caller expects
-    media: Media | None = None  # read with the prompt, or by the encoder instead of a source
-    late_eos: frozenset[int] = frozenset()  # of eos: stop strings, which min_new_tokens lets pass
+    source: list[int] | None = None  # encoder input
+    forced: dict[int, int] = field(default_factory=dict[int, int])  # output position -> id
+    params: SamplingParams = SamplingParams()  # completed from the model's generation config
+    salt: str = ""  # only sequences of the same salt share cached prefixes
+    prediction: tuple[int, ...] = ()  # the output that the caller expects
+    media: Media | None = None  # part of the prompt, or encoder input in place of `source`
+    # those of `eos` that are stop strings: before min_new_tokens they are allowed and do not stop
+    late_eos: frozenset[int] = frozenset()
 
 
 class SequenceControls(LogitShaper, Protocol):
-    """Controls that shape a row's logits, and follow its text."""
+    """Sampling controls of a sequence: they change its logits depending on its tokens."""
 
     def commit(self, tokens: list[int]) -> None:
-        """The text goes on by these."""
+        """Append tokens to the sequence."""
         ...
 
 
 class OutputPredictor(Protocol):
-    """A predictor of a text without a drafter: from its request's prediction, or from earlier parts
-    of the text."""
+    """Proposes draft tokens without a drafter: from the request's prediction, or from earlier parts
+    of the sequence."""
 
-    prior: tuple[float, float]  # as `Costs.prior`
+    prior: tuple[float, float]  # expected acceptance, as `Costs.prior`
 
     def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
-        """At most so many tokens that may follow the new tokens `text`."""
+        """Return at most `max_tokens` tokens that may follow the output `new_tokens`."""
         ...
 
 
 class StopCondition(Protocol):
-    """An end of a text other than an id."""
+    """A stop condition other than an EOS id: stop strings or a user's stopping criterion."""
 
     def append_token(self, token: int) -> str | None:
-        """The text goes on by this token: why it ends with it, None where it does not.
-        ControlError where that cannot be said."""
+        """Append a token; return the reason if the sequence stops with it, else None. Raises
+        ControlError if a user's criterion fails."""
         ...
 
     def close(self) -> str | None:
-        """The same where the text ends anyway, for what could not be read before."""
+        """End the sequence; return the reason if text that was withheld so far stops it."""
         ...
 
 
 class StepLogits(NamedTuple):
-    """The logits that a step drew its tokens from."""
+    """The logits that a step's n tokens were sampled from."""
 
-    raw: Tensor  # [n, V], the target's own
-    shaped: Tensor  # [n, V], as the row's controls leave them
+    raw: Tensor  # [n, V], the target's
+    shaped: Tensor  # [n, V], after the sequence's controls
 
 
 class SequenceStatus(Enum):
-    """Where a row is on its way."""
+    """The status of a sequence."""
 
-    WAITING = auto()  # to join a batch, for the first time or again
+    WAITING = auto()  # not in the batch, also after a preemption
     PREFILLING = auto()
-    RUNNING = auto()  # all but its last token is in the target's cache
+    RUNNING = auto()  # all its tokens but the last are in the target's cache
     FINISHED = auto()
 
 
 @dataclass(slots=True)
 class SequenceState:
-    """A request on its way: `tokens` is prompt and new tokens; all but the last `num_pending` are
+    """The state of a sequence: `tokens` holds prompt and output; all but the last `num_pending` are
     in the target's cache."""
 
     request: Request
@@ -100,33 +101,28 @@ class SequenceState:
     stop_conditions: list[StopCondition] = field(default_factory=list[StopCondition])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     prompt_logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
-    step_logits: list[StepLogits] | None = (
-        None  # of every step, where somebody asks for it: [] to begin with
-    )
+    step_logits: list[StepLogits] | None = None  # of every step; None: not recorded
     prefill_seconds: float = 0.0
     draft_prefill_seconds: float = 0.0
-    encoder_seconds: float = 0.0  # of the target's prefill
-    draft_encoder_seconds: float = 0.0  # of the drafter's
+    encoder_seconds: float = 0.0  # in the target's prefill
+    draft_encoder_seconds: float = 0.0  # in the drafter's prefill
     first_seconds: float = 0.0
-    prefill_end_seconds: float = 0.0  # until the drafter, too, had read the prompt
+    prefill_end_seconds: float = 0.0  # until the end of the drafter's prefill
     seconds: float = 0.0
     num_pending: int = 1
     in_batch: bool = False
-    cached: int = 0  # tokens of the prompt that had been read for other rows
+    cached: int = 0  # prompt tokens found in the prefix cache
     output_predictor: OutputPredictor | None = None
-    drafting_disabled: bool = False  # draft tokens have spoilt its logits: it makes none any more
-    last_retry_length: int = (
-        0  # its length when its draft's logits were last invalid, and it was read anew
-    )
-    grade: int = 0  # of its next draft tokens (`drafters.base.Grades`)
-    uses_prediction: bool = (
-        True  # its predicted output, where that says something, and not its draft
-    )
-    start_time: float = 0.0  # when it first joined, by `perf_counter`
+    drafting_disabled: bool = False  # True after draft tokens have made its logits invalid
+    # its length when it was last prefilled again because of invalid logits of the draft model
+    last_retry_length: int = 0
+    grade: int = 0  # how far its next draft tokens are trusted: an index into `Drafter.priors`
+    # True: tokens of `output_predictor`, if it has any, take precedence over the drafter's
+    uses_prediction: bool = True
+    start_time: float = 0.0  # when it first joined a batch, by `perf_counter`; 0: not yet
 
     @property
     def status(self) -> SequenceStatus:
-        """Where the row is on its way."""
         if self.finish_reason is not None:
             return SequenceStatus.FINISHED
         if not self.in_batch:
@@ -134,13 +130,13 @@ class SequenceState:
         return SequenceStatus.RUNNING if self.num_pending == 1 else SequenceStatus.PREFILLING
 
     def raise_error(self, number: int) -> None:
-        """Raise the error that the row failed with; `number`: of the row, for the message."""
+        """Raise the sequence's error, if it has failed; the message names its row `number`."""
         if self.error is not None:
             raise type(self.error)(f"row {number}: {self.error}")
 
     @classmethod
     def from_request(cls, request: Request) -> SequenceState:
-        """A fresh row."""
+        """Return the state of a sequence that has not started."""
         expected = PredictedOutput(request.prediction) if request.prediction else None
         return cls(request, list(request.prompt), output_predictor=expected)
 
@@ -150,16 +146,16 @@ class SequenceState:
 
     @property
     def pending_tokens(self) -> list[int]:
-        """The tokens that the target has not read."""
+        """The last `num_pending` tokens, which are not in the target's cache yet."""
         return self.tokens[len(self.tokens) - self.num_pending :]
 
     @property
     def num_remaining(self) -> int:
-        """New tokens still allowed."""
+        """The number of tokens that may still be generated."""
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
 
     def predict_tokens(self, max_tokens: int) -> list[int]:
-        """At most so many tokens that are predicted to come next."""
+        """Return at most `max_tokens` next tokens of the predicted output."""
         return (
             []
             if self.output_predictor is None
@@ -167,7 +163,7 @@ class SequenceState:
         )
 
     def find_forced_tokens(self, max_tokens: int) -> list[int]:
-        """At most so many tokens that its grammar leaves no choice about."""
+        """Return at most `max_tokens` next tokens that the grammar determines."""
         return (
             self.controls.find_forced_tokens([])[:max_tokens]
             if self.controls is not None and max_tokens
@@ -176,28 +172,29 @@ class SequenceState:
 
     @property
     def reports_logits(self) -> bool:
-        """True where the logits of its tokens are to be reported."""
+        """True if logits or logprobs of the output are requested."""
         return self.step_logits is not None or self.request.params.logprobs is not None
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """True where logprobs of its prompt are still to come."""
-        wanted = self.request.params.prompt_logprobs is not None
-        return wanted and self.num_missing_prompt_logprobs > 0
+        """True if prompt logprobs are requested and not complete."""
+        requested = self.request.params.prompt_logprobs is not None
+        return requested and self.num_missing_prompt_logprobs > 0
 
     @property
     def num_missing_prompt_logprobs(self) -> int:
-        """The number of its prompt's tokens that have no logprob yet."""
+        """The number of prompt tokens whose logprobs have not been computed."""
         return len(self.request.prompt) - 1 - len(self.prompt_logprobs)
 
     @property
     def visible_tokens(self) -> list[int]:
-        """New tokens without the id that stopped the row, unless it is to be included."""
+        """The output without the id that stopped it, unless `include_stop_string` is set."""
         stopped = isinstance(self.stop_reason, int) and not self.request.params.include_stop_string
         return self.new_tokens[:-1] if stopped else self.new_tokens
 
     def commit(self, tokens: list[int]) -> list[int]:
-        """Append `tokens` up to one that ends the text, or to the limit; returns the appended."""
+        """Append `tokens` up to the limit or to one that stops the sequence; return those
+        appended."""
         before = len(self.tokens)
         for token in tokens[: self.num_remaining]:
             if self.finish_reason is not None:
@@ -214,7 +211,7 @@ class SequenceState:
         return new
 
     def _check_stop(self, token: int) -> None:
-        """End the text where this token ends it."""
+        """Finish the sequence if this token stops it or makes a stop condition fail."""
         stops = token in self.request.eos and not self._ignores_stop_string(token)
         if not stops or self.request.params.include_stop_string:
             for ending in self.stop_conditions:
@@ -222,14 +219,14 @@ class SequenceState:
                     reason = ending.append_token(token)
                 except ControlError as error:
                     self.finish_reason, self.error = "error", error
-                    continue  # the others read it too
+                    continue  # the other conditions must not miss the token
                 if reason is not None:
                     self._stop(reason)
         if stops:
             self._stop(token)
 
     def _ignores_stop_string(self, token: int) -> bool:
-        """Tell whether the last token is a stop string that min_new_tokens lets pass."""
+        """Return whether the last token is a stop string that comes before min_new_tokens."""
         count = len(self.tokens) - len(self.request.prompt)
         min_new_tokens = self.request.params.min_new_tokens or 0
         return token in self.request.late_eos and count <= min_new_tokens
@@ -239,25 +236,25 @@ class SequenceState:
             self.finish_reason, self.stop_reason = "stop", reason
 
     def roll_back(self, num_tokens: int, num_records: int, num_logprobs: int) -> None:
-        """Undo a step that was broken off: keep so many of each. Nothing can follow, as controls
-        and endings have read on."""
+        """Undo an interrupted step by truncating to these lengths. The sequence cannot continue, as
+        its controls and stop conditions are not undone."""
         del self.tokens[num_tokens:], self.records[num_records:], self.logprobs[num_logprobs:]
         self.finish_reason = self.stop_reason = self.error = None
 
     def fail(self, error: RefusedError) -> None:
-        """The row ends here; other rows go on."""
+        """Finish the sequence with an error."""
         self.finish_reason, self.error = "error", error
         self.close()
 
     def close(self) -> None:
-        """Nothing follows: what could not be read before is final."""
+        """Close the stop conditions: the text that they withheld may still stop the sequence."""
         for ending in self.stop_conditions:
             if (reason := ending.close()) is not None:
                 self._stop(reason)
 
 
 class SteadySteps(NamedTuple):
-    """Some steps of a text: the tokens that they made, and their seconds."""
+    """Some steps of a sequence: their number of tokens, their seconds and records."""
 
     tokens: int
     seconds: float
@@ -266,19 +263,19 @@ class SteadySteps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The result for one prompt.
+    """One output of a prompt.
 
     Attributes:
-        text: The text that `tokens` add to the prompt's; None without a tokenizer.
-        tokens: The new ids, a final end-of-sequence token included.
+        text: The output's text; None without a tokenizer.
+        tokens: The output's token ids, including a final end-of-sequence token.
         finish_reason: "stop", "length", "interrupted" or "error".
-        seed: The sequence's key; `seed=[completion.seed]` generates it again alone.
+        seed: The sequence's key; `seed=[completion.seed]` generates the same output again.
         stats: Costs and acceptance.
         steps: A record of every step.
-        stop_reason: The id, string or criterion behind a "stop".
-        error: The control that failed behind an "error", and how.
-        logprobs: The ones of every new token, where they were asked for.
-        prompt_logprobs: The ones of the prompt's tokens but the first, where asked for.
+        stop_reason: The id, string or criterion that stopped it, if finish_reason is "stop".
+        error: The error's message, if finish_reason is "error".
+        logprobs: The logprobs of every token; None if not requested.
+        prompt_logprobs: The logprobs of the prompt's tokens after the first; None if not requested.
 
     Examples:
         >>> import foretoken
@@ -301,10 +298,9 @@ class Completion:
 
     @property
     def steady(self) -> SteadySteps:
-        """Tokens, seconds and records after the first step, which also reads the prompt's end, and
-        without the drafter's reading of the prompt.
+        """Tokens, seconds and records of the steps after the first, without the drafter's prefill.
 
-        All of the steps where there is only one.
+        The first step often prefills the end of the prompt. If it is the only one, it is included.
         """
         tokens, seconds = len(self.tokens), self.stats.seconds
         if len(self.steps) < 2:
@@ -313,7 +309,7 @@ class Completion:
         return SteadySteps(tokens - first, seconds - self.stats.prefill_end_seconds, self.steps[1:])
 
     def __repr__(self) -> str:
-        """In a line; `steps` and `stats` have the rest."""
+        """Return one line, without `steps` and `stats`."""
         rates = {"alpha": self.stats.alpha, "tokens_per_call": self.stats.tokens_per_call}
         parts = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
         name, value = ("tokens", self.tokens) if self.text is None else ("text", self.text)
@@ -325,13 +321,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text of a stream: the pieces of a text concatenate to its completion.
+    """New output in a stream; the pieces of a sequence concatenate to its completion.
 
     Attributes:
-        text: The text that was added; None without a tokenizer.
-        tokens: The ids that were added.
-        logprobs: The ones of these tokens, where they were asked for.
-        row: The number of the text within the stream.
+        text: The new text; None without a tokenizer.
+        tokens: The new token ids.
+        logprobs: The logprobs of these tokens; None if not requested.
+        row: The index of the sequence in the stream.
 
     Examples:
         >>> import foretoken
@@ -348,7 +344,7 @@ class Piece:
 
 
 def compute_stats(seq: SequenceState, runtime: str, draft_runtime: str) -> Stats:
-    """Sum up a row's records."""
+    """Return the statistics of a sequence, from its records."""
     records = seq.records
     drafted = sum(r.drafted for r in records)
     accepted = sum(r.accepted for r in records)
@@ -377,8 +373,8 @@ def compute_stats(seq: SequenceState, runtime: str, draft_runtime: str) -> Stats
 
 
 def require_uninterrupted(completions: list[Completion]) -> list[Completion]:
-    """Return `completions`. Raises KeyboardInterrupt where one was interrupted: its times and its
-    text mean nothing."""
-    if any(row.finish_reason == "interrupted" for row in completions):
+    """Return `completions`. Raises KeyboardInterrupt if one was interrupted: its times and tokens
+    are incomplete."""
+    if any(each.finish_reason == "interrupted" for each in completions):
         raise KeyboardInterrupt
     return completions

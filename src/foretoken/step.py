@@ -1,7 +1,6 @@
 """Algorithm 1 on a ragged batch: draft, score, verify, commit.
 
-Plain decoding is this step with gamma 0. Serves any model, any drafter, any
-verifier.
+Plain decoding is this step with gamma 0. It works with any model, drafter and verifier.
 """
 # torch leaves the type of tolist() open
 # pyright: reportUnknownMemberType=false
@@ -48,51 +47,51 @@ from foretoken.transfer import read_lists, send, to_list
 
 
 class _DeadEnd(NamedTuple):
-    """A row's first position without a distribution: its controls leave none, or its logits are
-    invalid."""
+    """A sequence's first position without a distribution: its controls leave no token, or its
+    logits are invalid."""
 
-    offset: int
+    offset: int  # in the block: draft tokens before it
     error: RefusedError
 
 
 class _DraftedSequences(NamedTuple):
-    """The rows that are advanced, and what was guessed for them."""
+    """The sequences that gain tokens in this step, and their draft tokens."""
 
-    indices: list[int]  # of the rows in the batch
+    indices: list[int]  # their rows in the batch
     seqs: list[SequenceState]
     gamma: list[int]
     draft: Draft
-    counts: list[int]  # guesses
+    counts: list[int]  # numbers of draft tokens
     draw: Draw
-    ids: list[list[int]] | None  # the guesses; None: they are on a device
+    ids: list[list[int]] | None  # the draft tokens; None: they are on a device
 
 
 class _ScoredDraft(NamedTuple):
-    """Guesses that the target has scored, as tensors."""
+    """Draft tokens that the target has scored, as tensors."""
 
     block: ScoredBlock
-    ids: Tensor  # [B, G], the draft tokens as the drafter gave them: any ids
-    tops: Tensor  # [B, G+1], the target's largest logits: NaN and infinities show in them
-    raw: dict[int, Tensor]  # [n, V], the target's own logits in rows that report them
-    failed: dict[int, _DeadEnd]  # by row
+    ids: Tensor  # [B, G], the draft tokens as the drafter returned them, not checked yet
+    tops: Tensor  # [B, G+1], the target's largest logits: not finite if any logit is invalid
+    raw: dict[int, Tensor]  # [n, V] by row, the target's logits, if a sequence reports them
+    failed: dict[int, _DeadEnd]  # by row, where controls leave no token
 
 
 class _VerifiedSequence(NamedTuple):
-    """The verification on a row's draft tokens, on the host."""
+    """The verification of a sequence's draft tokens, on the host."""
 
     x: list[int]  # the draft tokens
-    n: int
-    t: int
+    n: int  # number of accepted ones
+    t: int  # the token after them
     beta: list[float]
-    bias: list[float]  # [] where exact
-    failed: RefusedError | None = None  # there is no token t
+    bias: list[float]  # [] if the verifier is exact
+    failed: RefusedError | None = None  # if not None, t is invalid and the sequence fails
 
 
 class _VerifiedStep(NamedTuple):
-    """The verifications of all rows, and what they follow from, for whoever asks for it."""
+    """The verifications of all sequences, and the tensors that they were computed from."""
 
     sequences: list[_VerifiedSequence]
-    scored: _ScoredDraft | None = None
+    scored: _ScoredDraft | None = None  # None: verified on the host
     p: Tensor | None = None  # [B, G+1, V], the target's distributions
 
 
@@ -105,18 +104,32 @@ def step(
     gamma: list[int],
     num_scheduled: list[int] | None = None,
 ) -> Tensor | None:
-    """Advance every row by 1 to gamma[b] + 1 tokens, each distributed as the target's own
-    (paper, Algorithm 1), or as near to it as the verifier says.
+    """Advance every sequence by 1 to gamma[b] + 1 tokens from the target's distribution (paper,
+    Algorithm 1), or from an approximation if the verifier is lenient.
 
-    reads: how many of its `Row.pending` tokens each row reads in this pass, all where left out. A
-    row that keeps some for later is not advanced, and its gamma is 0; one row at least is.
+    Args:
+        seqs: The sequences of the batch; row b of target and drafter is seqs[b].
+        target: The target, with the sequences in its cache.
+        drafter: The drafter, with the sequences in its cache.
+        verifier: Accepts or rejects draft tokens.
+        gamma: The most draft tokens for each sequence.
+        num_scheduled: How many of its pending tokens each sequence scores; None: all. A sequence
+            that scores fewer is in prefill: it gains no token, and its gamma must be 0. At least
+            one sequence has to gain tokens.
 
-    Returns the target's distributions, `[B, G+1, V]`, of the rows that are advanced; None where
-    only the likeliest tokens count. Each row that is advanced gets a StepRecord. On a device the
-    host waits once, for the verification, and where rows have controls for the draft tokens; the
-    times then say when work was handed over. A row fails alone whose controls leave no token, or
-    whose logits are invalid behind draft tokens that it keeps. Raises NumericsError for logits that
-    are invalid at once and RefusedError for an invalid draft; the rows are then as they were.
+    Returns:
+        The target's distributions, `[B, G+1, V]`, for the sequences that gain tokens; None if the
+        verifier compares with the argmax only. Each of these sequences gets a StepRecord.
+
+    Raises:
+        NumericsError: Logits are invalid before any draft token is accepted.
+        RefusedError: The draft is invalid.
+
+    After an error the sequences are unchanged. A sequence fails without an exception if its
+    controls leave no token, or if its logits are invalid after accepted draft tokens.
+
+    On a device the host waits once, for the verification, and for the draft tokens if sequences
+    have controls; recorded times are then those at which work was submitted.
     """
     times = [perf_counter()]
     draw = verifier.draw_class(
@@ -134,8 +147,7 @@ def step(
     ids = _list_host_ids(draft, counts, target.vocab_size)
     times.append(perf_counter())
 
-    # Run M_p in parallel: what it has not read, most often the last token, and the draft tokens
-    # behind
+    # Run M_p in parallel, over the pending tokens (usually only the last one) and the draft tokens
     num_scheduled = [seq.num_pending for seq in seqs] if num_scheduled is None else num_scheduled
     drafted = _select_advanced(
         _DraftedSequences([*range(len(seqs))], seqs, gamma, draft, counts, draw, ids), num_scheduled
@@ -165,8 +177,8 @@ def step(
 
 @contextmanager
 def _rolling_back(seqs: list[SequenceState]) -> Generator[None]:
-    """Take back a step that breaks off, by Ctrl-C in a user's own criterion for example, so that no
-    row's text is ahead of its records."""
+    """Undo a step that an exception interrupts, such as Ctrl-C in a user's stopping criterion, so
+    that tokens and records of a sequence stay consistent."""
     before = [(len(seq.tokens), len(seq.records), len(seq.logprobs)) for seq in seqs]
     try:
         yield
@@ -177,10 +189,10 @@ def _rolling_back(seqs: list[SequenceState]) -> Generator[None]:
 
 
 def _count_draft_tokens(draft: Draft, gamma: list[int], V: int) -> list[int]:
-    """Return how many draft tokens each row has; RefusedError for a draft of invalid types or
-    shapes."""
+    """Return the number of draft tokens of each sequence. Raises RefusedError if the draft has
+    invalid types or shapes."""
     for name, value, axes in (("tokens", draft.tokens, 2), ("lengths", draft.lengths, 1)):
-        dtype = getattr(value, "dtype", None)  # a drafter may be anybody's code
+        dtype = getattr(value, "dtype", None)  # a user's drafter may return anything
         if dtype not in (torch.int64, torch.int32) or value.ndim != axes:
             raise RefusedError(f"the drafter's {name} must be an integer tensor with {axes} axes")
     G = draft.tokens.shape[1]
@@ -189,7 +201,7 @@ def _count_draft_tokens(draft: Draft, gamma: list[int], V: int) -> list[int]:
         not 0 <= a <= min(b, G) for a, b in zip(counts, gamma, strict=False)
     ):
         raise RefusedError(
-            f"the drafter proposed {counts} guesses where at most {gamma} were asked"
+            f"the drafter proposed {counts} draft tokens; it must propose at most {gamma}"
         )
     shape = (len(gamma), G, V)
     if draft.q is not None and tuple(draft.q.shape) != shape:
@@ -198,7 +210,8 @@ def _count_draft_tokens(draft: Draft, gamma: list[int], V: int) -> list[int]:
 
 
 def _list_host_ids(draft: Draft, counts: list[int], V: int) -> list[list[int]] | None:
-    """Return the draft tokens where they are on the host; RefusedError for ids that are none."""
+    """Return the draft tokens if they are on the host, else None. Raises RefusedError for invalid
+    ids."""
     if not draft.tokens.is_cpu:
         return None
     ids = [row[:count] for row, count in zip(to_list(draft.tokens), counts, strict=True)]
@@ -209,11 +222,11 @@ def _list_host_ids(draft: Draft, counts: list[int], V: int) -> list[list[int]] |
 def _require_ids(ids: list[list[int]], V: int) -> None:
     for b, x in enumerate(ids):
         if x and not 0 <= min(x) <= max(x) < V:
-            raise RefusedError(f"the drafter guessed {x} for row {b}; ids must be in 0..{V - 1}")
+            raise RefusedError(f"the drafter proposed {x} for row {b}; ids must be in 0..{V - 1}")
 
 
 def _select_advanced(drafted: _DraftedSequences, num_scheduled: list[int]) -> _DraftedSequences:
-    """Return the rows whose prefill ends in this forward, and their drafts."""
+    """Return the sequences that are not in prefill after this forward pass, and their drafts."""
     pairs = zip(drafted.seqs, num_scheduled, strict=True)
     indices = [b for b, (seq, count) in enumerate(pairs) if seq.num_pending <= count]
     if len(indices) == len(num_scheduled):
@@ -235,8 +248,8 @@ def _select_advanced(drafted: _DraftedSequences, num_scheduled: list[int]) -> _D
 def _score(
     seqs: list[SequenceState], num_scheduled: list[int], target: Scorer, drafted: _DraftedSequences
 ) -> Tensor:
-    """The target's logits at the last token and the draft tokens of the rows that are advanced,
-    `[len(places), G+1, V]`."""
+    """Return the target's logits at the last token and the draft tokens of the sequences in
+    `drafted`, `[len(drafted.indices), G+1, V]`; score the scheduled tokens of the others."""
     need = [0] * len(seqs)
     for b, count in zip(drafted.indices, drafted.counts, strict=True):
         need[b] = 1 + count
@@ -256,14 +269,14 @@ def _score(
 
 
 def _clamp_ids(drafted: _DraftedSequences, V: int, device: torch.device) -> Tensor:
-    """The draft tokens `[B, G]` on a device, as ids of the target: others are refused when they are
-    read."""
+    """Return the draft tokens `[B, G]` on a device, clamped to valid ids: `_require_ids` refuses
+    invalid ones later, when the host reads them."""
     ids, _ = _pad_draft_tokens(drafted, device)
     return ids.clamp(0, V - 1)
 
 
 def _pad_draft_tokens(drafted: _DraftedSequences, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The draft tokens `[B, G]` on a device, 0 in their padding, and how many each row has."""
+    """Return the draft tokens `[B, G]` on a device, padded with 0, and their numbers `[B]`."""
     draft, counts = drafted.draft, drafted.counts
     whole = min(counts) == draft.tokens.shape[1] and draft.tokens.dtype == torch.int64
     if drafted.ids is not None and not whole:
@@ -279,9 +292,11 @@ def _pad_draft_tokens(drafted: _DraftedSequences, device: torch.device) -> tuple
 def _verify_on_host(
     logits: Tensor, drafted: _DraftedSequences, verifier: Verifier
 ) -> _VerifiedStep | None:
-    """The verification where all of it is on the host and rows have no controls and no reports;
-    None where more has to be looked at, and where logits or q are invalid: whether that matters
-    depends on where the text gets to."""
+    """Return the verification by the fast path: on the host, without controls or reported logits.
+
+    None if that path does not apply, or if logits or q are invalid: the general path then finds
+    out whether accepted draft tokens reach the invalid position.
+    """
     draft, draw, ids = drafted.draft, drafted.draw, drafted.ids
     if ids is None or not logits.is_cpu or draw.controlled:
         return None
@@ -298,7 +313,7 @@ def _verify_on_host(
     before = len(draw.masses)
     verification = verifier(ScoredBlock(logits, x, lengths, q), draw)
     assert verification.p is not None
-    heads = _to_lists(verification.p[..., 0])  # NaN where logits are invalid
+    heads = _to_lists(verification.p[..., 0])  # NaN if logits are invalid
     betas, masses = (
         _to_lists(verification.beta),
         [x for each in draw.masses for x in _to_floats(each)],
@@ -321,7 +336,8 @@ def _to_floats(vector: Tensor) -> list[float]:
 
 
 def _verify_by_argmax(logits: Tensor, ids: list[list[int]]) -> _VerifiedStep | None:
-    """The verification where each draft token is but compared with the most probable one."""
+    """Return the verification that compares each draft token with the argmax; None if logits are
+    invalid."""
     best, tops = find_peaks(logits)
     if not all(map(math.isfinite, chain.from_iterable(tops))):
         return None
@@ -336,16 +352,16 @@ def _verify_by_argmax(logits: Tensor, ids: list[list[int]]) -> _VerifiedStep | N
 def _verify_by_tensors(
     logits: Tensor, drafted: _DraftedSequences, verifier: Verifier
 ) -> _VerifiedStep:
-    """The verification by tensors, and one read; raises as `step` does."""
+    """Return the verification by tensors, with one transfer to the host; raises as `step` does."""
     scored = _prepare_block(logits, drafted)
     verification = verifier(scored.block, drafted.draw)
     return _VerifiedStep(_fetch_verification(verification, scored, drafted), scored, verification.p)
 
 
 def _prepare_block(logits: Tensor, drafted: _DraftedSequences) -> _ScoredDraft:
-    """The block that the verifier judges, and what has to be known of it."""
+    """Return the verifier's input, after the sequences' controls, and the target's own logits."""
     ids, lengths = _pad_draft_tokens(drafted, logits.device)
-    # others are refused when they are read
+    # invalid ids from a device are refused later, by `_fetch_verification`
     x = ids if drafted.ids is not None else ids.clamp(0, logits.shape[-1] - 1)
     logits, tops, lengths = _mask_invalid(logits, drafted, lengths)
     raw = {b: logits[b].clone() for b, seq in enumerate(drafted.seqs) if seq.reports_logits}
@@ -358,25 +374,27 @@ def _prepare_block(logits: Tensor, drafted: _DraftedSequences) -> _ScoredDraft:
 def _mask_invalid(
     logits: Tensor, drafted: _DraftedSequences, lengths: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits, without what is invalid; the largest of each position, in which that shows before
-    controls hide it; and how many of the draft tokens there are to judge.
+    """Return the logits with invalid ones masked, the largest logit of each position, `[B, G+1]`,
+    and the number of draft tokens to verify, `[B]`.
 
-    None is judged behind invalid logits. Which these are follows from the draft tokens up to there,
-    so the distribution stays the target's: a text that gets there fails, as by plain decoding.
+    The largest logits are taken before controls, which may hide invalid ones. Draft tokens after
+    invalid logits are not verified. Logits depend only on the tokens before them, so the output
+    keeps the target's distribution: a sequence that reaches that position fails, as in plain
+    decoding.
     """
-    own, device = logits, logits.device
-    logits, tops = mask_invalid(own)
+    unmasked, device = logits, logits.device
+    logits, tops = mask_invalid(unmasked)
     parts = [tops]
     if drafted.draft.tops is not None:
         parts.append(drafted.draft.tops[:, : tops.shape[1] - 1])
     if all(map(is_known_finite, parts)):
         return logits, tops, lengths
-    mends = [bool(seq.request.params.remove_invalid_values) for seq in drafted.seqs]
-    skip = send(torch.tensor(mends), device)  # rows whose controls see to it
+    removes = [bool(seq.request.params.remove_invalid_values) for seq in drafted.seqs]
+    skip = send(torch.tensor(removes), device)  # sequences whose controls replace invalid logits
     for part in parts:
         valid = torch.isfinite(send(part, device)) | skip[:, None]
         lengths = torch.minimum(lengths, _count_leading_valid(valid))
-    return torch.where(skip[:, None, None], own, logits), tops, lengths
+    return torch.where(skip[:, None, None], unmasked, logits), tops, lengths
 
 
 def _count_leading_valid(valid: Tensor) -> Tensor:
@@ -392,9 +410,9 @@ def _commit_to_models(
     target: Scorer,
     drafter: Drafter,
 ) -> None:
-    """Keep in target and drafter what the rows gained."""
+    """Commit the gained tokens to target and drafter, and drop rejected ones from their caches."""
     for seq, count in zip(seqs, num_scheduled, strict=True):
-        seq.num_pending -= count  # below 1 nowhere but in rows that are advanced
+        seq.num_pending -= count  # below 1 only in sequences that gain tokens, which set it next
     committed: list[list[int]] = [[] for _ in seqs]
     for b, tokens in zip(indices, gained, strict=True):
         seqs[b].num_pending, committed[b] = 1, list(tokens)
@@ -405,10 +423,11 @@ def _commit_to_models(
 def _apply_controls(
     logits: Tensor, seqs: list[SequenceState], x: Tensor, counts: list[int]
 ) -> tuple[Tensor, dict[int, _DeadEnd]]:
-    """The logits of rows with controls as these leave them, each position by its own prefix.
+    """Return the logits after the sequences' controls, applied at each position to its own prefix;
+    and the positions at which they leave no token.
 
-    From where they leave nothing on the logits stay as they are: no text goes beyond, but numbers
-    must be finite there.
+    From such a position on the logits are not changed: no output gets there, but the verifier needs
+    finite numbers.
     """
     dead_ends: dict[int, _DeadEnd] = {}
     if all(seq.controls is None for seq in seqs):
@@ -429,7 +448,7 @@ def _apply_controls(
 def _fetch_verification(
     verification: Verification, scored: _ScoredDraft, drafted: _DraftedSequences
 ) -> list[_VerifiedSequence]:
-    """The step's one read from the device; raises as `step` does."""
+    """Transfer the verification to the host, once, and check it; raises as `step` does."""
     draft, counts, draw = drafted.draft, drafted.counts, drafted.draw
     empty = verification.beta[:, :0]
     n, lengths, t, betas, biases, ids, tops, draft_tops, *masses = read_lists(
@@ -448,7 +467,7 @@ def _fetch_verification(
     failed = _find_invalid(tops, n, drafted)
     first = [int(not params.remove_invalid_values) for params in draw.params]
     require_finite(tops, "target", draw.lengths, first, drafted.indices)
-    # the draft's logits matter where the next draft token would have been judged
+    # invalid logits of the draft matter up to the draft token at which verification ended
     ends = [accepted + (b not in failed) for b, accepted in enumerate(n)]
     reached = [min(count, end) * on for count, end, on in zip(counts, ends, first, strict=True)]
     require_finite(draft_tops, "draft", draw.lengths, reached, drafted.indices)
@@ -457,11 +476,11 @@ def _fetch_verification(
     beta = [row[:count] for row, count in zip(betas, lengths, strict=True)]
     if any(map(math.isnan, chain.from_iterable(beta))):
         raise RefusedError(
-            "the drafter's q holds NaN; it must be the law its guesses were drawn from"
+            "the drafter's q holds NaN; it must be the distribution of its draft tokens"
         )
     verified = [_VerifiedSequence(*row) for row in zip(x, n, t, beta, biases, strict=True)]
     for b, (offset, error) in chain(failed.items(), scored.failed.items()):
-        # draft tokens behind a dead end were judged by what is no distribution of the row's
+        # the verifier's logits after this position were not the sequence's: truncate there
         if offset <= n[b]:
             n[b] = offset
             verified[b] = verified[b]._replace(n=offset, failed=error)
@@ -471,11 +490,11 @@ def _fetch_verification(
 def _find_invalid(
     tops: list[list[float]], n: list[int], drafted: _DraftedSequences
 ) -> dict[int, _DeadEnd]:
-    """The rows whose text gets to invalid logits by draft tokens."""
+    """Return the sequences whose logits after their accepted draft tokens are invalid, by row."""
     failed: dict[int, _DeadEnd] = {}
     for b, accepted in enumerate(n):
-        mends = drafted.draw.params[b].remove_invalid_values
-        if accepted and not mends and not math.isfinite(tops[b][accepted]):
+        removes = drafted.draw.params[b].remove_invalid_values
+        if accepted and not removes and not math.isfinite(tops[b][accepted]):
             position = drafted.draw.lengths[b] + accepted
             error = make_invalid_error(tops[b][accepted], "target", position, drafted.indices[b])
             failed[b] = _DeadEnd(accepted, error)
@@ -483,7 +502,8 @@ def _find_invalid(
 
 
 def _commit(seq: SequenceState, verified: _VerifiedSequence) -> list[int]:
-    """Append what a row gains; without a distribution for the next one it fails behind them."""
+    """Append the gained tokens and return them; without a valid next token the sequence fails after
+    its accepted draft tokens."""
     draft_tokens = verified.x[: verified.n]
     if verified.failed is None:
         return seq.commit([*draft_tokens, verified.t])
@@ -494,13 +514,13 @@ def _commit(seq: SequenceState, verified: _VerifiedSequence) -> list[int]:
 
 
 def _report_logits(
-    seqs: list[SequenceState], judged: _VerifiedStep, gained: list[list[int]]
+    seqs: list[SequenceState], verified: _VerifiedStep, gained: list[list[int]]
 ) -> None:
-    """Record logits and logprobs of the tokens gained, in rows that ask for them."""
-    if judged.scored is None:
+    """Record logits and logprobs of the gained tokens, in sequences that request them."""
+    if verified.scored is None:
         return
-    logits = judged.scored.block.logits
-    for b, raw in judged.scored.raw.items():
+    logits = verified.scored.block.logits
+    for b, raw in verified.scored.raw.items():
         seq, n = seqs[b], len(gained[b])
         if seq.step_logits is not None:
             seq.step_logits.append(StepLogits(raw[:n], logits[b, :n].clone()))
@@ -508,10 +528,10 @@ def _report_logits(
             continue
         if seq.request.params.logprobs_of == "raw":
             scores = raw[:n].to(working_dtype(raw.dtype)).log_softmax(-1)
-        elif judged.p is None:
+        elif verified.p is None:
             scores = probabilities(logits[b, :n], seq.request.params).log()
         else:
-            scores = judged.p[b, :n].log()
+            scores = verified.p[b, :n].log()
         seq.logprobs += logprobs(scores, gained[b], seq.request.params.logprobs or 0)
 
 
@@ -523,7 +543,7 @@ def _make_record(
     seconds: list[float],
     padding: int,
 ) -> StepRecord:
-    judged = min(verified.n + 1, len(verified.x), len(gained))
+    num_verified = min(verified.n + 1, len(verified.x), len(gained))
     predicted = drafted.indices[b] in drafted.draft.predicted
     calls = 0 if predicted else drafted.draft.calls
     return StepRecord(
@@ -531,13 +551,13 @@ def _make_record(
         draft_tokens=tuple(verified.x),
         accepted=min(verified.n, len(gained)),
         new_tokens=tuple(gained),
-        overlaps=tuple(verified.beta[:judged]),
-        draft_calls=min(calls, drafted.counts[b]),  # those this row took part in
+        overlaps=tuple(verified.beta[:num_verified]),
+        draft_calls=min(calls, drafted.counts[b]),  # without those for longer drafts of others
         draft_seconds=seconds[0],
         score_seconds=seconds[1],
         verify_seconds=seconds[2],
         rows=len(drafted.seqs),
-        biases=tuple(verified.bias[:judged]),
+        biases=tuple(verified.bias[:num_verified]),
         padding=padding,
         predicted=predicted,
         grade=drafted.seqs[b].grade,

@@ -200,10 +200,10 @@ def test_a_draft_that_is_invalid_where_the_text_gets_is_named():
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        (pack([[1, 2, 3], [1]]), r"proposed \[3, 1\] guesses where at most \[2, 2\] were asked"),
-        (pack([[1]]), r"proposed \[1\] guesses where at most \[2, 2\]"),
-        (Draft(torch.zeros(2, 1).long(), torch.tensor([2, 1])), r"proposed \[2, 1\] guesses"),
-        (Draft(torch.zeros(2, 1).long(), torch.tensor([-1, 1])), r"proposed \[-1, 1\] guesses"),
+        (pack([[1, 2, 3], [1]]), r"proposed \[3, 1\] draft tokens; it must propose at most \[2, 2\]"),
+        (pack([[1]]), r"proposed \[1\] draft tokens; it must propose at most \[2, 2\]"),
+        (Draft(torch.zeros(2, 1).long(), torch.tensor([2, 1])), r"proposed \[2, 1\] draft tokens"),
+        (Draft(torch.zeros(2, 1).long(), torch.tensor([-1, 1])), r"proposed \[-1, 1\] draft tokens"),
         (pack([[1], [V]]), r"guessed \[4\] for row 1; ids must be in 0\.\.3"),
         (pack([[1], [-1]]), r"guessed \[-1\] for row 1"),
         (pack([[1], [1]], torch.ones(2, 1, V + 1)), r"shape \(2, 1, 5\); it must be \(2, 1, 4\)"),
@@ -212,7 +212,7 @@ def test_a_draft_that_is_invalid_where_the_text_gets_is_named():
         (Draft([[1], [1]], torch.tensor([1, 1])), "tokens must be an integer tensor with 2 axes"),
         (Draft(torch.tensor([1, 1]), torch.tensor([1, 1])), "tokens must be an integer tensor"),
         (Draft(torch.ones(2, 1).long(), torch.ones(2)), "lengths must be an integer tensor with 1"),
-        (Draft(torch.ones(3, 1).long(), torch.tensor([1, 1])), r"proposed \[1, 1\] guesses"),
+        (Draft(torch.ones(3, 1).long(), torch.tensor([1, 1])), r"proposed \[1, 1\] draft tokens"),
     ],
 )
 def test_drafts_that_are_refused(draft, message):
@@ -248,7 +248,7 @@ def controlled(tokens: list[int], **sampling) -> SequenceState:
 def test_ids_of_no_vocabulary_are_refused_before_controls_see_them(draft_token):
     for sampling in ({"repetition_penalty": 1.5}, {"no_repeat_ngram_size": 1}):
         row = controlled([0], **sampling)
-        with pytest.raises(RefusedError, match=rf"guessed \[1, {draft_token}\] for row 0"):
+        with pytest.raises(RefusedError, match=rf"proposed \[1, {draft_token}\] for row 0"):
             one_step(pack([[1, draft_token]]), [2], [row], row.request.params)
         assert row.tokens == [0] and not row.records
 
