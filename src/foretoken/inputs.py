@@ -1,5 +1,5 @@
-"""Input processing: prompts and options of a call become requests and fresh rows, checked before a
-model runs."""
+"""Input processing: turns the prompts and options of a call into requests and sequences, and checks
+them before a model runs."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ class ArrayLike(Protocol):
     def tolist(self) -> Any: ...
 
 
-Prompt = str | list[int]  # or a Media, of a processor's output
+Prompt = str | list[int]  # or a Media, from a processor's output
 Prompts = Prompt | ArrayLike | Mapping[str, Any] | Sequence[Prompt | ArrayLike]
 Seed = int | Sequence[int | tuple[int, int]] | None
 
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """The input of one target: prompts and params become requests. `controls`, `predicted output`:
-    as a Speculator's."""
+    """Turns prompts and params into requests for one target. `controls` and `predicted_output` are
+    those of a Speculator."""
 
     target: Model
     tokenizer: PreTrainedTokenizerBase | None
     ends: EndTokens
     controls: dict[str, Any]
     predicted_output: Callable[[Request], OutputPredictor] | None = None
-    processor: Callable[[], Any] | None = None  # loads that of pictures and sounds
-    max_length: int | None = None  # tokens of prompt and new text together; None: the context
+    processor: Callable[[], Any] | None = None  # loads the processor of images and audio
+    max_length: int | None = None  # of prompt and output together; None: the context length
 
     def prompts(
         self,
@@ -72,7 +72,7 @@ class InputProcessor:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
-        """Return prompts one by one; messages as the ids that a chat template makes of them."""
+        """Return a list of prompts: strings, ids or Media; messages encoded by a chat template."""
         template = chat_template, chat_template_kwargs
         media = self._find_media(prompts)
         if media is not None:
@@ -82,7 +82,7 @@ class InputProcessor:
             return [self._encode_chat(messages, template) for messages in chats]
         if template != (None, None):
             raise InputError(
-                "chat_template is given, but the prompts are no messages; leave it out"
+                "chat_template is given, but the prompts are not messages; leave it out"
             )
         return to_prompt_list(prompts)
 
@@ -95,7 +95,7 @@ class InputProcessor:
         seed: Seed,
         *template: Any,
     ) -> list[Request]:
-        """Return the requests of a call, whose arguments are as the caller of `method` gave them;
+        """Return the requests of a call of the public method named `method`, from its arguments;
         `template`: chat_template and chat_template_kwargs."""
         listed = self.prompts(prompts, *template)
         return self.requests(listed, gather_params(params, controls, len(listed), method), seed)
@@ -103,8 +103,8 @@ class InputProcessor:
     def requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
     ) -> list[Request]:
-        """Return the requests of prompts, `num_return_sequences` of each; InputError for one that
-        cannot be continued."""
+        """Return `num_return_sequences` requests for each prompt. Raises InputError for an invalid
+        prompt or option."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         counts = [sampling.num_return_sequences for sampling in each]
         keys = iter(make_keys(seed, counts))
@@ -127,23 +127,23 @@ class InputProcessor:
     def _encode_chat(
         self, messages: list[Message], template: tuple[str | None, Mapping[str, Any] | None]
     ) -> Prompt:
-        """A conversation as ids, or as ids and media."""
+        """Return a conversation as ids, or as Media if it holds images or audio."""
         if not has_media(messages):
             return chat.encode_chat(messages, self.tokenizer, *template)
         if self.processor is None:
             raise InputError(
-                "messages hold images or sounds, and the model has no processor in its folder, so "
-                "it reads text alone; give text, or load a model that reads them (to one in "
-                "memory, give what its processor makes of them)"
+                "messages hold images or audio, but the model has no processor in its folder; give "
+                "text, or load a model that has one (for a model in memory, give its processor's "
+                "output)"
             )
         output = chat.process_media_chat(messages, self.processor(), *template)
         (media,) = split_media(output, encodes=self.target.encoder_decoder)
         return cast(Prompt, media)
 
     def _find_media(self, prompts: Any) -> list[Media | Prompt] | None:
-        """The media of prompts that are a processor's output, or a list with such, and the ids or
-        texts of those that hold none; None for text alone."""
-        if isinstance(prompts, Media):  # of a conversation that has been read
+        """Return prompts of which some are a processor's output as Media, the others as ids or
+        strings; None if no prompt has media."""
+        if isinstance(prompts, Media):  # a conversation that has been encoded
             return [prompts]
         several = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
         outputs = [each for each in several if isinstance(each, Mapping)]
@@ -151,27 +151,28 @@ class InputProcessor:
         known = (has_media_inputs(each) or (listed and "input_ids" in each) for each in outputs)
         if any("role" in each for each in outputs) or not any(known):
             return None
-        read: list[Media | Prompt] = []
+        found: list[Media | Prompt] = []
         for each in several:
             if isinstance(each, Mapping):
                 made = split_media(each, encodes=self.target.encoder_decoder)
-                read += [media if media.inputs else media.ids for media in made]
+                found += [media if media.inputs else media.ids for media in made]
             else:
-                read += to_prompt_list([each])
-        return read
+                found += to_prompt_list([each])
+        return found
 
     def _require_media_ids(self, media: Media, i: int) -> list[int]:
-        """The ids of a prompt with media that the target reads; InputError otherwise."""
-        reads, problem = self.target.capabilities.media, self.target.find_media_problem(media)
+        """Return the ids of a prompt with media. Raises InputError if the target does not accept
+        the media."""
+        accepts, problem = self.target.capabilities.media, self.target.find_media_problem(media)
         if problem is not None:
             names = ", ".join(sorted(media.inputs))
-            reason = problem if reads else f"the target on {self.target.runtime} reads ids only"
+            reason = problem if accepts else f"the target on {self.target.runtime} reads ids only"
             remedy = "give text, or load a model that reads them"
-            remedy += ", with runtime='transformers'" if not reads else ""
+            remedy += ", with runtime='transformers'" if not accepts else ""
             if isinstance(self.target, GuidedModel):
                 reason, remedy = "guidance reads ids only", "leave one of them out"
             if self.target.needs_media:
-                remedy = "give what its processor makes of a sound or picture"
+                remedy = "give its processor's output for an image or audio"
             raise InputError(f"prompt {i} holds {names}: {reason}; {remedy}")
         ids = _require_ids(media.ids, self.target.vocab_size, f"prompt {i}")
         if not ids and not self.target.encoder_decoder:
@@ -186,7 +187,9 @@ class InputProcessor:
             self.split_prompt(ids) if media is None else (self._decoder_prompt(ids), None)
         )
         if media is not None and params.prompt_logprobs is not None:
-            raise InputError("prompt_logprobs are not told of prompts with media; leave it out")
+            raise InputError(
+                "prompt_logprobs is not supported for a prompt with media; leave it out"
+            )
         context, limit = self.target.max_context, params.max_new_tokens
         limit = limit if context is None else min(limit, context - len(head))
         if self.max_length is not None and self.max_length - len(head) < limit:
@@ -198,33 +201,35 @@ class InputProcessor:
         stops = self._find_stop_string_ids(params) - eos
         eos |= stops
         late = frozenset[int]() if params.structured is not None else frozenset(stops)
-        places = place_forced_ids(params, len(head), limit - 1)
-        if params.structured is not None:  # one that does not compile fails here
+        forced = place_forced_ids(params, len(head), limit - 1)
+        if params.structured is not None:  # raises the error of an invalid grammar here
             with naming_option("structured"):
                 self._grammar(params.structured, frozenset(eos))
         return [
-            Request(head, limit, k, frozenset(eos), source, places, params, late_eos=late)
+            Request(head, limit, k, frozenset(eos), source, forced, params, late_eos=late)
             for k in keys
         ]
 
     def _find_stop_string_ids(self, params: SamplingParams) -> set[int]:
-        """The added tokens that are stop strings: they may have no text to be found in."""
+        """Return the ids of added tokens that are stop strings: as special tokens they may have no
+        text, in which the strings would be found."""
         if not params.stop_strings or self.tokenizer is None:
             return set()
         added = self.tokenizer.added_tokens_decoder.items()
         return {token for token, word in added if word.content in params.stop_strings}
 
     def _require_fit(self, ids: list[int], i: int) -> None:
-        """InputError for a prompt that the model cannot hold."""
-        apart = self.target.encoder_decoder  # the new tokens stand elsewhere
-        reads = self.target.source_context if apart else self.target.max_context
-        if reads is not None and len(ids) >= reads + apart:
+        """Raise InputError for a prompt that leaves no room for an output token."""
+        encodes = self.target.encoder_decoder  # output tokens take no room of the encoder's input
+        max_tokens = self.target.source_context if encodes else self.target.max_context
+        if max_tokens is not None and len(ids) >= max_tokens + encodes:
             raise InputError(
-                f"prompt {i} has {len(ids)} tokens, the model holds {reads}; give a shorter prompt"
+                f"prompt {i} has {len(ids)} tokens, the model holds {max_tokens}; give a shorter "
+                "prompt"
             )
 
     def make_sequences(self, requests: list[Request]) -> list[SequenceState]:
-        """Fresh rows, with what shapes and ends their texts."""
+        """Return new sequences, with their controls and stop conditions."""
         return [self._make_sequence(number, request) for number, request in enumerate(requests)]
 
     def _make_sequence(self, number: int, request: Request) -> SequenceState:
@@ -235,35 +240,36 @@ class InputProcessor:
             request, self.target.vocab_size, number, self._make_matcher(request)
         )
         if params.stop_strings:
-            assert self.tokenizer is not None  # `require` has seen to it
+            assert self.tokenizer is not None  # checked by `require_supported_params`
             seq.stop_conditions.append(make_transcript(request, self.tokenizer))
         seq.stop_conditions += custom.wrap_criteria(params.stopping, request.prompt)
         return seq
 
     def _make_matcher(self, request: Request) -> Matcher | None:
-        """Return the matcher of the grammar that a text must follow."""
+        """Return a matcher of the grammar that the output must follow, if any."""
         structured = request.params.structured
         return None if structured is None else self._grammar(structured, request.eos).new_matcher()
 
     def prepare_grammars(self) -> None:
-        """Make llguidance's form of the tokenizer, if it has one: no other thread runs while it is
-        made."""
+        """Build llguidance's form of the tokenizer in advance, if there is one: it blocks all other
+        threads meanwhile."""
         with suppress(InputError):
             get_vocabulary(self.tokenizer, self.target.vocab_size, self.ends.eos, self.ends.eos)
 
     def _grammar(self, structured: Structured, eos: frozenset[int]) -> CompiledGrammar:
-        V, own = self.target.vocab_size, self.ends.eos
-        return get_vocabulary(self.tokenizer, V, eos, own).compile_grammar(structured)
+        vocabulary = get_vocabulary(self.tokenizer, self.target.vocab_size, eos, self.ends.eos)
+        return vocabulary.compile_grammar(structured)
 
     def split_prompt(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
-        """Return the ids that the decoder continues, and those that the encoder reads."""
+        """Return the decoder's prompt and the encoder's input, None for decoder-only models."""
         if not self.target.encoder_decoder:
             return ids, None
         assert self.ends.decoder_start is not None
         return [self.ends.decoder_start], ids
 
     def _decoder_prompt(self, ids: list[int]) -> list[int]:
-        """Return the ids that the decoder continues, where its encoder reads no ids."""
+        """Return the decoder's prompt for `ids` that come with media, beginning with the decoder's
+        start token if the target has an encoder."""
         start = self.ends.decoder_start
         if not self.target.encoder_decoder or (ids and ids[0] == start):
             return ids
@@ -272,15 +278,15 @@ class InputProcessor:
 
     @property
     def prompt_vocab_size(self) -> int:
-        """V of prompts: what the encoder reads has its own vocabulary."""
+        """The vocabulary size of prompts: an encoder may have its own."""
         return self.target.source_vocab_size or self.target.vocab_size
 
     def ids(self, prompt: Prompt, name: str = "prompt 0") -> list[int]:
-        """Return a prompt's ids, special tokens of the tokenizer included; `name`: what errors call
-        it."""
+        """Return a prompt's ids, including the tokenizer's special tokens; `name`: its name in
+        errors."""
         if self.target.needs_media:
-            problem = f"{name} is text alone, and the target reads pictures or sounds"
-            raise InputError(f"{problem}: give what its processor makes of them, or transcribe")
+            problem = f"{name} is text alone, but the target needs an image or audio"
+            raise InputError(f"{problem}; give its processor's output, or transcribe")
         if len(prompt) == 0:
             raise InputError(f"{name} is empty; give a text or ids to continue")
         if isinstance(prompt, str):
@@ -290,8 +296,7 @@ class InputProcessor:
         return _require_ids(prompt, self.prompt_vocab_size, name)
 
     def tokenize_prediction(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the new tokens that a caller expects: ids, or a text, which gets no special
-        tokens."""
+        """Return the ids of an expected output, tokenized without special tokens."""
         if isinstance(prompt, str):
             prompt = self._tokenize(prompt, "prediction", special=False)
         ids = as_ids("prediction", prompt)
@@ -311,7 +316,7 @@ class InputProcessor:
 
 
 def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> StoppingDetokenizer:
-    """Return the reader of a request's new text, up to its stop strings."""
+    """Return the detokenizer of a request's output, which ends at its stop strings."""
     params, strings = request.params, request.params.stop_strings or ()
     return StoppingDetokenizer(
         tokenizer,
@@ -324,7 +329,7 @@ def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> Sto
 
 
 def _require_ids(ids: Iterable[int], V: int, name: str) -> list[int]:
-    """Return the ids, all of which are in 0..V-1; InputError otherwise."""
+    """Return the ids as a list. Raises InputError unless all are in 0..V-1."""
     for token in (ids := list(ids)):
         if not 0 <= token < V:
             raise InputError(
@@ -334,36 +339,36 @@ def _require_ids(ids: Iterable[int], V: int, name: str) -> list[int]:
 
 
 def _count_new_tokens(prompt: int, max_length: int) -> int:
-    """Return the number of new tokens that max_length allows; InputError for none."""
+    """Return the number of new tokens that max_length allows. Raises InputError if it is 0."""
     if prompt >= max_length:
         raise InputError(
-            f"the prompt has {prompt} tokens, max_length={max_length} leaves room for no new one; "
-            "shorten it, or give the engine a greater max_length"
+            f"the prompt has {prompt} tokens, so max_length={max_length} leaves none to generate; "
+            "give a shorter prompt, or give the engine a greater max_length"
         )
     return max_length - prompt
 
 
 @contextmanager
 def _naming_prompt_in_errors(i: int, *, count: int) -> Generator[None]:
-    """Make an error within say which of several prompts it is about."""
+    """Prefix an error within with the prompt's index, if there are several prompts."""
     try:
         yield
     except ForetokenError as error:
         if count == 1:
             raise
-        again = type(error)(f"prompt {i}: {error}")
-        raise again.about(error.option or "prompt") from None
+        named = type(error)(f"prompt {i}: {error}")
+        raise named.about(error.option or "prompt") from None
 
 
 def resolve_verifier(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
     """Return the verifier of the draft tokens; raises as `SpeculationOptions` does."""
-    asked = SpeculationOptions(gamma, rule, lenience)
+    options = SpeculationOptions(gamma, rule, lenience)
     if rule == COUPLED_RULE:
         return verifier.COUPLED_VERIFIER
     distribution_rule = (
         verifier.RULES_BY_NAME[rule] if isinstance(rule, str) else verifier.CustomRule(rule)
     )
-    return verifier.make_verifier(distribution_rule, asked.lenience)
+    return verifier.make_verifier(distribution_rule, options.lenience)
 
 
 def to_prompt_list(prompts: Prompts) -> list[Prompt]:
@@ -390,7 +395,8 @@ def to_prompt_list(prompts: Prompts) -> list[Prompt]:
 
 
 def _to_lists(value: Any) -> Any:
-    """Tensors, arrays and tuples as lists, NumPy's numbers as Python's, anything else unchanged."""
+    """Return tensors, arrays and tuples as lists, NumPy's numbers as Python's, anything else
+    unchanged."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     return [_to_lists(part) for part in value] if isinstance(value, list | tuple) else value
@@ -402,23 +408,26 @@ def _list_encoded(batch: Mapping[str, Any]) -> list[Any]:
         raise InputError("prompts holds no input_ids; give what a tokenizer returns, or ids")
     if media := sorted(batch.keys() - TEXT_INPUTS):
         raise InputError(
-            f"prompts hold {', '.join(media)}, and ids alone are read here; give these"
+            f"prompts hold {', '.join(media)}, but only ids are accepted here; give input_ids alone"
         )
     ids, mask = _to_lists(batch["input_ids"]), _to_lists(batch.get("attention_mask"))
     if mask is not None and not _have_same_shape(ids, mask):
-        raise InputError("attention_mask has not the shape of input_ids; give both as they came")
+        raise InputError(
+            "attention_mask does not have the shape of input_ids; give both from the same call of "
+            "the tokenizer"
+        )
     return ids if mask is None or not isinstance(ids, list) else _apply_mask(ids, mask)
 
 
 def _have_same_shape(ids: Any, mask: Any) -> bool:
-    """Tell whether these are lists, or lists of lists, of the same lengths; or both no lists."""
+    """Return whether these are (nested) lists of the same lengths, or both not lists."""
     if isinstance(ids, list) and isinstance(mask, list):
         return len(ids) == len(mask) and all(map(_have_same_shape, ids, mask))
     return not isinstance(ids, list) and not isinstance(mask, list)
 
 
 def _apply_mask(ids: list[Any], mask: list[Any]) -> list[Any]:
-    """Return the ids where the mask is not 0, in nested lists too."""
+    """Return the ids, in nested lists too, without those whose mask is 0."""
     pairs = zip(ids, mask, strict=True)
     return [
         _apply_mask(a, b) if isinstance(a, list) else a
@@ -432,12 +441,15 @@ def _is_id(value: object) -> bool:
 
 
 def make_keys(seed: Seed, counts: list[int]) -> list[SequenceKey]:
-    """Return a key for each row, `counts[i]` for prompt i; None draws a seed for all of them. Where
-    a prompt has a seed of its own, its rows are numbered from that seed's row on."""
+    """Return the key of each sequence, `counts[i]` of them for prompt i.
+
+    With one seed for all, or None for a random one, sequences are numbered from 0. With a seed or a
+    pair (seed, number) for each prompt, its sequences are numbered from 0 or from that number.
+    """
     if seed is None:
         seed = randbits(63)
     if is_whole_number(seed):
-        return [SequenceKey(SEED("seed", seed), row) for row in range(sum(counts))]
+        return [SequenceKey(SEED("seed", seed), number) for number in range(sum(counts))]
     if not isinstance(seed, list | tuple):
         raise InputError(f"seed is {format_value(seed)}; give an integer, or one for each prompt")
     if len(seed) != len(counts):
@@ -449,7 +461,7 @@ def make_keys(seed: Seed, counts: list[int]) -> list[SequenceKey]:
         if len(pair) != 2:
             raise InputError(f"seed holds {format_value(pair)}; give integers, or pairs of them")
     return [
-        SequenceKey(SEED("seed", s), SEED("seed", SEED("seed", row) + j))
-        for (s, row), count in zip(pairs, counts, strict=True)
+        SequenceKey(SEED("seed", s), SEED("seed", SEED("seed", number) + j))
+        for (s, number), count in zip(pairs, counts, strict=True)
         for j in range(count)
     ]

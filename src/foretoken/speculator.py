@@ -1,5 +1,5 @@
-"""The face of the package: text or ids in, completions out. `foretoken.load` makes a
-`Speculator`."""
+"""The package's main class: `foretoken.load` returns a `Speculator`, which turns prompts into
+completions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from foretoken.transformers_integration.unsupported import (
     require_single_row,
 )
 
-MAX_BATCH_SIZE = 16  # that share a pass; a row's text does not depend on it
+MAX_BATCH_SIZE = 16  # maximum number of running sequences, without an engine
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -49,28 +49,27 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Speculator:
-    """A target, a drafter and, where there is one, a tokenizer, ready to generate.
+    """A target, a drafter and optionally a tokenizer, ready to generate.
 
-    `foretoken.load` makes one, `dataclasses.replace` another of its parts. Several threads may
-    call it concurrently.
+    `foretoken.load` makes one; `dataclasses.replace` makes another one from its parts. Several
+    threads may call it concurrently.
 
     Attributes:
         target: The model whose distribution the output follows.
-        drafter: The maker of draft tokens.
-        tokenizer: The tokenizer for prompts and texts; None where only ids are used.
-        ends: The ids that end a text, from the model's configuration.
-        controls: Options of `generate` from the model's generation config, followed where a call
-            leaves them open.
+        drafter: Proposes the draft tokens.
+        tokenizer: The tokenizer for prompts and outputs; None if only ids are used.
+        ends: The start and stop ids, from the model's configuration.
+        controls: Options of `generate` from the model's generation config: defaults for options
+            that a call does not set.
         target_name: The target's name, for messages and stored costs.
         draft_name: The draft's name, for messages and stored costs.
-        suggested: Sampling options that the model's generation config suggests; a warning names
-            them once, and they are not followed.
-        predicted_output: Makes the predictor of a request that has no prediction of its own; None:
-            none.
-        processor: Loads the processor of pictures and sounds; None where the model has none.
-        structure: Builds the target's network, with its weights or none; None where it has none.
-        choose: Measures which draft is the fastest, for `prepared`; None where that is known, or
-            was said.
+        suggested: Sampling options that the model's generation config suggests. They are not
+            followed; a warning lists them once.
+        predicted_output: Returns the output predictor of a request without a prediction; None:
+            such requests have none.
+        processor: Loads the processor of images and audio; None if the model has none.
+        structure: Builds the target's network, with or without weights; None: unknown.
+        choose: Measures which draft is the fastest, for `prepared`; None if there is no choice.
 
     Examples:
         >>> import foretoken
@@ -123,12 +122,13 @@ class Speculator:
 
     @property
     def exact(self) -> str:
-        """Say how greedy texts, and those of rule="coupled", depend on draft tokens and the batch;
-        the distribution is kept in any case.
+        """Return how greedy outputs, and those of rule="coupled", depend on draft tokens and batch.
+
+        The output's distribution is the target's in both cases.
 
         Returns:
-            "bitwise": not at all, as was tried on the model's own weights. "rounding": only in the
-            last digits, so that near-ties may be decided otherwise.
+            "bitwise": not at all, as tested with the model's own weights. "rounding": logits differ
+            in the last digits, so that near-ties may be decided differently.
 
         Example:
             >>> import foretoken
@@ -138,15 +138,14 @@ class Speculator:
         return "bitwise" if self.target.capabilities.batch_invariant else "rounding"
 
     def prepared(self) -> Speculator:
-        """Return this target with the draft that is the fastest here, where `load` was given none,
-        or none of the draft's precisions.
+        """Return a Speculator of this target with the draft that is the fastest on this machine.
 
-        Other drafts may be converted and all are measured, which takes up to minutes, unless this
-        was done before: the choice is kept, and `load` follows it from then on. Call it while
-        nothing is generated.
+        It chooses the draft, or its precision, if that was not given to `load`. Drafts may be
+        converted, and all are measured, which takes up to minutes; the choice is stored, and `load`
+        follows it from then on. Call it while nothing is generated.
 
         Returns:
-            The Speculator to go on with; the same one where there is nothing to choose.
+            The Speculator to use from now on; this one if there is nothing to choose.
 
         Examples:
             >>> import foretoken
@@ -157,23 +156,23 @@ class Speculator:
         return self if self.choose is None else self.choose(self)
 
     def guided(self, scale: float, negative: Prompt | None = None) -> Speculator:
-        """Return this pair under classifier-free guidance, which is then the target's distribution.
+        """Return a Speculator of this pair with classifier-free guidance.
 
-        The logits of every new token are c + (scale - 1) (c - u): c behind the prompt, u behind
-        `negative`, with the same new tokens. The target reads both in one forward pass; the drafter
-        knows nothing of it.
+        The target's logits are then c + (scale - 1) (c - u): c those after the prompt, u those
+        after `negative`, each followed by the same output tokens. One forward pass computes both;
+        the drafter proposes without guidance.
 
         Args:
             scale: The weight of c; 1 is no guidance.
-            negative: The other prompt, a text or ids, the same for all; None is each prompt's last
-                token, as `guidance_scale` of transformers has it.
+            negative: The other prompt, text or ids, the same for all prompts; None: each prompt's
+                last token, as with `guidance_scale` of transformers.
 
         Returns:
-            The Speculator, over the same models: one of the two generates at a time.
+            The Speculator, over the same models: only one of the two may generate at a time.
 
         Raises:
-            InputError: `scale` is no number, or `negative` no prompt.
-            RefusedError: The target has an encoder, or the draft reads the target's own states.
+            InputError: `scale` is not a number, or `negative` is not a prompt.
+            RefusedError: The target has an encoder, or the draft uses the target's hidden states.
 
         Examples:
             >>> import foretoken
@@ -200,39 +199,39 @@ class Speculator:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> list[Completion]:
-        """Continue every prompt, in the target's own distribution (paper, Algorithm 1).
+        """Generate completions from the target's distribution (paper, Algorithm 1).
 
-        A KeyboardInterrupt ends the call early: unfinished sequences come back with finish_reason
-        "interrupted". A sequence whose controls leave no token comes back with "error", and its
-        `error` says why.
+        A KeyboardInterrupt ends the call early: unfinished sequences are returned with
+        finish_reason "interrupted". A sequence whose controls leave no token is returned with
+        finish_reason "error", and its `error` is the message.
 
         Args:
             prompts: One prompt or several. A prompt is a str, a list of ids or a list of messages,
-                which go through the chat template. Ids may also be tensors or arrays, `[n]` for one
-                prompt and `[B, n]` for B of them, or a tokenizer's output, whose padding is
+                to which the chat template is applied. Ids may also be tensors or arrays, `[n]` for
+                one prompt and `[B, n]` for B prompts, or a tokenizer's output, whose padding is
                 dropped.
             params: One SamplingParams for all prompts, or a list with one for each.
-            gamma: Draft tokens for each target forward; 0 is plain decoding. None chooses before
+            gamma: Draft tokens for each target forward; 0 is plain decoding. None: chosen before
                 every step, from costs measured once and the acceptance so far.
-            seed: An int (sequence i is keyed (seed, i)), or an int or a pair for each prompt.
+            seed: An int (sequence i has the key (seed, i)), or an int or a pair for each prompt.
             rule: The acceptance method: "block", "speculative", "match", "rejection", "coupled", or
-                a function (docs/exactness.md). With "coupled" a seed gives one text, whatever
-                drafter and gamma. At temperature 0 every named method accepts the draft tokens that
-                equal the argmax, and a function is not called.
+                a function (docs/exactness.md). With "coupled" the output depends on the seed only,
+                not on drafter and gamma. At temperature 0 every named method accepts the draft
+                tokens that equal the argmax, and a function is not called.
             lenience: Below 1, draft tokens are accepted up to 1 / lenience times as often (paper,
-                appendix A.5) and the output is no longer in the target's distribution; `stats.bias`
-                says by how much. At temperature 0 a draft token is accepted that has at least
-                `lenience` times the probability of the likeliest.
-            chat_template: A Jinja template for messages; None is the tokenizer's own.
+                appendix A.5), and the output does not follow the target's distribution exactly;
+                `stats.bias` is the deviation. At temperature 0 a draft token is accepted if it has
+                at least `lenience` times the probability of the most probable token.
+            chat_template: A Jinja template for messages; None: the tokenizer's.
             chat_template_kwargs: Values for the template.
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
-            The completions in the order of the prompts, of each as many as its SamplingParams say.
+            The completions in the order of the prompts, `num_return_sequences` for each.
 
         Raises:
             InputError: An option or a prompt is invalid.
-            RefusedError: Options that contradict one another, or cannot be followed exactly.
+            RefusedError: Options contradict one another, or cannot be followed exactly.
             ControlError: The controls of every sequence leave no token.
             NumericsError: The logits of every sequence are invalid.
 
@@ -261,8 +260,8 @@ class Speculator:
     def generate_completions(
         self, seqs: list[SequenceState], verifier: Verifier, gamma: int | None
     ) -> Generator[Completion]:
-        """Yield the completions of rows, also where all of them fail: in their order, each as soon
-        as it and those before it are done."""
+        """Yield the completions of these sequences in order, each as soon as it and those before it
+        are finished. Raises no error of a sequence, even if all fail."""
         requests = [seq.request for seq in seqs]
         self.warn_about_suggested([request.params for request in requests])
         policy = self.costing.make_policy(requests, gamma, len(requests))
@@ -271,7 +270,7 @@ class Speculator:
             for _ in self.core.run(seqs, verifier, policy):
                 while unfinished and unfinished[0].finish_reason is not None:
                     yield self.make_completion(unfinished.popleft())
-        except KeyboardInterrupt:  # unfinished rows are returned, marked "interrupted"
+        except KeyboardInterrupt:  # unfinished sequences are returned, marked "interrupted"
             pass
         yield from map(self.make_completion, unfinished)
 
@@ -288,21 +287,21 @@ class Speculator:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **controls: Unpack[Controls],
     ) -> Generator[Piece, None, Completion | list[Completion]]:
-        """Continue prompts as `generate` does, a piece at a time.
+        """Generate as `generate` does, and yield the output in pieces.
 
-        The pieces of a text concatenate, texts and tokens alike, to exactly what `generate`
-        returns: what may be the beginning of a stop string is held back. Arguments are those of
+        The pieces of a sequence concatenate, both text and tokens, to the completion that
+        `generate` returns: text that may begin a stop string is withheld. Arguments are those of
         `generate`.
 
         Yields:
-            A piece for every text that a step adds to; `piece.row` says which text it belongs to.
+            After each step a piece for every sequence with new tokens; `piece.row` is its index.
 
         Returns:
-            The completion or, where there are several texts, the list of them, as the generator's
+            The completion, or the list of completions if there are several, as the generator's
             value.
 
         Raises:
-            InputError: There is no prompt, or what `generate` raises.
+            InputError: There is no prompt. Also the errors of `generate`.
 
         Examples:
             >>> import foretoken
@@ -337,34 +336,35 @@ class Speculator:
         prompt_lookup_num_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode a call of transformers' `generate`, in the model's own distribution.
+        """Generate for a call of transformers' `generate`, from the model's distribution.
 
-        For transformers to call: `model.generate(**inputs, custom_generate=spec, ...)`. Each row is
-        decoded as if it ran alone, without padding, though `max_length` and `min_length` count the
-        padding. Where it samples, a seed is drawn from torch's global generator, so
-        `torch.manual_seed` makes it repeatable; the numbers are not those that transformers would
-        draw. Scores and logits of rows that have ended are zeros. If a model runs converted, only
-        its kind and its vocabulary are compared with this model's.
+        transformers calls it: `model.generate(**inputs, custom_generate=spec, ...)`. Each row of
+        `input_ids` is a sequence of its own, without padding, though `max_length` and `min_length`
+        count the padding. With sampling, the seed is drawn from torch's global generator, so
+        `torch.manual_seed` makes it repeatable; transformers would draw other random numbers.
+        Scores and logits of finished sequences are zeros. If this Speculator's target is a
+        converted model, only its vocabulary size and whether it has an encoder are compared with
+        those of `model`.
 
         Args:
             model: The model whose `generate` was called.
             input_ids: The prompts, `[B, n]`.
             generation_config: The call's settings.
-            logits_processor: Functions of one row's ids `[1, n]` and its scores `[1, V]`.
-            stopping_criteria: Functions of one row's ids `[1, n]` and None in place of scores.
+            logits_processor: Functions of one sequence's ids `[1, n]` and scores `[1, V]`.
+            stopping_criteria: Functions of one sequence's ids `[1, n]`, with None for scores.
             inputs_tensor: The encoder's input, for an encoder-decoder.
             streamer: A streamer of transformers.
-            stop_strings: Strings that end a text, found with this Speculator's tokenizer.
+            stop_strings: Strings that end an output; this Speculator's tokenizer decodes it.
             num_assistant_tokens: gamma.
-            prompt_lookup_num_tokens: gamma, where the drafter is a look-up.
+            prompt_lookup_num_tokens: gamma, if the drafter is a look-up.
             **model_kwargs: Arguments of the model's forward, such as an attention mask.
 
         Returns:
             The result of transformers' `generate`: ids `[B, n]`, or its output object.
 
         Raises:
-            ForeignError: The call asks for what cannot be honoured: a beam search, attentions,
-                hidden states, a cache, an assistant. A Speculator that is named is not passed over.
+            ForeignError: The call needs a feature that is not supported: a beam search, attentions,
+                hidden states, a cache, an assistant. There is no fallback to transformers here.
 
         Examples:
             >>> import foretoken, torch
@@ -378,8 +378,8 @@ class Speculator:
             >>> torch.equal(out, model.generate(ids, **greedy))
             True
         """
-        # CAUTION: reads the local variables of transformers' `generate`, which withholds a streamer
-        # and an assistant from a custom_generate (transformers_integration/unsupported.py)
+        # CAUTION: reads the local variables of transformers' `generate`, which does not pass a
+        # streamer or an assistant to a custom_generate (transformers_integration/unsupported.py)
         arguments = read_withheld_arguments(sys._getframe(1))
         streamer = arguments.get("streamer") if streamer is None else streamer
         require_single_row(streamer, len(input_ids))
@@ -404,7 +404,7 @@ class Speculator:
         return task.decode(seqs, steps, self.target, streamer)
 
     def warn_about_suggested(self, params: Sequence[SamplingParams]) -> None:
-        """Warn once, where texts differ from what the model's own generation config suggests."""
+        """Warn once if these params differ from those that the generation config suggests."""
         if not self._has_warned.is_set() and warn_about_suggested(self.suggested, params):
             self._has_warned.set()
 
@@ -423,7 +423,7 @@ class Speculator:
         return completions if len(completions) > 1 else completions[0]
 
     def make_completion(self, seq: SequenceState) -> Completion:
-        """Return the completion of a row."""
+        """Return the completion of a sequence, in its present state."""
         self.costing.monitor_drift(seq)
         params = seq.request.params
         return Completion(
@@ -441,6 +441,6 @@ class Speculator:
 
 
 def _require_success(seqs: list[SequenceState]) -> None:
-    """Raise the error that the first row failed with, where all did."""
+    """Raise the error of the first sequence if all failed."""
     if all(seq.error is not None for seq in seqs):
         seqs[0].raise_error(0)

@@ -88,9 +88,9 @@ def test_texts_stay_texts():
         (torch.zeros(1, 1, 1, dtype=torch.long), r"prompt 0 is \[\[0\]\]"),
         ({"ids": ONE}, "prompts holds no input_ids; give what a tokenizer returns, or ids"),
         ({"input_ids": 3}, "prompts is a dict"),
-        ({"input_ids": ONE, "attention_mask": [1]}, "attention_mask has not the shape of"),
-        ({"input_ids": ONE, "attention_mask": 1}, "attention_mask has not the shape of"),
-        ({"input_ids": [ONE], "attention_mask": [[[1]] * 3]}, "attention_mask has not the shape"),
+        ({"input_ids": ONE, "attention_mask": [1]}, "attention_mask does not have the shape of"),
+        ({"input_ids": ONE, "attention_mask": 1}, "attention_mask does not have the shape of"),
+        ({"input_ids": [ONE], "attention_mask": [[[1]] * 3]}, "does not have the shape"),
         ({"input_ids": [1.5], "attention_mask": [1]}, "prompt 0 is 1.5"),
     ],
 )

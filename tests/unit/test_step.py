@@ -200,12 +200,18 @@ def test_a_draft_that_is_invalid_where_the_text_gets_is_named():
 @pytest.mark.parametrize(
     ("draft", "message"),
     [
-        (pack([[1, 2, 3], [1]]), r"proposed \[3, 1\] draft tokens; it must propose at most \[2, 2\]"),
+        (
+            pack([[1, 2, 3], [1]]),
+            r"proposed \[3, 1\] draft tokens; it must propose at most \[2, 2\]",
+        ),
         (pack([[1]]), r"proposed \[1\] draft tokens; it must propose at most \[2, 2\]"),
         (Draft(torch.zeros(2, 1).long(), torch.tensor([2, 1])), r"proposed \[2, 1\] draft tokens"),
-        (Draft(torch.zeros(2, 1).long(), torch.tensor([-1, 1])), r"proposed \[-1, 1\] draft tokens"),
-        (pack([[1], [V]]), r"guessed \[4\] for row 1; ids must be in 0\.\.3"),
-        (pack([[1], [-1]]), r"guessed \[-1\] for row 1"),
+        (
+            Draft(torch.zeros(2, 1).long(), torch.tensor([-1, 1])),
+            r"proposed \[-1, 1\] draft tokens",
+        ),
+        (pack([[1], [V]]), r"proposed \[4\] for row 1; ids must be in 0\.\.3"),
+        (pack([[1], [-1]]), r"proposed \[-1\] for row 1"),
         (pack([[1], [1]], torch.ones(2, 1, V + 1)), r"shape \(2, 1, 5\); it must be \(2, 1, 4\)"),
         (pack([[1], [1]], torch.ones(1, 1, V)), r"shape \(1, 1, 4\); it must be \(2, 1, 4\)"),
         (pack([[1, 1], [1]], torch.ones(2, 1, V)), r"shape \(2, 1, 4\); it must be \(2, 2, 4\)"),

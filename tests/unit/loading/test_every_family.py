@@ -46,7 +46,7 @@ MESSAGES = (
     rf"{FAMILY} has no output layer of tokens; give a model that writes text",
     # of prompts with media
     r"prompt \d holds [\w, ]+: its generate changes the prompt that it is given; "
-    "give (text|what its processor makes of a sound or picture)",
+    "give (text|its processor's output for an image or audio)",
 )
 FORMS = [*families.FORMS]  # the best first
 RESULTS = json.loads(families.RESULT.read_text())
