@@ -1,8 +1,7 @@
-"""foretoken: exact, fast generation from Transformers by speculative decoding
-(arXiv 2211.17192).
+"""foretoken: exact, fast generation by speculative decoding (arXiv 2211.17192).
 
-Names are imported when they are first used: torch and transformers take seconds, and `--help` needs
-neither.
+Names are imported when they are first used: importing torch and transformers takes seconds, and
+`--help` needs neither.
 """
 
 from importlib import import_module
@@ -103,7 +102,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version  # late: it takes as long as all of this file
+        from importlib.metadata import version  # imported late: as slow as the rest of this file
 
         return version("foretoken")
     if name in _MODULES:

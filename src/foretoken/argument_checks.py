@@ -1,7 +1,4 @@
-"""Distributions and numbers as callers give them, checked: an InputError names an invalid one.
-
-Knows no formula.
-"""
+"""Checks of distributions and numbers that callers give; an InputError names an invalid one."""
 
 from __future__ import annotations
 
@@ -13,38 +10,41 @@ from numpy.typing import ArrayLike, NDArray
 from foretoken.errors import InputError, as_float, format_value
 
 Distribution = NDArray[np.float64]
-MAX_COUNT = 1_000_000  # guesses or tokens: a longer table would not fit in memory
-MAX_COST = 1e100  # the largest cost: times so many draft tokens it is still finite
-MIN_LENIENCE = 1e-30  # the least lenience: a float32 probability divided by it is still finite
+MAX_COUNT = 1_000_000  # tokens: a longer table would not fit in memory
+MAX_COST = 1e100  # times MAX_COUNT it is still finite
+MIN_LENIENCE = 1e-30  # a float32 probability divided by it is still finite
 
 
 def check_distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, Distribution]:
-    """Return two distributions, `[V]` each, over the same tokens."""
+    """Return two distributions, `[V]` each, in float64. Raises InputError unless both are valid and
+    of the same size."""
     p, q = check_distribution("p", p), check_distribution("q", q)
     if p.size != q.size:
-        raise InputError(f"p has {p.size} tokens and q {q.size}; give laws over the same tokens")
+        raise InputError(
+            f"p has {p.size} tokens and q {q.size}; give distributions over the same tokens"
+        )
     return p, q
 
 
 def check_distribution(name: str, values: ArrayLike) -> Distribution:
-    """Return a distribution `[V]` in float64."""
+    """Return a distribution `[V]` in float64. Raises InputError unless it is valid."""
     masses = to_array(name, values)
     if masses.ndim != 1:
-        raise InputError(f"{name} has shape {masses.shape}; give one law, of shape (V,)")
+        raise InputError(f"{name} has shape {masses.shape}; give one distribution, of shape (V,)")
     invalid = np.flatnonzero(~((masses >= 0) & (masses < math.inf)))
     if invalid.size:
         i = int(invalid[0])
         raise InputError(
-            f"{name} has a probability of {masses[i]} for {i}; give numbers, 0 or more"
+            f"{name} has the probability {masses[i]} for token {i}; give numbers of 0 or more"
         )
     total = masses.sum()
     if not abs(total - 1) < 1e-4:  # a float32 distribution carries the rounding of many terms
-        raise InputError(f"{name} sums to {total:g}; give a law, which sums to 1")
+        raise InputError(f"{name} sums to {total:g}; give a distribution, which sums to 1")
     return masses
 
 
 def to_array(name: str, values: ArrayLike) -> Distribution:
-    """Return an array in float64."""
+    """Return an array in float64. Raises InputError unless the values are numbers."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):  # ragged, text, or beyond a float

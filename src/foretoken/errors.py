@@ -1,12 +1,12 @@
-"""The errors that a caller can cause, and what their messages are made of.
+"""The errors that a caller can cause, and helpers for their messages.
 
 ForetokenError
 ├── InputError     an invalid value: the message names it and the remedy
-│   └── BusyError       a full queue: the same request is taken later
-└── RefusedError   a model, option or pair that cannot be honoured exactly: the message says why
-    ├── ForeignError    a call of transformers' `generate` that it has to decode itself
-    ├── NumericsError   invalid logits (NaN, +inf, or every token impossible)
-    └── ControlError    a row's control that leaves no token, or a user's own that failed
+│   └── BusyError       a full queue: the request may be sent again later
+└── RefusedError   a model, option or pair that cannot be followed exactly: the message has a reason
+    ├── ForeignError    a call of transformers' `generate` that only transformers can run
+    ├── NumericsError   invalid logits (NaN, +inf, or -inf for every token)
+    └── ControlError    a sequence's controls leave no token, or a user's own control failed
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ MAX_VALUE_CHARS = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
-    """Base of all errors meant for the user: one line, without a traceback on the command line.
+    """Base class of all errors meant for the user: one line, without a traceback on the command
+    line.
 
     Attributes:
-        option: The name of the option that it is about, where that is one option of a call.
+        option: The name of the invalid option; None if the error is not about one option.
 
     Examples:
         >>> import foretoken
@@ -43,7 +44,7 @@ class ForetokenError(Exception):
     option: str | None = None
 
     def about(self, option: str) -> Self:
-        """Return the same error with `option` set; a name that it has already stays.
+        """Set `option`, unless it is set already, and return this error.
 
         Args:
             option: The name of an option.
@@ -68,15 +69,15 @@ class InputError(ForetokenError, ValueError):
 
 
 class BusyError(InputError):
-    """A request that there is no room for now."""
+    """A request that is refused because the queue is full."""
 
 
 class SameModelError(InputError):
-    """A copy of the target for a draft that would be the target itself."""
+    """A request for a copy of the target as draft that would be identical to the target."""
 
 
 class RefusedError(ForetokenError):
-    """A model, an option or a pair that cannot be honoured exactly: the message says why.
+    """A model, an option or a pair that cannot be followed exactly: the message has the reason.
 
     Examples:
         >>> import foretoken
@@ -88,7 +89,7 @@ class RefusedError(ForetokenError):
 
 
 class ForeignError(RefusedError):
-    """A call of transformers' `generate` that a Speculator cannot decode; transformers itself may.
+    """A call of transformers' `generate` that a Speculator cannot run; transformers itself may.
 
     Examples:
         >>> import foretoken, torch
@@ -105,14 +106,14 @@ class ForeignError(RefusedError):
 
 
 class NumericsError(RefusedError):
-    """Logits of a model that define no distribution: NaN, +inf, or every token impossible.
+    """Logits of a model that define no distribution: NaN, +inf, or -inf for every token.
 
     Attributes:
-        row: The index of the sequence in the batch; None where that is unknown.
-        whose: "target" or "draft".
+        row: The index of the sequence in the batch; None if unknown.
+        whose: "target" or "draft": the model with these logits.
 
     Args:
-        message: The text of the error.
+        message: The error's message.
         row: As the attribute.
         whose: As the attribute.
 
@@ -129,7 +130,7 @@ class NumericsError(RefusedError):
 
 
 class ControlError(RefusedError):
-    """A control of a sequence that leaves no token, or a user's own that failed.
+    """Controls of a sequence that leave no token, or a user's own control that failed.
 
     Examples:
         >>> import foretoken
@@ -145,7 +146,7 @@ class ControlError(RefusedError):
 
 @contextmanager
 def naming_option(option: str) -> Iterator[None]:
-    """An error within is about this option."""
+    """Set the `option` of an error raised within the `with`."""
     try:
         yield
     except ForetokenError as error:
@@ -154,18 +155,18 @@ def naming_option(option: str) -> Iterator[None]:
 
 
 def is_whole_number(value: object) -> bool:
-    """Tell whether it is a whole number, which True and False are not."""
+    """Return whether `value` is an integer and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_real_number(value: object) -> bool:
-    """Tell whether it is a real number, which True and False are not."""
+    """Return whether `value` is a real number and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def as_float(value: object) -> float:
-    """The nearest float to any real number, such as a Fraction or NumPy's; infinite where it is
-    too large for a float, NaN where it is not a number."""
+    """Return the float nearest to a real number, such as a Fraction or NumPy's; infinity if it is
+    too large for a float, NaN if it is not a number."""
     if not is_real_number(value):
         return math.nan
     try:
@@ -175,7 +176,7 @@ def as_float(value: object) -> float:
 
 
 def format_value(value: object) -> str:
-    """Any value as messages show it: short and in one line."""
+    """Return a value as messages show it: at most `MAX_VALUE_CHARS` characters, in one line."""
     try:
         text = repr(value)
     except Exception:  # such as an integer of more than 4,300 digits
@@ -184,25 +185,25 @@ def format_value(value: object) -> str:
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."
 
 
-LOOKUP_PREFIX = "lookup+"  # before a draft's name: a look-up in front of it
+LOOKUP_PREFIX = "lookup+"  # before a draft model's name: a look-up drafts first
 
 
 def base_name(model: str) -> str:
-    """Return a model's name, and its adapter's, without the folders that they lie in."""
+    """Return the name of a model, and of its adapter, without parent folders."""
     front = LOOKUP_PREFIX if model.startswith(LOOKUP_PREFIX) else ""
     parts = model.removeprefix(front).split(" with ")
     return front + " with ".join(Path(part).name if exists(part) else part for part in parts)
 
 
 def log_error_kind(error: Exception) -> str:
-    """The name of an error that a model's own code raised. Its text says nothing to users: the
-    logger "foretoken" has it, with the traceback, at DEBUG."""
+    """Return the class name of an error that a model's own code raised, and log the error with its
+    traceback at DEBUG: its message would not help a user."""
     log.debug("a model's own code raised an error", exc_info=error)
     return type(error).__name__
 
 
 def to_one_line(error: Exception) -> str:
-    """The beginning of a library's message, in one line."""
+    """Return the beginning of a library's error message, in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
@@ -235,22 +236,22 @@ VALIDATION_MESSAGES = {
     "string_too_long": "it is too long, {max_length} characters at most",
     "too_short": "it is too short, {min_length} at least",
     "bytes_too_short": "it is empty",
-    "bytes_type": "it is no file; send it as one",
+    "bytes_type": "it is not a file; send it as one",
     "too_long": "it is too long, {max_length} at most",
     "string_pattern_mismatch": "it has characters that it may not have",
     "missing": "it is missing",
     "extra_forbidden": "it is unknown",
-    "json_invalid": "it is no JSON: {error}",
+    "json_invalid": "it is not valid JSON: {error}",
 }
 
 
 def describe_mismatch(error: Mapping[str, Any]) -> str:
-    """Describe an invalid value, from one of the errors that pydantic lists."""
+    """Return a message about an invalid value, from one of pydantic's errors."""
     kind, context = str(error["type"]), dict(error.get("ctx") or {})
     if kind in VALIDATION_MESSAGES:
         return VALIDATION_MESSAGES[kind].format(**context)
     if kind in EXPECTED_KINDS:
         return f"it must be {EXPECTED_KINDS[kind].format(**context)}"
-    if kind == "value_error":  # of a check of ours
+    if kind == "value_error":  # raised by one of our own checks
         return str(error["msg"]).removeprefix("Value error, ")
-    return "it is not what it must be"
+    return "it is invalid"

@@ -1,5 +1,5 @@
-"""A model's generation config: how its texts begin and end, entries that are refused because they
-change the distribution, and its suggested sampling."""
+"""A model's generation config: start and stop ids, controls that are followed, entries that are
+refused because they change the distribution, and suggested sampling options."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Entries of a generation config that change the distribution, and the values at which they do not.
-# Entries that are options of a request are followed; min_length counts the prompt, which each row
-# has of its own
+# Entries of a generation config that change the distribution, and the values at which they do not
 UNFOLLOWED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -35,12 +33,14 @@ UNFOLLOWED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (None,),
     "dola_layers": (None,),
 }
+# Entries that are options of a request, and min_length, which counts the prompt and is converted to
+# min_new_tokens for each
 FOLLOWED_ENTRIES: dict[str, tuple[Any, ...]] = {
     **{name: (None, *each.off) for name, each in SAMPLING_OPTIONS.items() if each.off},
     "min_length": (None, 0),
 }
 
-# Entries that force an id; of several, transformers makes all equally likely
+# Entries that force an id; of a list of ids, transformers makes all equally probable
 FORCED_ID_ENTRIES = ("forced_bos_token_id", "forced_eos_token_id")
 
 # Entries that are options of `generate`, and the values at which they change nothing
@@ -49,7 +49,7 @@ NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 @dataclass(frozen=True, slots=True)
 class EndTokens:
-    """Ids that end a text, and ids that it must begin or end with."""
+    """Ids that stop a sequence, and ids that it must begin or end with."""
 
     eos: frozenset[int] = frozenset()
     decoder_start: int | None = None
@@ -59,16 +59,15 @@ class EndTokens:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSettings:
-    """Facts from a model's generation config."""
+    """The settings of a model's generation config that matter here."""
 
     ends: EndTokens
-    # why it is refused: an entry that changes the distribution and is not followed
-    objection: str | None
-    controls: dict[str, Any]  # entries that are followed where the caller leaves them open
-    suggested: dict[str, Any]  # its sampling, by the names of `generate`'s options; {}: greedy
+    objection: str | None  # the reason why it is refused: an entry that cannot be followed
+    controls: dict[str, Any]  # entries that are followed unless the caller sets these options
+    suggested: dict[str, Any]  # sampling, by the names of `generate`'s options; {}: greedy
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them."""
+        """Return the settings as a dict for JSON."""
         return asdict(self) | {"ends": asdict(self.ends) | {"eos": sorted(self.ends.eos)}}
 
     @classmethod
@@ -79,8 +78,8 @@ class GenerationSettings:
 
 
 def check_file(folder: Path) -> None:
-    """InputError for a generation config that cannot be read: transformers would ignore it, and
-    with it the ids that end a text."""
+    """Raise InputError for a generation config that cannot be loaded: transformers would ignore it,
+    and with it the stop ids."""
     file = folder / "generation_config.json"
     if file.exists():
         try:
@@ -90,8 +89,8 @@ def check_file(folder: Path) -> None:
 
 
 def read_settings(network: PreTrainedModel) -> GenerationSettings:
-    """Read the generation config, or without one the model's own config. Raises InputError for
-    invalid ids, RefusedError where a text has no beginning or several."""
+    """Return the settings of a network's generation config, or without one of its model config.
+    Raises InputError for invalid ids, RefusedError unless an encoder-decoder has one start id."""
     own = getattr(network, "generation_config", None)
     config = own or transformers.GenerationConfig.from_model_config(network.config)
     start = None
@@ -99,7 +98,7 @@ def read_settings(network: PreTrainedModel) -> GenerationSettings:
         start = _id(config, "decoder_start_token_id")
         start = _id(config, "bos_token_id") if start is None else start
         if start is None:
-            raise RefusedError("the model names no decoder_start_token_id; set it in its config")
+            raise RefusedError("the model has no decoder_start_token_id; set it in its config")
     ends = EndTokens(
         eos=frozenset(list_ids(config, "eos_token_id")),
         decoder_start=start,
@@ -113,35 +112,32 @@ def read_settings(network: PreTrainedModel) -> GenerationSettings:
 def resolve_params(
     params: SamplingParams, controls: dict[str, Any], ends: EndTokens, prompt_length: int
 ) -> SamplingParams:
-    """Return a caller's params, and where they leave something open what the model's generation
-    config says.
+    """Return a caller's params, completed from the model's generation config.
 
-    controls: as `Settings.controls`; prompt: the decoder's tokens before the new ones.
+    controls: as `GenerationSettings.controls`; prompt_length: the length of the decoder's prompt.
     """
     settings = {name: value for name, value in controls.items() if name != "min_length"}
     settings |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
     min_new_tokens = max(
         controls.get("min_length", 0) - prompt_length, settings.get("min_new_tokens", 0)
     )
-    if (
-        min_new_tokens
-    ):  # as in transformers, more than there is room for is no mistake of the model's
+    if min_new_tokens:  # as in transformers, a config's minimum above the maximum is no error
         settings["min_new_tokens"] = min(min_new_tokens, params.max_new_tokens)
     open_ = {n: v for n, v in settings.items() if v is not None and getattr(params, n) is None}
     return replace(params, **open_) if open_ else params
 
 
 def place_forced_ids(params: SamplingParams, prompt_length: int, last: int) -> dict[int, int]:
-    """Return the ids that a text must have, by their place among the new tokens: `prompt_length`
-    tokens stand before these, and `last` is the place of the end."""
+    """Return the forced ids by output position: negative within the prompt of `prompt_length`
+    tokens; `last` is the last position."""
     first = 1 - prompt_length  # the decoder's second token
     forced = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
-    return {place: token for place, token in forced.items() if token is not None}
+    return {position: token for position, token in forced.items() if token is not None}
 
 
 def require_ids(ends: EndTokens, V: int) -> None:
-    """InputError where texts must contain an id outside the model's 0..V-1. Ids that end a text may
-    lie outside: they never occur."""
+    """Raise InputError if a start id or a forced id is outside 0..V-1. Stop ids may be outside:
+    they never occur."""
     for name in ("decoder_start", "forced_bos", "forced_eos"):
         token = getattr(ends, name)
         if token is not None and not 0 <= token < V:
@@ -152,15 +148,14 @@ def require_ids(ends: EndTokens, V: int) -> None:
 
 
 def warn_about_suggested(suggested: dict[str, Any], params: Sequence[SamplingParams]) -> bool:
-    """Log a warning where these params differ from what a generation config suggests, and return
+    """Log a warning if these params differ from what a generation config suggests, and return
     whether they do."""
     if all(getattr(each, n) == v for n, v in suggested.items() for each in params):
         return False
     values = ", ".join(f"{name}={value}" for name, value in suggested.items())
     flags = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in suggested.items())
     log.warning(
-        "the model's generation config suggests %s, which is followed only where it is asked for: "
-        "%s",
+        "the model's generation config suggests %s, which is followed only on request: %s",
         values,
         flags,
     )
@@ -177,9 +172,9 @@ def _suggested(config: GenerationConfig) -> dict[str, Any]:
 
 
 def _controls(config: GenerationConfig) -> dict[str, Any]:
-    """Return the controls that the config names, as JSON can hold them."""
+    """Return the controls that the config sets, as values for JSON."""
     values = {entry: getattr(config, entry, None) for entry in FOLLOWED_ENTRIES}
-    if values["min_new_tokens"] is not None:  # transformers then passes over it
+    if values["min_new_tokens"] is not None:  # transformers then ignores min_length
         values["min_length"] = None
     controls = {n: v for n, v in values.items() if v not in FOLLOWED_ENTRIES[n]}
     if isinstance(bias := controls.get("sequence_bias"), dict):
@@ -188,7 +183,7 @@ def _controls(config: GenerationConfig) -> dict[str, Any]:
 
 
 def find_unfollowed(config: GenerationConfig) -> str | None:
-    """Return the name of an entry that changes the distribution and is not followed, if any."""
+    """Return an entry that changes the distribution and is not followed, if there is one."""
     for entry, harmless in UNFOLLOWED_ENTRIES.items():
         if getattr(config, entry, None) not in harmless:
             return entry
@@ -215,7 +210,7 @@ def _objection(config: GenerationConfig) -> str | None:
 
 
 def list_ids(config: GenerationConfig, entry: str) -> list[int]:
-    """Return the ids of an entry, which may be one or several. Raises InputError for others."""
+    """Return the ids of an entry, an id or a list of ids. Raises InputError for anything else."""
     value = getattr(config, entry, None)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(i) is int for i in ids):  # True is not an id
@@ -226,14 +221,14 @@ def list_ids(config: GenerationConfig, entry: str) -> list[int]:
 
 
 def _only_id(config: GenerationConfig, entry: str) -> int | None:
-    """Return an entry's id where there is one alone."""
+    """Return an entry's id if it has exactly one."""
     ids = list_ids(config, entry)
     return ids[0] if len(ids) == 1 else None
 
 
 def _id(config: GenerationConfig, entry: str) -> int | None:
-    """Return an entry's only id. RefusedError for several, of which transformers takes one for each
-    row."""
+    """Return an entry's id, if any. Raises RefusedError for several: transformers would use one for
+    each sequence."""
     ids = list_ids(config, entry)
     if len(ids) > 1:
         raise RefusedError(

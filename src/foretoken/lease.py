@@ -1,8 +1,8 @@
-"""One run at a time: who may put sequences into a model or a drafter that several objects share.
+"""Leases: only one run at a time may put sequences into a model or a drafter that objects share.
 
-Each part remembers who has it, as an attribute. A run that Ctrl-C breaks off anywhere, even while
-it cleans up, ends with its `Lease`; sequences that it left are removed by the next lease of the
-same parts.
+An attribute of each part holds the record of its lease. If Ctrl-C interrupts a run, even during its
+cleanup, the run ends when its `Lease` is garbage-collected; the next lease of the same parts
+removes the sequences that it left.
 """
 
 from __future__ import annotations
@@ -16,32 +16,29 @@ from foretoken.drafters.base import Drafter, iter_parts
 from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Component, Model
 
-LEASE_LOCK = (
-    RLock()
-)  # a generator that is collected meanwhile releases its lease in the same thread
-LEASE_ATTRIBUTE, ENGINE_ATTRIBUTE = (
-    "_foretoken_tenancy",
-    "_foretoken_engine",
-)  # attributes of a part
+# reentrant: a generator that is garbage-collected meanwhile releases its lease in the same thread
+LEASE_LOCK = RLock()
+LEASE_ATTRIBUTE, ENGINE_ATTRIBUTE = "_foretoken_tenancy", "_foretoken_engine"
 
 
 class LeaseRecord:
-    """A target and a drafter in use: all that the next lease needs to clean up after this one."""
+    """The parts of a lease and its number of sequences: all that the next lease needs to clean
+    up."""
 
     def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
         self.parts = [*iter_parts(target), *(iter_parts(drafter) if drafter else ())]
-        self.num_drafted = 0  # sequences in the drafter, at most
+        self.num_drafted = 0  # upper limit on the sequences in the drafter
         self.thread: Thread = current_thread()
         self.is_over = False
-        self._lease = ref(lease)  # dead once the run is gone, however it ended
+        self._lease = ref(lease)  # dead once the run has ended in any way
 
     @property
     def has_ended(self) -> bool:
         return self.is_over or self._lease() is None
 
     def clear(self) -> None:
-        """Remove all sequences, also after a removal that was broken off."""
+        """Remove all sequences, also after an interrupted removal."""
         try:
             if self.drafter is not None and self.num_drafted:
                 self.drafter.leave(list(range(self.num_drafted)))
@@ -53,28 +50,28 @@ class LeaseRecord:
 
 
 class Lease:
-    """The right to put sequences into a target, a drafter and all that they hold."""
+    """The right to put sequences into a target, a drafter and the parts within them."""
 
     def __init__(self, target: Model, drafter: Drafter | None = None) -> None:
         self.target, self.drafter = target, drafter
         self.record = LeaseRecord(self, target, drafter)
 
     def acquire(self) -> None:
-        """Take the parts. Raises RefusedError where another run has one of the parts."""
+        """Take the parts. Raises RefusedError if another run has one of them."""
         with LEASE_LOCK:
             before: list[LeaseRecord] = [x for x in map(find_lease_record, self.record.parts) if x]
-            for tenancy in before:
-                if not tenancy.has_ended:
-                    raise _make_refusal(tenancy.thread)
-            for tenancy in before:
-                _evict(tenancy)
+            for record in before:
+                if not record.has_ended:
+                    raise _make_refusal(record.thread)
+            for record in before:
+                _evict(record)
             set_exposed_states(self.target, self.drafter)
             for part in self.record.parts:
                 _set_attribute(part, LEASE_ATTRIBUTE, self.record)
 
     def count_joining(self, num_joining: int) -> None:
-        """Count sequences that are about to join the drafter. It has the target's first sequences,
-        and may be behind."""
+        """Count sequences that are about to join the drafter, which has the first sequences of the
+        target and possibly not yet the last ones."""
         self.record.num_drafted += num_joining
 
     @property
@@ -83,7 +80,7 @@ class Lease:
         return self.record.num_drafted
 
     def leave(self, rows: list[int]) -> None:
-        """Remove finished sequences; those behind move up."""
+        """Remove finished sequences; later rows move up."""
         if rows:
             self.target.leave(rows)
             drafted = [b for b in rows if b < self.num_drafted]
@@ -99,7 +96,7 @@ class Lease:
 
 
 def set_exposed_states(target: Model, drafter: Drafter | None) -> None:
-    """Let a target show its states where a part of the drafter reads them, and nowhere else."""
+    """Make a target expose its hidden states if and only if a part of the drafter reads them."""
     drafters = [part for part in iter_parts(drafter) if isinstance(part, Drafter)]
     target.expose_hidden_states(
         next((part.count_cached_tokens for part in drafters if part.reads_states), None)
@@ -108,8 +105,8 @@ def set_exposed_states(target: Model, drafter: Drafter | None) -> None:
 
 @contextmanager
 def hold_lease(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
-    """Hold a lease for the length of a `with`, which leaves no sequences; raises RefusedError as
-    `Lease.take`."""
+    """Hold a lease within the `with`, and remove all sequences at its end; raises RefusedError as
+    `Lease.acquire`."""
     lease = Lease(target, drafter)
     try:
         lease.acquire()
@@ -119,14 +116,14 @@ def hold_lease(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]
 
 
 def find_lease_record(part: object) -> LeaseRecord | None:
-    """Return who has a part, or had it and was broken off."""
+    """Return the record of the lease that has a part, or had it and was interrupted."""
     found: LeaseRecord | None = getattr(part, LEASE_ATTRIBUTE, None)
-    # a copy of a part that is in use has the attribute, too
-    return found if found is not None and any(part is own for own in found.parts) else None
+    # a copy of a leased part has the attribute, too
+    return found if found is not None and any(part is each for each in found.parts) else None
 
 
 def engage(parts: Sequence[object], engine: object) -> None:
-    """Give the parts to an engine. Raises InputError where one of them has one."""
+    """Assign the parts to an engine. Raises InputError if one of them has an engine."""
     with LEASE_LOCK:
         if any(_engine_of(part) is not None for part in parts):
             raise InputError("these models have an engine; close it first, or load another pair")
@@ -135,7 +132,7 @@ def engage(parts: Sequence[object], engine: object) -> None:
 
 
 def disengage(parts: Sequence[object], engine: object) -> None:
-    """Take the parts from their engine."""
+    """Free the parts that this engine has."""
     with LEASE_LOCK:
         for part in parts:
             if _engine_of(part) is engine:
@@ -148,17 +145,17 @@ def _engine_of(part: object) -> object | None:
 
 
 def _set_attribute(part: object, name: str, value: object) -> None:
-    with suppress(AttributeError):  # of a user's class with slots, which is then not guarded
+    with suppress(AttributeError):  # a user's class with slots, which is then not guarded
         object.__setattr__(part, name, value)
 
 
-def _evict(tenancy: LeaseRecord) -> None:
-    """Free the parts that it still has. If Ctrl-C breaks this off, the next lease does it."""
-    owned = [part for part in tenancy.parts if find_lease_record(part) is tenancy]
+def _evict(record: LeaseRecord) -> None:
+    """Free the parts that a lease still has. If Ctrl-C interrupts this, the next lease does it."""
+    owned = [part for part in record.parts if find_lease_record(part) is record]
     try:
-        if all(find_lease_record(part) in (tenancy, None) for part in tenancy.parts):
-            tenancy.clear()  # else `take` was broken off, before any sequence joined
-    except Exception:  # of a user's drafter: raised once, not at every later lease
+        if all(find_lease_record(part) in (record, None) for part in record.parts):
+            record.clear()  # otherwise `acquire` was interrupted, before any sequence joined
+    except Exception:  # from a user's drafter: raised once, not at every later lease
         _clear_attributes(owned)
         raise
     _clear_attributes(owned)

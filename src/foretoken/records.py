@@ -1,6 +1,6 @@
-"""Records of each step of a request, and their sum: the only instrumentation there is.
+"""Records of the steps of a sequence, and their statistics: the only instrumentation there is.
 
-Imports no torch: an engine's process sends them to processes that do without it.
+Imports no torch: an engine's process sends records to processes that do not import it.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The record of one step of one sequence: the only instrumentation there is.
+    """The record of one step of one sequence.
 
     Attributes:
-        gamma: Draft tokens asked for.
+        gamma: Maximum number of draft tokens.
         draft_tokens: The draft tokens.
         accepted: How many of them were accepted.
-        new_tokens: Tokens gained: the accepted draft tokens and the target's own token, cut at an
-            end.
-        overlaps: beta, sum min(p, q), at every draft token that was judged, the first rejected one
-            included.
+        new_tokens: The output tokens of the step: the accepted draft tokens and the target's own
+            token, up to a stop.
+        overlaps: beta, sum min(p, q), at every draft token that was verified, including the first
+            rejected one.
         draft_calls: Draft forwards.
-        draft_seconds: Time of the draft, of the whole batch.
+        draft_seconds: Time of drafting, of the whole batch.
         score_seconds: Time of the target's forward, of the whole batch.
         verify_seconds: Time of the verification, of the whole batch.
         rows: How many sequences shared the step.
-        biases: Total variation from the target's distribution at each token; () where exact.
-        padding: Positions that the target's forward computed for no sequence, of the whole batch.
-        predicted: True where the draft tokens come from the request's prediction, its own text or
-            its grammar, not from the drafter.
-        grade: How far the drafter trusted its draft tokens beforehand. For a look-up, 0 where
-            nothing repeats, 1 behind a short match, 2 behind a longer one; 0 for drafters that
-            cannot tell, and where gamma is fixed.
+        biases: Total variation from the target's distribution at each token; () if exact.
+        padding: Padding positions in the target's forward, of the whole batch.
+        predicted: True if the draft tokens come from the request's prediction, from the sequence
+            itself or from its grammar, not from the drafter.
+        grade: How far the drafter trusted its draft tokens beforehand: for a look-up, 0 without a
+            match, 1 after a short match, 2 after a longer one; 0 for drafters that do not grade,
+            and if gamma is fixed.
 
     Examples:
         >>> import foretoken
@@ -67,31 +67,30 @@ class StepRecord:
 class Stats:
     """Costs and acceptance of a completion.
 
-    Times are of the batch that the sequence was in, from the start of its prefill.
+    Times are those of the batch that the sequence was in, from the start of its prefill.
 
     Attributes:
-        target_calls: Target forwards, without the prefill of all but the last prompt token.
+        target_calls: Target forwards, without those of the prefill before the first step.
         draft_calls: Draft forwards.
         drafted: Draft tokens.
         accepted: Draft tokens that were accepted.
         rounds: Steps.
-        alpha: The mean of sum min(p, q) over judged draft tokens (paper, Corollary 3.6), with
-            lenience of sum min(p / l, q); None where none was judged.
-        accepted_per_drafted: accepted / drafted, which is not alpha; None where nothing was
-            drafted.
+        alpha: The mean of sum min(p, q) over verified draft tokens (paper, Corollary 3.6), with
+            lenience that of sum min(p / l, q); None if no draft token was verified.
+        accepted_per_drafted: accepted / drafted, which is not alpha; None if drafted is 0.
         tokens_per_call: New tokens for each target forward.
-        seconds: To the end of the last step.
-        prefill_seconds: The target's, before the first step, which often reads the end of the
-            prompt.
-        first_seconds: To the end of the first step.
+        seconds: Time until the end of the last step.
+        prefill_seconds: Time of the target's prefill before the first step, which often prefills
+            the end of the prompt.
+        first_seconds: Time until the end of the first step.
         runtime: The target's backend.
         draft_runtime: The drafter's backend.
-        cached_tokens: Tokens of the prompt that had been read for other sequences.
+        cached_tokens: Prompt tokens found in the prefix cache.
         bias: Total variation from the target's distribution, the mean over tokens; 0 is exact.
-        draft_prefill_seconds: The drafter's, most often behind the first step.
-        encoder_seconds: The share of prefill_seconds that the target's encoder took.
-        draft_encoder_seconds: The share of draft_prefill_seconds that encoders took.
-        prefill_end_seconds: To the end of the first step, and of the drafter's reading behind it.
+        draft_prefill_seconds: Time of the drafter's prefill, usually after the first step.
+        encoder_seconds: The part of prefill_seconds that the target's encoder took.
+        draft_encoder_seconds: The part of draft_prefill_seconds that encoders took.
+        prefill_end_seconds: Time until the end of the first step and of the drafter's prefill.
 
     Examples:
         >>> import foretoken
@@ -122,15 +121,15 @@ class Stats:
     prefill_end_seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict.
+        """Return the fields as a dict that `json.dumps` accepts.
 
         Returns:
-            Values by field, which `json.dumps` takes.
+            Values by field.
         """
         return asdict(self)
 
 
 class PartialOutput(NamedTuple):
-    """Beginning of a text that another engine wrote."""
+    """The beginning of an output that another engine has generated."""
 
     steps: list[StepRecord]

@@ -1,4 +1,4 @@
-"""A cache for several threads: a result that one of them computes is awaited by the others."""
+"""A thread-safe cache: if a thread is computing a result, the others wait for it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Result = TypeVar("Result")
 
 
 class SharedCache(Generic[Result]):
-    """The last `size` results, by key. An error is raised for all who wait for it, and not
-    cached."""
+    """The last `size` results, by key. An error is raised in all threads that wait for the result,
+    and is not cached."""
 
     def __init__(self, size: int) -> None:
         self._size, self._lock = size, Lock()
         self._results: OrderedDict[Hashable, Future[Result]] = OrderedDict()
 
     def get(self, key: Hashable, compute: Callable[..., Result], *arguments: Any) -> Result:
-        """Return the result for `key`, computed from `arguments` if it is not there."""
+        """Return the result for `key`, or compute it: `compute(*arguments)`."""
         with self._lock:
             result = self._results.get(key)
-            if own := result is None:
+            if is_new := result is None:
                 result = self._results[key] = Future()
             self._results.move_to_end(key)
             while len(self._results) > self._size:
                 self._results.popitem(last=False)
-        if own:
+        if is_new:
             try:
                 result.set_result(compute(*arguments))
             except BaseException as error:

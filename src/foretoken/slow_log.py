@@ -1,5 +1,5 @@
-"""Work that takes long is shown while it lasts: on a terminal with the seconds so far, elsewhere by
-one log line after a second."""
+"""Progress of slow work: on a terminal a line with the elapsed seconds, elsewhere one log line
+after a second."""
 
 from __future__ import annotations
 
@@ -13,29 +13,26 @@ from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import Any
 
-LOG_AFTER_SECONDS = 1.0  # seconds
-REPEAT_LOG_SECONDS = (
-    10.0  # seconds between the log lines of a child process, whose parent's terminal shows them
-)
+LOG_AFTER_SECONDS = 1.0
+REPEAT_LOG_SECONDS = 10.0  # between log lines of a child process, on its parent's terminal
 
 _DISPLAY_LOCK = Lock()
-_DISPLAYS: list[
-    Any
-] = []  # what a terminal shows now: one display for all, or two would overwrite it
+# the display, once for each line that it shows: two displays would overwrite each other
+_DISPLAYS: list[Any] = []
 
 
 def log_visibly(log: Logger, message: str, *values: object) -> None:
-    """Log at INFO; or at WARNING if no logging is set up, which prints it to standard error."""
-    seen = log.isEnabledFor(logging.INFO) or log.hasHandlers()
-    log.log(logging.INFO if seen else logging.WARNING, message, *values)
+    """Log at INFO; or at WARNING if logging is not set up, which prints it to standard error."""
+    visible = log.isEnabledFor(logging.INFO) or log.hasHandlers()
+    log.log(logging.INFO if visible else logging.WARNING, message, *values)
 
 
 @contextmanager
 def log_if_slow(
     log: Logger, message: str, *values: object, after: float | None = None
 ) -> Generator[None]:
-    """Show this on a terminal until it is over; elsewhere log it if it takes longer than `after`
-    seconds (None: AFTER)."""
+    """Show the message on a terminal within the `with`; elsewhere log it if that takes longer than
+    `after` seconds (None: `LOG_AFTER_SECONDS`)."""
     text, over = message % values, Event()
     if _can_draw():
         with show_waiting(text):
@@ -51,12 +48,13 @@ def log_if_slow(
 
 
 def _can_draw() -> bool:
-    """Tell whether this process may draw on a terminal: a child's parent may write to the same."""
+    """Return whether stderr is a terminal and this is not a child process, whose parent may draw on
+    the same terminal."""
     return sys.stderr is not None and sys.stderr.isatty() and parent_process() is None
 
 
 def _log_until_over(over: Event, log: Logger, text: str, after: float) -> None:
-    """Log a text after a while, and again and again if a terminal shows the log of a child."""
+    """Log `text` after `after` seconds; in a child process on a terminal repeat it until `over`."""
     start = perf_counter()
     if over.wait(after):
         return
@@ -69,8 +67,8 @@ def _log_until_over(over: Event, log: Logger, text: str, after: float) -> None:
 
 @contextmanager
 def show_waiting(text: str) -> Generator[None]:
-    """Show a line with the seconds so far on a terminal; nothing elsewhere, and nothing in child
-    processes, whose parent may write to the same terminal."""
+    """Show a line with the elapsed seconds on a terminal within the `with`; nothing elsewhere or in
+    child processes."""
     if not _can_draw():
         yield
         return
@@ -89,7 +87,7 @@ def show_waiting(text: str) -> Generator[None]:
 
 
 def _make_display() -> Any:
-    from rich import console, progress  # late: it takes a tenth of a second
+    from rich import console, progress  # imported late: takes a tenth of a second
 
     text = progress.TextColumn("{task.description}", markup=False)
     display = progress.Progress(

@@ -1,9 +1,9 @@
-"""Section 3 of the paper: gains of speculation from alpha, gamma and c, in the paper's letters.
+"""Section 3 of the paper: the speed-up of speculation from alpha, gamma and c.
 
 alpha is the probability that a draft token is accepted, gamma the number of draft tokens for each
 forward of the target, c the time of a draft forward over the time of a target forward. Factors are
 relative to plain decoding. As in the paper, draft tokens are assumed to be accepted independently
-of one another. Knows no models, no clocks and no tensors.
+of one another.
 
 Examples:
     >>> from foretoken import theory
@@ -25,10 +25,10 @@ from numpy.typing import ArrayLike
 from foretoken import argument_checks
 from foretoken.errors import InputError, as_float, format_value
 
-MAX_GAMMA = 64  # how far `optimal_gamma` looks
+MAX_GAMMA = 64  # largest gamma that `optimal_gamma` considers by default
 
 VerifyCost = Callable[[int], float] | Sequence[float]
-"""v: the target's time for n tokens at once over that for one; v(n), or v[n] with v[0] unused."""
+"""v: time of a target forward over n tokens relative to one token; v(n), or v[n], v[0] unused."""
 
 
 def beta(p: ArrayLike, q: ArrayLike) -> float:
@@ -79,7 +79,7 @@ def lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
 def greedy_lenient_beta(p: ArrayLike, q: ArrayLike, lenience: float) -> float:
     """Return the probability of acceptance at a lenience and temperature 0 (paper, appendix A.5).
 
-    It is the sum of q where p >= l max p; the paper prints that inequality the wrong way round.
+    It is the sum of q over the tokens with p >= l max p; in the paper the inequality is reversed.
 
     Args:
         p: The target's distribution at temperature 1, `[V]`.
@@ -126,8 +126,8 @@ def match_beta(p: ArrayLike, q: ArrayLike) -> float:
 def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
     """Return the probability of acceptance by rejection sampling (paper, appendix A.2).
 
-    It is 1/M = min q / p over the tokens that p can give: never above `beta`, and 0 where p can
-    give a token that q cannot.
+    It is 1/M = min q / p over the tokens with p > 0: never above `beta`, and 0 if one of them has
+    q = 0.
 
     Args:
         p: The target's distribution, `[V]`.
@@ -171,14 +171,14 @@ def match_probability(p: ArrayLike, q: ArrayLike) -> float:
     both = (p > 0) & (q > 0)
     order = np.argsort(p[both] / q[both])
     pi, qi = p[both][order], q[both][order]
-    # p_j / p_i is the larger of the two from i on, where p_j / q_j is at least p_i / q_i
+    # sorted by p / q: for j >= i, p_j / p_i is the larger of the two, for j < i q_j / q_i
     above = p[q == 0].sum() + np.cumsum(pi[::-1])[::-1]
     below = q[p == 0].sum() + np.cumsum(qi) - qi
     return min(1.0, float((1 / (above / pi + below / qi)).sum()))
 
 
 def tokens_distribution(alpha: float, gamma: int) -> list[float]:
-    """Return the distribution of the tokens that a target forward gives (paper, section 3.1).
+    """Return the distribution of the number of tokens per target forward (paper, section 3.1).
 
     It is a capped geometric distribution: alpha^(k-1) (1 - alpha) for k = 1..gamma, and alpha^gamma
     for gamma + 1.
@@ -188,10 +188,10 @@ def tokens_distribution(alpha: float, gamma: int) -> list[float]:
         gamma: Draft tokens for each forward.
 
     Returns:
-        Probabilities of k = 1..gamma + 1 tokens; k's entry is at k - 1.
+        Probabilities of 1 to gamma + 1 tokens; that of k tokens is at index k - 1.
 
     Raises:
-        InputError: alpha is not in [0, 1], or gamma not a whole number from 0.
+        InputError: alpha is not in [0, 1], or gamma is not an integer of 0 or more.
 
     Examples:
         >>> tokens_distribution(0.5, 2)
@@ -205,10 +205,10 @@ def tokens_distribution(alpha: float, gamma: int) -> list[float]:
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Return the expected tokens of a target forward (paper, equation 1).
+    """Return the expected number of tokens per target forward (paper, equation 1).
 
-    It is (1 - alpha^(gamma+1)) / (1 - alpha), and gamma + 1 at alpha = 1. Precise just below 1,
-    where 1 - alpha^(gamma+1) would cancel.
+    It is (1 - alpha^(gamma+1)) / (1 - alpha), and gamma + 1 at alpha = 1; computed without the
+    cancellation of the formula for alpha near 1.
 
     Args:
         alpha: The probability that a draft token is accepted.
@@ -218,7 +218,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
         Tokens for each forward, from 1 to gamma + 1.
 
     Raises:
-        InputError: alpha is not in [0, 1], or gamma not a whole number from 0.
+        InputError: alpha is not in [0, 1], or gamma is not an integer of 0 or more.
 
     Examples:
         >>> expected_tokens(0.5, 2)
@@ -231,7 +231,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     if alpha in (0, 1):
         return gamma * alpha + 1.0
     tokens = -math.expm1((gamma + 1) * math.log(alpha)) / (1 - alpha)
-    return min(gamma + 1.0, max(1.0, tokens))  # but for rounding it never leaves this range
+    return min(gamma + 1.0, max(1.0, tokens))  # rounding may leave this range
 
 
 def walltime_factor(
@@ -242,7 +242,7 @@ def walltime_factor(
     v: VerifyCost | None = None,
     tokens: int | None = None,
 ) -> float:
-    """Return how many times faster than plain decoding speculation is (paper, Theorem 3.8).
+    """Return the speed-up of speculation over plain decoding (paper, Theorem 3.8).
 
     Args:
         alpha: The probability that a draft token is accepted.
@@ -250,12 +250,12 @@ def walltime_factor(
         c: Time of a draft forward over that of a target forward.
         v: Time of a target forward over n tokens relative to one token: a function of n, or a
             sequence whose entry n is v(n). None is the paper's assumption, 1 for every n.
-        tokens: How many tokens are generated. None is the paper's assumption, very many. Otherwise
-            the result is exact for that number, with gamma cut near the end to the missing tokens
-            less one, as in generation; it never exceeds `tokens` where v(n) >= 1.
+        tokens: Number of generated tokens. None is the paper's assumption, infinitely many. The
+            result is exact for this number: as in generation, gamma is at most the number of
+            remaining tokens less one. It never exceeds `tokens` if v(n) >= 1.
 
     Returns:
-        The factor; below 1 speculation is slower.
+        The factor; below 1, speculation is slower.
 
     Raises:
         InputError: An argument is out of range, or a sequence v has no entry gamma + 1.
@@ -274,13 +274,13 @@ def walltime_factor(
 def steps_factor(
     alpha: float, steps: Mapping[int, int], c: float, *, v: VerifyCost | None = None
 ) -> float:
-    """Return `walltime_factor` where target forwards check different numbers of draft tokens.
+    """Return `walltime_factor` for target forwards with different numbers of draft tokens.
 
-    A forward without a draft token costs what plain decoding does, and gives one token.
+    A forward without draft tokens costs the same as plain decoding and yields one token.
 
     Args:
         alpha: The probability that a draft token is accepted.
-        steps: How many forwards check each gamma, `{gamma: forwards}`.
+        steps: Number of forwards by number of draft tokens, `{gamma: forwards}`.
         c: Time of a draft forward over that of a target forward.
         v: As `walltime_factor` takes it.
 
@@ -295,7 +295,7 @@ def steps_factor(
         2.0
     """
     if not any(steps.values()):
-        raise InputError("steps is empty; give how many steps made each number of guesses")
+        raise InputError("steps is empty; give the number of steps for each gamma")
     tokens = sum(count * expected_tokens(alpha, gamma) for gamma, count in steps.items())
     return tokens / sum(count * _step_cost(gamma, c, v) for gamma, count in steps.items())
 
@@ -318,7 +318,7 @@ def optimal_gamma(
         tokens: As `walltime_factor` takes it.
 
     Returns:
-        The smallest best gamma; 0 means: do not speculate.
+        The smallest such gamma; 0 if plain decoding is the fastest.
 
     Raises:
         InputError: An argument is out of range.
@@ -334,13 +334,14 @@ def optimal_gamma(
 
 
 def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tokens: int) -> float:
-    """Time to generate `tokens` tokens: cost[n] = that of a run + E cost[n - the tokens it gives].
+    """Return the time to generate `tokens` tokens, by the recursion over n remaining tokens
+    cost[n] = time of a step + E cost[n - tokens of the step].
 
-    Cutting gamma to n - 1 does not change the number of runs: the rest would be dropped.
+    A gamma of n - 1 at most does not change the number of steps: tokens beyond n would be dropped.
     """
     tokens = argument_checks.check_count("tokens", tokens, minimum=1)
     max_gamma = min(argument_checks.check_count("gamma", gamma), tokens - 1)
-    # that of a smaller gamma is its end, and a rest
+    # reversed, it ends with the distribution of a smaller gamma g, except P(g + 1) = rest[g]
     distribution = np.array(tokens_distribution(alpha, max_gamma)[::-1])
     rest = argument_checks.check_probability("alpha", alpha) ** np.arange(max_gamma + 1)
     step_costs = [_step_cost(g, c, v) for g in range(max_gamma + 1)]

@@ -1,8 +1,5 @@
-"""Timing: calls that take turns, round after round, so that other load on the machine meets all of
-them alike, and the median and quartiles of what they took.
-
-The steps of a generation time themselves (`records`), and servers time requests.
-"""
+"""Timing for comparisons: calls take turns, so that other load on the machine affects all of them
+alike; median and quartiles summarize their times."""
 
 from __future__ import annotations
 
@@ -48,13 +45,13 @@ def take_turns(
     warm_up: int = 1,
     rest: float = 0.0,
 ) -> Iterator[dict[K, V]]:
-    """Yield what all contestants return in a round, as each round is done.
+    """Call all contestants, round after round, and yield the results of each round.
 
     Args:
         contestants: Functions by name, called in this order.
-        rounds: Rounds that count.
-        warm_up: Rounds before these, whose results are dropped.
-        rest: Seconds before each turn: threads of the contestant before it may spin for a while.
+        rounds: Number of rounds that are yielded.
+        warm_up: Number of rounds before these, whose results are dropped.
+        rest: Seconds to wait before each call, as threads of the one before may spin for a while.
     """
     for number in range(-warm_up, rounds):
         results: dict[K, V] = {}
@@ -69,7 +66,7 @@ def take_turns(
 def time_in_turns(
     calls: Mapping[K, Callable[[], object]], rounds: int, *, warm_up: int = 1
 ) -> dict[K, list[float]]:
-    """Return the seconds of every call in each round that counts, as `take_turns` calls them."""
+    """Return the seconds of each call in every round, called by `take_turns`."""
     timers = {name: partial(measure_seconds, call) for name, call in calls.items()}
     results = list(take_turns(timers, rounds, warm_up=warm_up))
     return {name: [each[name] for each in results] for name in calls}

@@ -1,9 +1,9 @@
-"""Between the host and a device: numbers go there without a wait, and come back in one read.
+"""Transfers between host and device: asynchronous to the device, in one copy back to the host.
 
-A host that reads from a device waits for all work handed to it, so a step reads once. On a CPU
-nothing here costs more than the plain call. Knows no models and no distributions.
+A copy to the host waits for all work that was submitted to the device, so a step does only one. On
+a CPU nothing here costs more than the plain call.
 """
-# torch leaves the types of to() and tolist() open
+# torch does not annotate to() and tolist()
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`; the host goes on at once."""
+    """Return `tensor` on `device`; the host does not wait for the copy."""
     if tensor.device == device:
         return tensor
     if tensor.is_cpu and device.type == "cuda":
@@ -24,24 +24,24 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_list(tensor: Tensor) -> list[Any]:
-    """Return `tensor.tolist()`, whose type torch leaves open."""
+    """Return `tensor.tolist()` with a type, which torch does not declare."""
     return cast(list[Any], tensor.tolist())
 
 
 def read_lists(*parts: Tensor) -> list[list[Any]]:
-    """Return `part.tolist()` of each, `[B]` or `[B, n]`, by one read. From a device they come as
-    float64, in which ids are exact."""
+    """Return `part.tolist()` of each tensor, `[B]` or `[B, n]`, by one copy. From a device they are
+    copied as float64, in which ids are exact."""
     if all(part.is_cpu for part in parts):
         return [cast(list[Any], part.tolist()) for part in parts]
     device = next(part.device for part in parts if not part.is_cpu)
     numbers = torch.cat([send(part, device).double().flatten() for part in parts]).tolist()
     lists: list[list[Any]] = []
-    at = 0
+    start = 0
     for part in parts:
         kind = float if part.is_floating_point() else int
-        flat = list(map(kind, cast(list[float], numbers[at : at + part.numel()])))
+        flat = list(map(kind, cast(list[float], numbers[start : start + part.numel()])))
         width = part.shape[1] if part.ndim == 2 else 0
         rows = [flat[b * width : (b + 1) * width] for b in range(len(part))]
         lists.append(rows if part.ndim == 2 else flat)
-        at += part.numel()
+        start += part.numel()
     return lists

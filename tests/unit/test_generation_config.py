@@ -107,7 +107,7 @@ def test_a_decoder_may_start_with_bos_but_must_start():
     target.generation_config = GenerationConfig(bos_token_id=3)
     assert read_settings(target).ends.decoder_start == 3
     target.generation_config = GenerationConfig()
-    with pytest.raises(RefusedError, match="names no decoder_start_token_id"):
+    with pytest.raises(RefusedError, match="has no decoder_start_token_id"):
         read_settings(target)
 
 

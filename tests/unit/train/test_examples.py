@@ -73,7 +73,7 @@ def test_plain_lines_are_sources_and_one_in_sixteen_is_held_out(tmp_path):
 @pytest.mark.parametrize(
     "row, said",
     [
-        ("no json", "line 2: it is no JSON"),
+        ("no json", "line 2: it is not valid JSON"),
         ('{"target": "a"}', "line 2: source: it is missing"),
         ('{"source": "a", "other": 1}', "line 2: other: it is unknown"),
         ('{"source": 3}', "line 2: source: it must be text"),
