@@ -215,8 +215,8 @@ class Speculator:
                 every step, from costs measured once and the acceptance so far.
             seed: An int (sequence i has the key (seed, i)), or an int or a pair for each prompt.
             rule: The acceptance method: "block", "speculative", "match", "rejection", "coupled", or
-                a function (docs/exactness.md). With "coupled" the output depends on the seed only,
-                not on drafter and gamma. At temperature 0 every named method accepts the draft
+                a function (docs/exactness.md). With "coupled" the output of a seed is the same with
+                every drafter and gamma. At temperature 0 every named method accepts the draft
                 tokens that equal the argmax, and a function is not called.
             lenience: Below 1, draft tokens are accepted up to 1 / lenience times as often (paper,
                 appendix A.5), and the output does not follow the target's distribution exactly;
@@ -227,7 +227,8 @@ class Speculator:
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
-            The completions in the order of the prompts, `num_return_sequences` for each.
+            The completions in the order of the prompts: for each prompt as many as
+            `SamplingParams.num_return_sequences`.
 
         Raises:
             InputError: An option or a prompt is invalid.

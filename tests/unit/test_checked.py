@@ -27,9 +27,9 @@ def test_a_distribution_comes_back_in_float64():
     ("values", "says"),
     [
         ([[0.5, 0.5]], r"p has shape \(1, 2\); give one distribution"),
-        ([1.5, -0.5], "p has a probability of -0.5 for 1; give numbers, 0 or more"),
-        ([math.nan, 1.0], "p has a probability of nan for 0"),
-        ([math.inf, 1.0], "p has a probability of inf for 0"),
+        ([1.5, -0.5], "p has the probability -0.5 for token 1; give numbers of 0 or more"),
+        ([math.nan, 1.0], "p has the probability nan for token 0"),
+        ([math.inf, 1.0], "p has the probability inf for token 0"),
         ([0.5, 0.2], "p sums to 0.7; give a distribution, which sums to 1"),
         ([], "p sums to 0;"),
         (["a", "b"], r"p is \['a', 'b'\]; give an array of numbers"),

@@ -46,7 +46,7 @@ class Batch:
         self._switching_target = target if target.max_context != target.context else None
         self._drafter_reads_target = any(part.reads_target for part in list_parts(drafter))
         self._lease: Lease | None = None  # held while there are sequences
-        self._num_stepped = 0  # the first sequences, which have taken a step since they joined
+        self._num_stepped = 0  # how many, from the first on, have taken a step since they joined
 
     @property
     def outgrown_seqs(self) -> list[SequenceState]:
@@ -79,7 +79,7 @@ class Batch:
 
         Args:
             seqs: The sequences.
-            drafts: False to use no drafter. The first sequences of a batch decide this.
+            drafts: False to use no drafter; decided by the sequences that join an empty batch.
             prefill: True prefills all but the last token now; of a sequence that is alone in the
                 batch, the first step prefills the last chunk. False leaves it all to later steps.
             defer_drafter: True lets the sequences join the drafter after their first step, which

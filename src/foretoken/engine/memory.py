@@ -16,8 +16,8 @@ DEFAULT_PREFIX_CACHE_BYTES, DEFAULT_PREFIX_CACHE_TOKENS = 1_000_000_000, 65_536
 
 
 def reserve_prefix_cache(parts: Sequence[Component]) -> None:
-    """Reserve memory for the prefix cache, in the parts that have one; it is first touched in
-    use."""
+    """Reserve memory for the prefix cache, in the parts that have one; the operating system
+    commits it as it is used."""
     _reserve(
         parts,
         min(
@@ -58,7 +58,8 @@ class KVCacheBudget:
             )
 
     def reserve(self) -> None:
-        """Reserve all of it now, in the parts that can; it is first touched in use."""
+        """Reserve all of it, in the parts that can; the operating system commits it as it is
+        used."""
         _reserve(self.parts, self.total)
 
     def fits(self, seqs: list[SequenceState], num_new_tokens: int) -> bool:

@@ -1,7 +1,8 @@
-"""The budget of chunked prefill: the number of prompt tokens in a step of running sequences.
+"""The budget of chunked prefill: how many prompt tokens a step prefills alongside the running
+sequences.
 
-It is chosen from measured step times, so that a step takes little longer than one without prefill,
-or too short a time to be noticed. It affects when a sequence starts, never its output.
+It is chosen from measured step times, so that a step takes at most a few times as long as one
+without prefill, or too little for a user to notice. It does not affect outputs.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from foretoken.request import SequenceState, SequenceStatus
 
-MAX_STEP_SLOWDOWN = 1.75  # by one sequence in prefill, relative to a step without any
-UNNOTICED_STEP_SECONDS = 0.03  # a step may always take this long
+MAX_STEP_SLOWDOWN = 1.75  # time of a step with one sequence in prefill over that of one without
+UNNOTICED_STEP_SECONDS = 0.03  # a step with prefill may always take this long
 MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 512
 FIRST_CHUNK_TOKENS = 64  # until a step with prefill has been measured
 MAX_MEASURED_STEPS = 32  # the last ones, of each kind
@@ -46,9 +47,10 @@ class PrefillBudget:
         return int(min(MAX_CHUNK_TOKENS, max(MIN_CHUNK_TOKENS, longer / token_seconds)))
 
     def schedule_tokens(self, seqs: list[SequenceState], already_prefilled: int = 0) -> list[int]:
-        """Return how many tokens of each sequence the next step scores: 1 of a running sequence;
-        of those in prefill, in order, up to the budget less `already_prefilled`; 0 of one whose
-        prompt logprobs are missing, as a separate forward pass computes them."""
+        """Return how many tokens of each sequence the next step scores, without draft tokens: 1 of
+        a running sequence; of sequences in prefill, in order, as many as the budget allows after
+        `already_prefilled` tokens; 0 while prompt logprobs are missing, which take a forward pass
+        of their own."""
         room = 0
         running = sum(seq.status is SequenceStatus.RUNNING for seq in seqs)
         if running < len(seqs):
@@ -83,8 +85,8 @@ class PrefillBudget:
 
 
 def _positive_fit(columns: NDArray[np.float64]) -> list[float]:
-    """Return nonnegative factors of the columns whose sum is nearest to 1, by least squares: noise
-    could make a time negative otherwise, and the others too large."""
+    """Return the factors of 0 or more with which the sum of the columns is nearest to 1, by least
+    squares: otherwise noise could make a cost negative, and the others too large."""
     count, best, min_error = columns.shape[1], [0.0] * columns.shape[1], np.inf
     for chosen in chain.from_iterable(combinations(range(count), n) for n in range(count, 0, -1)):
         selected = columns[:, chosen]
