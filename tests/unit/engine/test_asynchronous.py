@@ -187,7 +187,7 @@ def test_a_loop_that_is_gone_leaves_the_models_free() -> None:
     engine = asyncio.run(begun())
 
     async def other() -> None:
-        with pytest.raises(InputError, match="loop that entered it"):
+        with pytest.raises(InputError, match="was entered in another event loop"):
             await anext(engine.stream([1]))
         await engine.__aexit__()
 

@@ -429,6 +429,6 @@ def test_a_processor_that_generates_with_its_own_model_is_refused() -> None:
         spec.generate([1], max_new_tokens=2, gamma=0)
         return scores
 
-    with pytest.raises(RefusedError, match="a processor or criterion generates with the model"):
+    with pytest.raises(RefusedError, match="a logits processor or stopping criterion generates"):
         spec.generate([1], max_new_tokens=4, gamma=0, processors=inner)
     assert spec.generate([1], replace(SamplingParams(), max_new_tokens=3), gamma=0)
