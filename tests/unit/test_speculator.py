@@ -573,7 +573,9 @@ def test_stop_strings_are_one_path(strings, include, least):
 
 
 def test_a_template_without_messages():
-    with pytest.raises(InputError, match="chat_template is given, but the prompts are not messages"):
+    with pytest.raises(
+        InputError, match="chat_template is given, but the prompts are not messages"
+    ):
         table().generate(IDS[0], chat_template="{{ messages }}")
 
 

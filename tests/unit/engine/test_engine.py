@@ -253,7 +253,9 @@ def test_max_length_counts_the_prompt() -> None:
         engine.add([1, 2, 3], SAMPLING)
         (last,) = (event for event in drained(engine) if event.completion)
         assert last.completion and len(last.completion.tokens) == 5
-        with pytest.raises(InputError, match="has 8 tokens, so max_length=8 leaves none to generate"):
+        with pytest.raises(
+            InputError, match="has 8 tokens, so max_length=8 leaves none to generate"
+        ):
             engine.add([1] * 8, SAMPLING)
         assert not engine.waiting
 
