@@ -1,3 +1,3 @@
-"""Models with one base, on transformers, the native decoder and CUDA graphs, and
-their self-check. It does not know how tokens are chosen, nor names and tokenizers.
+"""The `Model` base class and its backends: transformers, the native decoder and CUDA graphs, with
+their self-check. Does not depend on sampling, model names or tokenizers.
 """

@@ -1,8 +1,9 @@
-"""A model, as the step knows it: it scores blocks of new tokens for rows of different lengths.
+"""The interface of a target or draft model: it scores blocks of new tokens for a batch of
+sequences.
 
-A row's length is the number of its tokens in the cache. Rows are numbered by their place in the
-batch. A backend derives from `Model`, which has four methods and `lengths` to write and a default
-for all others, and lists in its `capabilities` which of the others it has.
+A sequence's length is the number of its tokens in the cache; its row is its index in the batch. A
+backend derives from `Model`, implements `start`, `score`, `set_lengths`, `permute` and `lengths`,
+and lists in `capabilities` which optional methods it implements.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ Blocks = list[list[int]] | Tensor
 
 
 def count_block_tokens(blocks: Blocks, need: list[int]) -> list[int]:
-    """Return how many tokens each row gains."""
+    """Return the number of tokens in each block."""
     return need if isinstance(blocks, Tensor) else [len(block) for block in blocks]
 
 
 class TokenChoice(NamedTuple):
-    """The way to a token from a draft's logits: the most probable one, or one drawn by its number
-    after temperature, top-k, top-p and min-p."""
+    """Selects a draft token from logits: the argmax, or a sample after temperature, top-k, top-p
+    and min-p."""
 
-    V: int  # the target's ids
-    ids: Tensor | None = None  # [Vd], those that the draft's outputs stand for; None: the same
-    filters: tuple[float, int, float, float] | None = None  # None: the most probable
-    numbers: Tensor | None = None  # [G, B], in [0, 1)
+    V: int  # the target's vocabulary size
+    ids: Tensor | None = None  # [Vd], the target id of each draft logit; None: the same ids
+    filters: tuple[float, int, float, float] | None = None  # None: argmax
+    numbers: Tensor | None = None  # [G, B], uniform random numbers in [0, 1)
 
 
 class ChainedTokens(NamedTuple):
-    """A draft's tokens; entries past a row's own mean nothing."""
+    """The draft tokens of one `chain` call; entries after a row's last draft token are undefined."""
 
     tokens: Tensor  # [B, G], the target's ids
-    tops: Tensor  # [B, G], the largest logits: NaN and infinities show in them
-    q: Tensor | None  # [B, G, V], the distributions that they were drawn from
-    masses: Tensor  # [B, G], float64, those of the distributions
+    tops: Tensor  # [B, G], the largest logit at each token; non-finite if any logit is
+    q: Tensor | None  # [B, G, V], the distributions that the tokens were drawn from
+    masses: Tensor  # [B, G], float64, the sums of these distributions
 
 
 class TextDraft(NamedTuple):
-    """Draft tokens of a model of another vocabulary, in the target's ids."""
+    """Draft tokens of a model with another vocabulary, in the target's ids."""
 
     draft_tokens: list[list[int]]
-    num_forward_passes: int  # runs that it took
+    num_forward_passes: int
 
 
 class SharedKV(NamedTuple):
@@ -67,21 +68,21 @@ class Capabilities:
     """The optional abilities of a model; a backend declares its own once, as a class attribute.
 
     Attributes:
-        tensors: Blocks may be a tensor, whose tokens the host does not know.
-        batch_invariant: Logits are a function of the sequence, to the bit, whatever is scored with
-            a token and in whatever pieces.
-        media: Prompts may come with images and audio (`joining_media`, `find_media_problem`).
-        prefix_cache: Prefixes of sequences that have left serve others (`set_prefix_caching`,
-            `set_salt`, `known`, `num_cached_tokens`).
-        memory: It says what its rows take (`memory`).
-        hidden: It shows what its output layer reads (`hidden`).
-        taps: It can show hidden states of all tokens (`taps`, `expose_hidden_states`,
+        tensors: Blocks may be a tensor on the device, so that the host need not know the tokens.
+        batch_invariant: Logits depend on the sequence alone, bit for bit, not on the batch or on
+            how the sequence is split into blocks.
+        media: Prompts may contain images and audio (`joining_media`, `find_media_problem`).
+        prefix_cache: Sequences that have left are cached, so that later ones reuse a common prefix
+            (`set_prefix_caching`, `set_salt`, `count_cached_tokens`, `num_cached_tokens`).
+        memory: It reports the bytes that its sequences take (`memory`).
+        hidden: It returns the input of its output layer (`hidden`).
+        taps: It can return hidden states of all tokens (`taps`, `expose_hidden_states`,
             `take_hidden_states`).
-        shared_kv: A draft may read its keys and values (`shared_kv`, `lengths`).
-        target_rows: It runs over the rows of its `target`, whose cache it reads and adds to: what
-            the target has prefilled it need not (`lengths`).
+        shared_kv: A drafter may read its keys and values (`shared_kv`, `lengths`).
+        target_rows: It runs over the sequences of its `target`, in the target's own KV cache, and
+            need not prefill a prompt that the target has prefilled (`lengths`).
         chain: It makes all draft tokens of a step in one call (`chain`).
-        text: It has another vocabulary, and may draft by the text that it writes
+        text: It has another vocabulary, and may draft by generating a string
             (`drafts_from_text`, `draft_from_text`).
     """
 
@@ -103,14 +104,13 @@ class Component:
 
     Attributes:
         capabilities: The optional abilities that it has.
-        runtime: Name of what it runs on, for reports.
-        model: Transformers' network, where torch runs it; a drafter's model.
-        holds: Models and drafters within it, none of which may stand in two places.
-        identity: A string that its speed follows from; None: unknown.
-        has_own_speed: True if its speed does not follow from its `model`.
-        reads_target: True if it runs on the states or rows of its `target`.
-        encoder_seconds: How long its encoder has run since it was made; on a device, until the
-            work was handed over.
+        runtime: Name of its backend, for reports.
+        model: The transformers network, if torch runs it; for a drafter, its model.
+        holds: Models and drafters within it; one object may be part of only one of them.
+        identity: A string that determines its speed; None: unknown.
+        has_own_speed: True if its `model` does not determine its speed.
+        reads_target: True if it reads hidden states or the KV cache of its `target`.
+        encoder_seconds: Total run time of its encoder; on a device, until the kernels are launched.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -124,25 +124,25 @@ class Component:
     encoder_seconds: float = 0.0
 
     def clear(self) -> None:
-        """Drop all rows, also those that a run has left which was broken off."""
+        """Remove all sequences, also those that an aborted run has left."""
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        """Return the bytes of keys and values, at most, of rows of so many tokens and their sources
-        of so many, which the encoder of an encoder-decoder has read."""
+        """Return the maximum bytes of KV cache for sequences of these lengths, in tokens, and for
+        their encoder inputs (encoder-decoders only)."""
         return 0
 
     def reserve(self, num_bytes: int) -> None:
-        """Take so many bytes for rows at once, where it can."""
+        """Set the size of the KV cache to this many bytes, if the backend can."""
 
     def set_prefix_caching(self, enabled: bool) -> None:
-        """Keep sequences that leave from now on for others, or forget them all.
+        """Turn the prefix cache on or off.
 
         Args:
-            enabled: True to keep, False to forget.
+            enabled: True to cache sequences that leave from now on, False to drop all cached ones.
         """
 
     def set_salt(self, salt: str) -> None:
-        """Let the rows that join next share only with rows of the same salt.
+        """Let the sequences that join next share cached prefixes only with those of the same salt.
 
         Args:
             salt: The salt.
@@ -150,147 +150,155 @@ class Component:
 
 
 class Scorer(Component, ABC):
-    """The target as a step needs it, with its rows present already."""
+    """The part of a target that a step needs, after its sequences have joined."""
 
-    vocab_size: int  # rows of the output layer, padding included
+    vocab_size: int  # size of the output layer, padding included
     device: torch.device = torch.device("cpu")
-    padding: int = 0  # positions that the last pass computed beside the blocks
+    padding: int = 0  # padding positions that the last forward pass computed
 
     @abstractmethod
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        """Append block b to row b, for all rows, in one run; a block may be empty.
+        """Append block b to sequence b, for all sequences, in one forward pass; a block may be
+        empty.
 
         A tensor `[B, W]` on the model's device is padded on the right with any ids: block b is the
         first need[b] tokens of row b.
 
-        Returns logits `[B, max(need), V]`, valid until the next run: in row b those of the last
-        need[b] tokens of its block, then finite padding.
+        Returns logits `[B, max(need), V]`, valid until the next forward pass: row b has those of
+        the last need[b] tokens of its block, then finite padding.
         """
 
     @abstractmethod
     def set_lengths(self, lengths: list[int]) -> None:
-        """Keep this many tokens of each row: commit and rollback in one. No length may grow."""
+        """Truncate each sequence to its length here, which removes rejected tokens. No length may
+        grow."""
 
 
 class Model(Scorer):
-    """A target or a draft: what every model must do, and defaults of what some can."""
+    """A target or draft model: methods that all backends implement, and defaults for the others."""
 
-    context: int | None = None  # tokens a row can hold; None: no limit
+    context: int | None = None  # tokens that a sequence can hold; None: no limit
     encoder_decoder: bool = False
-    source_context: int | None = None  # tokens the encoder can read; None: no limit, or no encoder
-    source_vocab_size: int | None = None  # ids the encoder knows; None: no encoder
+    source_context: int | None = None  # tokens of an encoder input; None: no limit, or no encoder
+    source_vocab_size: int | None = None  # the encoder's vocabulary size; None: no encoder
     compute_dtype: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
-    # tokens that a row may go back by, not to its beginning and not behind where it began with a
-    # cached prefix; None: to any length
+    # tokens that a sequence can be truncated by, at most, and not into a cached prefix that it
+    # started from; a truncation to length 0 is always possible. None: no limit
     max_rewind: int | None = None
-    taps: tuple[int, ...] = ()  # where its states are shown (`models.stock.taps`); (): nowhere
-    joining_media: list[Media | None]  # media of the rows that join next; []: none has any
-    needs_media: bool = False  # its encoder reads no ids: a source stands for media, by its length
-    # states `[n, H]` by a source's ids, which its very encoder made in somebody else's run
+    taps: tuple[int, ...] = ()  # layers whose hidden states it returns (`models.stock.taps`)
+    joining_media: list[Media | None]  # media of the sequences that join next; []: none has any
+    needs_media: bool = False  # its encoder takes media, not ids; a source gives only their length
+    # hidden states `[n, H]` by encoder input, from an earlier run of the same encoder elsewhere
     shared_encoder_states: dict[tuple[int, ...], Tensor] | None = None
-    num_cached_tokens: list[
-        int
-    ]  # how many tokens of each row that joined last were in the prefix cache
+    num_cached_tokens: list[int]  # tokens from the prefix cache, of each sequence that joined last
 
     @abstractmethod
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        """Rows join behind those present, with all of `prompts`, which may be empty, in the cache.
+        """Add sequences after those present and prefill `prompts`, which may be empty.
 
-        `sources`: what the encoder reads, once; None for decoder-only models.
+        `sources`: the encoder's inputs, encoded once; None for decoder-only models.
         """
 
     @abstractmethod
     def permute(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was; rows may be repeated or left out."""
+        """Replace sequence b by the former sequence rows[b]; rows may be repeated or left out."""
 
     def leave(self, rows: list[int]) -> None:
-        """These rows are finished; those behind move up."""
+        """Remove these sequences; the rows after them move up."""
         self.permute(list_remaining_rows(len(self.lengths), rows))
 
     def clear(self) -> None:
         self.permute([])
 
-    # Sequences longer than `context`, which some models encode in another way
+    # Sequences longer than `context`: some models then use other position embeddings
 
     _max_context: int | None = None
-    _long_context = False  # whether the rows that join next are long ones
+    _long_context = False  # for the sequences that join next
 
     @property
     def max_context(self) -> int | None:
-        """Return how many tokens a row can come to hold, if it joins again where it outgrows
+        """Return the maximum length of a sequence that joins again as a long one when it outgrows
         `context`; None: no limit."""
         return self._max_context or self.context
 
     @property
     def long(self) -> list[bool]:
-        """Which rows joined as long ones, where `max_context` is more than `context`."""
+        """For each sequence, whether it joined as a long one (`set_long_context`)."""
         raise NotImplementedError
 
     def compute_max_lengths(self, long: list[bool]) -> list[int | None]:
-        """Return how many tokens rows can hold, of which these join as long ones."""
+        """Return the maximum length of each sequence; `long`: the ones that join as long ones."""
         return [self.max_context if each else self.context for each in long]
 
     def set_long_context(self, enabled: bool) -> None:
-        """The rows that join next hold more than `context` tokens, the one to come included."""
+        """Set whether the sequences that join next are long: they hold more than `context` tokens,
+        the next token included."""
         self._long_context = enabled
 
-    # What rows join with
+    # Set before sequences join
 
     def set_prompt_lengths(self, lengths: list[int]) -> None:
-        """The rows that join next have prompts of so many tokens, whatever they join with; 0: up to
-        the first token whose logits are asked for. For models whose logits depend on it."""
+        """Set the prompt lengths of the sequences that join next, which may differ from the tokens
+        given to `start`; 0: up to the first token whose logits are needed. For models whose logits
+        depend on the prompt length."""
 
     def find_media_problem(self, media: Media) -> str | None:
-        """Say why the model cannot read these, or None; tried on the first ones of their kind. A
-        row with media joins with all of its prompt; an encoder then reads them as its source."""
+        """Return the reason why the model cannot encode these media, or None; the first media of a
+        kind are encoded to find out. A sequence with media joins with all of its prompt, or with
+        the media as its source if the model is an encoder-decoder."""
         return "it reads ids only"
 
     @cached_property
     def encoder_key(self) -> str | None:
-        """The name of its encoder, for media that keep what it made of them; None: has none."""
+        """The key of its encoder, under which `Media` stores the encoder's output; None if it has
+        no encoder."""
         return None
 
     def count_cached_tokens(self, prompt: list[int]) -> int:
         """Return how many of a prompt's first tokens are in the prefix cache."""
         return 0
 
-    # What drafts read of a target
+    # For drafters that use the target's hidden states or KV cache
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every row."""
+        """The length of each sequence, in tokens."""
         raise NotImplementedError
 
     @property
     def hidden(self) -> Tensor:
-        """`[B, max(need), H]`, at the positions of the last score's logits; valid until the next
-        run."""
+        """The inputs of the output layer, `[B, max(need), H]`, at the positions of the last
+        score's logits; valid until the next forward pass."""
         assert self._hidden is not None, "no output layer has run"
         return self._hidden
 
     _hidden: Tensor | None = None
 
     def tap(self, taps: tuple[int, ...]) -> None:
-        """Be able to show the states at these taps. Raises RefusedError where there are none."""
+        """Prepare to return the hidden states at these taps. Raises RefusedError if the model has
+        no such layers."""
         raise NotImplementedError
 
     def expose_hidden_states(self, known: Callable[[list[int]], int] | None) -> None:
-        """Keep the states at the `taps` from now on, until they are taken; a row that joins shares
-        no more of other sequences' tokens than `known` says, which show none. None: keep none. The
-        model has no rows."""
+        """Store the hidden states at the `taps` from now on, until they are taken, or none if
+        `known` is None. The model must have no sequences.
+
+        Tokens from the prefix cache get no hidden states, so a sequence that joins uses at most
+        `known(prompt)` of them: those whose states the drafter has.
+        """
 
     def take_hidden_states(self) -> list[HiddenStates | None]:
-        """Take what was kept: the states of each row's tokens that were read, and not taken back,
-        since the call before. None: of no token."""
+        """Return and drop the stored hidden states of each sequence: those computed since the last
+        call, without truncated tokens. None: no states are stored."""
         raise NotImplementedError
 
     def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
-        """Return keys and values of the last layer of a kind ("full_attention",
-        "sliding_attention") that keeps any, for these rows and from slot `first` on, valid until
-        the next run. A row's own slots end at its length; what is behind them means nothing."""
+        """Return the keys and values of these rows from position `first` on, valid until the next
+        forward pass; entries after a sequence's length are undefined. `kind` selects the layer: the
+        last "full_attention" or "sliding_attention" layer that has a KV cache."""
         raise NotImplementedError
 
-    # What a draft does beside scoring
+    # Drafting
 
     def chain(
         self,
@@ -299,43 +307,47 @@ class Model(Scorer):
         choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
-        """Read blocks as `score` does, and make up to budget[b] tokens after row b's: each one is
-        read in turn, as by `score`, but the last.
+        """Append blocks as `score` does, then make up to budget[b] draft tokens for sequence b, each
+        from the one before it. All of them but the last are appended.
 
-        embeddings: those that a decoder of pairs reads, `[V, E]`; None for others.
+        embeddings: `[V, E]`, for a `HiddenStateDraftModel`; None for others.
         """
         raise NotImplementedError
 
     def drafts_from_text(self, *, greedy: bool) -> bool:
-        """Tell whether to draft by its text rather than by its distribution, where all rows take
-        the target's likeliest token, or where some do not."""
+        """Return whether to draft by `draft_from_text` instead of from its distributions.
+
+        greedy: True if all sequences decode greedily.
+        """
         return False
 
     def draft_from_text(self, blocks: list[list[int]], counts: list[int]) -> TextDraft:
-        """Append block b to row b, for all rows, and say what follows: at most counts[b] tokens,
-        which depend on the row's text alone. They are not appended."""
+        """Append block b to sequence b, for all sequences, and generate at most counts[b] draft
+        tokens, which are not appended. They depend on the sequence's tokens alone."""
         raise NotImplementedError
 
 
 class HiddenStateDraftModel(Model):
-    """A decoder of pairs, whose tokens come with a state each; its `hidden` takes the place of the
-    next one's."""
+    """A draft model whose input at each position is a token embedding and a hidden state (as in
+    EAGLE); its own `hidden` replaces the target's state at the next position."""
 
     @abstractmethod
     def project_states(self, states: Tensor) -> Tensor:
-        """Return the target's states, `[N, W]`, as the model reads them, `[N, H]`."""
+        """Return the target's hidden states `[N, W]` projected to the model's width, `[N, H]`."""
 
     @abstractmethod
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Let the next `score` read `[sum(counts), E + H]`: embeddings, and states behind them."""
+        """Set the inputs of the next `score`, `[sum(counts), E + H]`: embeddings, then states."""
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
-        """Let the next `chain` read the embeddings of these tokens, of a table `[V, E]`, and with
-        each the target's states, `[N, W]`."""
+        """Set the inputs of the next `chain`: the embeddings of these tokens, from a table
+        `[V, E]`, and the target's hidden states, `[N, W]`."""
         raise NotImplementedError
 
 
 def require_model(value: object) -> None:
-    """Raise InputError for anything else, such as the Speculator that holds a model."""
+    """Raise InputError if `value` is not a model, but for instance a Speculator."""
     if not isinstance(value, Model):
-        raise InputError(f"{value!r:.60} is no model; give that of a Speculator: load(...).target")
+        raise InputError(
+            f"{value!r:.60} is not a model; give the one of a Speculator: load(...).target"
+        )

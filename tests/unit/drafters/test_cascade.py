@@ -78,7 +78,7 @@ def test_what_cannot_be_a_cascade():
     for gamma in -1, 2.5, float("nan"), "3", None, True:
         with pytest.raises(InputError, match=f"^gamma is {gamma!r}; give "):
             CascadeDrafter(TableModel(M, V), NoDrafter(), gamma)
-    with pytest.raises(InputError, match="^Speculator.* is no model; give .*\\.target$"):
+    with pytest.raises(InputError, match="^Speculator.* is not a model; give .*\\.target$"):
         CascadeDrafter(Speculator(TableModel(M, V), NoDrafter()), NoDrafter())
 
 

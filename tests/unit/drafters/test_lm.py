@@ -121,6 +121,6 @@ def test_params_are_sampling_params(params):
 
 @pytest.mark.parametrize("model", [Speculator(TableModel(Q, V), NoDrafter()), "./draft", None])
 def test_what_is_no_model(model):
-    with pytest.raises(InputError, match=r" is no model; give .*\.target$") as error:
+    with pytest.raises(InputError, match=r" is not a model; give .*\.target$") as error:
         LMDrafter(model)
     assert "\n" not in str(error.value)
