@@ -41,7 +41,7 @@ class TokenChoice(NamedTuple):
 
 
 class ChainedTokens(NamedTuple):
-    """The draft tokens of one `chain` call; entries after a row's last draft token are undefined."""
+    """The draft tokens of one `chain` call; entries after a row's last token are undefined."""
 
     tokens: Tensor  # [B, G], the target's ids
     tops: Tensor  # [B, G], the largest logit at each token; non-finite if any logit is
@@ -307,8 +307,8 @@ class Model(Scorer):
         choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> ChainedTokens:
-        """Append blocks as `score` does, then make up to budget[b] draft tokens for sequence b, each
-        from the one before it. All of them but the last are appended.
+        """Append blocks as `score` does, then make up to budget[b] draft tokens for sequence b,
+        each from the one before it. All of them but the last are appended.
 
         embeddings: `[V, E]`, for a `HiddenStateDraftModel`; None for others.
         """
