@@ -57,7 +57,7 @@ class TextDraft(NamedTuple):
 
 
 class SharedKV(NamedTuple):
-    """Keys and values of one layer, `[B, heads, slots, dim]`."""
+    """Keys and values of one layer, `[B, heads, positions, dim]`."""
 
     keys: Tensor
     values: Tensor

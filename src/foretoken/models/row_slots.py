@@ -1,7 +1,8 @@
-"""Rows of models on every runtime: their places in arrays, how far a pass is padded, checks of
-lengths and sources, and blocks as one tensor.
+"""Slots of sequences in a cache's arrays, checks of lengths and sources, and padding of blocks, for
+all backends.
 
-Imports no transformers, which takes seconds.
+A sequence's slot is its index in the arrays; it stays the same when its row in the batch changes.
+Does not import transformers, which takes seconds.
 """
 
 from __future__ import annotations
@@ -20,72 +21,72 @@ if TYPE_CHECKING:
 
 
 def reassign_slots(slots: list[int], rows: list[int]) -> list[int]:
-    """The places of all rows, where these `rows` have taken the first ones that are free."""
+    """Return the slots of all rows after these `rows` have moved to the first free slots."""
     used, new = set(slots), list(slots)
-    free = (place for place in itertools.count() if place not in used)
+    free = (slot for slot in itertools.count() if slot not in used)
     for b in rows:
         new[b] = next(free)
     return new
 
 
 def allocate_slots(slots: list[int], num_rows: int) -> list[int]:
-    """Places of so many more rows, the first ones that are free."""
+    """Return the slots after `num_rows` more rows have taken the first free ones."""
     return reassign_slots(slots + [-1] * num_rows, list(range(len(slots), len(slots) + num_rows)))
 
 
 def find_repeated_rows(slots: list[int]) -> list[int]:
-    """The rows whose place a row before them has."""
-    return [b for b, place in enumerate(slots) if place in slots[:b]]
+    """Return the rows whose slot an earlier row has too."""
+    return [b for b, slot in enumerate(slots) if slot in slots[:b]]
 
 
 def find_rows_to_compact(slots: list[int]) -> list[int]:
-    """The rows that are not in the first places, of which there are as many as rows."""
-    return [b for b, place in enumerate(slots) if place >= len(slots)]
+    """Return the rows whose slot is not among the first B, B the number of rows."""
+    return [b for b, slot in enumerate(slots) if slot >= len(slots)]
 
 
 def order_by_slot(slots: list[int]) -> list[int]:
-    """The rows in the order of their places."""
+    """Return the rows in the order of their slots."""
     return sorted(range(len(slots)), key=slots.__getitem__)
 
 
 def count_needed_slots(slots: list[int]) -> int:
-    """Return how many rows must fit, for these to have their places."""
+    """Return how many slots the arrays must have."""
     return 1 + max(slots, default=-1)
 
 
 def compute_max_positions(lengths: list[int], unit: int) -> int:
-    """Return how many slots rows of these lengths take at most, in arrays that are never twice as
-    long as the longest and rounded up to a multiple of `unit`."""
+    """Return the maximum number of positions that the arrays have for rows of these lengths: per
+    row less than twice the longest, rounded up to a multiple of `unit`."""
     return len(lengths) * 2 * (max(lengths, default=0) + unit)
 
 
 def add_spare_rows(num_rows: int) -> int:
-    """So many, and half as many that may join them."""
+    """Return `num_rows` plus half as many, for sequences that may join."""
     return num_rows + num_rows // 2
 
 
 class RowSlots:
-    """Rows of their own lengths in arrays: each has a place, of which slots 0 .. length-1 are its
-    own. One that leaves leaves a gap, for the next that joins or, before a pass, for the last: the
-    others stay where they are."""
+    """Sequences of different lengths in arrays: each has a slot, and uses its first `length`
+    positions. A sequence that leaves frees its slot for the next that joins; before a forward
+    pass, the last sequences move into free slots. The others stay."""
 
-    unit = 64  # slots; a capacity that is chosen here is a multiple of this
-    spare = 2  # part of the slots that are added beside those that are needed
-    lengths: list[int]
-    slots: list[int]
-    rows: int  # for which there is room
-    capacity: int  # slots
+    unit = 64  # positions; a capacity that is chosen here is a multiple of this
+    spare = 2  # growth adds at least 1/spare of the present capacity
+    lengths: list[int]  # by row
+    slots: list[int]  # by row
+    rows: int  # number of slots in the arrays
+    capacity: int  # positions per slot
 
     def parts(self) -> list[Any]:
-        """The arrays: each has those of all `arrays`, and can `resize`, `put` and give a `row`,
-        once it `is_initialized`."""
+        """The parts of the cache, one per layer: each has `arrays`, `is_initialized` and the
+        methods `resize`, `put` and `row`."""
         raise NotImplementedError
 
     def reserve(self, rows: int, num_positions: int) -> None:
-        """Room for so many, and for some more where there was too little."""
+        """Make room for `rows` slots of `num_positions`; arrays that grow get some spare room."""
         if rows <= self.rows and num_positions <= self.capacity:
             return
-        # of many that have left, some room
+        # with fewer rows than before, shrink the arrays on this occasion
         rows = (
             max(rows, add_spare_rows(self.rows))
             if rows > self.rows
@@ -98,18 +99,18 @@ class RowSlots:
         self.grow(rows, max(num_positions, self.capacity))
 
     def trim(self, rows: int, num_positions: int) -> None:
-        """Give up slots where these are less than half."""
+        """Shrink the arrays if less than half of their positions is needed."""
         if 2 * num_positions + self.unit < self.capacity:
             self.grow(min(self.rows, add_spare_rows(rows)), self._round_up(num_positions))
 
     def grow(self, rows: int, capacity: int) -> None:
-        """Make new arrays, with the rows in their places."""
+        """Replace the arrays by ones of this size, with the sequences in the same slots."""
         for part in self.list_filled_parts():
             part.resize(part.arrays, rows, capacity, count_needed_slots(self.slots))
         self.rows, self.capacity = rows, capacity
 
     def join(self, other: Any) -> None:
-        """The rows of `other`, which is fresh, join behind these."""
+        """Append the sequences of `other`, which must be new."""
         B, slots = len(self.slots), allocate_slots(self.slots, len(other.slots))
         self.reserve(count_needed_slots(slots), max(other.lengths, default=0))
         for own, theirs in zip(self.parts(), other.parts(), strict=True):
@@ -120,7 +121,7 @@ class RowSlots:
         self.slots, self.lengths = slots, self.lengths + other.lengths
 
     def select(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was. Only what is repeated is copied."""
+        """Replace row b by the former row rows[b]. Only repeated rows are copied."""
         slots, lengths = [self.slots[b] for b in rows], [self.lengths[b] for b in rows]
         self.slots, self.lengths = (
             self.copy_rows(slots, lengths, find_repeated_rows(slots)),
@@ -128,15 +129,15 @@ class RowSlots:
         )
 
     def close_gaps(self, lengths: list[int] | None = None) -> None:
-        """The last rows move into the gaps, with these `lengths` if they are not their own: a pass
-        takes the first places."""
+        """Move sequences into free slots, because a forward pass uses the first B slots. lengths:
+        the positions to copy of each, if not all."""
         rows = find_rows_to_compact(self.slots)
         if rows:
             lengths = self.lengths if lengths is None else lengths
             self.slots = self.copy_rows(self.slots, lengths, rows)
 
     def copy_rows(self, slots: list[int], lengths: list[int], rows: list[int]) -> list[int]:
-        """The places, where these `rows` have been copied to free ones."""
+        """Copy these `rows` to free slots; return the new slots of all rows."""
         new = reassign_slots(slots, rows)
         self.reserve(count_needed_slots(new), 0)
         for part in self.list_filled_parts():
@@ -151,40 +152,43 @@ class RowSlots:
         return -(-max(num_positions, 1) // self.unit) * self.unit
 
 
-PREFILL_CHUNK_TOKENS = 512  # tokens of a prompt in one run: bounds the memory of a prefill
-LONG_ROW_OFFSET = 2**24  # added to positions in a long row of a model that `Switches`
+PREFILL_CHUNK_TOKENS = 512  # prompt tokens per forward pass: bounds the memory of a prefill
+LONG_ROW_OFFSET = 2**24  # added to the positions of long sequences (`Model.set_long_context`)
 
 
 def list_remaining_rows(num_rows: int, leaving_rows: list[int]) -> list[int]:
-    """Return those of so many rows that do not leave."""
+    """Return the rows that do not leave."""
     left = set(leaving_rows)
     return [b for b in range(num_rows) if b not in left]
 
 
 def check_lengths(old: list[int], new: list[int]) -> None:
+    """Raise InputError unless each new length is at most the old one."""
     if len(old) != len(new) or any(not 0 <= n <= o for o, n in zip(old, new, strict=True)):
-        raise InputError(f"lengths {new} of rows that hold {old} tokens; a row can only go back")
+        raise InputError(f"lengths {new} of sequences of {old} tokens; they must not be longer")
 
 
 def check_room(
     lengths: list[int], counts: list[int], context: int | None | list[int | None]
 ) -> None:
-    """Raise InputError for a row that would hold more than `context` tokens, which may be each
-    row's own; None: no limit."""
+    """Raise InputError if a sequence would be longer than `context`, one limit for all or one for
+    each sequence; None: no limit."""
     if len(lengths) != len(counts):
-        raise InputError(f"{len(counts)} blocks for {len(lengths)} rows: give one per row")
+        raise InputError(f"{len(counts)} blocks for {len(lengths)} sequences: give one for each")
     if context is None:
         return
     limits = context if isinstance(context, list) else [context] * len(lengths)
     for b, (n, count, limit) in enumerate(zip(lengths, counts, limits, strict=True)):
         if limit is not None and n + count > limit and count:
             raise InputError(
-                f"row {b} would hold {n + count} tokens, the model {limit}: shorten it"
+                f"sequence {b} would be {n + count} tokens long, the model's context is {limit}: "
+                "shorten it"
             )
 
 
 def pad_blocks(blocks: Blocks, device: torch.device) -> Tensor:
-    """Blocks as ids `[B, width]`, padded on the right with id 0, to which no real token attends."""
+    """Return blocks as ids `[B, width]`, padded on the right with id 0, to which no real token
+    attends."""
     if isinstance(blocks, Tensor):
         return blocks
     width = max(map(len, blocks), default=0)
@@ -195,8 +199,11 @@ def pad_blocks(blocks: Blocks, device: torch.device) -> Tensor:
 def check_sources(
     prompts: list[list[int]], sources: list[list[int]] | None, context: int | None
 ) -> None:
+    """Raise InputError unless each prompt has a source that fits the encoder's context."""
     if sources is None or len(sources) != len(prompts) or not all(sources):
         raise InputError("an encoder-decoder model needs one non-empty source for each prompt")
     longest = max(map(len, sources))
     if context is not None and longest > context:
-        raise InputError(f"a source of {longest} tokens, the encoder takes {context}: shorten it")
+        raise InputError(
+            f"a source has {longest} tokens, the encoder's context is {context}: shorten it"
+        )
