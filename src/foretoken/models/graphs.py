@@ -1,11 +1,11 @@
-"""A decoder-only transformers model as forwards of fixed shapes over a ragged cache whose tensors
-stay where they are; on CUDA they are recorded as graphs and replayed.
+"""A decoder-only transformers model with forward passes of fixed shapes over a ragged KV cache; on
+CUDA they are recorded as CUDA graphs and replayed.
 
-Rows, widths and slots come in buckets, so that few forwards serve all blocks; prompts are read
-without graphs. Shapes never follow from the rows' content: every query reads all the slots, and the
-mask, made on the device from each row's length, hides all but its own. A guard names operations
-that cannot be recorded. A CPU runs the same forwards unrecorded, for tests. Does not depend on
-how tokens are chosen.
+Batch sizes, widths and cache lengths are rounded up to a few values, so that few graphs serve all
+blocks; prompts are prefilled without graphs. Shapes do not depend on data: every query attends to
+all cache positions, and a mask, made on the device from the lengths, hides those after each
+sequence. A guard refuses operations that cannot be recorded. On a CPU the same forward passes run
+without recording, for tests.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from foretoken.transfer import send
 
 
 class FixedCache(RaggedCache):
-    """A cache that grows by powers of two and never shrinks."""
+    """A cache whose sizes are powers of two and that never shrinks."""
 
     def __init__(self, layers: list[Any], device: torch.device) -> None:
         super().__init__(layers, 0, device)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and slots; when it changes, tensors have moved."""
+        """Slots and positions per slot; when it changes, the tensors have moved."""
         return self.rows, self.capacity
 
     def reserve(self, rows: int, num_positions: int) -> None:
@@ -59,15 +59,15 @@ class FixedCache(RaggedCache):
             self.grow(*shape)
 
     def lay_out(self, offset: Tensor, width: int, end: int) -> None:
-        """Put the block's tokens behind `offset [B]`; its values do not change the operations."""
+        """Let the next tokens follow `offset [B]` others; its values do not affect any shape."""
         self.offset, self.width, self.end = offset, width, end
         self.row = torch.arange(len(offset), device=self.device)[:, None]
         self.positions = offset[:, None] + torch.arange(width, device=self.device)
 
 
 class RecordingGuard(TorchDispatchMode):
-    """Refuses operations whose shapes depend on data, that make the host wait or that copy between
-    host and device: a graph cannot hold them."""
+    """Refuses operations that cannot be part of a CUDA graph: their shapes depend on data, they
+    make the host wait, or they copy between host and device."""
 
     BARRED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -79,25 +79,25 @@ class RecordingGuard(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = str(func)
-        if "aten.index" in name:  # its shape depends on data where a mask is an index
+        if "aten.index" in name:  # its shape depends on data if an index is a boolean mask
             indices = args[1] if isinstance(args[1], list | tuple) else []
             barred = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
-        elif "copy" in name:  # refused before a recording, which fails as a whole and spoils more
+        elif "copy" in name:  # during a recording, it would break more than the recording
             barred = copies_between_devices(args, kwargs or {})
         else:
             barred = any(tag in func.tags for tag in self.BARRED_TAGS)
         if barred:
             raise RefusedError(
-                f"{self.owner} cannot be run in fixed shapes: its work depends on what it computes "
-                f"({name}); give runtime='transformers'"
+                f"{self.owner} cannot be run in fixed shapes: its operations depend on computed "
+                f"values ({name}); give runtime='transformers'"
             )
-        with self:  # the parts of an operation are checked as well
+        with self:  # check the parts of a composite operation as well
             result = func.decompose(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
 def copies_between_devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a copy goes from one kind of device to another."""
+    """Return whether a copy goes from one type of device to another."""
     device_types = {x.device.type for x in args if isinstance(x, Tensor)}
     if kwargs.get("device") is not None:
         device_types.add(torch.device(kwargs["device"]).type)
@@ -105,37 +105,37 @@ def copies_between_devices(args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 
 def round_up_to_power_of_two(n: int) -> int:
-    """The smallest power of two from n on; 0 for 0."""
+    """Return the smallest power of two that is at least n; 0 for 0."""
     return 1 << (n - 1).bit_length() if n else 0
 
 
 def round_up_slots(slots: int) -> int:
-    """The smallest capacity for so many slots: 64 times a power of two."""
+    """Return the smallest capacity for this many positions: 64 times a power of two."""
     return CAPACITY_MULTIPLE * round_up_to_power_of_two(-(-slots // CAPACITY_MULTIPLE))
 
 
 def round_up_width(tokens: int) -> int:
-    """The smallest width for so many: 1, 2, 3, 5, 9, 17, .., for gammas of 0 and powers of two."""
+    """Return the smallest width for this many tokens, 1 + gamma for a gamma of 0 or a power of two:
+    1, 2, 3, 5, 9, 17, ..."""
     return tokens if tokens < 2 else 1 + round_up_to_power_of_two(tokens - 1)
 
 
-PassOutputs = tuple[Tensor, Tensor]  # logits [rows, width, V] and what the output layer read
+PassOutputs = tuple[Tensor, Tensor]  # logits [rows, width, V], and the output layer's input
 
-RECORDING_LOCK = Lock()  # each begins with a wait for the whole device
-REHEARSAL_BLOCKS = [[0]], [[0, 0]]  # blocks of a rehearsal
+RECORDING_LOCK = Lock()  # a recording begins by waiting for all work on the device
+REHEARSAL_BLOCKS = [[0]], [[0, 0]]
 MAX_LOGIT_DEVIATION = 0.1  # of the spread of logits; in bfloat16, 46 layers made 0.03
-MAX_RECORDED_WIDTH = (
-    33  # tokens; longer blocks, of rows that catch up, are too rare to be worth recording
-)
+# tokens; longer blocks occur only when a draft model catches up, too rarely to be worth recording
+MAX_RECORDED_WIDTH = 33
 
 
 class GraphModel(Model):
-    """A twin of `model`, whose weights it shares.
+    """A twin of `model`, with the same weights, whose forward passes are recorded.
 
-    A pass of B rows, W tokens and S slots runs over the first rows and slots of the same buffers,
-    so that rows may leave, and texts be short, without another recording; only growth discards the
-    recordings. `compiled`: torch compiles the layers first, once or twice, for seconds each. Raises
-    RefusedError for what cannot be run in fixed shapes.
+    All passes use the first slots and positions of the same buffers. Sequences may leave or be
+    short without a new recording; only growth of the buffers discards the recordings. `compiled`:
+    torch compiles the layers first, once or twice, for seconds each. Raises RefusedError if the
+    model cannot be run in fixed shapes.
     """
 
     capabilities = Capabilities(tensors=True, hidden=True)
@@ -152,10 +152,10 @@ class GraphModel(Model):
         self.cache = FixedCache(make_ragged_cache(model, 0).layers, self.device)
         self.layers = CompiledLayers(self.twin.model, self.cache) if compiled else None
         self.runtime = "compiled" if compiled else "graphs"
-        self.passes: dict[tuple[int, int, int], GraphPass] = {}  # by rows, width and slots
-        self.shape = self.cache.shape  # for which they were made
+        self.passes: dict[tuple[int, int, int], GraphPass] = {}  # by rows, width and positions
+        self.shape = self.cache.shape  # the shape for which `passes` were recorded
         self.pool: Any = None
-        self.offset: Tensor | None = None  # lengths by place, on the device; None: not sent yet
+        self.offset: Tensor | None = None  # lengths by slot, on the device; None: not sent yet
 
     @property
     def lengths(self) -> list[int]:
@@ -211,7 +211,7 @@ class GraphModel(Model):
         return self.offset
 
     def _send_first_positions(self) -> Tensor | None:
-        """The position of every place's first token, on the device; None: of all it is 0."""
+        """Return the position of each slot's first token, on the device; None: 0 for all."""
         if not any(self.long):
             return None
         return send(
@@ -219,13 +219,14 @@ class GraphModel(Model):
         )
 
     def _advance(self, counts: list[int]) -> None:
-        """Rows that grow alike are counted on the device, so that nothing need be sent."""
+        """Add the new tokens to the lengths; on the device too if all rows grow alike, which saves
+        sending the lengths again."""
         self.cache.advance(counts)
         even = min(counts) == max(counts)
         self.offset = self.offset + counts[0] if even and self.offset is not None else None
 
     def _get_pass(self, rows: int, width: int, end: int) -> GraphPass:
-        if self.shape != self.cache.shape:  # recordings write to where the cache was
+        if self.shape != self.cache.shape:  # recordings refer to the old tensors
             self.passes.clear()
             self.shape = self.cache.shape
             self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
@@ -242,15 +243,16 @@ class GraphModel(Model):
         return self.passes[rows, width, end]
 
     def _forward(self, ids: Tensor, lengths: Tensor, firsts: Tensor, end: int) -> PassOutputs:
-        """Run tokens behind `lengths` others; no shape depends on their values."""
+        """Run a forward pass over tokens that follow `lengths` cached ones; no shape depends on the
+        values."""
         self.cache.lay_out(lengths, ids.shape[1], end)
         positions = self.cache.positions
         if self._max_context is not None:
             positions = positions.clamp(max=self._max_context - 1)  # padding only
         if self._max_context != self.context:
             positions = positions + firsts[:, None]
-        read = HiddenStatesRecorder()
-        with self.twin(self.cache, read) as model:
+        recorder = HiddenStatesRecorder()
+        with self.twin(self.cache, recorder) as model:
             logits = model(
                 input_ids=ids,
                 position_ids=positions,
@@ -259,15 +261,15 @@ class GraphModel(Model):
                 return_dict=True,
             ).logits
         self.cache.advance([0] * len(self.cache.lengths))
-        return logits, read.hidden
+        return logits, recorder.hidden
 
 
 class GraphPass:
-    """A forward over buffers of its own, `[rows, width]` ids and `[rows]` lengths and first
-    positions.
+    """A forward pass with its own input buffers: `[rows, width]` ids, and `[rows]` lengths and
+    first positions.
 
-    Its first run is watched by `guard`. On CUDA it is then recorded, and from then on replayed:
-    the next run overwrites what it returned.
+    Its first run is checked by `guard`. On CUDA it is then recorded, and replayed in all later
+    runs: each run overwrites the outputs of the one before.
     """
 
     def __init__(
@@ -287,8 +289,8 @@ class GraphPass:
         self.outputs: PassOutputs = torch.empty(0), torch.empty(0)
 
     def __call__(self, ids: Tensor, lengths: Tensor, firsts: Tensor | None) -> PassOutputs:
-        """Rows and columns that are not given are padding, of id 0: an old id may be one whose keys
-        and values are NaN, which a mask hides but does not keep from a sum."""
+        """Return the outputs for these ids, padded with id 0: a leftover id may have NaN values,
+        and a weight of 0 from the mask does not remove a NaN from the sum."""
         self.ids.zero_()
         self.ids[: ids.shape[0], : ids.shape[1]] = ids
         self.lengths[: len(lengths)] = lengths
@@ -308,21 +310,21 @@ class GraphPass:
         return self.outputs
 
     def run(self, watched: bool = False) -> PassOutputs:
-        """Run the forward; not under `guard`, its layers may be compiled."""
+        """Run the forward pass; unless it is watched by `guard`, its layers may be compiled."""
         return self.forward(self.ids, self.lengths, self.first_positions, watched)
 
     def _record(self) -> None:
-        """Record, after runs that let libraries choose their kernels; each writes the same keys and
-        values to the same slots."""
+        """Record a graph, after two warm-up runs in which libraries choose their kernels. All runs
+        write the same keys and values to the same positions."""
         with RECORDING_LOCK, torch.cuda.device(self.ids.device):
-            side = torch.cuda.Stream()  # as CUDA asks
+            side = torch.cuda.Stream()  # CUDA requires warm-up on a side stream
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(2):
                     self.run()
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            mode = "thread_local"  # other threads may go on, but for waits for the whole device
+            mode = "thread_local"  # other threads may use CUDA, except to synchronize the device
             with (
                 pause_garbage_collection(),
                 torch.cuda.graph(graph, pool=self.pool, capture_error_mode=mode),
@@ -333,7 +335,7 @@ class GraphPass:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Keep garbage collection from a recording: an old graph that it frees would spoil this one."""
+    """Pause garbage collection during a recording, which fails if an old graph is freed."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -344,7 +346,8 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def rehearse(model: GraphModel) -> GraphModel:
-    """The same model, after short passes were recorded; RefusedError where they cannot be."""
+    """Record short forward passes and return the model; raise RefusedError if they cannot be
+    recorded."""
     try:
         model.start([[0]])
         for blocks in REHEARSAL_BLOCKS:
@@ -354,13 +357,14 @@ def rehearse(model: GraphModel) -> GraphModel:
             _compare(model, model.layers)
     except RefusedError:
         raise
-    except Exception as error:  # recording raises many kinds
+    except Exception as error:  # recording raises many classes of errors
         raise RefusedError(f"it cannot be recorded as a graph: {log_error_kind(error)}") from error
     return model
 
 
 def _compare(model: GraphModel, layers: CompiledLayers) -> None:
-    """Refuse compiled layers whose logits are not, but for rounding, those of the ragged cache."""
+    """Turn compiled layers off if their logits differ from the ragged cache's by more than
+    rounding."""
     reference = CausalModel(model.model)
     for runner in (model, reference):
         runner.start([[0]])

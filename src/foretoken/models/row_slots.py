@@ -181,8 +181,7 @@ def check_room(
     for b, (n, count, limit) in enumerate(zip(lengths, counts, limits, strict=True)):
         if limit is not None and n + count > limit and count:
             raise InputError(
-                f"sequence {b} would be {n + count} tokens long, the model's context is {limit}: "
-                "shorten it"
+                f"sequence {b} would have {n + count} tokens, the model holds {limit}: shorten it"
             )
 
 
