@@ -1,6 +1,6 @@
 """Step costs and the choice of gamma.
 
-Seconds of a step by its size (`costs`) are measured on the pair (`probe`) and stored on disk
-(`stored_costs`), with how busy the machine was meanwhile (`contention`). From them and the
-acceptance seen so far follows how many draft tokens are worthwhile (`gamma`).
+The seconds of a step by its size (`costs`) are measured on the pair (`probe`) and stored on disk
+(`stored_costs`), together with the load of the machine (`contention`). `gamma` chooses the number
+of draft tokens from these costs and the acceptance so far.
 """

@@ -1,7 +1,7 @@
-"""Costs of a step on one pair and one machine, in seconds.
+"""Costs of a step for one pair on one machine, in seconds.
 
-Measured from step records, then frozen: gamma follows from it, and no clock that runs during
-generation may influence the text. Knows no engine, no policy and no disk.
+They are computed from step records, then frozen: gamma depends on them, and a clock that runs
+during generation must not influence the output. Does not depend on the engine, policies or disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from foretoken.records import StepRecord
 from foretoken.sampling.distributions import SamplingParams
 
-MIN_FORWARD_SECONDS = 1e-9  # seconds: the least that a pass takes, whatever a coarse clock says
+MIN_FORWARD_SECONDS = 1e-9  # a coarse clock may measure 0 for a forward pass
 
 DEFAULT_PARAMS = SamplingParams()
 Numbers = int | float | NDArray[Any]
@@ -29,33 +29,33 @@ CostTable = tuple[tuple[int, float], ...]  # ascending; linear between and beyon
 
 @dataclass(frozen=True, slots=True)
 class LongContextCosts:
-    """The same parts of a step behind a longer text: attention to it takes time, of some kernels
-    far more for several tokens than for one."""
+    """Costs of the draft and the target's pass at a longer context, where attention takes more
+    time; with some kernels far more for several tokens than for one."""
 
-    context: int  # tokens of the text
+    context: int  # tokens
     draft: CostTable
     score: CostTable
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a step's three parts, and the acceptance expected of a new row."""
+    """Seconds of a step's three parts, and the expected acceptance of a new sequence."""
 
-    draft: CostTable  # by the number of draft tokens, for one row
-    score: CostTable  # the target's pass, by the tokens of all rows
-    verify: CostTable  # what follows the pass, by the same tokens
-    rows: CostTable = ((1, 1.0),)  # a draft for so many rows, relative to one row
+    draft: CostTable  # the drafter, by the number of draft tokens, for batch size 1
+    score: CostTable  # the target's forward pass, by the tokens of all sequences
+    verify: CostTable  # verification and commit, by the same tokens
+    rows: CostTable = ((1, 1.0),)  # draft time by batch size, relative to batch size 1
     prior: tuple[float, float] = (3.0, 0.8)  # weight, in draft tokens, and alpha
-    change: float = 0.0  # what a pass takes more where its size is another than that of the last
-    context: int = 0  # tokens of the text behind which all these were measured
+    change: float = 0.0  # extra seconds of a pass whose size differs from the last one's
+    context: int = 0  # context length, in tokens, at which all these were measured
     far: LongContextCosts | None = None
 
     @property
     def is_valid(self) -> bool:
-        """True where these can be costs, wherever they were read from."""
+        """True if all numbers are in range: costs loaded from disk may not be."""
         weight, alpha = self.prior
         single = ((0, self.change),)
-        # rates are divided by the time of a pass
+        # tokens are divided by the time of a pass
         positive = weight > 0 and all(value > 0 for _, value in (*self.score, *self.rows))
         tables = self.draft, self.score, self.verify, self.rows, single
         if self.far is not None:
@@ -65,44 +65,50 @@ class Costs:
 
     @property
     def without_draft_seconds(self) -> Costs:
-        """Where draft tokens cost nothing to make."""
+        """These costs with draft tokens that take no time, as with predicted output."""
         return replace(self, draft=((0, 0.0),))
 
     def step_seconds(self, gamma: int, batch_size: int = 1) -> float:
-        """A step in which each of `rows` rows makes `gamma` guesses."""
+        """Return the seconds of a step with `gamma` draft tokens for each sequence."""
         n = batch_size * (gamma + 1)
         return float(
             self.draft_seconds(gamma, batch_size * gamma, batch_size) + self.target_seconds(n, n)
         )
 
     def draft_seconds(self, depth: Numbers, num_draft_tokens: Numbers, batch_size: int) -> Numbers:
-        """A draft of so many draft tokens, `depth` of them for the row that has most of `rows`."""
-        share = (interpolate(self.rows, batch_size) - 1) / max(
-            1, batch_size - 1
-        )  # of a pass, for every row but one
+        """Return the seconds to make `num_draft_tokens` in all, at most `depth` per sequence."""
+        # the cost of each further sequence, as a share of the first one's
+        share = (interpolate(self.rows, batch_size) - 1) / max(1, batch_size - 1)
         extra = np.maximum(num_draft_tokens / np.maximum(depth, 1) - 1, 0)
         return interpolate(self.draft, depth) * (1 + share * extra)
 
     def target_seconds(self, positions: Numbers, num_verified: Numbers) -> Numbers:
-        """The target's pass, and what follows it for the positions that are judged."""
+        """Return the seconds of the target's pass over `positions`, and of verifying
+        `num_verified` of them."""
         return interpolate(self.score, positions) + interpolate(self.verify, num_verified)
 
     @property
     def c(self) -> float:
-        """T_q / T_p (Definition 3.7), T_q from the longest draft; 0 without a measured draft."""
+        """T_q / T_p (definition 3.7), T_q from the longest draft; 0 if no draft was measured."""
         longest, seconds = self.draft[-1]
         return float(seconds / longest / interpolate(self.score, 1)) if longest else 0.0
 
     def v(self, n: int) -> float:
-        """A pass over n tokens and what follows it, relative to plain decoding."""
+        """Return the time of a pass over n tokens and of their verification, relative to one
+        token."""
         plain = interpolate(self.score, 1) + interpolate(self.verify, 1)
         return float((interpolate(self.score, n) + interpolate(self.verify, n)) / plain)
 
     def extend_to_batch(
         self, steps: list[StepRecord], num_draft_tokens: list[int], batch_size: int
     ) -> Costs:
-        """These costs, extended by steps of `rows` rows, as one of the rows that guessed most tells
-        of them, with so many `draft_tokens` of all in each."""
+        """Return these costs, extended by measured steps of this batch size.
+
+        Args:
+            steps: The step records of a sequence with the largest gamma in each step.
+            num_draft_tokens: Draft tokens of all sequences, for each step.
+            batch_size: Sequences in each step.
+        """
         positions = [batch_size + count for count in num_draft_tokens]
         score = dict(self.score) | dict(_compute_medians("score_seconds", steps, positions))
         verify = dict(self.verify) | dict(_compute_medians("verify_seconds", steps, positions))
@@ -121,8 +127,7 @@ class Costs:
 
 @lru_cache(256)
 def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
-    """The costs of steps of `rows` rows behind texts of so many tokens: in proportion, by those
-    behind a longer text."""
+    """Return the costs at a context length in tokens: on the line through the two measured ones."""
     short, long = costs, costs.far
     if long is None or context <= short.context:
         return costs
@@ -140,7 +145,7 @@ def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
 
 
 def costs_from_steps(steps: list[StepRecord]) -> Costs:
-    """Costs from steps of one row, at least one."""
+    """Return the costs from steps of batch size 1, at least one step."""
     draft_tokens = [step.drafted for step in steps]
     positions = [1 + count for count in draft_tokens]
     return Costs(
@@ -151,8 +156,9 @@ def costs_from_steps(steps: list[StepRecord]) -> Costs:
 
 
 def _make_rising(table: dict[int, float]) -> CostTable:
-    """A pass takes no longer than a larger one: one that seems to was disturbed, and is told from
-    those around it. With the larger one's time, draft tokens in between would seem free."""
+    """Return the table with values that never fall as the size grows: a pass that took longer than
+    a larger one was disturbed, and its time is interpolated from its neighbours. With the larger
+    one's time instead, the draft tokens in between would seem free."""
     sizes, rising = sorted(table), list[int]()
     for n in reversed(sizes):
         if not rising or table[n] <= table[rising[-1]]:
@@ -161,9 +167,8 @@ def _make_rising(table: dict[int, float]) -> CostTable:
     times = [max(table[n], MIN_FORWARD_SECONDS) for n in rising]
     if rising[0] > sizes[0] and len(rising) > 1:
         slope = (times[1] - times[0]) / (rising[1] - rising[0])
-        proportional = (
-            times[0] * sizes[0] / rising[0]
-        )  # a token of a pass takes no less in a smaller one
+        # the time per token is no lower in a smaller pass
+        proportional = times[0] * sizes[0] / rising[0]
         times.insert(
             0, max(MIN_FORWARD_SECONDS, proportional, times[0] - slope * (rising[0] - sizes[0]))
         )
@@ -172,7 +177,7 @@ def _make_rising(table: dict[int, float]) -> CostTable:
 
 
 def _compute_medians(name: str, steps: list[StepRecord], sizes: list[int]) -> CostTable:
-    """The medians of what steps of each size took."""
+    """Return the median of this field of the steps, by size."""
     groups: dict[int, list[float]] = {}
     for step, size in zip(steps, sizes, strict=True):
         groups.setdefault(size, []).append(getattr(step, name))
@@ -180,8 +185,8 @@ def _compute_medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Co
 
 
 def interpolate(table: CostTable, x: Numbers) -> Numbers:
-    """The table at x, continued beyond its end with the slope of its last half, but never falling:
-    between its last two points alone, noise would be the slope."""
+    """Return the table's value at x. Beyond its end it continues with the slope of its last half,
+    or flat if that is negative: the slope of its last two points would be mostly noise."""
     sizes, values = zip(*table, strict=True)
     half = max(0, bisect_right(sizes, sizes[-1] / 2) - 1)
     more = sizes[-1] - sizes[half]
@@ -189,15 +194,17 @@ def interpolate(table: CostTable, x: Numbers) -> Numbers:
     return np.interp(x, sizes, values) + max(0.0, slope) * np.maximum(x - sizes[-1], 0)
 
 
-SAMPLING_KINDS = ("greedy", "sampled")  # of sampling, which cost differently
+SAMPLING_KINDS = ("greedy", "sampled")  # their steps differ in cost
 
 
 def sampling_kind(params: SamplingParams) -> str:
+    """Return the one of `SAMPLING_KINDS` that the params belong to."""
     return "greedy" if params.greedy else "sampled"
 
 
 def select_costliest(params: list[SamplingParams]) -> SamplingParams:
-    """The params that cost most, with nothing but how they make a distribution."""
+    """Return the params whose distributions are costliest to compute, without their other
+    options."""
     costliest = max(
         params, key=lambda each: (not each.greedy, each.standard[1:] != DEFAULT_PARAMS.standard[1:])
     )
@@ -205,6 +212,6 @@ def select_costliest(params: list[SamplingParams]) -> SamplingParams:
 
 
 def is_valid_table(table: CostTable) -> bool:
-    """Tell whether it holds finite seconds, not below 0, by ascending sizes."""
+    """Return whether a table has finite seconds of 0 or more, by ascending sizes."""
     rising = all(a < b for (a, _), (b, _) in pairwise(table))
     return bool(table) and rising and all(isfinite(value) and value >= 0 for _, value in table)

@@ -1,7 +1,8 @@
-"""Step costs of one pair in one process: measured or read from disk when first needed, then frozen.
+"""Step costs of one pair in one process: measured, or loaded from disk, when first needed, then
+frozen.
 
-Does not depend on callers' texts. Real steps are compared with the costs, so that a later process
-measures wrong ones again.
+They do not depend on users' prompts. Real steps are compared with the costs; if they differ, a
+later process measures again.
 """
 
 from __future__ import annotations
@@ -32,20 +33,18 @@ from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
 
 PROBE_PROMPT = "It was the first day of the"
-PROBE_KEY = SequenceKey(
-    2**63, 0
-)  # seeds end below it: gamma's prior has not seen any row's numbers
+PROBE_KEY = SequenceKey(2**63, 0)  # above all seeds: no request has the probe's random numbers
 
 
 @dataclass(slots=True)
 class PairCosts:
-    """Costs of a target and a drafter, by the kind of sampling and the number of rows."""
+    """Costs of a target and a drafter, by the kind of sampling and the batch size."""
 
     target: Model
     drafter: Drafter
     inputs: InputProcessor
     core: EngineCore  # its models must be idle while costs are measured
-    max_batch_size: int  # the most rows that costs are measured for
+    max_batch_size: int  # the largest batch size that costs are measured for
     name: str  # of the pair, for logs
     measured: dict[tuple[str, int], Costs] = field(default_factory=dict[tuple[str, int], Costs])
     _policies: dict[int, AdaptiveGamma] = field(default_factory=dict[int, AdaptiveGamma])
@@ -53,16 +52,17 @@ class PairCosts:
 
     @property
     def drafts(self) -> bool:
-        """Tell whether the drafter makes draft tokens of its own."""
+        """Return whether there is a drafter."""
         return not isinstance(self.drafter, NoDrafter)
 
     def get_step_costs(
         self, params: SamplingParams, batch_size: int = 1, *, remeasure: bool | None = None
     ) -> Costs:
-        """Return the costs of steps of up to `rows` rows, measured once and stored on disk.
+        """Return the costs of steps of up to `batch_size` sequences, measured once and stored on
+        disk.
 
-        Takes a second or more the first time; the models must be idle. again: whether stored ones
-        that steps have contradicted are measured anew; None: where nobody waits for it.
+        Takes a second or more the first time; the models must be idle. remeasure: measure stored
+        costs again if real steps have contradicted them; None: only if no request waits for it.
         """
         batch_size, kind = self._round_batch_size(batch_size), costs.sampling_kind(params)
         if (kind, batch_size) not in self.measured:
@@ -80,22 +80,22 @@ class PairCosts:
     def find_nearest(
         self, params: SamplingParams, batch_size: int = 1
     ) -> tuple[Costs, Costs] | None:
-        """Return the costs of one sequence and of up to `rows` without measuring: of this kind of
-        sampling, or else of the other; in this process before those on disk. None where there are
-        none."""
+        """Return the costs for batch size 1 and for up to `batch_size`, without measuring; None if
+        there are none. This process' costs come before those on disk, and among each, this kind of
+        sampling before the other."""
         batch_size = self._round_batch_size(batch_size)
         kinds = sorted(costs.SAMPLING_KINDS, key=lambda kind: kind != costs.sampling_kind(params))
         for find in (self._find_measured, self._find_stored):
             for kind in kinds:
-                alone, shared = find(kind, 1), find(kind, batch_size)
-                if alone is not None and shared is not None:
-                    self.measured |= {(kind, 1): alone, (kind, batch_size): shared}
-                    return alone, shared
+                single, shared = find(kind, 1), find(kind, batch_size)
+                if single is not None and shared is not None:
+                    self.measured |= {(kind, 1): single, (kind, batch_size): shared}
+                    return single, shared
         return None
 
     def ensure_costs(self, params: list[SamplingParams], batch_size: int) -> None:
-        """Make costs known for requests with these params, up to `rows` at a time, before their
-        first tokens: measured where there are none, unless sequences run or wait."""
+        """Measure the costs for requests with these params, up to `batch_size` at a time, before
+        they start; not if there are costs already, or if sequences run or wait."""
         costliest = costs.select_costliest(params)
         with self.core.pause():
             if self.find_nearest(costliest, batch_size) is None and self.core.is_unused:
@@ -108,36 +108,37 @@ class PairCosts:
         return find_usable(*self._make_keys(kind, batch_size), remeasure=self._may_measure(kind))
 
     def _round_batch_size(self, batch_size: int) -> int:
-        """Return a power of two: few are measured."""
+        """Return the next power of two: few batch sizes are measured."""
         return 1 << (min(batch_size, self.max_batch_size) - 1).bit_length()
 
     def _may_measure(self, kind: str) -> bool:
-        """Tell whether nobody waits for a text that runs."""
+        """Return whether stored costs may be measured again: this process has used no other costs
+        so far, so no request waits."""
         return self.measured.keys() <= {(kind, 1)}
 
     def _make_keys(self, kind: str, batch_size: int) -> tuple[str | None, str | None]:
-        """The names of costs on disk, and of those that they extend."""
-        alone, name = (
+        """Return the key of costs on disk, and of the single-sequence costs that they extend."""
+        single, name = (
             stored_costs.make_key(self.target, self.drafter, kind, n) for n in (1, batch_size)
         )
-        return name, alone if batch_size > 1 else None
+        return name, single if batch_size > 1 else None
 
     def make_policy(
         self, requests: list[Request], gamma: int | None, batch_size: int
     ) -> GammaPolicy:
-        """Return the policy for the draft tokens of these requests, among up to `rows` rows: always
-        `gamma`, or where that is None what pays."""
+        """Return the gamma policy of these requests in batches of up to `batch_size`: the fixed
+        `gamma`, or if it is None, an adaptive one."""
         if gamma is None:
             predicted = any(request.prediction for request in requests)
             if not self.drafts and not predicted:
                 forced = any(request.params.structured for request in requests)
                 return ForcedTokensOnly() if forced else FixedGamma(0)
             if all(request.limit < 2 for request in requests):
-                return FixedGamma(0)  # nothing is drafted for a first token
+                return FixedGamma(0)  # a first token takes no draft tokens
             return self._make_adaptive(
                 costs.select_costliest([request.params for request in requests]), batch_size
             )
-        gamma = int(gamma)  # NumPy's overflow
+        gamma = int(gamma)  # a NumPy integer may overflow
         context = self.target.context
         if context is not None and gamma + 1 > context:
             raise InputError(
@@ -148,11 +149,11 @@ class PairCosts:
         return FixedGamma(gamma)
 
     def _make_adaptive(self, params: SamplingParams, batch_size: int) -> GammaPolicy:
-        """Return the policy that chooses gamma for such requests among up to `rows` rows, by the
-        nearest costs. Without any they are measured, unless sequences run or wait: beside these,
-        the costs of one row serve, or nothing is drafted.
+        """Return the policy that chooses gamma for such requests by the nearest costs.
 
-        All calls with the same costs share one: rows that share a pass are weighed together.
+        If there are none they are measured, unless sequences run or wait. Then it uses the costs
+        for batch size 1, or if there are none either, drafts forced tokens only. All calls with the
+        same costs share one policy, which chooses for all sequences of a batch together.
         """
         found = self.find_nearest(params, batch_size)
         if found is None:
@@ -160,46 +161,44 @@ class PairCosts:
             found = self.find_nearest(params, batch_size) or self.find_nearest(params)
         if found is None:
             return ForcedTokensOnly()
-        alone, shared = found
-        policy = AdaptiveGamma(shared, alone, self.drafts, self.drafter.priors)
+        single, shared = found
+        policy = AdaptiveGamma(shared, single, self.drafts, self.drafter.priors)
         return self._policies.setdefault(id(shared), policy)
 
     def adopt_measured(self, measured: Mapping[tuple[str, int], Costs]) -> None:
-        """Take over the `measured` of another process with the same models."""
+        """Add the `measured` costs of another process with the same models."""
         self.measured |= measured
 
     def find_single_costs(self) -> Costs | None:
-        """Costs of one row for the sampling that was measured last; None before."""
-        measured = list(self.measured.items())  # at once: another thread may measure
-        single_costs = [each for (_, rows), each in measured if rows == 1]
+        """Return the latest measured costs for batch size 1; None if there are none."""
+        measured = list(self.measured.items())  # a copy: another thread may add some
+        single_costs = [each for (_, batch_size), each in measured if batch_size == 1]
         return single_costs[-1] if single_costs else None
 
     def monitor_drift(self, seq: SequenceState) -> None:
-        """Compare a finished row's steps with the costs. A later process measures contradicted ones
-        again; here they stay."""
+        """Compare a finished sequence's steps with the costs. If they contradict the costs, a later
+        process measures again; this one continues to use them."""
         kind = costs.sampling_kind(seq.request.params)
-        alone = self.measured.get((kind, 1))
-        if alone is None or seq.controls is not None:  # controls cost something of their own
+        single = self.measured.get((kind, 1))
+        if single is None or seq.controls is not None:  # the costs are without controls
             return
         monitor = self._monitors.setdefault(kind, DriftMonitor())
         if (
-            monitor.add_steps(seq.records, costs_at_length(alone, [seq]))
+            monitor.add_steps(seq.records, costs_at_length(single, [seq]))
             and monitor.off is not None
         ):
             name = stored_costs.make_key(self.target, self.drafter, kind, 1)
             if name is not None:
-                stored_costs.store_contradiction(name, alone, monitor.off)
+                stored_costs.store_contradiction(name, single, monitor.off)
 
     def _probe_costs(
         self, params: SamplingParams, batch_size: int, single_costs: Costs | None
     ) -> StoredCosts:
-        """Measure on the target's own text, ends of sequence ignored."""
+        """Measure steps that generate from `PROBE_PROMPT` and do not stop at an end of sequence."""
         prompt, source = self.inputs.split_prompt(self._make_probe_ids())
         room = PROBE_TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(PROBE_TOKENS, room), PROBE_KEY, source=source)
-        label = (
-            f"{self.name}, {costs.sampling_kind(params)}, {batch_size} row{'s' * (batch_size > 1)}"
-        )
+        label = f"{self.name}, {costs.sampling_kind(params)}, batch size {batch_size}"
         with self.core.release_models():
             batch = Batch(self.target, self.drafter)
             if single_costs is None:
@@ -207,13 +206,13 @@ class PairCosts:
             return probe_shared(single_costs, batch, request, params, batch_size, label)
 
     def _make_probe_ids(self) -> list[int]:
-        """A text where it fits the model, else up to four of the same id."""
+        """Return the ids of `PROBE_PROMPT` if they fit the model, else up to four equal ids."""
         V, context = self.inputs.prompt_vocab_size, self.target.context
-        reads = context and context - 1  # one place is for what is generated
-        reads = self.target.source_context if self.target.encoder_decoder else reads
+        limit = context and context - 1  # one position for a new token
+        limit = self.target.source_context if self.target.encoder_decoder else limit
         tokenizer = self.inputs.tokenizer
         ids = tokenizer(PROBE_PROMPT).input_ids if tokenizer else []
-        if ids and max(ids) < V and (reads is None or len(ids) <= reads):
+        if ids and max(ids) < V and (limit is None or len(ids) <= limit):
             return ids
         token = min((i for i in self.inputs.ends.eos if 0 <= i < V), default=0)
-        return [token] * (4 if reads is None else min(4, reads))
+        return [token] * (4 if limit is None else min(4, limit))
