@@ -1,6 +1,6 @@
-"""Costs of steps, measured on the pair at hand: real steps through the engine, of several sizes.
+"""Measures the costs of a pair: real steps of the engine, with several numbers of draft tokens.
 
-Their text is thrown away, so guesses may be made up where the drafter has none.
+The output is discarded, so draft tokens may be made up if the drafter proposes none.
 """
 
 from __future__ import annotations
@@ -27,35 +27,33 @@ from foretoken.sampling.draw import Draw
 from foretoken.sampling.verifier import make_verifier
 
 log = logging.getLogger(__name__)
-# Draft tokens of one row, for passes over 1 to 16 tokens: kernels take rows by fours or sixes, so
-# costs rise in steps, which a few sizes would not show.
+# Draft tokens per step at batch size 1, for passes over 1 to 16 tokens. Kernels process tokens by
+# fours or sixes, so costs rise in jumps, which fewer sizes would miss.
 SINGLE_DRAFT_SIZES = (*range(9), 11, 12, 15)
-STEPS_PER_SIZE = 2  # steps of each size in a row: a pass of another size than the last is slower
-SETTLING_STEPS = 2  # more at the beginning of a round: small passes may be padded to the last sizes
-MAX_PRIOR_WEIGHT = 10.0  # weight of the probe's alpha at most, in draft tokens of a new row
+STEPS_PER_SIZE = 2  # in succession: a pass whose size differs from the last one's is slower
+SETTLING_STEPS = 2  # extra steps at the start of a round: passes may be padded to the last sizes
+MAX_PRIOR_WEIGHT = 10.0  # of the probe's alpha, in draft tokens of a new sequence
 MAX_PROBE_SECONDS = 1.0  # no round after the second begins later than this
-MAX_ROUNDS, MIN_ROUNDS = 5, 2  # at most, and at least
-LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = (
-    1024,
-    128,
-)  # tokens of a longer text, and the fewest that tell something
-LONG_CONTEXT_DRAFT_SIZES = (0, 1, 2, 4, 8)  # draft tokens of one row behind it
+MAX_ROUNDS, MIN_ROUNDS = 5, 2
+# context length of the second measurement, and the least that it must exceed the first one's by
+LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = 1024, 128
+LONG_CONTEXT_DRAFT_SIZES = (0, 1, 2, 4, 8)  # draft tokens per step at that length
 AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
 LEAST = 0.02  # of such a pass over one token, that a further one takes
-MEASURING_MESSAGE = "measuring what steps cost here, once: %s"
-OUTLIER_DIVISOR = 4  # one size in so many may differ by more: steps that grow the cache are slow
+MEASURING_MESSAGE = "measuring step costs on this machine, once: %s"
+OUTLIER_DIVISOR = 4  # one size in 4 may differ by more: steps in which the cache grows are slow
 
 
 T = TypeVar("T")
 
 
 def _max_tokens(sizes: tuple[int, ...], rounds: int) -> int:
-    """The most tokens that rounds over these sizes generate."""
+    """Return the maximum number of tokens that rounds over these sizes generate."""
     return rounds * sum(g + 1 for g in _list_round(sizes)) + max(sizes) + 2
 
 
 def _list_round(sizes: tuple[int, ...]) -> list[int]:
-    """The draft tokens of a round's steps."""
+    """Return the number of draft tokens of each step of a round."""
     return [sizes[0]] * SETTLING_STEPS + [size for size in sizes for _ in range(STEPS_PER_SIZE)]
 
 
@@ -72,10 +70,20 @@ def probe(
     eos: frozenset[int] = frozenset(),
     label: str = "",
 ) -> StoredCosts:
-    """Costs of steps of one row, which ends of sequence, `eos`, do not stop: what follows one is
-    timed, and says nothing of how far the two models agree. Less is measured where the request's
-    limit is below `PROBE_TOKENS`. label: what is measured, for the log and the cache. Raises as
-    `generate` does; the models must be idle."""
+    """Measure the costs of steps at batch size 1. The models must be idle.
+
+    Args:
+        batch: The batch with the target and the drafter.
+        request: A prompt to generate from; fewer steps are measured if its limit is below
+            `PROBE_TOKENS`.
+        params: The sampling params to measure.
+        eos: The end-of-sequence tokens. They do not stop the generation, but the acceptance after
+            one does not count.
+        label: A description of the measurement, for the log and the cache.
+
+    Returns:
+        The costs and the circumstances of their measurement.
+    """
     drafter, reading = _AlwaysProposingDrafter(batch.drafter), contention.take_reading()
     (seq,) = _run_rounds(batch, drafter, [request], params, SINGLE_DRAFT_SIZES, label=label)
     steps = _drop_settling(seq.records, SINGLE_DRAFT_SIZES)
@@ -95,8 +103,8 @@ def probe(
 def _probe_long_context(
     batch: Batch, request: Request, params: SamplingParams, costs: Costs
 ) -> LongContextCosts | None:
-    """The same behind a longer text, which is read in a second at most; None where none is long
-    enough to tell, and for an encoder-decoder."""
+    """Measure at a longer context, whose prefill takes a second at most; None if it would not be
+    much longer, and for an encoder-decoder."""
     max_tokens = int(16 * MAX_PROBE_SECONDS / float(interpolate(costs.score, 16)))
     room = (
         LONG_CONTEXT_TOKENS + LONG_CONTEXT_PROBE_TOKENS
@@ -106,8 +114,8 @@ def _probe_long_context(
     length = min(LONG_CONTEXT_TOKENS, max_tokens, room - LONG_CONTEXT_PROBE_TOKENS)
     if batch.target.encoder_decoder or length < costs.context + MIN_EXTRA_CONTEXT_TOKENS:
         return None
-    text = (request.prompt * (1 + length // len(request.prompt)))[:length]
-    longer = replace(request, prompt=text, limit=LONG_CONTEXT_PROBE_TOKENS)
+    prompt = (request.prompt * (1 + length // len(request.prompt)))[:length]
+    longer = replace(request, prompt=prompt, limit=LONG_CONTEXT_PROBE_TOKENS)
     (seq,) = _run_rounds(
         batch,
         _AlwaysProposingDrafter(batch.drafter),
@@ -128,14 +136,13 @@ def probe_shared(
     batch_size: int,
     label: str = "",
 ) -> StoredCosts:
-    """`costs`, extended by steps of so many rows, all like `request`."""
+    """Return `costs` extended by measured steps of `batch_size` sequences, all like `request`."""
     sizes, reading = shared_draft_sizes(batch_size), contention.take_reading()
     drafter, requests = _AlwaysProposingDrafter(batch.drafter), [request] * batch_size
-    rows_run = _run_rounds(batch, drafter, requests, params, sizes, label=label)
-    steps = _drop_settling(rows_run[0].records, sizes)
-    step_records = zip(
-        *(seq.records for seq in rows_run), strict=False
-    )  # to where the first one ends
+    seqs = _run_rounds(batch, drafter, requests, params, sizes, label=label)
+    steps = _drop_settling(seqs[0].records, sizes)
+    # as long as all sequences run: the first to finish ends the zip
+    step_records = zip(*(seq.records for seq in seqs), strict=False)
     drafted = [sum(step.drafted for step in each) for each in step_records]
     draft_tokens = _drop_settling(drafted, sizes)
     spread = _compare_halves(steps, draft_tokens, sizes)
@@ -146,14 +153,15 @@ def probe_shared(
 
 
 def shared_draft_sizes(batch_size: int) -> tuple[int, ...]:
-    """Guesses of so many rows together."""
+    """Return the numbers of draft tokens of all sequences together to measure steps with."""
     return tuple(sorted({0, batch_size // 2, batch_size, 3 * batch_size}))
 
 
 def _compare_halves(
     steps: list[StepRecord], draft_tokens: list[int], sizes: tuple[int, ...]
 ) -> float | None:
-    """By how much odd and even rounds differ, but for a few sizes."""
+    """Return the ratio by which odd and even rounds differ, without a few outlier sizes; None if
+    there was one round only."""
     halves: list[dict[int, list[float]]] = [{}, {}]
     for i, (step, count) in enumerate(zip(steps, draft_tokens, strict=True)):
         seconds = step.draft_seconds + step.score_seconds + step.verify_seconds
@@ -174,8 +182,8 @@ def _run_rounds(
     max_rounds: int = MAX_ROUNDS,
     label: str = "",
 ) -> list[SequenceState]:
-    """Rows that have been through rounds over the sizes, two to `max_rounds`; the first one has
-    guessed most. label: what is measured, logged where that takes long."""
+    """Run two to `max_rounds` rounds over the sizes; return the sequences, the first of which had
+    the most draft tokens in each step. label: logged if the rounds take long."""
     seqs = [SequenceState.from_request(replace(request, params=params)) for request in requests]
     batch, verifier, gammas = Batch(batch.target, drafter), make_verifier(block), _list_round(sizes)
     start, steps = perf_counter(), 0
@@ -199,7 +207,7 @@ def _run_rounds(
 
 
 def _iter_overlaps(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
-    """The overlaps at the places of the text, up to its first end."""
+    """Yield the overlaps of the draft tokens up to the first end of sequence."""
     for step in steps:
         for token, overlap in zip_longest(step.new_tokens, step.overlaps):
             if overlap is not None:
@@ -209,21 +217,22 @@ def _iter_overlaps(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[flo
 
 
 def _update_prior(prior: tuple[float, float], overlaps: list[float]) -> tuple[float, float]:
-    """Return a `Costs.prior` updated by draft tokens with these overlaps."""
+    """Return a `Costs.prior` updated with the overlaps of draft tokens."""
     prior_weight, alpha = prior
     weight = prior_weight + len(overlaps)
     return min(MAX_PRIOR_WEIGHT, weight), (prior_weight * alpha + sum(overlaps)) / weight
 
 
 def _drop_settling(each: list[T], sizes: tuple[int, ...]) -> list[T]:
-    """Return the last step of each size in each round; all steps where no round got so far."""
+    """Return the last step of each size in each round, or all steps if no round got that far."""
     length = len(_list_round(sizes))
     last = range(SETTLING_STEPS + STEPS_PER_SIZE - 1, length, STEPS_PER_SIZE)
     return [x for i, x in enumerate(each) if i % length in last] or each
 
 
 def _measure_size_change(steps: list[StepRecord]) -> float:
-    """Seconds that the first pass of a size takes more than the next one of it: the median."""
+    """Return the median of the seconds by which the first pass of a size takes longer than the
+    second."""
     more = [
         one.score_seconds - other.score_seconds
         for before, one, other in zip(steps, steps[1:], steps[2:], strict=False)
@@ -233,7 +242,8 @@ def _measure_size_change(steps: list[StepRecord]) -> float:
 
 
 class _AlwaysProposingDrafter(Drafter):
-    """The drafter, with made-up guesses where it has none: passes are timed at full length."""
+    """The drafter, with made-up draft tokens if it proposes too few, so that each pass has its full
+    size."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)

@@ -284,7 +284,7 @@ def test_a_long_measurement_says_so(run, pair, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(slow_log, "LOG_AFTER_SECONDS", 0.0)
     err = run("generate", "It was", *pair[:4]).err
-    assert re.search(r"^measuring what steps cost.*: target, draft, greedy, batch size 1$", err, re.M)
+    assert re.search(r"^measuring step costs.*: target, draft, greedy, batch size 1$", err, re.M)
     assert "loading target\n" in err and "loading the draft draft\n" in err
     assert "measuring" not in run("generate", "It was", *pair[:4]).err
 
