@@ -1,12 +1,11 @@
-"""The share of the processors that other processes took while something was timed.
+"""The share of the processors that other processes used during a measurement.
 
-The system counts for how long each processor was busy. Busy time beyond this process and those
-it started is others'; so is the time that a hypervisor gave to other machines. Where it does not
-say which processors this process may run on (macOS), nothing is known, and nothing is said.
+The system counts the busy time of each processor. Busy time not spent by this process and its
+children belongs to others, and so does steal time of a hypervisor. The share is unknown on systems
+that do not report a process' CPU affinity (macOS).
 
-In a container the counts are mostly the host's: of its processors those count that this process
-may run on, so neighbours there are others, though a quota on processor time may keep them from
-disturbing.
+In a container the counts are mostly the host's, of the processors that this process may run on.
+Other containers count as others, although a CPU quota may prevent them from slowing this one.
 """
 
 from __future__ import annotations
@@ -20,29 +19,28 @@ from typing import Any, NamedTuple
 import psutil
 
 BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq", "steal")
-MAX_OTHERS_SHARE = 0.05  # share beyond which times are not to be trusted
-MIN_PROCESSOR_SECONDS = 0.5  # processor seconds: less is a few ticks, of 1/100 s each
+MAX_OTHERS_SHARE = 0.05  # above this share, times are reported as uncertain
+MIN_PROCESSOR_SECONDS = 0.5  # counters advance by 1/100 s, too coarse for shorter times
 
 
 class ProcessorReading(NamedTuple):
-    """A moment: the clock, and processor seconds until then."""
+    """The clock and the processor time counters at one moment."""
 
-    clock: float
+    clock: float  # seconds
     cpus: int
-    busy: float
-    own: float  # of this process and of those it started
+    busy: float  # processor seconds of all processes
+    own: float  # processor seconds of this process and its children
 
 
 class ProcessorSeconds(NamedTuple):
-    """Processor seconds of a span of time: those that others took, and all."""
+    """Processor seconds of a span of time."""
 
-    others: float  # somewhat below 0 where others took nothing: the two are counted apart
-    all: float
+    others: float  # used by other processes; may be slightly below 0: a difference of two counters
+    all: float  # available
 
 
 def take_reading() -> ProcessorReading | None:
-    """The counters now; None where the system does not say which processors this process may run
-    on."""
+    """Return the counters now; None if the system does not report the CPU affinity."""
     own = psutil.Process()
     try:
         cpus, times = own.cpu_affinity(), psutil.cpu_times(percpu=True)
@@ -51,7 +49,7 @@ def take_reading() -> ProcessorReading | None:
         spent = sum(map(_sum_process_seconds, [own, *own.children(recursive=True)]))
     except (AttributeError, OSError, psutil.Error):
         return None
-    if len(busy) < len(cpus):  # a container's own count, which numbers them otherwise
+    if len(busy) < len(cpus):  # a container's own counters, with other processor numbers
         return None
     return ProcessorReading(perf_counter(), len(cpus), sum(busy), spent)
 
@@ -64,8 +62,8 @@ def measure_since(since: ProcessorReading | None) -> ProcessorSeconds | None:
 def subtract_readings(
     since: ProcessorReading | None, until: ProcessorReading | None
 ) -> ProcessorSeconds | None:
-    """Return the processor seconds from one reading to another; None where either is missing, or
-    processors were given or taken away meanwhile."""
+    """Return the processor seconds between two readings; None if either is missing or if the
+    number of processors has changed."""
     if since is None or until is None or since.cpus != until.cpus:
         return None
     others = (until.busy - since.busy) - (until.own - since.own)
@@ -73,8 +71,8 @@ def subtract_readings(
 
 
 def compute_others_share(spans: Iterable[ProcessorSeconds | None]) -> float | None:
-    """The share of the processors that others took in all of these spans; None where they are too
-    short to tell, or nothing is known."""
+    """Return the share of the processors that other processes used in all of these spans; None if
+    it is unknown or the spans are too short."""
     present = [span for span in spans if span is not None]
     total = sum(span.all for span in present)
     if total < MIN_PROCESSOR_SECONDS:
@@ -83,17 +81,18 @@ def compute_others_share(spans: Iterable[ProcessorSeconds | None]) -> float | No
 
 
 def describe_contention(share: float | None) -> str | None:
-    """Return the remark beside times that were taken meanwhile; None for none."""
+    """Return a warning for times measured with this share of others; None if it is small or
+    unknown."""
     if share is None or share <= MAX_OTHERS_SHARE:
         return None
     return (
-        f"other processes took {share:.0%} of the processors meanwhile: these times are uncertain, "
-        "so measure again on an idle machine"
+        f"other processes took {share:.0%} of the processors meanwhile: these times are uncertain; "
+        "measure again on an idle machine"
     )
 
 
 def _list_processors(count: int) -> list[int]:
-    """Numbers of the processors that are counted: on Linux those that are switched on."""
+    """Return the numbers of the processors that have counters: on Linux, of those online."""
     try:
         lines = Path("/proc/stat").read_text()
     except OSError:
@@ -102,12 +101,13 @@ def _list_processors(count: int) -> list[int]:
 
 
 def _sum_busy_seconds(times: Any) -> float:
-    """Processor seconds of one processor; a guest's are in `user`."""
+    """Return the busy seconds of one processor; `user` includes the time of guests."""
     return sum(getattr(times, name, 0.0) for name in BUSY_FIELDS)
 
 
 def _sum_process_seconds(process: psutil.Process) -> float:
-    """Seconds of a process and of those below it that have ended; 0 where it has ended."""
+    """Return the processor seconds of a process and of its children that have ended; 0 if it has
+    ended itself."""
     try:
         times = process.cpu_times()
     except psutil.Error:

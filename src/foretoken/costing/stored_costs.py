@@ -1,9 +1,10 @@
-"""Costs on disk: how far they can be trusted, and when they are measured again.
+"""Costs on disk: how reliable they are, and when they are measured again.
 
-Kept whatever the machine did meanwhile, by what speed depends on: shapes, precision, runtime,
-machine and versions, not the weights' values. Costs that real steps contradict serve until another
-process measures them again, before its first text; it waits four times as long for each next
-attempt, so a machine that is never idle does not pay for its costs at every start.
+Their key contains everything that speed depends on: shapes, precision, backend, machine and
+versions, not the weights' values. They are stored even if the machine was busy. Costs that real
+steps contradict are used until another process measures again before its first request. The wait
+before each further attempt is four times as long, so that a machine that is never idle does not
+measure at every start.
 """
 
 from __future__ import annotations
@@ -32,18 +33,10 @@ from foretoken.records import StepRecord
 from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
 COSTS_FILE, COSTS_FORMAT = "costs.json", 11
-FIRST_RETRY_SECONDS, RETRY_BACKOFF, MAX_RETRY_SECONDS = (
-    600.0,
-    4,
-    7 * 86400.0,
-)  # seconds to the next attempt: first, times, at most
-MAX_COST_RATIO = (
-    1.5  # between real steps and costs: a neighbour that comes or goes during a run is no reason
-)
-MIN_MONITORED_STEPS, MAX_MONITORED_STEPS = (
-    16,
-    256,
-)  # steps of a size that tell, at least and at most: the newest
+FIRST_RETRY_SECONDS, RETRY_BACKOFF, MAX_RETRY_SECONDS = 600.0, 4, 7 * 86400.0
+MAX_COST_RATIO = 1.5  # of real steps to costs: other processes that start or end cause less
+# steps of one size that are compared; of more, the newest
+MIN_MONITORED_STEPS, MAX_MONITORED_STEPS = 16, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +44,26 @@ class StoredCosts:
     """Costs, and the circumstances of their measurement."""
 
     costs: Costs
-    spread: float | None  # the ratio of its two halves; None where there were none
-    others: float | None  # the share of the processors that others took meanwhile; None: unknown
+    spread: float | None  # ratio of odd to even rounds, 1 or more; None: one round only
+    others: float | None  # share of the processors that other processes used; None: unknown
     label: str = ""  # for `foretoken cache list`
-    when: float = field(default_factory=lambda: time())  # of the last attempt, since 1970
+    when: float = field(default_factory=lambda: time())  # of the last attempt, seconds since 1970
     attempts: int = 1
-    off: float | None = None  # the factor by which later steps contradict them
+    off: float | None = None  # the factor by which later steps differ from the costs
 
     @property
     def trust(self) -> str:
-        """Say how far the costs can be trusted."""
-        halves = "measured once" if self.spread is None else f"halves {self.spread:.2f} times apart"
-        others = "" if self.others is None else f", others took {self.others:.0%} of the processors"
-        off = "" if self.off is None else f", {self.off:.1f} times off in later steps"
-        return f"{halves}{others}{off}{'; measured again by a later start' if off else ''}"
+        """A description of how reliable the costs are, for lists."""
+        spread = "one round" if self.spread is None else f"rounds within {self.spread:.2f}x"
+        others = (
+            "" if self.others is None else f", other processes took {self.others:.0%} of the CPU"
+        )
+        off = "" if self.off is None else f", later steps differ {self.off:.1f}x"
+        return f"{spread}{others}{off}{'; a later start measures again' if off else ''}"
 
     def is_due(self, single_costs: StoredCosts | None = None) -> bool:
-        """Tell whether to measure again. alone: the costs of one row, which these extend."""
+        """Return whether to measure again. single_costs: the costs for batch size 1 that these
+        extend."""
         if single_costs is not None and single_costs.when > self.when:
             return True
         wait = min(
@@ -77,18 +73,18 @@ class StoredCosts:
 
 
 class DriftMonitor:
-    """Real steps of single rows against the costs of one kind of sampling."""
+    """Compares real steps at batch size 1 with the costs of one kind of sampling."""
 
     def __init__(self) -> None:
-        self._ratios: dict[int, deque[float]] = {}  # of what steps took, by their draft tokens
+        self._ratios: dict[int, deque[float]] = {}  # real / expected time, by draft tokens
         self._exceeded: bool | None = None
 
     def add_steps(self, steps: list[StepRecord], costs: Costs) -> bool:
-        """Note steps; tell whether they change the trust in the costs."""
+        """Add steps; return whether they change the verdict on the costs."""
         before = 0
         for step in steps:
             positions = 1 + step.drafted + step.padding
-            if step.rows == 1 and positions == before:  # the pass of another size takes longer
+            if step.rows == 1 and positions == before:  # a pass after one of another size is slow
                 newest = deque[float](maxlen=MAX_MONITORED_STEPS)
                 self._ratios.setdefault(step.drafted, newest).append(_compare_seconds(step, costs))
             before = positions if step.rows == 1 else 0
@@ -98,9 +94,9 @@ class DriftMonitor:
 
     @property
     def off(self) -> float | None:
-        """The factor by which the costs are wrong: of steps of one size against those of another,
-        or of all, if they take less than they should. Steps that all take longer say that this
-        machine is busy now. None where too few are known."""
+        """The factor by which the costs are wrong: between steps of different sizes, or for all
+        sizes if steps are faster than expected. If all are slower, the machine is just busy. None
+        after too few steps."""
         ratios = [
             median(each) for each in self._ratios.values() if len(each) >= MIN_MONITORED_STEPS
         ]
@@ -108,7 +104,7 @@ class DriftMonitor:
 
 
 def _compare_seconds(step: StepRecord, costs: Costs) -> float:
-    """Return a step's time over its expected time."""
+    """Return the ratio of a step's time to its expected time."""
     drafting = 0.0 if step.predicted else interpolate(costs.draft, step.drafted)
     expected = drafting + costs.target_seconds(1 + step.drafted + step.padding, 1 + step.drafted)
     took = step.draft_seconds + step.score_seconds + step.verify_seconds
@@ -116,7 +112,7 @@ def _compare_seconds(step: StepRecord, costs: Costs) -> float:
 
 
 def store_contradiction(name: str, costs: Costs, off: float) -> None:
-    """Keep beside these costs what real steps say of them."""
+    """Store with these costs the factor by which real steps differ from them."""
     stored, wrong = load_costs(name), off if off > MAX_COST_RATIO else None
     if stored is not None and stored.costs == costs and (stored.off is None) != (wrong is None):
         store_costs(name, replace(stored, off=wrong))
@@ -129,7 +125,7 @@ def load_or_measure(
     *,
     remeasure: bool,
 ) -> Costs:
-    """The costs under `name`, measured where `find_usable` does not have them."""
+    """Return the costs stored under `name`, or measure and store them if `find_usable` has none."""
     costs = find_usable(name, single_name, remeasure=remeasure)
     if costs is not None:
         return costs
@@ -140,8 +136,9 @@ def load_or_measure(
 
 
 def find_usable(name: str | None, single_name: str | None, *, remeasure: bool) -> Costs | None:
-    """The costs kept under `name`; None where there are none, or where they are due and `again`
-    says that this process may measure them. alone: the name of those that they extend."""
+    """Return the costs stored under `name`; None if there are none, or if they are due to be
+    measured again and `remeasure` allows it. single_name: the name of the costs that they
+    extend."""
     stored = load_costs(name) if name else None
     due = (
         remeasure
@@ -152,7 +149,7 @@ def find_usable(name: str | None, single_name: str | None, *, remeasure: bool) -
 
 
 def load_costs(name: str) -> StoredCosts | None:
-    """Return the costs stored under `name`; None where there are none, or they are broken."""
+    """Return the costs stored under `name`; None if there are none or they are invalid."""
     return _parse_entry(load_cached_values(COSTS_FILE).get(name))
 
 
@@ -161,9 +158,9 @@ def store_costs(name: str, costs: StoredCosts) -> None:
 
 
 def list_entries() -> list[StoredCosts]:
-    """All that is kept, the newest first."""
+    """Return all stored costs, the newest first."""
     every = (_parse_entry(entry) for entry in load_cached_values(COSTS_FILE).values())
-    return sorted((kept for kept in every if kept), key=lambda kept: -kept.when)
+    return sorted((entry for entry in every if entry), key=lambda entry: -entry.when)
 
 
 @cache
@@ -180,7 +177,7 @@ def _parse_entry(entry: Any) -> StoredCosts | None:
 
 
 def make_key(target: Component, drafter: Component, *more: object) -> str | None:
-    """The key under which costs are kept; None for a model or drafter without an identity."""
+    """Return the key of a pair's costs; None for a model or drafter without an identity."""
     parts = [make_identity(target), make_identity(drafter)]
     if None in parts:
         return None
@@ -189,16 +186,11 @@ def make_key(target: Component, drafter: Component, *more: object) -> str | None
 
 
 def make_identity(part: Any) -> str | None:
-    """Return a string that determines a model's or drafter's speed: its own `identity`, else its
-    config.
-
-    None where that is unknown: a network in memory may differ from its config, and a drafter of
-    the user's own from its class.
-    """
+    """Return a string that determines a model's or drafter's speed: its `identity`, else its
+    config. None if its speed is unknown: a network in memory may differ from its config, and a
+    user's drafter may have settings."""
     if isinstance(part, Drafter):
-        if (
-            part.identity is not None or part.has_own_speed
-        ):  # made of parts, or with settings of its own
+        if part.identity is not None or part.has_own_speed:  # it has parts or settings
             return part.identity
         if part.model is not None:
             return make_identity(part.model)
@@ -217,7 +209,7 @@ def make_identity(part: Any) -> str | None:
 
 
 def describe_machine() -> list[Any]:
-    """The hardware that passes run on."""
+    """Return the hardware properties that speed depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -225,9 +217,7 @@ def describe_machine() -> list[Any]:
     names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    forced_choice = os.environ.get(
-        INSTRUCTIONS_VARIABLE
-    )  # to an instruction set that may be slower
+    forced_choice = os.environ.get(INSTRUCTIONS_VARIABLE)  # an instruction set, maybe a slower one
     return [
         sorted(names) or platform.processor(),
         cores,

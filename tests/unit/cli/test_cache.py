@@ -89,21 +89,22 @@ def test_a_folder_that_cannot_be_used(
 
 def test_costs_are_listed_with_how_far_they_are_trusted(console: Run) -> None:
     stored_costs.store_costs(
-        "a", stored_costs.StoredCosts(COSTS, 1.1, 0.02, "T, D, greedy, 1 row", 1e9)
+        "a", stored_costs.StoredCosts(COSTS, 1.1, 0.02, "T, D, greedy, batch size 1", 1e9)
     )
     stored_costs.store_costs(
-        "b", stored_costs.StoredCosts(COSTS, 1.5, 0.4, "T, D, greedy, 4 rows", 2e9, 2, off=2.5)
+        "b",
+        stored_costs.StoredCosts(COSTS, 1.5, 0.4, "T, D, greedy, batch size 4", 2e9, 2, off=2.5),
     )
     *_, newest, other = console("cache", "list").out.splitlines()
     assert newest.endswith(
-        "costs of T, D, greedy, 4 rows: halves 1.50 times apart, others took 40% of the processors,"
-        " 2.5 times off in later steps; measured again by a later start"
+        "costs of T, D, greedy, batch size 4: rounds within 1.50x, other processes took 40% of the "
+        "CPU, later steps differ 2.5x; a later start measures again"
     )
-    assert other.endswith("1 row: halves 1.10 times apart, others took 2% of the processors")
+    assert other.endswith("batch size 1: rounds within 1.10x, other processes took 2% of the CPU")
     documents = json.loads(console("cache", "list", "--json").out)["costs"]
     assert [(each["label"], each["attempts"]) for each in documents] == [
-        ("T, D, greedy, 4 rows", 2),
-        ("T, D, greedy, 1 row", 1),
+        ("T, D, greedy, batch size 4", 2),
+        ("T, D, greedy, batch size 1", 1),
     ]
     assert "measured costs" in console("cache", "clear").out
     assert json.loads(console("cache", "list", "--json").out)["costs"] == []

@@ -58,9 +58,11 @@ def never() -> StoredCosts:
 
 def test_what_was_kept_is_recalled():
     store_costs("a", GOOD)
-    store_costs("b", StoredCosts(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7))
+    store_costs("b", StoredCosts(OTHER, None, None, "T, D, greedy, batch size 1", 3.0, 2, 1.7))
     assert load_costs("a") == GOOD and load_costs("c") is None
-    assert load_costs("b") == StoredCosts(OTHER, None, None, "T, D, greedy, 1 row", 3.0, 2, 1.7)
+    assert load_costs("b") == StoredCosts(
+        OTHER, None, None, "T, D, greedy, batch size 1", 3.0, 2, 1.7
+    )
     assert stored_costs.list_entries() == [load_costs("b"), load_costs("a")]
 
 
