@@ -1,7 +1,7 @@
-"""Hidden states that a target shows of its rows' tokens, kept until a drafter takes them.
+"""Hidden states of a target's tokens, stored until a drafter takes them.
 
-Knows no models. A row's states are those of consecutive tokens; tokens that are taken back take
-theirs along.
+Each sequence's states belong to consecutive tokens. Truncating a sequence drops the states of the
+removed tokens.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FINAL_TAP = -1  # the tap behind the final norm: what the output layer reads
+FINAL_TAP = -1  # the tap after the final norm: the input of the output layer
 
 
 class HiddenStates(NamedTuple):
-    """States of consecutive tokens of a row, from position `first` on: `[n, W]`."""
+    """Hidden states `[n, W]` of consecutive tokens of a sequence, from position `first` on."""
 
     first: int
     states: Tensor
 
     def get_from(self, position: int) -> Tensor:
-        """The states from a position on; none where they begin behind it."""
+        """Return the states from a position on; none if `first` is after it."""
         missing = self.first > position
         return self.states[len(self.states) if missing else position - self.first :]
 
@@ -29,8 +29,7 @@ class HiddenStates(NamedTuple):
 def append_new_states(
     old: Tensor, new: HiddenStates | None, position: int, columns: slice | None = None
 ) -> Tensor:
-    """The states before, and behind them what is new from the position `position` on: of these
-    columns, or all."""
+    """Return `old` followed by the states of `new` from a position on: these columns, or all."""
     states = None if new is None else new.get_from(position)
     if states is None or not len(states):
         return old
@@ -39,39 +38,39 @@ def append_new_states(
 
 
 class HiddenStateStore:
-    """The states of every row."""
+    """The hidden states of all sequences of a batch, by row."""
 
     def __init__(self, rows: int = 0) -> None:
         self.rows: list[list[HiddenStates]] = [[] for _ in range(rows)]
 
     def join(self, other: HiddenStateStore) -> None:
-        """The rows of `other` join behind these."""
+        """Append the rows of `other`."""
         self.rows = [*self.rows, *other.rows]
 
     def copy_with_rows(self, count: int) -> HiddenStateStore:
-        """These, and so many fresh rows behind them."""
+        """Return a copy with `count` empty rows appended."""
         more = HiddenStateStore()
         more.rows = [*self.rows, *([] for _ in range(count))]
         return more
 
     def select(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was."""
+        """Replace row b by the former row rows[b]."""
         self.rows = self.copy_rows(rows).rows
 
     def copy_rows(self, rows: list[int]) -> HiddenStateStore:
-        """Others of which row b is row rows[b] of these."""
+        """Return a copy whose row b is row rows[b]."""
         others = HiddenStateStore()
         others.rows = [list(self.rows[b]) for b in rows]
         return others
 
     def add(self, past: list[int], states: list[Tensor]) -> None:
-        """Row b read tokens with these states, `[n, W]`, behind past[b] others."""
+        """Append states `[n, W]` to each row b: those of the tokens from position past[b] on."""
         for parts, first, new in zip(self.rows, past, states, strict=True):
             if len(new):
                 parts.append(HiddenStates(first, new))
 
     def truncate(self, lengths: list[int]) -> None:
-        """So many tokens of each row remain."""
+        """Drop the states of tokens from position lengths[b] on."""
         for parts, length in zip(self.rows, lengths, strict=True):
             while parts and parts[-1].first + len(parts[-1].states) > length:
                 first, states = parts.pop()
@@ -79,7 +78,7 @@ class HiddenStateStore:
                     parts.append(HiddenStates(first, states[: length - first]))
 
     def take(self) -> list[HiddenStates | None]:
-        """Return the states of each row, which are forgotten here; None where there are none."""
+        """Return the states of each row, None if it has none, and drop them here."""
         taken = [_concatenate(parts) if parts else None for parts in self.rows]
         self.rows = [[] for _ in self.rows]
         return taken

@@ -194,7 +194,7 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
         assert out.tokens == made[0, inputs["input_ids"].shape[1] :].tolist()
     with pytest.raises(InputError, match="prompt 0 is text alone"):
         spec.generate([[5, 6, 7]], max_new_tokens=4)
-    with pytest.raises(RefusedError, match="guidance reads ids alone"):
+    with pytest.raises(RefusedError, match="guidance takes token ids only"):
         spec.guided(2.0)
     refused(RefusedError, "brings an adapter, and takes no", tmp_path, "lookup", adapter=tmp_path)
     refused(InputError, "generate turns its adapter on and off", theirs, "lookup")

@@ -105,7 +105,7 @@ def test_what_cannot_be_guided_is_refused(spec) -> None:
         spec.guided(2.0, [3] * 500)
     with pytest.raises(RefusedError, match="an encoder"):
         foretoken.load(target("T5"), "lookup").guided(2.0)
-    with pytest.raises(RefusedError, match="no likelihoods under guidance"):
+    with pytest.raises(RefusedError, match="guidance has no prompt_logprobs"):
         spec.guided(2.0).generate(PROMPTS[0], max_new_tokens=2, prompt_logprobs=1, gamma=0)
 
 
