@@ -1,7 +1,7 @@
-"""A cache of what models computed of sequences that have left, for others that begin with the same
-tokens: the longest prefix in common, and what gives way.
+"""A prefix cache: the arrays that a model computed for sequences that have left, found by the
+longest prefix that another sequence shares with them.
 
-It does not know what that is: a model puts it in and copies it out.
+It does not depend on the contents of the arrays.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ TOKEN_BYTES = array("i").itemsize
 
 
 class PrefixCache:
-    """Prefixes of at most `limit` bytes together; the least recently used give way.
+    """Cached prefixes of at most `limit` bytes in all; the least recently used are dropped.
 
-    limit: None where the caller drops them. divisible: a prefix also serves sequences that begin
-    with a part of its tokens, as keys and values do and states do not. release: is called with the
-    arrays of each prefix that goes. Entries need to be arrays only if there is a limit.
+    limit: None if the caller drops them. divisible: an entry is also valid for sequences that share
+    only some of its first tokens, as keys and values are and recurrent states are not. release: is
+    called with the arrays of each entry that is dropped. Entries need to be arrays only if there is
+    a limit.
     """
 
     def __init__(
@@ -33,9 +34,9 @@ class PrefixCache:
         release: Callable[[Any], None] = lambda arrays: None,
     ) -> None:
         self.limit, self.divisible, self._release = limit, divisible, release
-        # by salt and tokens, the last used last; sequences of another salt share nothing
+        # by salt and tokens, the last used last; sequences with different salts share nothing
         self._arrays: OrderedDict[tuple[Hashable, bytes], Any] = OrderedDict()
-        # those that begin alike are near; after a Ctrl-C some may be missing, never too many
+        # sorted, so that equal prefixes are neighbours; a Ctrl-C may leave out keys, never add any
         self._sorted: dict[Hashable, list[bytes]] = {}
 
     def __len__(self) -> int:
@@ -45,7 +46,8 @@ class PrefixCache:
         return iter([*self._arrays.values()])
 
     def find(self, salt: Hashable, tokens: list[int]) -> tuple[int, Any]:
-        """Return the most first tokens that are cached, and what was computed of them."""
+        """Return the length of the longest cached prefix of the tokens, and its arrays; (0, None)
+        if there is none."""
         key = array("i", tokens).tobytes()
         found = (
             self._find_nearest(salt, key) if self.divisible else self._find_whole_prefix(salt, key)
@@ -57,8 +59,8 @@ class PrefixCache:
         return length, self._arrays[salt, found]
 
     def add(self, salt: Hashable, tokens: list[int], arrays: Any) -> None:
-        """Cache what was computed of these tokens. Where prefixes are divisible, in place of the
-        one that the tokens begin with, and unless another begins with them."""
+        """Cache the arrays of these tokens. If entries are divisible, they replace an entry for a
+        prefix of the tokens, and are dropped if an entry begins with the tokens."""
         key = array("i", tokens).tobytes()
         if not key or (self.divisible and self.find(salt, tokens)[0] == len(tokens)):
             self._release(arrays)
@@ -75,11 +77,11 @@ class PrefixCache:
                 total -= _count_bytes(self.drop_oldest())
 
     def drop_oldest(self) -> Any:
-        """Drop the least recently used; return what it held."""
+        """Drop the least recently used entry; return its arrays."""
         return self._drop(*next(iter(self._arrays)))
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all entries."""
         while self._arrays:
             self.drop_oldest()
 
@@ -94,16 +96,17 @@ class PrefixCache:
         return arrays
 
     def _find_nearest(self, salt: Hashable, key: bytes) -> bytes:
-        """Return the one that shares most with `key`: it is beside its place."""
+        """Return the cached key with the longest prefix in common with `key`: one of its two
+        neighbours in the sorted list."""
         keys = self._sorted.get(salt, [])
         index = bisect(keys, key)
         near = keys[max(0, index - 1) : index + 1]
         return max(near, key=lambda each: _count_shared_bytes(each, key), default=b"")
 
     def _find_whole_prefix(self, salt: Hashable, key: bytes) -> bytes:
-        """Return the longest that `key` begins with."""
+        """Return the longest cached key that `key` begins with; b"" if there is none."""
         keys = self._sorted.get(salt, [])
-        while index := bisect(keys, key):  # it is the one before the key's place, or shorter
+        while index := bisect(keys, key):  # the neighbour, or a prefix of what it shares with `key`
             before = keys[index - 1]
             length = _count_shared_bytes(before, key)
             if length == len(before):
@@ -117,7 +120,7 @@ def _count_bytes(arrays: Sequence[Any]) -> int:
 
 
 def _count_shared_bytes(one: bytes, other: bytes) -> int:
-    """Return how many first bytes two keys share, of whole tokens."""
+    """Return the length in bytes of the prefix that two keys share, in whole tokens."""
     max_tokens = min(len(one), len(other)) // TOKEN_BYTES
     a, b = (np.frombuffer(x, np.int32, max_tokens) for x in (one, other))
     different = a != b
@@ -127,7 +130,7 @@ def _count_shared_bytes(one: bytes, other: bytes) -> int:
 
 def count_shared_tokens(one: list[int], other: list[int]) -> int:
     """Return how many first tokens two sequences share."""
-    low, high = 0, min(len(one), len(other)) + 1  # so many are shared; so many are not
+    low, high = 0, min(len(one), len(other)) + 1  # `low` tokens are shared, `high` are not
     middle = high - 1
     while low + 1 < high:
         if one[low:middle] == other[low:middle]:

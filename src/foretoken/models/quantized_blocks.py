@@ -1,11 +1,10 @@
-"""Weights that are blocks of small integers already, as those of GGUF files, so that a runtime can
-keep them as they are: the same numbers, in a quarter of the bytes to read.
+"""Finds weights that are already quantized in blocks, like those of GGUF files, so that a backend
+can store them as integers: the same numbers in a quarter of the memory.
 
-A block is 32 or 16 weights that flow into one output, each k * scale + offset with an integer k of
-four or eight bits; most formats have no offset. Blocks are recognised by their values alone, to the
-bit, whatever the format was called and wherever a row was moved since.
-
-Weights that are no such blocks are said to have none. Does not round.
+A block is 32 or 16 weights of one output, each k * scale + offset with an integer k of four or
+eight bits; most formats have no offset. Blocks are recognised bit for bit by their values alone,
+not by the format's name, so that reordered rows are found too. Other weights are left as they are:
+nothing is rounded.
 """
 
 from __future__ import annotations
@@ -22,19 +21,16 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 ScaleChoices = NDArray[np.int64]
 BLOCK_SIZES = (32, 16)
-NUM_SAMPLE_BLOCKS = (
-    16  # blocks that tell whether a weight has any, and which candidates are frequent
-)
-MAX_REST_SHARE = 0.5  # the share of blocks that the frequent candidates may leave
-BLOCKS_PER_TASK = 2**14  # blocks that a thread fits at a time
-SIGNIFICANT_BITS = (
-    19  # significant bits of a scale or an offset: of a number in float16 times an integer
-)
+NUM_SAMPLE_BLOCKS = 16  # tried first, to find out whether a weight is quantized and by which scales
+MAX_REST_SHARE = 0.5  # of blocks, that the scale choices found in the sample may leave unmatched
+BLOCKS_PER_TASK = 2**14  # blocks per task of a thread
+SIGNIFICANT_BITS = 19  # of a scale or an offset: the product of a float16 number and an integer
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBlocks:
-    """A weight `[out, in]`: integers `[out, in / size, size]`, the others `[out, in / size, 1]`."""
+    """A weight `[out, in]`: integers `[out, in / size, size]`, scales and offsets `[out, in / size,
+    1]`."""
 
     integers: NDArray[np.int8]
     scales: Floats
@@ -47,11 +43,11 @@ class QuantizedBlocks:
 
 
 def find_blocks(weight: Floats) -> QuantizedBlocks | None:
-    """Return the blocks that a weight `[out, in]` consists of, or None.
+    """Return the blocks that a weight `[out, in]` consists of; None if it is not quantized so.
 
     Example:
         >>> weight = np.tile(np.arange(-8, 8, dtype=np.float32), (1, 4)) * np.float32(0.375)
-        >>> found(weight).scales.ravel()
+        >>> find_blocks(weight).scales.ravel()
         array([0.375, 0.375], dtype=float32)
     """
     out, inner = weight.shape
@@ -67,13 +63,13 @@ def find_blocks(weight: Floats) -> QuantizedBlocks | None:
 
 
 def map_parts(function: Callable[[int, int], Any], n: int, size: int) -> list[Any]:
-    """Return what work(i, j) gives over all parts of `size` of n, on all threads."""
+    """Return function(i, j) for each part [i, j) of `size` of [0, n), computed on all threads."""
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         return list(threads.map(lambda i: function(i, min(n, i + size)), range(0, n, size)))
 
 
 def _compute_scales(groups: Floats, n: ScaleChoices) -> tuple[Floats, Floats]:
-    """Scales without offsets: the largest weight is -n times the scale."""
+    """Return scales and zero offsets: the weight of largest magnitude is -n times the scale."""
     peak = np.take_along_axis(groups, np.abs(groups).argmax(1)[:, None], 1)
     scales = peak / -n.astype(np.float32)[:, None, None]
     return scales, np.zeros_like(scales)
@@ -81,8 +77,8 @@ def _compute_scales(groups: Floats, n: ScaleChoices) -> tuple[Floats, Floats]:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _compute_scales_and_offsets(groups: Floats, choices: ScaleChoices) -> tuple[Floats, Floats]:
-    """Scales and offsets: the smallest weight is `low` scales above the offset, and the largest
-    `span` above it."""
+    """Return scales and offsets: the smallest weight is `low` scales above the offset, the largest
+    `span` scales above the smallest."""
     span, low = np.moveaxis(choices.astype(np.float64), -1, 0)[..., None, None]
     first, last = groups.min(1)[:, None].astype(np.float64), groups.max(1)[:, None]
     scales = _round_to_significant((last - first) / span)
@@ -90,7 +86,7 @@ def _compute_scales_and_offsets(groups: Floats, choices: ScaleChoices) -> tuple[
 
 
 def _list_spans(max_integer: int) -> ScaleChoices:
-    """All pairs of a span and a low whose integers are at most this."""
+    """Return all pairs of a span and a low whose integers are at most `max_integer`."""
     return np.array(
         [(s, low) for s in range(max_integer, 0, -1) for low in range(max_integer + 1 - s)]
     )
@@ -106,7 +102,7 @@ BLOCK_FORMS = (  # four bits first, then the largest numbers of MXFP4; a span of
 
 
 def _round_to_significant(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest numbers of `SIGNIFICANT_BITS` significant bits."""
+    """Return the nearest numbers with `SIGNIFICANT_BITS` significant bits."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.rint(mantissa * 2**SIGNIFICANT_BITS), exponent - SIGNIFICANT_BITS)
 
@@ -115,8 +111,8 @@ def _round_to_significant(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _fit(
     groups: Floats, scales: Floats, offsets: Floats
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The integers of groups `[n, size]`, and which groups are blocks of them to the bit; scales
-    and offsets `[..., n, 1]`."""
+    """Return the integers of groups `[n, size]` for scales and offsets `[..., n, 1]`, and which
+    groups these reproduce bit for bit."""
     safe = np.where(scales == 0, 1, scales)
     k = np.rint((groups - offsets) / safe)
     fits = (np.abs(k) <= 127) & (scales * k + offsets == groups)
@@ -124,9 +120,10 @@ def _fit(
 
 
 def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlocks | None:
-    """The blocks of all groups `[n, size]`; None where one is no block.
+    """Return the blocks of all groups `[n, size]`; None if one group does not fit.
 
-    A sample tells for an ordinary weight. Choices are tried by how often they fit in it.
+    A sample of groups is enough to refuse an ordinary weight. Choices are tried in the order of how
+    many sample groups they fit.
     """
     some = groups[:: -(-len(groups) // NUM_SAMPLE_BLOCKS)]
     fits = _fit(some, *form(some, choices))[1]
@@ -161,8 +158,8 @@ def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlock
 
 
 def _center_integers(k: NDArray[np.int8], scales: Floats, offsets: Floats) -> QuantizedBlocks:
-    """The same with integers around zero, where the offsets stay exact: their product then is of
-    smaller numbers, and rounds less."""
+    """Return the blocks with integers centered around zero if the offsets remain exact: products of
+    smaller numbers round less."""
     shift = 8 if k.max() <= 15 else 16
     moved = offsets.astype(np.float64) + shift * scales.astype(np.float64)
     narrow = moved.astype(np.float32)

@@ -1,19 +1,19 @@
-"""States of hybrid models by row, which can go back: windows of convolutions, linear recurrences.
+"""Recurrent states of hybrid models that can be rewound when draft tokens are rejected: inputs of
+convolution windows, and states of linear recurrences and selective scans.
 
-A row's state stands at a length of its own, the base. All is kept that the states of the tokens
-behind it, at most `MAX_PENDING_TOKENS`, follow from: the inputs of a window, and k, u and the
-decays of a recurrence S_t = decay_t * S_(t-1) + k_t u_t^T, so that after any of them
+Each sequence stores its state at one length, the base. For the tokens after it, the pending ones
+(at most `MAX_PENDING_TOKENS`), it stores the inputs of windows, and k, u and the decays of a
+recurrence S_t = decay_t * S_(t-1) + k_t u_t^T, from which the state after any of them follows:
 
     S_n = D_n S_0 + sum over i <= n of (D_n / D_i) k_i u_i^T,    D_i = exp(c_i),
 
-where c_i sums the log decays up to token i. Neither k, u nor c of a token depends on tokens behind
-it: a rejected token leaves nothing. A pass reads S_0 and these; the base moves ("folds") only where
-they get too many, and leaves `MAX_REWIND_TOKENS` tokens at least once the pass is done. It knows
-no families.
+where c_i is the sum of the log decays up to token i. Neither k, u nor c of a token depends on later
+tokens, so a rejected token leaves no trace. The base moves forward ("folds") only if there are too
+many pending tokens; at least `MAX_REWIND_TOKENS` remain pending after the pass.
 
-The states of a selective scan have a decay for each of their numbers, and no such sum: their steps
-are run again, from the state that the last pass began with, or where a row went back behind it,
-from the base.
+In a selective scan each number of the state has its own decay, and there is no such sum: the scan
+is run again, from the state at which the last pass began, or from the base if the sequence was
+rewound to before that.
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ from foretoken.errors import InputError
 from foretoken.models.row_slots import RowSlots
 from foretoken.transfer import send
 
-MAX_REWIND_TOKENS = 32  # tokens that a row can always go back
-MAX_PENDING_TOKENS = 64  # tokens behind a base, at most, those of a pass included
-MAX_PASS_WIDTH = (
-    MAX_PENDING_TOKENS  # tokens of a row in a pass, at most; of more, a block is run in parts
-)
-PENDING_SLOTS = MAX_PENDING_TOKENS + 1  # the last one takes what is padding
-DECAY_CHUNK_TOKENS = 8  # tokens whose decays by channel are formed at a time
+MAX_REWIND_TOKENS = 32  # tokens that a sequence can always be truncated by
+MAX_PENDING_TOKENS = 64  # tokens after a base, those of the running pass included
+MAX_PASS_WIDTH = MAX_PENDING_TOKENS  # a wider block is run in parts
+PENDING_SLOTS = MAX_PENDING_TOKENS + 1  # the last one receives padding
+DECAY_CHUNK_TOKENS = 8  # tokens whose decays per channel are computed at a time
 Arrays = dict[str, Tensor]
 
 
 class RecurrentStateLayer:
-    """The states of one layer, by place: arrays `[rows, ..]` by name. Windows, whose names are
-    numbers, have their tokens in axis 1, pending updates in axis 2."""
+    """The states of one layer, by slot: arrays `[rows, ..]` by name. Axis 1 of windows, whose names
+    are numbers, is the token axis; axis 2 of pending updates."""
 
     def __init__(self) -> None:
         self.arrays: Arrays = {}
@@ -54,23 +52,24 @@ class RecurrentStateLayer:
         return next(iter(self.arrays.values())).device
 
     def resize(self, like: Arrays, rows: int, capacity: int, num_used: int) -> None:
-        """New arrays, shaped like these; the first `used` places stay."""
+        """Allocate arrays of `rows` slots, shaped like these; the first `num_used` slots are
+        copied."""
         old, new = self.arrays, dict[str, Tensor]()
         for name, x in like.items():
-            if name in old and len(old[name]) == rows:  # slots alone have changed
+            if name in old and len(old[name]) == rows:  # only `capacity` has changed
                 new[name] = old[name]
                 continue
             new[name] = x.new_zeros(rows, *x.shape[1:])
             if name in old:
                 new[name][:num_used] = old[name][:num_used]
-        self.arrays = new  # at once, for a Ctrl-C in between
+        self.arrays = new  # all at once, so that a Ctrl-C cannot leave them half replaced
 
     def put(self, slot: int, row: Arrays) -> None:
         for name, x in self.arrays.items():
             x[slot] = row[name]
 
     def row(self, slot: int, slots: int) -> Arrays:
-        """A row; one without tokens stands at the beginning."""
+        """Return the states of one slot, or zeros for a sequence without tokens (`slots` 0)."""
         rows = {name: x[slot] for name, x in self.arrays.items()}
         return rows if slots else {name: torch.zeros_like(x) for name, x in rows.items()}
 
@@ -81,7 +80,7 @@ class RecurrentStateLayer:
     def extend_window(
         self, name: str, x: Tensor, size: int, cursor: PendingCursor, num_rows: int
     ) -> Tensor:
-        """Return new inputs `[B, C, W]` behind the `size` - 1 inputs before them, and keep them."""
+        """Store new inputs `[B, C, W]`; return them after the `size` - 1 inputs before them."""
         if name not in self.arrays:
             self.arrays[name] = x.new_zeros(num_rows, size - 1 + PENDING_SLOTS, x.shape[1])
         left = get_last_inputs(self.arrays[name][: len(x)], size, cursor)
@@ -98,20 +97,20 @@ class RecurrentStateLayer:
         cursor: PendingCursor,
         num_rows: int,
     ) -> Tensor:
-        """Return what `compute_outputs` does of new tokens `at` these places, and keep what the
-        states follow from. rows: for which arrays are made."""
+        """Return the outputs of new tokens (see `compute_outputs`) and store their k, u and decays.
+        num_rows: slots to allocate in the first call."""
         B, H, _, Dv = v.shape
         if "S" not in self.arrays:
             shapes = {"S": (H, k.shape[3], Dv), "k": (k.shape[1], PENDING_SLOTS, k.shape[3])}
             for name, shape in (shapes | {"u": (H, PENDING_SLOTS, Dv)}).items():
                 self.arrays[name] = v.new_zeros(num_rows, *shape)
-            # sums of many decays, whose differences are small
+            # float64: small differences of sums of many decays
             self.arrays["c"] = g.new_zeros(
                 num_rows, H, PENDING_SLOTS, g.shape[3], dtype=torch.float64
             )
         S = self.arrays["S"][:B]
         kp, up, cp = (self.arrays[name][:B, :, : cursor.max_pending] for name in "kuc")
-        if not cursor.is_even:  # places without a token may hold anything
+        if not cursor.is_even:  # entries without a token are undefined
             seen = (torch.arange(cursor.max_pending, device=k.device) < cursor.pending[:, None])[
                 :, None, :, None
             ]
@@ -133,15 +132,15 @@ class RecurrentStateLayer:
         cursor: PendingCursor,
         num_rows: int,
     ) -> Tensor:
-        """Return o_t = S_t q_t, `[B, W, C]`, of states S_t = exp(t_t A) S_(t-1) + u_t k_t^T of C
-        channels (arXiv 2312.00752), and keep what these follow from.
+        """Return the outputs o_t = S_t q_t, `[B, W, C]`, of states S_t = exp(t_t A) S_(t-1) + u_t
+        k_t^T with C channels (arXiv 2312.00752), and store k, u and t of the new tokens.
 
         Args:
-            q: `[B, W, N]`, as are the keys k; the inputs u and steps t `[B, W, C]`.
-            A: Decays `[C, N]`, below 0: kept by place, as a row without tokens knows none.
-            call: The number of this scan in the layer.
-            cursor: Where the new tokens go.
-            num_rows: Rows for which arrays are made.
+            q: `[B, W, N]`, as are the keys k; the inputs u and steps t are `[B, W, C]`.
+            A: Decays `[C, N]`, below 0; stored by slot, for passes without tokens of a sequence.
+            call: The index of this scan in the layer.
+            cursor: The positions of the new tokens.
+            num_rows: Slots to allocate in the first call.
         """
         B, _, N = k.shape
         if f"S{call}" not in self.arrays:
@@ -166,12 +165,12 @@ class RecurrentStateLayer:
         return _run_scan_steps(S, A, t, u, k, q)[1]
 
     def _get_scan_arrays(self, call: int, rows: slice) -> Arrays:
-        """Return what is kept of one scan in these places: states S at the base and L behind n
-        pending tokens, where the last pass began."""
+        """Return the arrays of one scan at these slots, among them the states S at the base and L
+        after n pending tokens, where the last pass began."""
         return {name: self.arrays[name + str(call)][rows] for name in "SLAkutn"}
 
     def fold(self, counts: list[int], first: int = 0) -> None:
-        """Move the bases of rows, in places from `first` on, by so many tokens."""
+        """Move the bases of the slots from `first` on forward by counts[i] tokens."""
         rows, to = slice(first, first + len(counts)), torch.tensor(counts)
         tokens = send(to, self.device)
         for call in range(sum(name[0] == "n" for name in self.arrays)):
@@ -193,7 +192,7 @@ class RecurrentStateLayer:
 
 
 class PendingCursor:
-    """Where the tokens of a pass go: behind the pending ones of each place."""
+    """The positions of the tokens of a pass, after the pending ones of each slot."""
 
     def __init__(self, pending: list[int], width: int, device: torch.device) -> None:
         self.counts = pending
@@ -205,33 +204,33 @@ class PendingCursor:
 
 
 class RewindableRows(RowSlots):
-    """Rows that have states, each at a length of its own."""
+    """Sequences with recurrent states, each with its own base."""
 
     base_lengths: list[int]  # by row
 
     def list_state_layers(self) -> list[RecurrentStateLayer]:
-        """The layers that have states."""
+        """Return the layers that have states."""
         raise NotImplementedError
 
     def advance_bases(self, rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
-        """Let bases move where there is no room for counts[b] more tokens of these rows, which hold
-        lengths[b]. Return their tokens behind the bases."""
+        """Move bases forward if there is no room for counts[b] more pending tokens of these rows,
+        whose lengths are lengths[b]. Return their numbers of pending tokens."""
         for b in rows:
-            if lengths[b] == 0 and self.base_lengths[b]:  # the row began again
+            if lengths[b] == 0 and self.base_lengths[b]:  # truncated to nothing
                 self.base_lengths[b] = 0
                 for layer in self.list_state_layers():
                     layer.clear(self.slots[b])
         pending = [lengths[b] - self.base_lengths[b] for b in rows]
         if all(n + counts[b] <= MAX_PENDING_TOKENS for b, n in zip(rows, pending, strict=True)):
             return pending
-        moved = {  # those that have to and, as it is done at once, those that can
+        moved = {  # also bases that need not move yet: one call moves them all
             self.slots[b]: n - min(MAX_REWIND_TOKENS, MAX_PENDING_TOKENS - counts[b])
             for b, n in zip(rows, pending, strict=True)
         }
-        moved = {place: n for place, n in moved.items() if n > 0}
+        moved = {slot: n for slot, n in moved.items() if n > 0}
         if moved:
             first = min(moved)
-            each = [moved.get(place, 0) for place in range(first, max(moved) + 1)]
+            each = [moved.get(slot, 0) for slot in range(first, max(moved) + 1)]
             for layer in self.list_state_layers():
                 layer.fold(each, first)
             for b in rows:
@@ -239,7 +238,7 @@ class RewindableRows(RowSlots):
         return [lengths[b] - self.base_lengths[b] for b in rows]
 
     def check_rewind(self, old: list[int], new: list[int]) -> None:
-        """Raise InputError for a row that would go back to before its base."""
+        """Raise InputError if a row would be truncated to a length below its base."""
         for b, base in enumerate(self.base_lengths):
             check_rewind_to_base(b, old[b], new[b], base)
 
@@ -253,16 +252,16 @@ class RewindableRows(RowSlots):
 
 
 def check_rewind_to_base(b: int, old: int, new: int, base: int) -> None:
-    """Raise InputError where row b would go back to before its base, but not to its beginning."""
+    """Raise InputError if row b would be truncated to a length below its base, other than 0."""
     if 0 < new < base:
         raise InputError(
-            f"row {b} would go back to {new} of {old} tokens, and its states are kept for the last "
-            f"{old - base}; give a gamma below {MAX_REWIND_TOKENS}"
+            f"sequence {b} would go back to {new} of {old} tokens, but its recurrent states are "
+            f"stored for the last {old - base}; give a gamma below {MAX_REWIND_TOKENS}"
         )
 
 
 def fold_tokens(S: Tensor, k: Tensor, u: Tensor, c: Tensor, tokens: Tensor) -> None:
-    """Bring states `[B, H, Dk, Dv]` forward by so many of the tokens behind them, in place."""
+    """Advance states `[B, H, Dk, Dv]` by the first tokens[b] of their pending tokens, in place."""
     end = _gather_token(c, tokens - 1)
     moved = (torch.arange(k.shape[2], device=k.device) < tokens[:, None])[:, None, :, None]
     weight = torch.where(moved, (end - c).clamp(max=0).exp(), 0).to(k.dtype)
@@ -281,8 +280,8 @@ def get_last_inputs(window: Tensor, size: int, cursor: PendingCursor) -> Tensor:
 
 
 def compute_log_decays(c: Tensor, pending: Tensor) -> Tensor:
-    """Return the log decays from each token behind the base, and last from the base, up to a row's
-    end, `[B, H, P + 1, ..]`, where c sums those since the base."""
+    """Return the log decays from each pending token, and last from the base, up to the sequence's
+    end, `[B, H, P + 1, ..]`; c are their sums since the base."""
     end = _gather_token(c, pending - 1)
     return torch.cat([end - c, end], 2)
 
@@ -306,22 +305,22 @@ def compute_outputs(
         beta: `[B, H, W, 1]` of the delta rule, whose u_t = beta_t (v_t - decayed S_(t-1)^T k_t)
             (arXiv 2412.06464); None: u = v (Mamba2, arXiv 2405.21060).
         S: The state at the base, `[B, H, Dk, Dv]`.
-        kp, up: k and u of the P tokens behind the base.
-        log_decays: The log decays from each of these, and last from the base, up to the row's end,
-            `[B, H, P + 1, 1 or Dk]`; -inf for a token that is not a row's.
+        kp, up: k and u of the P pending tokens.
+        log_decays: The log decays from each of these, and last from the base, up to the sequence's
+            end, `[B, H, P + 1, 1 or Dk]`; -inf for padding.
 
     Returns:
         The output, u, and the sums of g up to each token in float64.
     """
     W, c, earlier = k.shape[2], g.double().cumsum(2), log_decays[:, :, :-1]
     x, cx = q, c
-    if beta is not None:  # keys beside queries, so that the past is read once
+    if beta is not None:  # keys and queries in one product, which loads the state once
         x, cx = torch.cat([k, q], 2), torch.cat([c, c], 2)
     decay = (cx + log_decays[:, :, -1:]).exp().to(v.dtype)
     past = _multiply_state(x, decay, S) + _compute_decayed_products(x, cx, kp, earlier) @ up
-    # an invalid token, which may be rejected, must not be multiplied by 0 for those before it
+    # a token with non-finite values may be rejected: a weight of 0 must keep it from earlier tokens
     u = zero_nonfinite(v if beta is None else beta * (v - past[:, :, :W]))
-    if W == 1:  # nothing among the new tokens but the token itself
+    if W == 1:  # no products between different new tokens
         return past[:, :, -1:] + _multiply_by_group((q * k).sum(3, keepdim=True), u), u, c
     products = _compute_decayed_products(x, cx, k, -c)
     if beta is not None:
@@ -330,35 +329,35 @@ def compute_outputs(
 
 
 def zero_nonfinite(x: Tensor) -> Tensor:
-    """Return x with zeros for what is invalid."""
+    """Return x with its non-finite values replaced by 0."""
     return torch.where(x.abs() < torch.inf, x, 0)
 
 
 def _gather_token(c: Tensor, index: Tensor) -> Tensor:
-    """`c` at one token of each row, `[B, H, 1, ..]`; 0 at -1."""
+    """Return `c` at one token of each row, `[B, H, 1, ..]`; 0 for index -1."""
     if not c.shape[2]:
         return c.new_zeros(*c.shape[:2], 1, c.shape[3])
-    place = index.clamp(min=0)[:, None, None, None].expand(-1, c.shape[1], 1, c.shape[3])
-    return torch.where((index >= 0)[:, None, None, None], c.gather(2, place), 0)
+    token = index.clamp(min=0)[:, None, None, None].expand(-1, c.shape[1], 1, c.shape[3])
+    return torch.where((index >= 0)[:, None, None, None], c.gather(2, token), 0)
 
 
 def _multiply_by_group(x: Tensor, y: Tensor) -> Tensor:
-    """`x @ y`, where y has several heads `[B, H, ..]` for each of x, `[B, Hk, ..]`."""
+    """Return `x @ y`; y `[B, H, ..]` has H / Hk heads for each head of x, `[B, Hk, ..]`."""
     if x.shape[1] == y.shape[1]:
         return x @ y
     return (x[:, :, None] @ y.unflatten(1, (x.shape[1], -1))).flatten(1, 2)
 
 
 def _multiply_state(x: Tensor, decay: Tensor, S: Tensor) -> Tensor:
-    """Decayed products of tokens and a state, `[B, H, W, Dv]`."""
+    """Return the decayed products of tokens and a state, `[B, H, W, Dv]`."""
     return _multiply_by_group(x, S) * decay if decay.shape[3] == 1 else (x * decay) @ S
 
 
 def _compute_decayed_products(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> Tensor:
-    """Decayed products of tokens x and y, `[B, H, i, j]`, right where y is not behind x.
+    """Return the decayed products of tokens x and y, `[B, H, i, j]`; undefined if y is after x.
 
-    A decay is exp(c_i + fade_j), never a quotient, which would overflow. Decays by channel are
-    formed for a few tokens at a time: for all they would take much memory.
+    A decay is exp(c_i + fade_j), not a quotient, which would overflow. Decays per channel are
+    computed for a few tokens at a time, to save memory.
     """
     if c.shape[3] == 1:
         decays = (c + fade.transpose(2, 3)).clamp(max=0).exp().to(x.dtype)
@@ -374,12 +373,12 @@ def _compute_decayed_products(x: Tensor, c: Tensor, y: Tensor, fade: Tensor) -> 
 
 
 def _solve(A: Tensor, y: Tensor) -> Tensor:
-    """Solve (1 + A) x = y, where only what is below A's diagonal counts."""
+    """Solve (1 + A) x = y; only A's entries below the diagonal are used."""
     return torch.linalg.solve_triangular(A, y, upper=False, unitriangular=True)
 
 
 def _compute_scan_states(own: Arrays, to: Tensor) -> Tensor:
-    """States of a scan behind so many pending tokens `[B]` of each place, a tensor on the host."""
+    """Return the states of a scan after to[b] pending tokens of each slot; `to` is on the host."""
     near = own["n"] <= to
     begin = torch.where(near, own["n"], 0)
     steps = int((to - begin).max())
@@ -395,7 +394,7 @@ def _compute_scan_states(own: Arrays, to: Tensor) -> Tensor:
 def _run_scan_steps(
     S: Tensor, A: Tensor, t: Tensor, u: Tensor, k: Tensor, q: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the state behind some tokens, and what q reads of each."""
+    """Return the state after these tokens, and the outputs S_t q_t, zeros without q."""
     out = u.new_zeros(u.shape)
     for i in range(u.shape[1]):
         S = (t[:, i, :, None] * A).exp_() * S + u[:, i, :, None] * k[:, i, None]
@@ -405,23 +404,22 @@ def _run_scan_steps(
 
 
 def _shift(x: Tensor, counts: list[int], axis: int) -> None:
-    """Move what is kept of tokens to the front, by so many in each place, in place."""
+    """Remove the first counts[i] tokens of each slot, by moving the others forward in place."""
     for row, count in zip(x.unbind(), counts, strict=True):
         if count:
             row = row.movedim(axis - 1, 0)
             row[:-count] = row[count:].clone()
 
 
-RunBlocks = Callable[
-    [list[list[int]], list[int]], tuple[Tensor, Tensor]
-]  # blocks, need: logits, hidden
+# of blocks and need; returns logits and the output layer's inputs
+RunBlocks = Callable[[list[list[int]], list[int]], tuple[Tensor, Tensor]]
 
 
 def run_in_parts(
     run: RunBlocks, blocks: list[list[int]], need: list[int]
 ) -> tuple[Tensor, Tensor] | None:
-    """Run blocks that are wider than a pass, one part after another. Return logits and what the
-    output layer read, `[B, max(need), ..]`; None where none are needed."""
+    """Run blocks that are wider than a pass, one part after another. Return logits and the output
+    layer's inputs, `[B, max(need), ..]`; None if none are needed."""
     outputs: tuple[Tensor, Tensor] | None = None
     firsts = [len(block) - n for block, n in zip(blocks, need, strict=True)]
     for at in range(0, max(map(len, blocks)), MAX_PASS_WIDTH):
