@@ -1,8 +1,8 @@
-"""Converted models on disk, in the user's cache folder, one folder each, named by a digest of what
-they were made from.
+"""Converted models on disk: one folder each in the user's cache folder, named by a digest of the
+model and the conversion.
 
-A folder appears whole or not at all, even if several processes write it; one that cannot be read is
-made again. It does not know how models are converted or run.
+A folder is created atomically, even if several processes write it; a damaged one is converted
+again. Does not depend on how models are converted or run.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from foretoken.storage.cache import (
 from foretoken.storage.files import parse_json
 
 FACTS_FILE = "facts.json"
-TEMPORARY_PREFIX = ".making-"  # prefix of folders being written, or left by a process that died
-STALE_SECONDS = 24 * 3600  # seconds; older ones were left
-# Raised by a conversion that is missing or is not as it was written
+TEMPORARY_PREFIX = ".making-"  # of folders that are being written, or that a killed process left
+STALE_SECONDS = 24 * 3600  # older temporary folders are removed
+# Raised if a conversion is missing or has been changed
 DAMAGE_ERRORS = (
     FileNotFoundError,
     IsADirectoryError,
@@ -53,20 +53,21 @@ class ConversionEntry:
     """One converted model on disk."""
 
     folder: Path
-    name: str  # of the model it was made from
+    name: str  # of the original model
     dtype: str
     bytes: int
     made: float  # seconds since 1970
 
 
 def get_folder() -> Path | None:
-    """Where conversions are kept; None where it cannot be done safely."""
+    """Return the folder of conversions; None if there is no safe cache folder."""
     cache = get_cache_folder()
     return cache and cache / "converted"
 
 
 def compute_digest(files: list[Path]) -> str:
-    """sha256 over names and contents; a file is read again only when its times or size changed."""
+    """Return the sha256 of the files' names and contents. A file is read again only if its times or
+    its size have changed."""
     total = hashlib.sha256()
     for file in sorted(files):
         stat = file.stat()
@@ -86,14 +87,15 @@ def _hash_content(file: Path) -> str:
 
 
 class StoredConversion(NamedTuple):
-    """A conversion on disk, whole."""
+    """A complete conversion on disk."""
 
     folder: Path
     facts: dict[str, Any]
 
 
 def find(key: str) -> StoredConversion | None:
-    """The conversion kept under `key`, whose files are those that were written."""
+    """Return the conversion stored under `key`, its files checked; None if there is none. A damaged
+    one is removed."""
     home = get_folder()
     if home is None:
         return None
@@ -101,7 +103,7 @@ def find(key: str) -> StoredConversion | None:
     try:
         facts = _read_facts(path)
         if facts["content"] != compute_digest(_list_data_files(path)):
-            raise ValueError("its files are not those that were written")
+            raise ValueError("its files have changed since they were written")
     except DAMAGE_ERRORS:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -115,7 +117,7 @@ def find(key: str) -> StoredConversion | None:
 
 
 def load_facts(key: str) -> dict[str, Any] | None:
-    """The facts of the conversion kept under `key`, whose graphs may be damaged."""
+    """Return the facts of the conversion stored under `key`, without a check of its other files."""
     home = get_folder()
     try:
         return home and _read_facts(home / key)
@@ -128,13 +130,13 @@ def _list_data_files(path: Path) -> list[Path]:
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
-    """The facts in a folder; ValueError if they were changed since, or if any file in it belongs to
-    another user."""
+    """Return the facts in a folder. Raises ValueError if they have changed or if any file in it
+    belongs to another user."""
     if not is_owned(path.parent, path, *path.iterdir()):
         raise ValueError("another user has written it")
     document = parse_json((path / FACTS_FILE).read_text())
     if document["seal"] != _compute_seal(document["facts"]):
-        raise ValueError("its facts are not those that were written")
+        raise ValueError("its facts have changed since they were written")
     return document["facts"]
 
 
@@ -143,10 +145,10 @@ def _compute_seal(facts: dict[str, Any]) -> str:
 
 
 def save(key: str, write: Callable[[Path], dict[str, Any]], name: str, dtype: str) -> bool:
-    """Let `write` put a conversion's files into a folder and return the facts, whole or not at all,
-    in place of older conversions of the same model; False where the disk is full or cannot be
-    written."""
-    # Not by files.folder: its `.part` has one name, and several processes may write one key at once
+    """Store a conversion atomically, in place of older ones of the same model; return whether it is
+    stored: not if the disk is full or not writable. `write` writes the files into a folder and
+    returns the facts."""
+    # Not by files.folder: its `.part` has a fixed name, but several processes may write one key
     home, temporary = get_folder(), None
     if home is None:
         return False
@@ -165,7 +167,7 @@ def save(key: str, write: Callable[[Path], dict[str, Any]], name: str, dtype: st
             shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, OSError | RuntimeError):
             raise
-        return (home / key / FACTS_FILE).exists()  # of a process that was faster
+        return (home / key / FACTS_FILE).exists()  # True if another process was faster
     for entry in list_entries():
         if (entry.name, entry.dtype) == (name, dtype) and entry.folder.name != key:
             shutil.rmtree(entry.folder, ignore_errors=True)
@@ -173,7 +175,7 @@ def save(key: str, write: Callable[[Path], dict[str, Any]], name: str, dtype: st
 
 
 class ConversionSource(Protocol):
-    """A model that is still on disk."""
+    """A model on disk, before it is loaded."""
 
     @property
     def name(self) -> str: ...
@@ -198,8 +200,8 @@ class ConversionSource(Protocol):
 def find_or_convert(
     source: ConversionSource, key: str, form: str, write: Callable[[Path], dict[str, Any]]
 ) -> StoredConversion | None:
-    """Return the conversion kept under `key`, or make it by `write` and keep it, saying so; None
-    where it cannot be kept, which is said too."""
+    """Return the conversion stored under `key`, or make it with `write` and store it; log a slow
+    conversion. None, with a warning, if it cannot be stored."""
     if found := find(key):
         return found
     name, start = base_name(source.name), time.perf_counter()
@@ -209,17 +211,17 @@ def find_or_convert(
     if seconds > slow_log.LOG_AFTER_SECONDS:
         log_visibly(log, "converted %s in %.1f s", name, seconds)
     if not saved:
-        where = get_folder() or "a cache folder"
-        log.warning("it could not be kept in %s and is made again each time", where)
+        folder = get_folder() or "a cache folder"
+        log.warning("%s could not be stored in %s; each start converts it again", name, folder)
     return find(key) if saved else None
 
 
 def compute_key(source: ConversionSource, *choices: str | int) -> str:
-    """The key under which a conversion is kept: a digest of the model, of these choices, among them
-    the form and its format, and of versions."""
+    """Return the key of a conversion: a digest of the model, of these choices, among them the form
+    and its format, and of versions."""
     files = source.list_files()
     if files is None and source.commit is None:
-        raise RefusedError(f"no commit of {source.name} is known to keep a conversion under")
+        raise RefusedError(f"the commit of {source.name} is unknown, so it has no conversion key")
     if files is None:
         changes = [compute_digest(source.adapter_files)] if source.adapter_files else []
         content = " ".join([source.name, str(source.commit), *changes])
@@ -230,7 +232,8 @@ def compute_key(source: ConversionSource, *choices: str | int) -> str:
 
 
 def get_title(source: ConversionSource) -> str:
-    """The name of a conversion in lists: another of the same name and choices replaces it."""
+    """Return the name of a conversion in lists; a new one of the same name and dtype replaces
+    it."""
     local = source.gguf or Path(source.path)
     name = source.name if source.list_files() is None else str(local.resolve())
     return name + (
@@ -245,7 +248,7 @@ def _remove_stale(home: Path) -> None:
 
 
 def list_entries() -> list[ConversionEntry]:
-    """All that is kept, newest first."""
+    """Return all stored conversions, the newest first."""
     home, listed = get_folder(), list[ConversionEntry]()
     for file in home.glob(f"*/{FACTS_FILE}") if home else ():
         try:
@@ -260,14 +263,14 @@ def list_entries() -> list[ConversionEntry]:
 
 
 def clear(name: str | None = None) -> int:
-    """Remove all conversions, or those of one model, which are made again when next loaded;
-    returns their number."""
+    """Remove all conversions, or those of one model; return their number. They are made again when
+    the model is loaded."""
     home, found = (
         get_folder(),
         [each for each in list_entries() if name is None or each.name == name],
     )
     for entry in found:
         shutil.rmtree(entry.folder, ignore_errors=True)
-    if home and name is None:  # what cannot be read, too
+    if home and name is None:  # damaged ones too
         shutil.rmtree(home, ignore_errors=True)
     return len(found)

@@ -150,7 +150,7 @@ def test_one_that_cannot_be_kept_is_said(
     monkeypatch.setattr(logging.getLogger("foretoken"), "handlers", [])
     with full_disk(10):
         assert store.find_or_convert(source, "k", "int8", written()) is None
-    assert "it could not be kept in" in caplog.text
+    assert " could not be stored in" in caplog.text
 
 
 def test_several_writers_at_once() -> None:
