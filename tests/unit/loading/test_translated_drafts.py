@@ -99,7 +99,7 @@ def test_vocabularies_without_a_common_word_are_refused(target, tmp_path):
     own = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>", eos_token="</s>")
     strange = folder(tmp_path / "strange", llama(32, seed=1), tokenizer)
-    says = "shares none of its 18 words with the 319 of.*draft='lookup'"
+    says = "no token in common with .* .18 and 319 tokens.; give .*draft='lookup'"
     refused(RefusedError, says, target, strange)
 
 

@@ -1,2 +1,2 @@
-"""A draft model of another tokenizer than the target's: what its tokens are there, how it reads a
-text in the target's ids, and what it would say, by the words that both have or by its text."""
+"""A draft model with another tokenizer than the target's: the two vocabularies, the translation of
+sequences between them, and the model with the target's vocabulary as its interface."""

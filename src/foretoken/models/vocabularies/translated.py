@@ -1,15 +1,15 @@
-"""A model of another vocabulary as one of the target's, in both ways of Timor et al. 2025
-(arXiv 2502.05202).
+"""Uses a draft model with another vocabulary than the target's, by both methods of Timor et al.
+2025 (arXiv 2502.05202).
 
-By its distribution over the words that both have (token-level intersection): words that the target
-lacks have no mass, and what is left is a distribution once it is standardized, which happens behind
-this model, as with any other. So q is the distribution that draft tokens are drawn from.
+Token-level intersection: the logits of tokens that both vocabularies have, -inf for all others of
+the target. q is their softmax, computed outside this model as for any other draft model, and draft
+tokens are drawn from it.
 
-By its text (string-level exact match): it writes on in its own tokens, always the likeliest, and
-what it has written is read in the target's. Draft tokens follow from the text alone, so any way to
-cut it into tokens is exact.
+String-level exact match: the draft model generates greedily in its own tokens, and the string is
+tokenized for the target. Draft tokens depend on the sequence alone, so the output is exact with any
+tokenization.
 
-In both, longer tokens than the last one of the text are ways on (`find_continuations`).
+Both also consider draft tokens that extend the sequence's last one (`find_continuations`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from foretoken.models.vocabularies.vocabulary import VocabularyMap
 
 
 class SlidingContext:
-    """The rows of a decoder-only `model`. It reads the end of a text that has outgrown
-    its context: so much that half of the context is free, whenever it is full."""
+    """The sequences of a decoder-only `model`. If one outgrows the context, the model sees only its
+    end; each time the context is full, half of it is freed."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -37,30 +37,30 @@ class SlidingContext:
         self._rewind = math.inf if model.max_rewind is None else model.max_rewind  # tokens
 
     def start(self, texts: list[list[int]]) -> None:
-        """Rows join, with these texts read."""
+        """Add these sequences, prefilled."""
         ends = [self._get_tail(text) for text in texts]
         self.model.start(ends)
         self._cached += ends
 
     def score(self, texts: list[list[int] | None], need: list[int]) -> Tensor:
-        """Read each row's text, in one pass; None: as it is. Logits `[B, max(need), V]` as
-        `Model.score`, behind the last need[b] tokens, of which the model must hold as many."""
+        """Replace each sequence by the given one, in one forward pass; None: leave it as it is.
+        Return logits `[B, max(need), V]` as `Model.score` does, of the last need[b] tokens."""
         return self.model.score(self._take_missing(texts, need), need)
 
-    def read(self, texts: list[list[int] | None]) -> None:
-        """The same without logits."""
+    def prefill(self, texts: list[list[int] | None]) -> None:
+        """Do as `score`, without logits."""
         if any(blocks := self._take_missing(texts, [0] * len(texts))):
             self.model.score(blocks, [0] * len(blocks))
 
     def _take_missing(self, texts: list[list[int] | None], need: list[int]) -> list[list[int]]:
-        """Return the tokens to read of every row, the cache being cut back to the text it
-        follows."""
+        """Truncate the cache to the prefixes in common with the new sequences; return the rest of
+        each."""
         blocks: list[list[int]] = []
         lengths: list[int] = []
         for b, (text, needed) in enumerate(zip(texts, need, strict=True)):
             end = self._cached[b] if text is None else self._get_tail(text)
             length = min(count_shared_tokens(self._cached[b], end), len(end) - needed)
-            # cut into other tokens, a text may part from what was read before states reach
+            # retokenized, a sequence may change before what recurrent states can be rewound to
             lengths.append(length if len(self._cached[b]) - length <= self._rewind else 0)
             blocks.append(end[lengths[b] :])
             self._cached[b] = end
@@ -76,12 +76,12 @@ class SlidingContext:
         self.model.leave(rows)
 
     def holds(self, text: list[int]) -> int:
-        """Return how much of a text the model reads."""
+        """Return how many tokens of a sequence the model sees."""
         return len(self._get_tail(text))
 
     def _get_tail(self, text: list[int]) -> list[int]:
-        """Return as much of a text's end as the model can hold: a function of its length, so that
-        it begins at the same place for long."""
+        """Return the end of a sequence that fits the context. Its first position depends on the
+        length only and rarely changes, so that the cache stays valid."""
         context = self.model.context
         if context is None or len(text) <= context:
             return list(text)
@@ -89,22 +89,22 @@ class SlidingContext:
         return text[-(-(len(text) - context) // half) * half :]
 
 
-MIN_SHARE = 1e-30  # a share that rounding has made 0 or less
+MIN_SHARE = 1e-30  # in place of a share that rounding has made 0 or less
 
 
 class TextDrafting(NamedTuple):
-    """Where to guess by a draft's text."""
+    """The kinds of sampling for which to draft by `draft_from_text`."""
 
-    greedy: bool = True  # rows that take the target's likeliest token
+    greedy: bool = True
     sampled: bool = False
 
 
 class TranslatedModel(Model):
-    """`model`, which is decoder-only, in the ids of a target of `V` tokens. It holds texts of any
-    length: of those that outgrow its context it reads the end."""
+    """A decoder-only `model` with the vocabulary of a target of `V` tokens as its interface. Its
+    sequences have no length limit: of one that outgrows the context, it sees the end."""
 
     capabilities = Capabilities(text=True, memory=True)
-    has_own_speed = True  # without an identity its speed is not known from others'
+    has_own_speed = True  # its speed differs from that of `model`
 
     def __init__(
         self, model: Model, dictionary: VocabularyMap, V: int, by_text: TextDrafting | None = None
@@ -125,23 +125,23 @@ class TranslatedModel(Model):
             for ids in (dictionary.target_ids, dictionary.draft_ids)
         )
         spellings, end = dictionary.draft.spellings, dictionary.draft.eos_id
-        sayable = sorted({*spellings, *([] if end is None else [end])})
-        self._text_ids = torch.tensor(sayable, dtype=torch.long, device=model.device)
+        text_ids = sorted({*spellings, *([] if end is None else [end])})
+        self._text_ids = torch.tensor(text_ids, dtype=torch.long, device=model.device)
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
-        texts = [Translation(self.dictionary) for _ in prompts]
-        for text, prompt in zip(texts, prompts, strict=True):
-            text.extend(prompt)
-        self._context.start([text.draft_ids if text.ids else [] for text in texts])
-        self._translations += texts
+        new = [Translation(self.dictionary) for _ in prompts]
+        for translation, prompt in zip(new, prompts, strict=True):
+            translation.extend(prompt)
+        self._context.start([each.draft_ids if each.ids else [] for each in new])
+        self._translations += new
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
-        """Do as `Model.score`, with a forward for every position of a block that is needed, because
-        a word may be other tokens once it goes on."""
+        """Do as `Model.score`, with a forward pass for each position whose logits are needed: a
+        target token may change the draft ids of the whole word."""
         assert isinstance(blocks, list)
         if not any(need):
             changed = self._extend(blocks)
-            self._context.read(changed)
+            self._context.prefill(changed)
             return torch.zeros(len(blocks), 0, self.vocab_size, device=self.device)
         first = [len(block) - max(0, n - 1) for block, n in zip(blocks, need, strict=True)]
         logits: list[Tensor] = []
@@ -161,43 +161,46 @@ class TranslatedModel(Model):
         return self.by_text.greedy if greedy else self.by_text.sampled
 
     def draft_from_text(self, blocks: list[list[int]], counts: list[int]) -> TextDraft:
-        """Do as `Model.write`, with a forward for every token that it writes, counts[b] of them in
-        row b."""
-        self._context.read(self._extend(blocks, [not n for n in counts]))
-        texts = [
-            text.draft_ids if n else None
-            for text, n in zip(self._translations, counts, strict=True)
+        """Do as `Model.draft_from_text`, with a forward pass for each generated token, counts[b] of
+        them for sequence b."""
+        self._context.prefill(self._extend(blocks, [not n for n in counts]))
+        seqs = [
+            translation.draft_ids if n else None
+            for translation, n in zip(self._translations, counts, strict=True)
         ]
         new: list[list[int]] = [[] for _ in counts]
-        longer = [b""] * len(counts)  # what a text's last token says more, made longer
+        suffixes = [b""] * len(counts)  # the bytes by which the last token was extended
         calls, end = 0, self.dictionary.draft.eos_id
-        while any(text is not None for text in texts):
-            writing = [text is not None for text in texts]
-            needs = [int(on) for on in writing] if calls else self._count_needed(texts, writing)
-            logits = self._context.score(texts, needs)
-            for b, text in enumerate(texts):
-                if text is None:
+        while any(seq is not None for seq in seqs):
+            running = [seq is not None for seq in seqs]
+            needs = [int(on) for on in running] if calls else self._count_needed(seqs, running)
+            logits = self._context.score(seqs, needs)
+            for b, seq in enumerate(seqs):
+                if seq is None:
                     continue
                 last = logits[b, needs[b] - 1]
-                ways = (
+                found = (
                     find_continuations(self._translations[b], logits[b, 0]) if needs[b] == 2 else []
                 )
-                if ways and ways[0].share > _compute_remaining_share(ways) * float(
+                if found and found[0].share > _compute_remaining_share(found) * float(
                     last.softmax(-1).amax()
                 ):
-                    text[-1], longer[b] = ways[0].token, ways[0].suffix
+                    seq[-1], suffixes[b] = found[0].token, found[0].suffix
                 else:
                     new[b].append(int(self._text_ids[last[self._text_ids].argmax()]))
-                    text.append(new[b][-1])
-                complete = len(new[b]) + bool(longer[b]) == counts[b] or text[-1] == end
-                texts[b] = None if complete else text
+                    seq.append(new[b][-1])
+                complete = len(new[b]) + bool(suffixes[b]) == counts[b] or seq[-1] == end
+                seqs[b] = None if complete else seq
             calls += 1
-        each = zip(self._translations, longer, new, counts, strict=True)
-        return TextDraft([text.to_target_tokens(x, more)[:n] for text, more, x, n in each], calls)
+        each = zip(self._translations, suffixes, new, counts, strict=True)
+        draft_tokens = [
+            translation.to_target_tokens(ids, suffix)[:n] for translation, suffix, ids, n in each
+        ]
+        return TextDraft(draft_tokens, calls)
 
     def measure_coverage(self, texts: list[list[int]]) -> list[float]:
-        """Return the share of the draft's mass, after each of the texts, on words that both have.
-        For a model without rows."""
+        """Return the probability that the draft model gives to tokens of both vocabularies, after
+        each of these sequences in target ids. The model must have no sequences."""
         self.start([[] for _ in texts])
         extended = self._extend(texts)
         shares = self._context.score(extended, [1] * len(texts))[:, 0].float().softmax(-1)
@@ -205,11 +208,11 @@ class TranslatedModel(Model):
         return shares[:, self._shared_draft_ids].sum(-1).tolist()
 
     def set_lengths(self, lengths: list[int]) -> None:
-        for text, length in zip(self._translations, lengths, strict=True):
-            text.cut(length)
+        for translation, length in zip(self._translations, lengths, strict=True):
+            translation.cut(length)
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
-        """Return the model's own memory, counted by itself: a token may be two of the draft's."""
+        """Return the bytes for the same numbers of draft ids, although a token may take several."""
         return self._context.model.memory(lengths, sources)
 
     def permute(self, rows: list[int]) -> None:
@@ -225,36 +228,38 @@ class TranslatedModel(Model):
     def _extend(
         self, blocks: list[list[int]], read: list[bool] | None = None
     ) -> list[list[int] | None]:
-        """The texts that go on, in the draft's ids; of those that are to be read."""
+        """Append the blocks; return the new sequences in draft ids, None if a block is empty or
+        read[b] is False."""
         extended: list[list[int] | None] = []
-        for b, (text, block) in enumerate(zip(self._translations, blocks, strict=True)):
-            text.extend(block)
-            extended.append(text.draft_ids if block and (read is None or read[b]) else None)
+        for b, (translation, block) in enumerate(zip(self._translations, blocks, strict=True)):
+            translation.extend(block)
+            extended.append(translation.draft_ids if block and (read is None or read[b]) else None)
         return extended
 
     def _count_needed(self, extended: list[list[int] | None], needed: list[bool]) -> list[int]:
-        """Behind how many of a text's tokens the draft must say what follows."""
+        """Return after how many last draft ids of each sequence logits are needed: 0, 1, or 2 if
+        the last one may be extended."""
         counts = [int(on) for on in needed]
-        for b, text in enumerate(extended):
-            if needed[b] and text is not None and self._translations[b].last_draft_id is not None:
-                counts[b] = min(2, self._context.holds(text))
+        for b, seq in enumerate(extended):
+            if needed[b] and seq is not None and self._translations[b].last_draft_id is not None:
+                counts[b] = min(2, self._context.holds(seq))
         return counts
 
     def _to_target_logits(self, b: int, count: int, own: Tensor) -> Tensor:
-        """Row b's logits `[V]` at the target's ids, before anything is normalized, from the draft's
-        behind its last `count` tokens, `[.., draft's V]`."""
-        ways = find_continuations(self._translations[b], own[0]) if count == 2 else []
+        """Return sequence b's logits `[V]` in the target's vocabulary, not normalized, from the
+        draft model's after its last `count` ids, `[.., draft's V]`."""
+        found = find_continuations(self._translations[b], own[0]) if count == 2 else []
         last = own[max(0, count - 1)]
-        if ways:
-            last = last.log_softmax(-1) + math.log(_compute_remaining_share(ways))
+        if found:
+            last = last.log_softmax(-1) + math.log(_compute_remaining_share(found))
         logits = last.new_full((self.vocab_size,), -torch.inf)
         logits[self._shared_target_ids] = last[self._shared_draft_ids]
-        for way in ways:
-            share = logits.new_tensor(math.log(way.share))
-            logits[way.target_token] = torch.logaddexp(logits[way.target_token], share)
-        return logits if count else logits.nan_to_num()  # what is not needed is finite
+        for each in found:
+            share = logits.new_tensor(math.log(each.share))
+            logits[each.target_token] = torch.logaddexp(logits[each.target_token], share)
+        return logits if count else logits.nan_to_num()  # padding must be finite
 
 
 def _compute_remaining_share(continuations: list[Continuation]) -> float:
-    """The share of the last token as it is."""
-    return max(MIN_SHARE, 1 - sum(way.share for way in continuations))
+    """Return the share of the last token itself, not extended."""
+    return max(MIN_SHARE, 1 - sum(each.share for each in continuations))

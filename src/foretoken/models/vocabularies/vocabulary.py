@@ -1,8 +1,8 @@
-"""The tokens of a vocabulary as the bytes that they stand for, texts as its tokens, and the tokens
-of a target and a draft that mean the same.
+"""Tokens of a vocabulary as bytes, bytes as tokens, and the tokens that a target's and a draft
+model's vocabulary have in common.
 
-Nothing here decides what is exact: a draft may read any text and draft token by any distribution
-over the text so far. It decides how well a draft understands what it reads.
+None of this affects exactness, because a draft model may use any input and any distribution. It
+affects how many draft tokens are accepted.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece's mark for a space
-ENCODING_PREFIXES = ("", "\n")  # what a text is tokenized behind, so that no space is put before it
-MAX_CACHED_WORDS = 2**14  # words whose tokens are remembered
+ENCODING_PREFIXES = ("", "\n")  # after a prefix, the tokenizer adds no space before a text
+MAX_CACHED_WORDS = 2**14  # words whose tokens are cached
 Encode = Callable[[str], Sequence[int]]
 
 
 class Vocabulary:
-    """One vocabulary.
+    """The vocabulary of one model.
 
-    spelled: the bytes of every token that has some. encode: the tokens of a text as its tokenizer
-    makes them; without it a text is cut into the longest words. head: what texts begin with.
-    specials: ids of tokens without a text. end: of those the one that ends a text.
+    spellings: the bytes of each token that has a text. encode: the tokenizer; without it, bytes are
+    tokenized by longest match. prefix_ids: the special tokens at the beginning of each sequence.
+    special_ids: the special tokens by name. eos_id: the end-of-sequence token.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Vocabulary:
         eos_id: int | None = None,
     ) -> None:
         self.spellings = {token: word for token, word in spellings.items() if word}
-        self.ids_by_bytes: dict[bytes, int] = {}  # the first of those that are spelled alike
+        self.ids_by_bytes: dict[bytes, int] = {}  # the first id of each spelling
         for token, word in self.spellings.items():
             self.ids_by_bytes.setdefault(word, token)
         self.prefix_ids, self.special_ids, self.eos_id = (
@@ -56,7 +56,7 @@ class Vocabulary:
         )
         self._encode = encode
         self._max_word_bytes = max(map(len, self.ids_by_bytes), default=0)
-        # SentencePiece puts a space before a text
+        # SentencePiece adds a space before a text
         self.adds_space = encode is not None and self.to_bytes(encode("a")[:1]).startswith(b" ")
         self.tokenize = lru_cache(MAX_CACHED_WORDS)(self._tokenize)
         self.find_longer = lru_cache(MAX_CACHED_WORDS)(self._find_longer)
@@ -64,27 +64,28 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer(cls, name: str, tokenizer: PreTrainedTokenizerBase, V: int) -> Vocabulary:
-        """Return the words of a tokenizer whose ids are below V. RefusedError for one that does not
-        show how its tokens are spelled."""
+        """Return the vocabulary of a tokenizer, without ids of V or more. Raises RefusedError for a
+        slow tokenizer, which does not provide the spellings of its tokens."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise RefusedError(
-                f"{name} has a tokenizer of another kind ({type(tokenizer).__name__}), which shows "
-                "no spelling; give fast tokenizers of transformers to both, or draft='lookup'"
+                f"{name} has no fast tokenizer ({type(tokenizer).__name__}), so the bytes of its "
+                "tokens are unknown; give fast tokenizers of transformers for both, or "
+                "draft='lookup'"
             )
         added = {i: str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}
         special = {*tokenizer.all_special_ids}
         special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         spell = _spell_byte_token if "ByteLevel" in str(backend.decoder) else _spell_text_token
         spellings: dict[int, bytes] = {}
-        fallback: dict[int, bytes] = {}  # single bytes, which spell a text only where they must
+        fallback: dict[int, bytes] = {}  # byte tokens like <0x0A>: used only if no other token fits
         for word, i in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
             if i < V and i not in special:
                 by_byte = spell is _spell_text_token and BYTE_TOKEN.fullmatch(word)
                 which = fallback if by_byte else spellings
                 which[i] = added[i].encode() if i in added else spell(word)
 
-        copy = deepcopy(backend)  # calls of the given one leave settings in it
+        copy = deepcopy(backend)  # calls of the tokenizer set truncation and padding in its backend
         copy.no_truncation()
         copy.no_padding()
 
@@ -108,23 +109,23 @@ class Vocabulary:
         )
 
     def to_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Return the text of tokens."""
+        """Return the bytes of tokens; special tokens have none."""
         return b"".join(self.spellings.get(token, b"") for token in tokens)
 
     def add_space(self, text: bytes) -> bytes:
-        """The beginning of a text as its tokens spell it."""
+        """Return the beginning of a text as its tokens spell it, with SentencePiece's space."""
         return b" " + text if self.adds_space and text else text
 
     def strip_space(self, text: bytes) -> bytes:
-        """The beginning of a text, without the space that tokens put before it."""
+        """Return the beginning of a text without the space that SentencePiece adds."""
         return text.removeprefix(b" ") if self.adds_space else text
 
     def _tokenize(self, text: bytes) -> tuple[int, ...]:
-        """A text within a longer one as tokens, as its tokenizer makes them where that spells it,
-        else by the longest words; bytes that no word begins with are left out."""
+        """Return the tokens of a part of a text: the tokenizer's if they spell the same bytes, else
+        by longest match, which skips bytes that no token begins with."""
         try:
             string = text.decode()
-        except UnicodeDecodeError as error:  # such as a character that is still incomplete
+        except UnicodeDecodeError as error:  # for instance an incomplete character at the end
             start = error.start
             return (*self.tokenize(text[:start]), *self._cut_greedily(text[start:]))
         for before in ENCODING_PREFIXES if self._encode is not None else ():
@@ -136,7 +137,7 @@ class Vocabulary:
         return self._cut_greedily(text)
 
     def _find_longer(self, token: int) -> list[int]:
-        """The tokens that begin as this one does, and go on."""
+        """Return the tokens whose spelling begins with this token's and is longer."""
         word = self.spellings[token]
         first = bisect_right(self._sorted, word, key=itemgetter(0))
         longer = takewhile(lambda each: each[0].startswith(word), islice(self._sorted, first, None))
@@ -155,21 +156,22 @@ class Vocabulary:
 
 
 def _spell_text_token(word: str) -> bytes:
-    """A token of SentencePiece's, or one that is spelled as it is."""
+    """Return the bytes of a SentencePiece token, or of another one that is its own text."""
     if BYTE_TOKEN.fullmatch(word):
         return bytes([int(word[3:5], 16)])
     return word.replace(SENTENCEPIECE_SPACE, " ").encode()
 
 
 def _spell_byte_token(word: str) -> bytes:
-    """A token of byte-level BPE, each of whose characters is a byte."""
+    """Return the bytes of a token of byte-level BPE, where each character stands for a byte."""
     if all(character in _BYTES for character in word):
         return bytes(_BYTES[character] for character in word)
     return word.encode()
 
 
 def _make_byte_characters() -> dict[str, int]:
-    """GPT-2's: bytes that can be printed are themselves, the others the characters from 256 on."""
+    """Return GPT-2's bytes by character: a printable byte stands for itself, the others are the
+    characters from 256 on."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(b): b for b in printed} | {chr(256 + n): b for n, b in enumerate(others)}
@@ -179,8 +181,8 @@ _BYTES = _make_byte_characters()
 
 
 class VocabularyMap:
-    """Two vocabularies. ours, theirs: the ids of the tokens that both have, pair by pair: they
-    stand for the same bytes, are the same special token, or each ends a text."""
+    """The common tokens of two vocabularies: `target_ids` and `draft_ids` are pairs of ids with the
+    same bytes, of the same special token, or of the end of sequence."""
 
     def __init__(self, target: Vocabulary, draft: Vocabulary) -> None:
         self.target, self.draft = target, draft
@@ -202,11 +204,10 @@ class VocabularyMap:
         self.target_ids, self.draft_ids = list(pairs), list(pairs.values())
 
     def require(self, draft_name: str, target_name: str) -> None:
-        """RefusedError where the two have no word in common."""
+        """Raise RefusedError if the two have no token in common, special ones not counted."""
         if not self.num_shared:
             raise RefusedError(
-                f"{draft_name} shares none of its {len(self.draft.spellings)} words with the "
-                f"{len(self.target.spellings)} of {target_name}; give a draft for texts of the "
-                "same "
-                "kind, or draft='lookup'"
+                f"{draft_name} has no token in common with {target_name} "
+                f"({len(self.draft.spellings)} and {len(self.target.spellings)} tokens); give a "
+                "draft for the same kind of text, or draft='lookup'"
             )

@@ -55,9 +55,9 @@ def test_only_what_differs_is_read():
         distributions(rows, [None, [4, 0]])[1] == pytest.approx(Q((4, 0)))
         and model.read == read + 1
     )
-    rows.read([[1, 2, 4, 4, 3], None])
+    rows.prefill([[1, 2, 4, 4, 3], None])
     assert model.read == read + 2
-    rows.read([None, None])
+    rows.prefill([None, None])
 
 
 def test_what_follows_several_tokens_is_read_again():

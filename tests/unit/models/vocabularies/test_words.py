@@ -100,7 +100,7 @@ def test_a_tokenizer_that_shows_no_spelling_is_refused():
     class Slow:
         pass
 
-    with pytest.raises(RefusedError, match="draft has a tokenizer of another kind .Slow.*lookup"):
+    with pytest.raises(RefusedError, match="draft has no fast tokenizer .Slow.*lookup"):
         Vocabulary.from_tokenizer("draft", Slow(), 10)
 
 
@@ -136,6 +136,6 @@ def test_vocabularies_without_a_common_word_are_refused_in_a_line():
     with pytest.raises(RefusedError) as error:
         both.require("./small", "./big")
     assert str(error.value) == (
-        "./small shares none of its 1 words with the 2 of ./big; give a draft for texts of the "
-        "same kind, or draft='lookup'"
+        "./small has no token in common with ./big (1 and 2 tokens); give a draft for the same "
+        "kind of text, or draft='lookup'"
     )
