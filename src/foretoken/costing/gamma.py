@@ -262,8 +262,8 @@ class AdaptiveGamma:
     def _cost_table(
         self, costs: Costs, seqs: list[SequenceState], other_work: OtherWork, predicted: bool
     ) -> StepCostTable:
-        """Return the cost table for these sequences. The last one is kept, because it is valid for
-        many steps, and to hash all of `costs` takes longer than to choose gamma."""
+        """Return the cost table for these sequences. The last one is cached here, because it is
+        valid for many steps; a look-up by all numbers of `costs` takes longer than the choice."""
         key = (
             costs is self.single_costs,
             count_context_buckets(seqs),

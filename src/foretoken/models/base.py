@@ -204,7 +204,7 @@ class Model(Scorer):
         """Replace sequence b by the former sequence rows[b]; rows may be repeated or left out."""
 
     def leave(self, rows: list[int]) -> None:
-        """Remove these sequences; the rows after them move up."""
+        """Remove these sequences; later ones move up."""
         self.permute(list_remaining_rows(len(self.lengths), rows))
 
     def clear(self) -> None:

@@ -24,7 +24,7 @@ class DraftSequences:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._uses_target_cache = model.capabilities.target_rows
-        # recurrent states shared with the target can be rewound by so many uncached tokens only
+        # recurrent states in the target's cache can be rewound by this many tokens at most
         limit = model.max_rewind if self._uses_target_cache else None
         self._max_uncached = UNLIMITED_TOKENS if limit is None else limit
         self.token_ids: list[list[int]] = []  # committed tokens
@@ -137,7 +137,7 @@ class DraftSequences:
             self.num_cached[b] = min(self.num_cached[b], len(seq) - 1)
 
     def leave(self, rows: list[int]) -> None:
-        """Remove these sequences; the rows after them move up."""
+        """Remove these sequences; later ones move up."""
         stay = list_remaining_rows(len(self.token_ids), rows)
         self.token_ids = [self.token_ids[b] for b in stay]
         self.num_cached = [self.num_cached[b] for b in stay]

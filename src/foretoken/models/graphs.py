@@ -219,7 +219,7 @@ class GraphModel(Model):
         )
 
     def _advance(self, counts: list[int]) -> None:
-        """Add the new tokens to the lengths; on the device too if all rows grow alike, which saves
+        """Add the new tokens to the lengths; on the device too if all counts are equal, which saves
         sending the lengths again."""
         self.cache.advance(counts)
         even = min(counts) == max(counts)

@@ -38,33 +38,33 @@ def append_new_states(
 
 
 class HiddenStateStore:
-    """The hidden states of all sequences of a batch, by row."""
+    """The hidden states of all sequences of a batch."""
 
     def __init__(self, rows: int = 0) -> None:
         self.rows: list[list[HiddenStates]] = [[] for _ in range(rows)]
 
     def join(self, other: HiddenStateStore) -> None:
-        """Append the rows of `other`."""
+        """Append the sequences of `other`."""
         self.rows = [*self.rows, *other.rows]
 
     def copy_with_rows(self, count: int) -> HiddenStateStore:
-        """Return a copy with `count` empty rows appended."""
+        """Return a copy with `count` sequences without states appended."""
         more = HiddenStateStore()
         more.rows = [*self.rows, *([] for _ in range(count))]
         return more
 
     def select(self, rows: list[int]) -> None:
-        """Replace row b by the former row rows[b]."""
+        """Replace sequence b by the former sequence rows[b]."""
         self.rows = self.copy_rows(rows).rows
 
     def copy_rows(self, rows: list[int]) -> HiddenStateStore:
-        """Return a copy whose row b is row rows[b]."""
+        """Return a copy whose sequence b is sequence rows[b]."""
         others = HiddenStateStore()
         others.rows = [list(self.rows[b]) for b in rows]
         return others
 
     def add(self, past: list[int], states: list[Tensor]) -> None:
-        """Append states `[n, W]` to each row b: those of the tokens from position past[b] on."""
+        """Append states `[n, W]` of each sequence's tokens from position past[b] on."""
         for parts, first, new in zip(self.rows, past, states, strict=True):
             if len(new):
                 parts.append(HiddenStates(first, new))
@@ -78,7 +78,7 @@ class HiddenStateStore:
                     parts.append(HiddenStates(first, states[: length - first]))
 
     def take(self) -> list[HiddenStates | None]:
-        """Return the states of each row, None if it has none, and drop them here."""
+        """Return the states of each sequence, None if it has none, and drop them here."""
         taken = [_concatenate(parts) if parts else None for parts in self.rows]
         self.rows = [[] for _ in self.rows]
         return taken

@@ -106,7 +106,7 @@ class PrefixCache:
     def _find_whole_prefix(self, salt: Hashable, key: bytes) -> bytes:
         """Return the longest cached key that `key` begins with; b"" if there is none."""
         keys = self._sorted.get(salt, [])
-        while index := bisect(keys, key):  # the neighbour, or a prefix of what it shares with `key`
+        while index := bisect(keys, key):  # if the neighbour is no prefix, try the part they share
             before = keys[index - 1]
             length = _count_shared_bytes(before, key)
             if length == len(before):

@@ -213,8 +213,8 @@ class RewindableRows(RowSlots):
         raise NotImplementedError
 
     def advance_bases(self, rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
-        """Move bases forward if there is no room for counts[b] more pending tokens of these rows,
-        whose lengths are lengths[b]. Return their numbers of pending tokens."""
+        """Return the numbers of pending tokens of these sequences, of lengths[b] tokens, after bases
+        have moved forward if there was no room for counts[b] more pending tokens."""
         for b in rows:
             if lengths[b] == 0 and self.base_lengths[b]:  # truncated to nothing
                 self.base_lengths[b] = 0
@@ -238,7 +238,7 @@ class RewindableRows(RowSlots):
         return [lengths[b] - self.base_lengths[b] for b in rows]
 
     def check_rewind(self, old: list[int], new: list[int]) -> None:
-        """Raise InputError if a row would be truncated to a length below its base."""
+        """Raise InputError if a sequence would be truncated to a length below its base."""
         for b, base in enumerate(self.base_lengths):
             check_rewind_to_base(b, old[b], new[b], base)
 
@@ -252,7 +252,7 @@ class RewindableRows(RowSlots):
 
 
 def check_rewind_to_base(b: int, old: int, new: int, base: int) -> None:
-    """Raise InputError if row b would be truncated to a length below its base, other than 0."""
+    """Raise InputError if sequence b would be truncated to a length from 1 to below its base."""
     if 0 < new < base:
         raise InputError(
             f"sequence {b} would go back to {new} of {old} tokens, but its recurrent states are "
@@ -271,7 +271,7 @@ def fold_tokens(S: Tensor, k: Tensor, u: Tensor, c: Tensor, tokens: Tensor) -> N
 
 
 def get_last_inputs(window: Tensor, size: int, cursor: PendingCursor) -> Tensor:
-    """Return the last `size` - 1 inputs of each row, `[B, size - 1, C]`."""
+    """Return the last `size` - 1 inputs of each sequence, `[B, size - 1, C]`."""
     if cursor.is_even:
         return window[:, cursor.max_pending : cursor.max_pending + size - 1]
     return window[
@@ -334,7 +334,7 @@ def zero_nonfinite(x: Tensor) -> Tensor:
 
 
 def _gather_token(c: Tensor, index: Tensor) -> Tensor:
-    """Return `c` at one token of each row, `[B, H, 1, ..]`; 0 for index -1."""
+    """Return `c` at one token of each sequence, `[B, H, 1, ..]`; 0 for index -1."""
     if not c.shape[2]:
         return c.new_zeros(*c.shape[:2], 1, c.shape[3])
     token = index.clamp(min=0)[:, None, None, None].expand(-1, c.shape[1], 1, c.shape[3])

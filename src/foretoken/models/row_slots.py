@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def reassign_slots(slots: list[int], rows: list[int]) -> list[int]:
-    """Return the slots of all rows after these `rows` have moved to the first free slots."""
+    """Return the slots of all sequences after those in `rows` have moved to the first free ones."""
     used, new = set(slots), list(slots)
     free = (slot for slot in itertools.count() if slot not in used)
     for b in rows:
@@ -30,7 +30,7 @@ def reassign_slots(slots: list[int], rows: list[int]) -> list[int]:
 
 
 def allocate_slots(slots: list[int], num_rows: int) -> list[int]:
-    """Return the slots after `num_rows` more rows have taken the first free ones."""
+    """Return the slots after `num_rows` more sequences have taken the first free ones."""
     return reassign_slots(slots + [-1] * num_rows, list(range(len(slots), len(slots) + num_rows)))
 
 
@@ -40,7 +40,7 @@ def find_repeated_rows(slots: list[int]) -> list[int]:
 
 
 def find_rows_to_compact(slots: list[int]) -> list[int]:
-    """Return the rows whose slot is not among the first B, B the number of rows."""
+    """Return the rows whose slot is not among the first B."""
     return [b for b, slot in enumerate(slots) if slot >= len(slots)]
 
 
@@ -55,8 +55,8 @@ def count_needed_slots(slots: list[int]) -> int:
 
 
 def compute_max_positions(lengths: list[int], unit: int) -> int:
-    """Return the maximum number of positions that the arrays have for rows of these lengths: per
-    row less than twice the longest, rounded up to a multiple of `unit`."""
+    """Return the maximum number of positions in the arrays for sequences of these lengths: for each,
+    less than twice the longest, rounded up to a multiple of `unit`."""
     return len(lengths) * 2 * (max(lengths, default=0) + unit)
 
 
@@ -86,7 +86,7 @@ class RowSlots:
         """Make room for `rows` slots of `num_positions`; arrays that grow get some spare room."""
         if rows <= self.rows and num_positions <= self.capacity:
             return
-        # with fewer rows than before, shrink the arrays on this occasion
+        # if many sequences have left, the arrays get smaller on this occasion
         rows = (
             max(rows, add_spare_rows(self.rows))
             if rows > self.rows
@@ -121,7 +121,7 @@ class RowSlots:
         self.slots, self.lengths = slots, self.lengths + other.lengths
 
     def select(self, rows: list[int]) -> None:
-        """Replace row b by the former row rows[b]. Only repeated rows are copied."""
+        """Replace sequence b by the former sequence rows[b]. Only repeated ones are copied."""
         slots, lengths = [self.slots[b] for b in rows], [self.lengths[b] for b in rows]
         self.slots, self.lengths = (
             self.copy_rows(slots, lengths, find_repeated_rows(slots)),
@@ -137,7 +137,7 @@ class RowSlots:
             self.slots = self.copy_rows(self.slots, lengths, rows)
 
     def copy_rows(self, slots: list[int], lengths: list[int], rows: list[int]) -> list[int]:
-        """Copy these `rows` to free slots; return the new slots of all rows."""
+        """Copy the sequences in `rows` to free slots; return the new slots of all."""
         new = reassign_slots(slots, rows)
         self.reserve(count_needed_slots(new), 0)
         for part in self.list_filled_parts():
