@@ -170,8 +170,8 @@ class Scorer(Component, ABC):
 
     @abstractmethod
     def set_lengths(self, lengths: list[int]) -> None:
-        """Truncate each sequence to its length here, which removes rejected tokens. No length may
-        grow."""
+        """Truncate each sequence b to its first lengths[b] tokens, without rejected ones. No length
+        may grow."""
 
 
 class Model(Scorer):
@@ -182,8 +182,8 @@ class Model(Scorer):
     source_context: int | None = None  # tokens of an encoder input; None: no limit, or no encoder
     source_vocab_size: int | None = None  # the encoder's vocabulary size; None: no encoder
     compute_dtype: str  # the dtype of its arithmetic: "float32", "bfloat16", "int8", ...
-    # tokens that a sequence can be truncated by, at most, and not into a cached prefix that it
-    # started from; a truncation to length 0 is always possible. None: no limit
+    # tokens that `set_lengths` can remove, at most, and none of a cached prefix that the sequence
+    # started from; it can always remove all tokens. None: no limit
     max_rewind: int | None = None
     taps: tuple[int, ...] = ()  # layers whose hidden states it returns (`models.stock.taps`)
     joining_media: list[Media | None]  # media of the sequences that join next; []: none has any
@@ -243,9 +243,9 @@ class Model(Scorer):
         depend on the prompt length."""
 
     def find_media_problem(self, media: Media) -> str | None:
-        """Return the reason why the model cannot encode these media, or None; the first media of a
-        kind are encoded to find out. A sequence with media joins with all of its prompt, or with
-        the media as its source if the model is an encoder-decoder."""
+        """Return the reason why the model cannot encode these media, or None; it encodes the first
+        media of a kind to find out. A sequence with media joins with all of its prompt; for an
+        encoder-decoder, the media are its source."""
         return "it reads ids only"
 
     @cached_property

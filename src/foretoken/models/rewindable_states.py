@@ -213,8 +213,8 @@ class RewindableRows(RowSlots):
         raise NotImplementedError
 
     def advance_bases(self, rows: list[int], lengths: list[int], counts: list[int]) -> list[int]:
-        """Return the numbers of pending tokens of these sequences, of lengths[b] tokens, after bases
-        have moved forward if there was no room for counts[b] more pending tokens."""
+        """Return the number of pending tokens of each of these sequences of lengths[b] tokens. If
+        there is no room for counts[b] more, move bases forward first."""
         for b in rows:
             if lengths[b] == 0 and self.base_lengths[b]:  # truncated to nothing
                 self.base_lengths[b] = 0

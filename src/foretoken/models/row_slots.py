@@ -55,8 +55,8 @@ def count_needed_slots(slots: list[int]) -> int:
 
 
 def compute_max_positions(lengths: list[int], unit: int) -> int:
-    """Return the maximum number of positions in the arrays for sequences of these lengths: for each,
-    less than twice the longest, rounded up to a multiple of `unit`."""
+    """Return the maximum number of positions in the arrays for sequences of these lengths, whose
+    capacity is less than twice the longest, rounded up to a multiple of `unit`."""
     return len(lengths) * 2 * (max(lengths, default=0) + unit)
 
 
