@@ -13,7 +13,7 @@ from foretoken.errors import RefusedError
 from foretoken.models.base import Model
 from foretoken.models.row_slots import list_remaining_rows
 
-CATCH_UP_TOKENS = 128  # uncached tokens that a sequence may have, and those prefilled in one step
+CATCH_UP_TOKENS = 128  # prefilled per step, so that long prompts do not delay other sequences
 UNLIMITED_TOKENS = 10**9  # for a model without a context limit
 
 
@@ -54,6 +54,7 @@ class DraftSequences:
             if not (self._can_encode(source) if source else media[b - first]):
                 self._num_readable[b] = -1
         rows = range(first, len(self.token_ids))
+        # without running sequences, a long prefill delays none
         max_tokens, heads = CATCH_UP_TOKENS if first else UNLIMITED_TOKENS, list[list[int]]()
         for b in rows:
             # a prompt with media must be prefilled in one call
@@ -97,8 +98,8 @@ class DraftSequences:
         return UNLIMITED_TOKENS if context is None else max(0, context - length + 1)
 
     def get_catch_up_tokens(self, b: int) -> list[int]:
-        """Return the tokens of sequence b to prefill in a step without draft tokens, so that later
-        no long prefill delays a step with some."""
+        """Return the tokens of sequence b to prefill in a step in which it gets no draft tokens, so
+        that the next step in which it does needs no long prefill."""
         n = self.num_cached[b]
         uncached = len(self.token_ids[b]) - n
         if (
@@ -133,7 +134,7 @@ class DraftSequences:
             if self._num_readable[b] == len(seq):
                 self._num_readable[b] += self._count_readable(new)
             seq += new
-            # the last token is the target's own, or the draft model never took it as an input
+            # the last token is not cached: the target chose it, or the draft model did, last
             self.num_cached[b] = min(self.num_cached[b], len(seq) - 1)
 
     def leave(self, rows: list[int]) -> None:

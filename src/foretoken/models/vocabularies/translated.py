@@ -28,7 +28,7 @@ from foretoken.models.vocabularies.vocabulary import VocabularyMap
 
 
 class SlidingContext:
-    """The sequences of a decoder-only `model`. If one outgrows the context, the model sees only its
+    """The sequences of a decoder-only `model`. If one outgrows the context, the model gets only its
     end; each time the context is full, half of it is freed."""
 
     def __init__(self, model: Model) -> None:
