@@ -5,7 +5,7 @@ A policy depends on the sequences' step records, never on a clock. `AdaptiveGamm
 step costs and estimates of each sequence's acceptance, and chooses, for all sequences of a forward
 pass together, the draft tokens that give most new tokens per second. A sequence's predicted output
 needs no drafter and has an acceptance estimate of its own; the better of the two sources is used.
-Sequences with `deterministic` set are chosen for as if alone in the batch.
+For a sequence with `deterministic` set, gamma is chosen as if it were alone in the batch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ EXPLORATION_WINDOW_STEPS = 256  # steps over which the time lost on exploration 
 DRAFT_STEP_DECAY, PLAIN_STEP_DECAY = 0.94, 0.96
 MIN_PRIOR_WEIGHT = 0.04  # share of the prior's weight that never decays
 DEPTH_PRIOR_WEIGHT = 10.0  # weight of draft position i - 1 as the prior of position i
-REUSE_DECISION_STEPS = 4  # steps for which a gamma of 0 is reused: nothing is learned meanwhile
+REUSE_DECISION_STEPS = 4  # without draft tokens nothing is learned: choose every 4th step only
 MAX_EXPLORATION_SHARE = 0.01  # of the time may be lost on draft tokens that do not pay
 SIZE_CHANGE_STEPS = 4.0  # expected steps until the pass size changes again: they share its cost
 CONTEXT_BUCKET_TOKENS = 256  # sequence lengths are rounded to this: costs grow with them
-SILENT_SIZE_CHANGE_STEPS = 0.5  # for a drafter that mostly proposes nothing: the size changes back
+SILENT_SIZE_CHANGE_STEPS = 0.5  # if the drafter mostly proposes nothing: it changes back at once
 # steps looked back at, and forced tokens assumed to be accepted before any was verified
 FORCED_WINDOW_STEPS, FORCED_PRIOR_TOKENS = 32, 4
 

@@ -38,8 +38,8 @@ MAX_ROUNDS, MIN_ROUNDS = 5, 2
 # context length of the second measurement, and the least that it must exceed the first one's by
 LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = 1024, 128
 LONG_CONTEXT_DRAFT_SIZES = (0, 1, 2, 4, 8)  # draft tokens per step at that length
-AHEAD, AGAIN = 8, 3  # of a draft's passes that are timed alone: tokens before them, of each size
-LEAST = 0.02  # of such a pass over one token, that a further one takes
+AHEAD, AGAIN = 8, 3  # draft passes timed alone: tokens before them, and repetitions of each size
+LEAST = 0.02  # time of each further token in such a pass, at least, as a share of the first one's
 MEASURING_MESSAGE = "measuring step costs on this machine, once: %s"
 OUTLIER_DIVISOR = 4  # one size in 4 may differ by more: steps in which the cache grows are slow
 

@@ -53,14 +53,14 @@ class SlidingContext:
             self.model.score(blocks, [0] * len(blocks))
 
     def _take_missing(self, texts: list[list[int] | None], need: list[int]) -> list[list[int]]:
-        """Truncate the cache to the prefixes in common with the new sequences; return the rest of
-        each."""
+        """Truncate the cache to the prefixes that it shares with the new sequences; return the rest
+        of each."""
         blocks: list[list[int]] = []
         lengths: list[int] = []
         for b, (text, needed) in enumerate(zip(texts, need, strict=True)):
             end = self._cached[b] if text is None else self._get_tail(text)
             length = min(count_shared_tokens(self._cached[b], end), len(end) - needed)
-            # retokenized, a sequence may change before what recurrent states can be rewound to
+            # a new token may change ids before the point that recurrent states can be rewound to
             lengths.append(length if len(self._cached[b]) - length <= self._rewind else 0)
             blocks.append(end[lengths[b] :])
             self._cached[b] = end
@@ -76,7 +76,7 @@ class SlidingContext:
         self.model.leave(rows)
 
     def holds(self, text: list[int]) -> int:
-        """Return how many tokens of a sequence the model sees."""
+        """Return how many last tokens of a sequence the model uses."""
         return len(self._get_tail(text))
 
     def _get_tail(self, text: list[int]) -> list[int]:
@@ -101,7 +101,7 @@ class TextDrafting(NamedTuple):
 
 class TranslatedModel(Model):
     """A decoder-only `model` with the vocabulary of a target of `V` tokens as its interface. Its
-    sequences have no length limit: of one that outgrows the context, it sees the end."""
+    sequences have no length limit: if one outgrows the context, the model gets only its end."""
 
     capabilities = Capabilities(text=True, memory=True)
     has_own_speed = True  # its speed differs from that of `model`
