@@ -108,7 +108,7 @@ def _round_to_significant(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _fit(
+def _fit_integers(
     groups: Floats, scales: Floats, offsets: Floats
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Return the integers of groups `[n, size]` for scales and offsets `[..., n, 1]`, and which
@@ -126,7 +126,7 @@ def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlock
     many sample groups they fit.
     """
     some = groups[:: -(-len(groups) // NUM_SAMPLE_BLOCKS)]
-    fits = _fit(some, *form(some, choices))[1]
+    fits = _fit_integers(some, *form(some, choices))[1]
     if not fits.any(0).all():
         return None
     hits = fits.sum(1)
@@ -140,7 +140,7 @@ def _fit_all(groups: Floats, form: Any, choices: ScaleChoices) -> QuantizedBlock
                 return False
             part = groups[left]
             new_scales, new_offsets = (values[0] for values in form(part, choices[[i]]))
-            new, fits = _fit(part, new_scales, new_offsets)
+            new, fits = _fit_integers(part, new_scales, new_offsets)
             done = left[fits]
             k[done], scales[done], offsets[done] = new[fits], new_scales[fits], new_offsets[fits]
             left = left[~fits]

@@ -37,8 +37,8 @@ Arrays = dict[str, Tensor]
 
 
 class RecurrentStateLayer:
-    """The states of one layer, by slot: arrays `[rows, ..]` by name. Axis 1 of windows, whose names
-    are numbers, is the token axis; axis 2 of pending updates."""
+    """The states of one layer: arrays `[slots, ..]` by name. The token axis is 1 in windows, whose
+    names are numbers, and 2 in the pending k, u, c and t."""
 
     def __init__(self) -> None:
         self.arrays: Arrays = {}
