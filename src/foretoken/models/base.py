@@ -41,7 +41,7 @@ class TokenChoice(NamedTuple):
 
 
 class ChainedTokens(NamedTuple):
-    """The draft tokens of one `chain` call; entries after a row's last token are undefined."""
+    """The draft tokens of one `chain` call; entries after a sequence's last are undefined."""
 
     tokens: Tensor  # [B, G], the target's ids
     tops: Tensor  # [B, G], the largest logit at each token; non-finite if any logit is
@@ -293,9 +293,9 @@ class Model(Scorer):
         raise NotImplementedError
 
     def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
-        """Return the keys and values of these rows from position `first` on, valid until the next
-        forward pass; entries after a sequence's length are undefined. `kind` selects the layer: the
-        last "full_attention" or "sliding_attention" layer that has a KV cache."""
+        """Return the keys and values of these sequences from position `first` on, valid until the
+        next forward pass; entries after a sequence's length are undefined. `kind` selects the
+        layer: the last "full_attention" or "sliding_attention" layer that has a KV cache."""
         raise NotImplementedError
 
     # Drafting

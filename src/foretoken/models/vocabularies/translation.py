@@ -75,8 +75,8 @@ class Translation:
 
     @property
     def last_word(self) -> bytes:
-        """The last word's bytes, without the space that the target's tokenizer may add before a
-        text."""
+        """The last word's bytes, without the space that the target's tokenizer may add before the
+        first word."""
         text = self.vocabularies.target.to_bytes(self.last_word_ids)
         return text if self._has_text_before else self.vocabularies.target.strip_space(text)
 
@@ -112,7 +112,7 @@ class Translation:
 
     @property
     def _last_spelled_ids(self) -> list[int]:
-        """The last word's target ids, without a special token, after which a new text begins."""
+        """The last word's target ids, [] if it is a special token."""
         return [
             token for token in self.last_word_ids if token in self.vocabularies.target.spellings
         ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece's mark for a space
-ENCODING_PREFIXES = ("", "\n")  # after a prefix, the tokenizer adds no space before a text
+ENCODING_PREFIXES = ("", "\n")  # after a prefix, the tokenizer adds no space
 MAX_CACHED_WORDS = 2**14  # words whose tokens are cached
 Encode = Callable[[str], Sequence[int]]
 
@@ -31,9 +31,9 @@ Encode = Callable[[str], Sequence[int]]
 class Vocabulary:
     """The vocabulary of one model.
 
-    spellings: the bytes of each token that has a text. encode: the tokenizer; without it, bytes are
-    tokenized by longest match. prefix_ids: the special tokens at the beginning of each sequence.
-    special_ids: the special tokens by name. eos_id: the end-of-sequence token.
+    spellings: the bytes of each token that is not special. encode: the tokenizer; without it, bytes
+    are tokenized by longest match. prefix_ids: the special tokens at the beginning of each
+    sequence. special_ids: the special tokens by name. eos_id: the end-of-sequence token.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Vocabulary:
         )
         self._encode = encode
         self._max_word_bytes = max(map(len, self.ids_by_bytes), default=0)
-        # SentencePiece adds a space before a text
+        # SentencePiece adds a space before a string
         self.adds_space = encode is not None and self.to_bytes(encode("a")[:1]).startswith(b" ")
         self.tokenize = lru_cache(MAX_CACHED_WORDS)(self._tokenize)
         self.find_longer = lru_cache(MAX_CACHED_WORDS)(self._find_longer)
@@ -113,16 +113,16 @@ class Vocabulary:
         return b"".join(self.spellings.get(token, b"") for token in tokens)
 
     def add_space(self, text: bytes) -> bytes:
-        """Return the beginning of a text as its tokens spell it, with SentencePiece's space."""
+        """Return the first bytes of a string as its tokens spell it, with SentencePiece's space."""
         return b" " + text if self.adds_space and text else text
 
     def strip_space(self, text: bytes) -> bytes:
-        """Return the beginning of a text without the space that SentencePiece adds."""
+        """Return the first bytes of a string without the space that SentencePiece adds."""
         return text.removeprefix(b" ") if self.adds_space else text
 
     def _tokenize(self, text: bytes) -> tuple[int, ...]:
-        """Return the tokens of a part of a text: the tokenizer's if they spell the same bytes, else
-        by longest match, which skips bytes that no token begins with."""
+        """Return the tokens of a substring: the tokenizer's if they spell the same bytes, else by
+        longest match, which skips bytes that no token begins with."""
         try:
             string = text.decode()
         except UnicodeDecodeError as error:  # for instance an incomplete character at the end
@@ -156,7 +156,7 @@ class Vocabulary:
 
 
 def _spell_text_token(word: str) -> bytes:
-    """Return the bytes of a SentencePiece token, or of another one that is its own text."""
+    """Return the bytes of a token of SentencePiece, or of one that is written as it is."""
     if BYTE_TOKEN.fullmatch(word):
         return bytes([int(word[3:5], 16)])
     return word.replace(SENTENCEPIECE_SPACE, " ").encode()
