@@ -66,9 +66,9 @@ def add_spare_rows(num_rows: int) -> int:
 
 
 class RowSlots:
-    """Sequences of different lengths in arrays: each has a slot, and uses its first `length`
-    positions. A sequence that leaves frees its slot for the next that joins; before a forward
-    pass, the last sequences move into free slots. The others stay."""
+    """Sequences of different lengths in arrays: each has a slot, and uses its first positions. A
+    sequence that leaves frees its slot for the next that joins; before a forward pass, sequences
+    move into free slots so that they fill the first B."""
 
     unit = 64  # positions; a capacity that is chosen here is a multiple of this
     spare = 2  # growth adds at least 1/spare of the present capacity
