@@ -59,8 +59,8 @@ class PrefixCache:
         return length, self._arrays[salt, found]
 
     def add(self, salt: Hashable, tokens: list[int], arrays: Any) -> None:
-        """Cache the arrays of these tokens. If entries are divisible, they replace an entry for a
-        prefix of the tokens, and are dropped if an entry begins with the tokens."""
+        """Cache the arrays of these tokens. If `divisible`, the new entry replaces one for a prefix
+        of the tokens, and is dropped if another entry begins with the tokens."""
         key = array("i", tokens).tobytes()
         if not key or (self.divisible and self.find(salt, tokens)[0] == len(tokens)):
             self._release(arrays)

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 ScaleChoices = NDArray[np.int64]
 BLOCK_SIZES = (32, 16)
-NUM_SAMPLE_BLOCKS = 16  # tried first, to find out whether a weight is quantized and by which scales
-MAX_REST_SHARE = 0.5  # of blocks, that the scale choices found in the sample may leave unmatched
+NUM_SAMPLE_BLOCKS = 16  # tried first, to find out whether and with which scales a weight fits
+MAX_REST_SHARE = 0.5  # share of blocks that may not fit the choices that fit any sample block
 BLOCKS_PER_TASK = 2**14  # blocks per task of a thread
 SIGNIFICANT_BITS = 19  # of a scale or an offset: the product of a float16 number and an integer
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedBlocks:
-    """A weight `[out, in]`: integers `[out, in / size, size]`, scales and offsets `[out, in / size,
-    1]`."""
+    """A weight `[out, in]` as integers `[out, in / size, size]`, with scales and offsets of shape
+    `[out, in / size, 1]`."""
 
     integers: NDArray[np.int8]
     scales: Floats
@@ -43,7 +43,7 @@ class QuantizedBlocks:
 
 
 def find_blocks(weight: Floats) -> QuantizedBlocks | None:
-    """Return the blocks that a weight `[out, in]` consists of; None if it is not quantized so.
+    """Return the blocks of a weight `[out, in]`; None if it is not quantized in blocks.
 
     Example:
         >>> weight = np.tile(np.arange(-8, 8, dtype=np.float32), (1, 4)) * np.float32(0.375)

@@ -95,7 +95,7 @@ def test_no_guidance_is_the_model_to_the_bit(spec) -> None:
 
 def test_what_cannot_be_guided_is_refused(spec) -> None:
     for scale in ("much", float("nan"), float("inf"), 1e300):
-        with pytest.raises(InputError, match="^scale is .*give one from -1000 to 1000"):
+        with pytest.raises(InputError, match="^scale is .*give a number from -1000 to 1000"):
             spec.guided(scale)
     negatives = {"holds the id 999": [999], "is 5; give": 5, "holds 'a'": ["a"], "is empty": []}
     for problem, negative in negatives.items():
