@@ -483,7 +483,7 @@ def test_states_go_back_so_far_or_to_their_beginning(name: str) -> None:
     rows.join([(7 * i * i + 3 * i) % 59 + 2 for i in range(200)], [5, 6])
     rows.score([7], [8])
     with pytest.raises(
-        InputError, match=f"back to 60 of 201 tokens, and .* below {MAX_REWIND_TOKENS}"
+        InputError, match=f"back to 60 of 201 tokens, .* below {MAX_REWIND_TOKENS}"
     ):
         rows.model.set_lengths([60, 3])
     assert rows.model.lengths == [201, 3] and rows.model.max_rewind == MAX_REWIND_TOKENS
