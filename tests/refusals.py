@@ -129,7 +129,7 @@ OTHERS: dict[str, Refusal] = {
     "look-up": _entry("prompt_lookup_num_tokens is given, but", prompt_lookup_num_tokens=3),
     "synced_gpus": _entry("synced_gpus is given", synced_gpus=True),
     "a cache": Refusal(
-        "a cache is given", lambda m: {"past_key_values": DynamicCache(config=m.config)}
+        "past_key_values is given", lambda m: {"past_key_values": DynamicCache(config=m.config)}
     ),
     "embeddings": Refusal("inputs_embeds is given", _embeds),
     "an encoder's embeddings": Refusal("inputs_embeds is given", _embeds, "T5"),
@@ -137,17 +137,17 @@ OTHERS: dict[str, Refusal] = {
         "encoder_outputs is given", lambda m: {"encoder_outputs": m.get_encoder()(IDS)}, "T5"
     ),
     "a hole for an encoder": _entry(
-        "attention_mask leaves out tokens of the encoder", "T5", attention_mask=HOLE
+        "attention_mask leaves out encoder tokens", "T5", attention_mask=HOLE
     ),
     "positions": _entry("position_ids do not count", position_ids=HOLE + 4),
-    "a hole": _entry("attention_mask leaves out tokens behind", attention_mask=HOLE),
+    "a hole": _entry("attention_mask leaves out tokens after", attention_mask=HOLE),
     "past the context": _entry(
-        "a row may grow to 1000003 tokens, the model holds",
+        "a sequence may grow to 1000003 tokens, but the model's context length is",
         max_new_tokens=10**6,
         stopping_criteria=[Nine()],
     ),
     "a penalty twice": _entry(
-        "RepetitionPenaltyLogitsProcessor is given, and repetition_penalty is set too",
+        "RepetitionPenaltyLogitsProcessor is given and repetition_penalty is set",
         repetition_penalty=1.2,
         logits_processor=[RepetitionPenaltyLogitsProcessor(1.5)],
     ),
@@ -157,20 +157,20 @@ OTHERS: dict[str, Refusal] = {
         forced_eos_token_id=3,
     ),
     "an end twice": _entry(
-        "EosTokenCriteria is given, and eos_token_id is set too",
+        "EosTokenCriteria is given and eos_token_id is set",
         eos_token_id=3,
         stopping_criteria=[EosTokenCriteria(5)],
     ),
     "an end of one row": _entry(
-        "MaxTimeCriteria may end one row before",
+        "MaxTimeCriteria may end one sequence before",
         inputs=TWO,
         stopping_criteria=[MaxTimeCriteria(1e9)],
     ),
     "scores for a criterion": _entry(
-        "Unsure reads the scores", stopping_criteria=[Unsure()], output_scores=True, **TOLD
+        "Unsure uses the scores", stopping_criteria=[Unsure()], output_scores=True, **TOLD
     ),
     "places of a batch": _entry(
-        "MinNewTokensLengthLogitsProcessor counts a batch's places",
+        "MinNewTokensLengthLogitsProcessor depends on positions in the padded batch",
         inputs=TWO,
         logits_processor=[MinNewTokensLengthLogitsProcessor(2, 3, 0)],
     ),
@@ -178,7 +178,7 @@ OTHERS: dict[str, Refusal] = {
         "SynthIDTextWatermarkLogitsProcessor keeps a state", logits_processor=[SYNTH_ID]
     ),
     "a streamer of two rows": _entry(
-        "a streamer takes one row, not 2", inputs=TWO, streamer=Recorder()
+        "a streamer takes one sequence, not 2", inputs=TWO, streamer=Recorder()
     ),
 }
 REFUSALS = ENTRIES | OTHERS

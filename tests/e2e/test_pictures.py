@@ -134,7 +134,7 @@ def test_a_faulty_prompt_does_not_speak_for_others(folder: Path) -> None:
     with pytest.raises(InputError, match="guidance reads ids only"):
         spec.guided(2.0).generate(good, **NEW)
     _, last = read(folder, "a<image>")
-    with pytest.raises(InputError, match="last token stands for one of them"):
+    with pytest.raises(InputError, match="prompt ends with a media token"):
         spec.generate(last, **NEW)
 
 

@@ -1,2 +1,2 @@
-"""Between transformers' `generate` and a Speculator: what it hands to a decoding method, and what
-it gets back."""
+"""Integration with transformers' `generate`: the conversion of its calls to requests, and of their
+outputs to its own."""

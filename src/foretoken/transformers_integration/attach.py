@@ -1,4 +1,4 @@
-"""A model in memory whose own `generate` is speculative."""
+"""`attach` and `detach`: make the `generate` of a transformers model in memory speculative."""
 
 from __future__ import annotations
 
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from transformers.generation.streamers import BaseStreamer
 
 log = logging.getLogger(__name__)
-LEFT_TO_TRANSFORMERS = ContextVar(
-    "LEFT", default=False
-)  # whether transformers decodes: its drafts stay its own
-REPLACED_ATTRIBUTE = (
-    "foretoken_replaced"  # what an attached `generate` stands for is kept under this name
-)
+# Whether transformers decodes the call: then an attached assistant model's generate is plain too
+LEFT_TO_TRANSFORMERS = ContextVar("LEFT", default=False)
+# Attribute of an attached `generate` with the one that it replaced
+REPLACED_ATTRIBUTE = "foretoken_replaced"
 
 
 def attach(
@@ -47,34 +45,34 @@ def attach(
 ) -> Speculator | None:
     """Make `model.generate` speculative.
 
-    From now on `model.generate(...)` is `model.generate(..., custom_generate=spec)`, unless the
-    call has a `custom_generate` of its own. Attaching again replaces the draft. A copy of the model
-    has to be attached itself.
+    Afterwards `model.generate(...)` means `model.generate(..., custom_generate=spec)`, unless the
+    call has its own `custom_generate`. Attaching again replaces the draft. A copy of the model is
+    not attached.
 
     Args:
-        model: A model of transformers in memory.
-        draft: As `load` takes it.
-        strict: The treatment of a call that a Speculator cannot decode (`Speculator.__call__` says
-            which), such as one with num_beams=3, and of a model whose passes score single tokens,
-            so that drafts save nothing. False leaves them to the `generate` that was there before,
-            and the logger "foretoken" says why at INFO; True raises ForeignError for the call, and
-            RefusedError for the model.
+        model: A transformers model in memory.
+        draft: The draft, as in `load`.
+        strict: The treatment of calls that a Speculator cannot decode, such as one with num_beams=3
+            (see `Speculator.__call__`), and of models that score one token per forward pass, for
+            which speculative decoding saves nothing. False: the model's previous `generate` decodes
+            them, and the logger "foretoken" states the reason at INFO. True: the call raises
+            ForeignError, and `attach` raises RefusedError for such a model.
         **options: Options of `load`.
 
     Returns:
-        The Speculator that `model.generate` uses; None where the model is left as it was.
+        The Speculator that `model.generate` uses; None if the model is left unchanged.
 
     Raises:
         InputError: An option is unknown or invalid, or `model` has no `generate`.
-        RefusedError: A model or a pair that cannot be decoded exactly; the model keeps its own
-            `generate`.
+        RefusedError: The model or the pair cannot be decoded exactly; `model.generate` is then the
+            model's own.
 
     Examples:
         >>> import foretoken, torch
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
         >>> config = LlamaConfig(vocab_size=64, num_hidden_layers=1, eos_token_id=None, **shape)
-        >>> model = LlamaForCausalLM(config).eval()  # random weights, and a text that never ends
+        >>> model = LlamaForCausalLM(config).eval()  # random weights, no end-of-sequence token
         >>> spec = foretoken.attach(model, draft="lookup")
         >>> out = model.generate(
         ...     torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False, num_assistant_tokens=2
@@ -86,7 +84,7 @@ def attach(
     if not isinstance(strict, bool):
         raise InputError(f"strict is {format_value(strict)}; give True or False")
     if not callable(getattr(model, "generate", None)):
-        raise InputError(f"model is {format_value(model)}; give a model of transformers in memory")
+        raise InputError(f"model is {format_value(model)}; give a transformers model in memory")
     require_known(options, "attach")
     detach(model)
     if not strict and options.get("generation_config") is None:
@@ -96,10 +94,10 @@ def attach(
     except RefusedError as error:
         if strict or SINGLE_TOKEN_HINT not in str(error):
             raise
-        log.info("the model keeps its own generate: %s", error)
+        log.info("model.generate is left unchanged: %s", error)
         return None
-    open_: Any = model  # nn.Module declares no method of its own as an attribute
-    replaced = vars(model).get("generate")  # somebody else's, if any
+    open_: Any = model  # so that the type checker accepts the assignment of a method
+    replaced = vars(model).get("generate")  # set on the instance by other code, if any
 
     @wraps(open_.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +115,7 @@ def attach(
             log.info("transformers decodes this call: %s", to_one_line(error))
         if reached and kwargs.get("streamer") is not None:
             kwargs["streamer"] = SkipPromptStreamer(kwargs["streamer"])
-        torch.set_rng_state(state)  # a seed may have been drawn
+        torch.set_rng_state(state)  # the failed attempt may have drawn a seed
         token = LEFT_TO_TRANSFORMERS.set(True)
         try:
             return theirs(*args, **kwargs)
@@ -125,38 +123,39 @@ def attach(
             LEFT_TO_TRANSFORMERS.reset(token)
 
     setattr(generate, REPLACED_ATTRIBUTE, replaced)
-    # a method, so that a copy of the model does not generate with this one
+    # A bound method, so that a deep copy of the model generates with its own weights
     open_.generate = MethodType(generate, model)
     return spec
 
 
 class SkipPromptStreamer:
-    """A streamer that was given the prompt, and is given it once more by another `generate`."""
+    """Wraps a streamer that already has the prompt and will get it again from another
+    `generate`."""
 
     def __init__(self, streamer: BaseStreamer) -> None:
         self.streamer, self.begun = streamer, False
 
     def put(self, value: Tensor) -> None:
-        """All but the first value."""
+        """Forward every value except the first one, the prompt."""
         if self.begun:
             self.streamer.put(value)
         self.begun = True
 
     def end(self) -> None:
-        """Nothing follows."""
+        """End the streamer."""
         self.streamer.end()
 
 
 def _ignore_unfollowed_config(model: PreTrainedModel) -> dict[str, str]:
-    """The option of `load` for a model whose generation config asks for what no Speculator decodes:
-    its calls go to transformers as long as they ask for it."""
+    """Return the option of `load` to ignore a generation config that no Speculator can follow; {}
+    for others. Calls with such a config go to transformers."""
     config = getattr(model, "generation_config", None)
     entry = None if config is None else find_unfollowed(config)
     if entry is None:
         return {}
     log.info(
-        "the model's generation config sets %s=%s: transformers decodes such calls, and the "
-        "Speculator's own generate ignores this config",
+        "the model's generation config sets %s=%s, which foretoken does not support: transformers "
+        "decodes such calls, and the Speculator's own generate ignores this config",
         entry,
         format_value(getattr(config, entry)),
     )
@@ -166,37 +165,38 @@ def _ignore_unfollowed_config(model: PreTrainedModel) -> dict[str, str]:
 def _name_arguments(
     method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments by name, where the method names all of them."""
+    """Return a call's arguments with positional ones converted to keywords, if the method names
+    all of them."""
     parameters = signature(method).parameters.values()
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    by_place = dict(zip(names, args, strict=False))
-    if len(by_place) < len(args) or by_place.keys() & kwargs.keys():
-        return args, kwargs  # left for the method to refuse
-    return (), by_place | kwargs
+    positional = dict(zip(names, args, strict=False))
+    if len(positional) < len(args) or positional.keys() & kwargs.keys():
+        return args, kwargs  # invalid; the method raises its own error
+    return (), positional | kwargs
 
 
 def _generate_speculatively(
     method: Any, spec: Speculator, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The call as `spec` decodes it."""
-    if kwargs.get("cache_implementation") == "paged":  # which no custom_generate hears of
-        raise ForeignError("cache_implementation='paged' is not followed here; leave it out")
+    """Call `generate` with `spec` as its custom_generate."""
+    if kwargs.get("cache_implementation") == "paged":  # transformers would bypass custom_generate
+        raise ForeignError("cache_implementation='paged' is not supported; leave it out")
     kwargs = {**kwargs, "custom_generate": spec}
     _convert_stop_strings(kwargs, spec)
     return method(*args, **kwargs)
 
 
 def _is_from_speculator(error: Exception) -> bool:
-    """Tell whether the error was raised by a Speculator, rather than by transformers' preparations
-    for one: without one, the call may succeed (transformers hides the call's tokenizer from a
-    custom_generate, which token_healing and a config's stop_strings need)."""
+    """Return whether a Speculator raised the error, instead of transformers while it prepared the
+    call. In that case the call may succeed without a custom_generate, from which transformers
+    withholds the tokenizer (token_healing and a config's stop_strings need it)."""
     frames = walk_tb(error.__traceback__)
     return any(frame.f_code is Speculator.__call__.__code__ for frame, _ in frames)
 
 
 def _convert_stop_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
-    """Turn a call's stop strings into a criterion: transformers does not hand the call's tokenizer
-    to a custom_generate."""
+    """Convert a call's stop strings to a stopping criterion, since transformers does not pass the
+    call's tokenizer to a custom_generate."""
     tokenizer = kwargs.pop("tokenizer", None) or spec.tokenizer
     strings = build_stop_criteria(kwargs.pop("stop_strings", None), tokenizer)
     if strings:
@@ -204,10 +204,13 @@ def _convert_stop_strings(kwargs: dict[str, Any], spec: Speculator) -> None:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Give a model back the `generate` that it had before `attach`; without one, do nothing.
+    """Restore the `generate` that a model had before `attach`. Does nothing if it is not attached.
 
     Args:
-        model: A model of transformers in memory.
+        model: A transformers model in memory.
+
+    Raises:
+        InputError: `model` is a pipeline or an adapter's wrapper.
 
     Examples:
         >>> import foretoken

@@ -1,10 +1,9 @@
-"""A call of transformers' `generate` as requests of our own.
+"""Converts a call of transformers' `generate` to requests, and their outputs to its own.
 
-By then the generation config is complete, processors and criteria are built from it, rows are
-padded and repeated, an encoder has run. Processors that the config explains become our own
-controls, which are equal to the letter and know no padding; the user's own are passed on. Nothing
-is applied twice, and what cannot be honoured is refused by name. Finished rows become what
-`generate` returns.
+At this point `generate` has completed the generation config, built processors and criteria from
+it, padded and repeated the rows, and run the encoder. Processors that follow from the config are
+replaced by foretoken's own controls, which are exactly equal but ignore padding; the user's
+processors are passed on. Nothing is applied twice, and unsupported arguments are refused by name.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.generation.streamers import BaseStreamer
 
-# Entries that are options of ours by the same name, but for sampling, and for those that come as
-# criteria or count the padding
+# Entries of the generation config that are sampling params of the same name. Not included: those of
+# sampling (`_get_sampling_fields`), and those that are criteria or count the padding
 SHARED_OPTION_NAMES = tuple(
     name
     for name, each in SAMPLING_OPTIONS.items()
@@ -55,19 +54,19 @@ SHARED_OPTION_NAMES = tuple(
 )
 
 SILENCE_DETECTOR = "WhisperNoSpeechDetection"
-DEFAULT_ASSISTANT_TOKENS = (None, 20)  # transformers fills 20 in where nobody has asked
+DEFAULT_ASSISTANT_TOKENS = (None, 20)  # 20 is transformers' own default
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A call, as a decoding method gets it."""
+    """A call of `generate`, with the arguments that a custom_generate gets."""
 
     model: PreTrainedModel
-    ids: Tensor  # [B, n], padded on the left: prompts, or what decoders begin with
+    ids: Tensor  # [B, n], padded on the left: prompts; of an encoder-decoder, the decoder's
     config: GenerationConfig
     processors: Sequence[Any]
     criteria: Sequence[Any]
-    inputs: Tensor | None  # what an encoder has read, before its rows were repeated
+    inputs: Tensor | None  # the encoder's input, before rows were repeated
     model_kwargs: Mapping[str, Any]  # for the model's forward
 
     @property
@@ -76,7 +75,7 @@ class GenerateCall:
 
     @property
     def reports(self) -> bool:
-        """True where scores or logits are to be returned."""
+        """True if scores or logits are to be returned."""
         config = self.config
         return bool(
             config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -87,112 +86,121 @@ class GenerateCall:
         return bool(self.config.do_sample)
 
     def get_prompts(self) -> list[list[int]]:
-        """The ids that each row continues, without its padding."""
+        """Return the prompts without padding. Raises ForeignError for padding that is not on the
+        left."""
         mask = self.model_kwargs.get(
             "decoder_attention_mask" if self.encoder_decoder else "attention_mask"
         )
-        keep = _make_mask(self.ids, mask)
-        if not bool(keep[:, -1].all()) or bool((keep[:, 1:] < keep[:, :-1]).any()):
+        valid = _make_mask(self.ids, mask)
+        if not bool(valid[:, -1].all()) or bool((valid[:, 1:] < valid[:, :-1]).any()):
             raise ForeignError(
-                "attention_mask leaves out tokens behind others; pad rows on the left"
+                "attention_mask leaves out tokens after others; pad prompts on the left"
             )
         positions = self.model_kwargs.get("position_ids")
         if positions is not None and positions.ndim == 2:
-            expected = (keep.cumsum(1) - 1).to(positions.device)
-            if ((positions != expected) & keep.to(positions.device)).any():
-                raise ForeignError("position_ids do not count a row's tokens; leave them out")
-        return [row[kept].tolist() for row, kept in zip(self.ids, keep, strict=True)]
+            expected = (valid.cumsum(1) - 1).to(positions.device)
+            if ((positions != expected) & valid.to(positions.device)).any():
+                raise ForeignError("position_ids do not count a prompt's tokens; leave them out")
+        return [ids[mask].tolist() for ids, mask in zip(self.ids, valid, strict=True)]
 
     def get_sources(self) -> list[tuple[list[int], Tensor]]:
-        """Return the ids that the encoder has read for each row, without padding, and its states
-        there `[n, H]`. ForeignError where it was given no ids."""
+        """Return the encoder's input ids of each sequence without padding, with the encoder's
+        hidden states `[n, H]`. Raises ForeignError if the input is not ids."""
         inputs = self.inputs
         if inputs is None or inputs.ndim != 2 or inputs.is_floating_point() or inputs.min() < 0:
-            raise ForeignError("the encoder was given no input_ids; give these, and nothing else")
+            raise ForeignError("the encoder got no input_ids; give these, and no other input")
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
-        keep = _make_mask(inputs, self.model_kwargs.get("attention_mask"))
-        if not bool(keep[:, 0].all()) or bool((keep[:, 1:] > keep[:, :-1]).any()):
-            raise ForeignError("attention_mask leaves out tokens of the encoder before others")
+        valid = _make_mask(inputs, self.model_kwargs.get("attention_mask"))
+        if not bool(valid[:, 0].all()) or bool((valid[:, 1:] > valid[:, :-1]).any()):
+            raise ForeignError(
+                "attention_mask leaves out encoder tokens before others; pad them on the right"
+            )
         states = self.model_kwargs["encoder_outputs"][0]
-        rows = zip(inputs, states, keep, strict=True)
+        rows = zip(inputs, states, valid, strict=True)
         return [(ids[mask].tolist(), own[mask.to(own.device)]) for ids, own, mask in rows]
 
     def get_media(self, target: Model) -> list[Media] | None:
-        """Return what each row holds beside ids; None where that is nothing. ForeignError for what
-        the target cannot read."""
+        """Return the images and audio of each sequence; None if the call has none. Raises
+        ForeignError for media that the target does not support."""
         given, inputs = find_media(self.model_kwargs), self.inputs
         kinds = {*_to_list(getattr(self.model, "input_modalities", ()))}
-        heard = (
+        encodes_media = (
             bool(given) or not kinds <= {"text"} or get_main_input_name(self.model) != "input_ids"
         )
-        if self.encoder_decoder and inputs is not None and heard:
-            rows = self._get_encoded_media(target, inputs, given)
+        if self.encoder_decoder and inputs is not None and encodes_media:
+            media = self._get_encoded_media(target, inputs, given)
         elif given and not self.encoder_decoder:
-            rows = self._split_decoder_media(given)
+            media = self._split_decoder_media(given)
         else:
             return None
-        for row in rows:
-            problem = target.find_media_problem(row)
+        for each in media:
+            problem = target.find_media_problem(each)
             if problem is None:
                 continue
-            names = ", ".join(sorted(rows[0].inputs))
+            names = ", ".join(sorted(media[0].inputs))
             raise ForeignError(
-                f"{names} cannot be read by the target on {target.runtime}: {problem}"
+                f"{names} are not supported by the target on {target.runtime}: {problem}"
             )
-        return rows
+        return media
 
     def _split_decoder_media(self, media_inputs: Mapping[str, Any]) -> list[Media]:
-        """The media that a decoder reads; ForeignError where they cannot be divided among rows."""
+        """Return the media of each sequence for a decoder-only model. Raises ForeignError if they
+        cannot be divided among the sequences."""
         positions = self.model_kwargs.get("position_ids")
-        if positions is not None and positions.ndim == 3:  # of several axes, by the pictures
+        if positions is not None and positions.ndim == 3:  # with several axes, from the images
             media_inputs = {**media_inputs, "position_ids": positions}
         if len(self.ids) == 1:
             return [Media(self.get_prompts()[0], media_inputs)]
         if not all(isinstance(x, Tensor) for x in media_inputs.values()):
             names = ", ".join(sorted(media_inputs))
-            raise ForeignError(f"{names} are of {len(self.ids)} rows; call generate for each")
+            raise ForeignError(
+                f"{names} cannot be divided among {len(self.ids)} prompts; call generate for each"
+            )
         mask = {"attention_mask": self.model_kwargs.get("attention_mask")}
         return split_media({"input_ids": self.ids, **mask, **media_inputs}, encodes=False)
 
     def _get_encoded_media(
         self, target: Model, inputs: Tensor, media_inputs: Mapping[str, Any]
     ) -> list[Media]:
-        """The media that an encoder has read, and its output for the target, which shares it."""
+        """Return the media of each sequence for an encoder, with the encoder output that the call
+        already has."""
         output, name = self.model_kwargs["encoder_outputs"], get_main_input_name(self.model)
-        if name == "input_ids":  # transformers has merged pictures with them
+        if name == "input_ids":  # transformers has merged the images with the ids
             return [Media([], {"encoder_outputs": states[None]}) for states in output[0]]
         inputs = inputs.repeat_interleave(len(self.ids) // len(inputs), 0)
         mask = self.model_kwargs.get("attention_mask")
-        rows = split_media({name: inputs, "attention_mask": mask, **media_inputs}, encodes=True)
-        if kept := getattr(output, "encoded", None):  # by `weightless`: the target reads them
-            each = len(rows) // len(kept)  # rows that go on from the same media
-            return [replace(row, encoded=kept[b // each]) for b, row in enumerate(rows)]
+        media = split_media({name: inputs, "attention_mask": mask, **media_inputs}, encodes=True)
+        # A `PendingEncoderOutput`: the target will encode the media and store its output here
+        if encoded := getattr(output, "encoded", None):
+            repeats = len(media) // len(encoded)  # sequences with the same media
+            return [replace(item, encoded=encoded[b // repeats]) for b, item in enumerate(media)]
         key = target.encoder_key
-        for b, row in enumerate(rows if key else ()):
+        for b, item in enumerate(media if key else ()):
             each = {n: x[b : b + 1] if isinstance(x, Tensor) else x for n, x in output.items()}
-            row.encoded[cast(str, key)] = type(output)(**each)
-        return rows
+            item.encoded[cast(str, key)] = type(output)(**each)
+        return media
 
     @contextmanager
     def share_encoder_states(self, target: Model) -> Iterator[None]:
-        """The encoder does not run twice for the target: it knows the states that there are. One
-        that does not run on torch reads the sources itself."""
-        texts = self.inputs is not None and not self.inputs.is_floating_point()
-        known = target.shared_encoder_states
-        if not texts or known is None:
+        """Lend the target the hidden states of the call's encoder within the context, so that it
+        does not encode the sources again. Targets that do not run on torch encode them."""
+        has_ids = self.inputs is not None and not self.inputs.is_floating_point()
+        shared = target.shared_encoder_states
+        if not has_ids or shared is None:
             yield
             return
         try:
-            known.update((tuple(ids), states) for ids, states in self.get_sources())
+            shared.update((tuple(ids), states) for ids, states in self.get_sources())
             yield
         finally:
-            known.clear()
+            shared.clear()
 
     def choose_gamma(
         self, assistant: int | None, lookup: int | None, *, looks_up: bool
     ) -> int | None:
-        """The gamma that transformers' names ask for, in the call or in its config; None where
-        nobody asks. `looks_up`: whether the draft copies from the prompt."""
+        """Return gamma by transformers' options, from the call or its config; None if neither sets
+        it. `looks_up`: whether the drafter is prompt look-up. Raises ForeignError for
+        `prompt_lookup_num_tokens` with another drafter."""
         lookup = self.config.prompt_lookup_num_tokens if lookup is None else lookup
         if lookup is not None:
             if not looks_up:
@@ -205,25 +213,25 @@ class GenerateCall:
         return assistant if assistant is not None or count in DEFAULT_ASSISTANT_TOKENS else count
 
     def get_eos_ids(self) -> frozenset[int]:
-        """The ids that end a text."""
+        """Return the end-of-sequence ids."""
         ids = getattr(self.config, "_eos_token_tensor", None)
         return frozenset() if ids is None else frozenset(cast(list[int], ids.flatten().tolist()))
 
     def build_requests(self, target: Model) -> list[Request]:
-        """Its rows. Raises InputError for invalid values, else ForeignError."""
+        """Return one request for each sequence. Raises InputError for invalid values, ForeignError
+        for unsupported ones."""
         require_supported_config(self.config, self.model_kwargs)
         media = self.get_media(target)
-        reads_ids = self.encoder_decoder and media is None
-        sources = [ids for ids, _ in self.get_sources()] if reads_ids else None
+        encodes_ids = self.encoder_decoder and media is None
+        sources = [ids for ids, _ in self.get_sources()] if encodes_ids else None
         prompts = self.get_prompts()
         params = self._build_params()
         require_supported_params(params, target, has_tokenizer=False)
         V = (target.source_vocab_size if sources else None) or target.vocab_size
         for b, ids in enumerate(sources or prompts):
             if not 0 <= min(ids) <= max(ids) < V:
-                is_embedded = min(ids) >= 0 and self._has_embedding(
-                    max(ids)
-                )  # ImageGPT's start has no logit
+                # ImageGPT's start token has an embedding but no logit
+                is_embedded = min(ids) >= 0 and self._has_embedding(max(ids))
                 kind = ForeignError if is_embedded else InputError
                 raise kind(f"row {b} of input_ids holds ids outside 0..{V - 1}")
         limit = params.max_new_tokens
@@ -231,12 +239,13 @@ class GenerateCall:
         max_length = target.max_context
         if max_length is not None and longest + limit > max_length:
             raise ForeignError(
-                f"a row may grow to {longest + limit} tokens, the model holds {max_length}; "
-                f"give max_new_tokens={max_length - longest} or less"
+                f"a sequence may grow to {longest + limit} tokens, but the model's context length "
+                f"is {max_length}; give max_new_tokens={max_length - longest} or less"
             )
         _require_same_rope(target, [len(prompt) for prompt in prompts], limit)
         seed = int(torch.randint(2**63 - 1, ())) if self.samples else 0
-        last = self.config.max_length - 1 - self.ids.shape[1]  # whatever else ends a row
+        # forced_eos_token_id is for the end by `max_length`, whatever else may end a sequence
+        last = self.config.max_length - 1 - self.ids.shape[1]
         return [
             Request(
                 prompt,
@@ -252,7 +261,7 @@ class GenerateCall:
         ]
 
     def _has_embedding(self, token: int) -> bool:
-        """Tell whether the model reads an id."""
+        """Return whether the model has an embedding for a token id."""
         return 0 <= token < len(cast(Any, self.model.get_input_embeddings()).weight)
 
     def _build_params(self) -> SamplingParams:
@@ -270,7 +279,7 @@ class GenerateCall:
         )
 
     def _find_custom_processors(self) -> list[Any]:
-        """Return the processors that the config does not explain."""
+        """Return the user's processors."""
         first = self.ids if self.inputs is None else self.inputs
         build: Any = self.model._get_logits_processor
         built = build(
@@ -288,22 +297,23 @@ class GenerateCall:
         return processors
 
     def _remove_detectors(self, processors: list[Any]) -> list[Any]:
-        """The processors without Whisper's detection of silence, which changes no scores: it looks
-        at the first ones only, and at the model, and does so here."""
+        """Return the processors without Whisper's silence detectors. These change no scores, and
+        are called here instead: they use only the first scores and the model."""
         detectors = [each for each in processors if type(each).__name__ == SILENCE_DETECTOR]
         if detectors:
-            begun = {
+            inputs = {
                 "decoder_input_ids": self.ids,
                 "encoder_outputs": self.model_kwargs["encoder_outputs"],
             }
-            scores = self.model(**begun, use_cache=False, return_dict=True).logits[:, -1]
+            scores = self.model(**inputs, use_cache=False, return_dict=True).logits[:, -1]
             for each in detectors:
                 each(self.ids, scores)
         return [each for each in processors if each not in detectors]
 
     def _find_custom_criteria(self) -> list[Any]:
-        """Return the criteria that the config does not explain; lengths are ours to count."""
-        processors: list[Any] = []
+        """Return the user's stopping criteria, without those that transformers builds for lengths
+        and end-of-sequence ids."""
+        criteria: list[Any] = []
         explained = not self.get_eos_ids()
         for each in self.criteria:
             name = type(each).__name__
@@ -313,16 +323,18 @@ class GenerateCall:
             ):
                 explained = True
             elif name != "MaxLengthCriteria":
-                processors.append(each)
-        _require_supported(processors)
+                criteria.append(each)
+        _require_supported(criteria)
         if not explained:
-            raise ForeignError("EosTokenCriteria is given, and eos_token_id is set too; give one")
-        if processors and not self.get_eos_ids() and len(self.ids) > 1:
             raise ForeignError(
-                f"{type(processors[0]).__name__} may end one row before another, and without an "
-                "eos_token_id nothing is put behind it; give one, or one row"
+                "EosTokenCriteria is given and eos_token_id is set; give one of them"
             )
-        return processors
+        if criteria and not self.get_eos_ids() and len(self.ids) > 1:
+            raise ForeignError(
+                f"{type(criteria[0]).__name__} may end one sequence before another, and without an "
+                "eos_token_id there is no padding; give one, or a single prompt"
+            )
+        return criteria
 
     def decode(
         self,
@@ -331,8 +343,8 @@ class GenerateCall:
         target: Model,
         streamer: BaseStreamer | None,
     ) -> Any:
-        """Take the steps of the rows, hand the first one's tokens to the streamer (the prompt it
-        has), and return what `generate` returns. Raises what a row failed with."""
+        """Run the steps, stream the first sequence's new tokens, and return the output of
+        `generate`. Raises the error of a sequence that failed."""
         for seq in seqs if self.reports else ():
             seq.step_logits = []
             for ending in seq.stop_conditions:
@@ -353,16 +365,16 @@ class GenerateCall:
         return self.build_output(seqs)
 
     def build_output(self, seqs: Sequence[SequenceState]) -> Any:
-        """The ids `[B, n]`, padded on the right, or with `return_dict_in_generate` an output of
-        transformers'.
+        """Return the ids `[B, n]`, padded on the right; with `return_dict_in_generate`,
+        transformers' output object.
 
-        Its scores and logits are float32, one `[B, V]` for each new place; rows that have ended
-        before have zeros there. It has no cache, and neither attentions nor hidden states.
+        Its scores and logits are float32 tensors `[B, V]`, one for each new token, with zeros for
+        sequences that have ended. It has no cache, attentions or hidden states.
         """
         config = self.config
         pad = getattr(config, "_pad_token_tensor", None)
         new = pad_sequence(
-            [torch.tensor(row.new_tokens) for row in seqs],
+            [torch.tensor(seq.new_tokens) for seq in seqs],
             batch_first=True,
             padding_value=0 if pad is None else int(pad),
         )
@@ -376,16 +388,16 @@ class GenerateCall:
             kind = kinds.GenerateEncoderDecoderOutput
         return kind(
             sequences=sequences,
-            scores=_split_positions([self._compute_scores(row) for row in seqs])
+            scores=_split_positions([self._compute_scores(seq) for seq in seqs])
             if config.output_scores
             else None,
-            logits=_split_positions([_get_raw_logits(row) for row in seqs])
+            logits=_split_positions([_get_raw_logits(seq) for seq in seqs])
             if config.output_logits
             else None,
         )
 
     def _compute_scores(self, seq: SequenceState) -> Tensor:
-        """Return the scores that transformers' processors would leave of a row's logits."""
+        """Return transformers' processed scores of a sequence, `[n, V]`."""
         scores = torch.cat([block.shaped for block in seq.step_logits or ()])
         if self.samples:
             scores = warp_logits(scores, seq.request.params.standard)
@@ -393,15 +405,15 @@ class GenerateCall:
 
 
 class WithheldScores:
-    """Stands for the scores that `generate` would hand a criterion: here it runs before there are
-    any. One that does not read them is honoured."""
+    """Takes the place of the scores that `generate` passes to stopping criteria. Criteria run
+    before there are scores here, so any use of them raises ForeignError."""
 
     def __init__(self, reader: str) -> None:
         self.reader = reader
 
     def _refuse(self, *_: object) -> Any:
         raise ForeignError(
-            f"{self.reader} reads the scores that output_scores=True makes, which criteria do not "
+            f"{self.reader} uses the scores of output_scores=True, which stopping criteria do not "
             "get here; leave one of them out"
         )
 
@@ -409,7 +421,7 @@ class WithheldScores:
 
 
 def _split_positions(rows: list[Tensor]) -> Any:
-    """From a row's places `[n, V]` to the places' rows `[B, V]`."""
+    """Convert one tensor `[n, V]` per sequence to one tensor `[B, V]` per position."""
     return pad_sequence(rows, batch_first=True).unbind(1)
 
 
@@ -418,21 +430,21 @@ def _get_raw_logits(seq: SequenceState) -> Tensor:
 
 
 def _require_same_rope(target: Model, lengths: list[int], limit: int) -> None:
-    """ForeignError for a batch that transformers reads otherwise than its rows alone: the longest
-    of them says for all which rotary factors they get."""
+    """Raise ForeignError for a batch in which transformers would use other rotary factors than for
+    each sequence alone: there the longest sequence determines the factors of all."""
     switch = target.context
     if switch is None or switch == target.max_context or len(set(lengths)) == 1:
         return
     if min(lengths) <= switch < max(lengths) + limit:
         raise ForeignError(
-            f"rows of {min(lengths)} to {max(lengths)} tokens may grow past {switch}, where this "
-            "model changes its rotary factors, and transformers changes them for all rows at once; "
-            "call generate for each row"
+            f"prompts of {min(lengths)} to {max(lengths)} tokens may grow beyond {switch}; there "
+            "this model changes its rotary factors, in transformers for all sequences at once; "
+            "call generate for each prompt"
         )
 
 
 def _require_supported(objects: Sequence[Any]) -> None:
-    """ForeignError for a class of transformers that no row alone can call."""
+    """Raise ForeignError for a class of transformers that cannot run on a single sequence."""
     try:
         require_supported(objects)
     except RefusedError as error:
@@ -442,7 +454,8 @@ def _require_supported(objects: Sequence[Any]) -> None:
 def build_stop_criteria(
     strings: str | list[str] | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> list[Any]:
-    """transformers' criterion that ends a text with one of these; [] without any."""
+    """Return transformers' stopping criterion for these strings; [] if there are none. Raises
+    InputError without a tokenizer."""
     if not strings:
         return []
     if tokenizer is None:
@@ -451,7 +464,8 @@ def build_stop_criteria(
 
 
 def _get_sampling_fields(config: GenerationConfig) -> dict[str, Any]:
-    """Our fields of a config that samples; values at which transformers does nothing are off."""
+    """Return the sampling params of a config that samples. Values without effect in transformers
+    become the params' off values."""
     cutoffs = {name: getattr(config, name) or 0.0 for name in ("epsilon_cutoff", "eta_cutoff")}
     return {
         "temperature": 1.0 if config.temperature is None else config.temperature,
@@ -464,12 +478,12 @@ def _get_sampling_fields(config: GenerationConfig) -> dict[str, Any]:
 
 
 def _get_max_lengths(criteria: Sequence[Any]) -> list[int]:
-    """Tokens of a row, padding included, at which it ends."""
+    """Return the maximum lengths, padding included, from the stopping criteria."""
     return [each.max_length for each in criteria if type(each).__name__ == "MaxLengthCriteria"]
 
 
 def _make_mask(ids: Tensor, mask: Tensor | None) -> Tensor:
-    """`[B, n]`, False where a row is padded."""
+    """Return a mask `[B, n]`, False at padding."""
     return torch.ones_like(ids, dtype=torch.bool) if mask is None else (mask != 0).to(ids.device)
 
 

@@ -1,11 +1,11 @@
-"""Rejects arguments of `generate` that foretoken does not support, naming each.
+"""Rejects arguments of `generate` that foretoken does not support.
 
-Everything refused is a ForeignError and is told before a row runs or a number is drawn, so that
-`attach` can leave the call to transformers.
+Each is a ForeignError with the argument's name, raised before any forward pass or random number, so
+that `attach` can leave the call to transformers.
 
-Some of the processors that transformers prepared are the user's own. By then both are in one list:
-first what the generation config asks for, then the user's, then what sampling adds. Processors
-that the config explains are translated (`generate_call`); the rest is passed on.
+`generate` merges the processors that it builds with the user's in one list: first those from the
+generation config, then the user's, then those for sampling. `find_custom_processors` finds the
+user's among them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from foretoken.models.base import Model
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# Entries that nothing here follows beside NOT_FOLLOWED, and the values at which that is
-# no loss: transformers' defaults, or off
+# Unsupported entries in addition to those of `find_unfollowed`, with the values that are accepted:
+# transformers' defaults, or off
 UNSUPPORTED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "output_attentions": (None, False),
     "output_hidden_states": (None, False),
@@ -39,10 +39,10 @@ UNSUPPORTED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "max_matching_ngram_size": (None, 2),
 }
 
-# More to say of an entry that is left out
+# Further remedies for unsupported entries
 ENTRY_REMEDIES = {"guidance_scale": ", and give a guided Speculator: spec.guided(scale, negative)"}
 
-# Arguments of a model's forward that are not read here, or are checked
+# Arguments of a model's forward that are checked elsewhere or can be ignored
 EXPECTED_INPUTS = {
     "attention_mask",
     "decoder_attention_mask",
@@ -54,12 +54,11 @@ EXPECTED_INPUTS = {
     "logits_to_keep",
 }
 
-# Those that count a row's places, and look at no other row: right where no row is padded
+# Processors that count the positions of each sequence alone: correct without padding
 POSITIONAL_CLASSES = {"SuppressTokensAtBeginLogitsProcessor", "WhisperTimeStampLogitsProcessor"}
-LIBRARY_PREFIX = "transformers."  # modules of it
+LIBRARY_PREFIX = "transformers."
 
-
-# Classes that transformers builds, and the entry of the generation config that it is built from
+# Classes of processors that transformers builds, with the entry of the generation config
 SHAPING_CLASSES = {
     "SequenceBiasLogitsProcessor": "sequence_bias",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
@@ -88,7 +87,7 @@ WARPER_CLASSES = {
 }
 BUILT_CLASSES = SHAPING_CLASSES | WARPER_CLASSES
 
-# Classes of transformers that read neither a token's place nor another row: right without padding
+# Classes of transformers that depend neither on positions nor on other sequences
 POSITION_FREE_CLASSES = {
     *WARPER_CLASSES,
     "TopHLogitsWarper",
@@ -104,12 +103,12 @@ POSITION_FREE_CLASSES = {
 
 
 def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
-    """Read the arguments that transformers' `generate` got and does not pass on.
+    """Return the arguments that transformers' `generate` got but does not pass to a
+    custom_generate; {} if the caller is another function.
 
-    CAUTION: this reads the local variables of another library's function, which is no interface.
-    To a decoding method that is a callable, `generate` passes neither streamer nor assistant (as of
-    5.23): a streamer would wait for its end forever, and an assistant would be left out
-    without a word. Where the caller is another function, nothing is read, and {} is returned.
+    CAUTION: this reads local variables of another library's function, which is not an interface.
+    `generate` (as of 5.23) passes neither streamer nor assistant to a callable: the reader of a
+    streamer would wait forever, and an assistant would be ignored silently.
     """
     module = "" if caller is None else str(caller.f_globals.get("__name__"))
     if (
@@ -124,8 +123,8 @@ def read_withheld_arguments(caller: FrameType | None) -> dict[str, Any]:
 
 
 def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping[str, Any]) -> None:
-    """ForeignError where a Speculator cannot decode for this model; `arguments`: as
-    `read_withheld_arguments`."""
+    """Raise ForeignError if a Speculator of `target` cannot decode for this model, or with these
+    arguments from `read_withheld_arguments`."""
     network = target.model
     layer = model.get_output_embeddings()
     unlike = layer is not None and len(layer.weight) != target.vocab_size
@@ -133,7 +132,7 @@ def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping
     if unlike if network is None else network is not model:
         raise ForeignError(
             f"custom_generate is a Speculator of another model than this {type(model).__name__}; "
-            "make one of it: foretoken.load(model, draft)"
+            "make one for it: foretoken.load(model, draft)"
         )
     if arguments.get("assistant_model") is not None:
         raise ForeignError(
@@ -142,61 +141,62 @@ def require_same_model(model: PreTrainedModel, target: Model, arguments: Mapping
         )
     for name in ("synced_gpus", "encoder_outputs"):
         if arguments.get(name):
-            raise ForeignError(f"{name} is given, which is not followed here; leave it out")
+            raise ForeignError(f"{name} is given, but is not supported; leave it out")
 
 
 def require_single_row(streamer: object, rows: int) -> None:
-    """ForeignError for a streamer of several rows."""
+    """Raise ForeignError for a streamer of a batch."""
     if streamer is not None and rows > 1:
-        raise ForeignError(f"a streamer takes one row, not {rows}; call generate for each")
+        raise ForeignError(f"a streamer takes one sequence, not {rows}; call generate for each")
 
 
 def require_supported_config(config: GenerationConfig, inputs: Mapping[str, Any]) -> None:
-    """ForeignError for an entry of the config that is not followed, or a cache."""
+    """Raise ForeignError for an unsupported entry of the config, or a user's cache."""
     if (config.num_beams or 1) > 1:
         raise ForeignError(
-            f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or leave "
-            "it to transformers' own generate"
+            f"num_beams={config.num_beams} asks for a beam search; give num_beams=1, or use "
+            "transformers' own generate"
         )
     unknown = (
         n for n, values in UNSUPPORTED_ENTRIES.items() if getattr(config, n, None) not in values
     )
     if entry := find_unfollowed(config) or next(unknown, None):
         value, remedy = getattr(config, entry), ENTRY_REMEDIES.get(entry, "")
-        raise ForeignError(f"{entry}={value!r:.60} is not followed here; leave it out{remedy}")
+        raise ForeignError(f"{entry}={value!r:.60} is not supported; leave it out{remedy}")
     for name in ("past_key_values", "cache"):
         if getattr(inputs.get(name), "_is_user_defined", False):
-            raise ForeignError("a cache is given; rows have one of their own: leave it out")
+            raise ForeignError(f"{name} is given, but foretoken has its own cache; leave it out")
 
 
 def find_media(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pictures and sounds among a forward's arguments, and what is told of them, such as
-    sizes. ForeignError for arguments that are not followed."""
+    """Return the images and audio among a forward's arguments, with arguments that belong to them,
+    such as sizes. Raises ForeignError for unsupported arguments."""
     others = {n: x for n, x in inputs.items() if n not in EXPECTED_INPUTS and x is not None}
     media_names = [
         n for n, x in others.items() if not isinstance(x, Tensor) or x.is_floating_point()
     ]
     for name in others:
         if not media_names or name.endswith("embeds"):
-            raise ForeignError(f"{name} is given, which is not followed here; leave it out")
+            raise ForeignError(f"{name} is given, but is not supported; leave it out")
     return others
 
 
 def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> list[Any]:
-    """The user's own processors, in their order. `built`: what transformers builds from the config
-    alone.
+    """Return the user's own processors, in their order. `built`: the processors that transformers
+    builds from the config alone.
 
-    ForeignError where one took the place of a built one, or stands before one that shapes: ours
-    come after those.
+    Raises ForeignError if a user's processor replaces a built one, or precedes one that is not for
+    sampling: foretoken runs the user's after those.
     """
     for each in built:
         if type(each).__name__ not in BUILT_CLASSES:
             raise ForeignError(
-                f"the model adds a {type(each).__name__} of its own, which is not followed here"
+                f"the model adds its own {type(each).__name__}, which is not supported; use "
+                "transformers' own generate"
             )
         if not any(are_alike(each, other) for other in prepared):
             name, entry = type(each).__name__, BUILT_CLASSES[type(each).__name__]
-            raise ForeignError(f"{name} is given, and {entry} is set too; give one of the two")
+            raise ForeignError(f"{name} is given and {entry} is set; give one of the two")
     processors: list[Any] = []
     unmatched, after = list(built), None
     for each in reversed(prepared):
@@ -204,9 +204,8 @@ def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> lis
             after = type(unmatched.pop()).__name__
         elif after in SHAPING_CLASSES:
             raise ForeignError(
-                f"{type(each).__name__} would come before {SHAPING_CLASSES[after]}, an order "
-                "that is not "
-                "followed here; leave one of the two out"
+                f"{type(each).__name__} would come before {SHAPING_CLASSES[after]}, an order that "
+                "is not supported; leave one of the two out"
             )
         else:
             processors.insert(0, each)
@@ -214,7 +213,7 @@ def find_custom_processors(prepared: Sequence[Any], built: Sequence[Any]) -> lis
 
 
 def are_alike(a: Any, b: Any) -> bool:
-    """Tell whether two processors are of one class and hold the same values."""
+    """Return whether two processors are of one class and hold the same values."""
     if type(a) is not type(b) or vars(a).keys() != vars(b).keys():
         return False
     return all(_equal(value, vars(b)[name]) for name, value in vars(a).items())
@@ -227,8 +226,11 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def require_position_free(processors: Sequence[Any], *, padded: bool) -> None:
-    """ForeignError for a processor of transformers that was made for a batch with padding: it is
-    called with one row without. padded: whether there is any."""
+    """Raise ForeignError for a processor of transformers that depends on the batch's padding or on
+    other sequences: foretoken calls processors with one sequence, without padding.
+
+    padded: whether the batch has any padding.
+    """
     for each in processors:
         name = type(each).__name__
         alone = name == "RepetitionPenaltyLogitsProcessor" and each.prompt_ignore_length is None
@@ -237,6 +239,7 @@ def require_position_free(processors: Sequence[Any], *, padded: bool) -> None:
             name in POSITION_FREE_CLASSES or alone
         ):
             raise ForeignError(
-                f"{name} counts a batch's places, and rows run alone, without padding; give "
-                f"{BUILT_CLASSES.get(name, 'a processor of your own')} instead, or one row"
+                f"{name} depends on positions in the padded batch, but foretoken calls it with one "
+                f"sequence without padding; give {BUILT_CLASSES.get(name, 'your own processor')} "
+                "instead, or a single sequence"
             )

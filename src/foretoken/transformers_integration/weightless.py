@@ -1,8 +1,8 @@
-"""A network of transformers without weights: its own `generate` prepares calls, cuts sounds into
-windows and times what is said, and a Speculator, which may run anywhere, reads and writes.
+"""A transformers model without weights: its own `generate` prepares calls, cuts audio into windows
+and computes timestamps, while a Speculator runs the model, on any backend.
 
-The encoder's states are made where the Speculator's target reads media; what it has made of the
-last ones is kept, as a sound's language is heard before its first window.
+The Speculator's target encodes the audio. The last encoder output is retained, since Whisper
+detects the language in a call of its own before it decodes the first window.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 
 def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any:
-    """Return a network of that class, with that configuration, whose `generate` takes
-    custom_generate=spec, a Speculator, alone, and whose forward gives the logits of one
-    position."""
+    """Return a network of the class and config of `structure`, without weights.
+
+    Its `generate` has to be called with custom_generate=spec, a Speculator. Its forward returns the
+    logits of the next token alone, which `spec` computes.
+    """
     kind: Any = type(structure)
 
     class Weightless(kind):
-        device = torch.device("cpu")  # of what it prepares
+        device = torch.device("cpu")  # of the inputs that it prepares; the weights are on meta
 
         def get_encoder(self, *_: Any, **__: Any) -> PendingEncoder:
             return self.pending_encoder
@@ -34,7 +36,7 @@ def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any
         @wraps(kind.forward)
         def forward(self, *, decoder_input_ids: Tensor, **inputs: Any) -> Seq2SeqLMOutput:
             mixin: Any = GenerationMixin
-            made = mixin.generate(
+            output = mixin.generate(
                 self,
                 **inputs | {"use_cache": True},
                 decoder_input_ids=decoder_input_ids,
@@ -45,7 +47,7 @@ def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any
                 custom_generate=spec,
                 num_assistant_tokens=0,
             )
-            return Seq2SeqLMOutput(logits=made.logits[0][:, None])
+            return Seq2SeqLMOutput(logits=output.logits[0][:, None])
 
     with torch.device("meta"):
         network = Weightless(copy.deepcopy(structure.config)).eval()
@@ -55,14 +57,16 @@ def make_weightless(structure: PreTrainedModel, spec: Callable[..., Any]) -> Any
 
 
 class PendingEncoder:
-    """Stands for an encoder: hands on where the states of media are kept once they are made."""
+    """Takes the place of an encoder: returns dicts in which the target stores the encoder output
+    of the media when it runs."""
 
     def __init__(self, name: str) -> None:
         self.name, self.last = name, None
         self.encoded: list[dict[str, Any]] = []
 
     def forward(self, **inputs: Any) -> PendingEncoderOutput:
-        """Return what stands for the states of these media."""
+        """Return a placeholder for the encoder output of these media, with the same dicts if they
+        equal the last call's."""
         media: Tensor = inputs[self.name]
         if self.last is None or not torch.equal(self.last, media):
             self.last, self.encoded = media, [{} for _ in media]
@@ -76,6 +80,6 @@ class PendingEncoder:
 
 
 class PendingEncoderOutput(BaseModelOutput):
-    """An encoder's output that is not made yet."""
+    """A placeholder for an encoder output that is not computed yet."""
 
-    encoded: list[dict[str, Any]]  # `Media.encoded` of each row
+    encoded: list[dict[str, Any]]  # `Media.encoded` of each input

@@ -18,32 +18,33 @@ from foretoken.models.stock.cache import ALTERNATIVES_HINT
 
 # Whole messages. What varies in them is names and numbers, never a sentence of somebody else's
 REASONS = (
-    r"it reads \w+, not text",
-    "it has no head that generates text; load its ForCausalLM class",
-    "its config says is_decoder false: it fills in masked words; set is_decoder",
-    r"its own code takes no masks in \w+; set attn_implementation to 'eager'",
-    "its attention changes with how much it reads at once; set attention_type",
-    "its own code counts positions from the padding id, as RoBERTa's, and transformers' generate "
-    "from 0: what it writes is not what it was trained for",
-    "its attention hashes by random numbers, so that it writes another text each time; set "
+    r"its input is \w+, not token ids",
+    "it has no language model head; load its ForCausalLM class",
+    "its config sets is_decoder to false, for filling in masked tokens; set it to true",
+    r"its own code takes no masks with \w+; set attn_implementation to 'eager'",
+    "its block-sparse attention depends on the block length; set attention_type",
+    "its own code counts positions from the padding id, as RoBERTa's, but transformers' generate "
+    "counts from 0, so its output is not that of its training",
+    "its attention hashes with random numbers, so its output changes from call to call; set "
     "hash_seed and num_buckets in its config",
-    r"its config does not say what its layers keep \(transformers raised \w+\)",
-    r"its cache layers \([\w, ]+\) keep a state that is not per token",
+    r"transformers cannot make a cache from its config \(\w+\)",
+    r"its cache layers \([\w, ]+\) hold state that is not one entry per token",
 )
 FAMILY, INSTEAD_ = r"[\w.-]+ \(\w+\)", re.escape(ALTERNATIVES_HINT)
-CACHE = r"a (ragged cache|cache of each row)"
-SINGLE = "(at most it scores single tokens a pass, so that drafts save nothing; )?"
+CACHE = r"a (ragged cache|cache per sequence)"
+SINGLE = "(it scores at most one token per forward pass, so speculative decoding saves nothing; )?"
 MESSAGES = (
     rf"{FAMILY} cannot be run exactly: ({'|'.join(REASONS)}); {INSTEAD_}",
-    rf"{FAMILY} keeps states beside keys and values: runtime='transformers' takes them back",
+    rf"{FAMILY} has recurrent states, which this backend cannot roll back; use "
+    "runtime='transformers'",
     rf"{FAMILY} cannot be checked: no small copy can be built, its code raised \w+; {INSTEAD_}",
     rf"{FAMILY} does not run over {CACHE}: its code raised \w+; {SINGLE}{INSTEAD_}",
     rf"{FAMILY} is not exact over {CACHE}: logits differ by \S+ of their spread from a full "
     rf"forward; {SINGLE}{INSTEAD_}",
-    rf"{FAMILY} contradicts itself: (behind its window )?transformers' generate differs from its "
-    r"own forward of the whole text by \S+ of their spread, and no text is the right one; (use a "
+    rf"{FAMILY} contradicts itself: (beyond its window )?the logits of transformers' generate "
+    r"differ from those of its own full forward by \S+ of their spread; (use a "
     rf"configuration whose window is the whole context|{INSTEAD_})",
-    rf"{FAMILY} has no output layer of tokens; give a model that writes text",
+    rf"{FAMILY} has no output layer; give a model with a language model head",
     # of prompts with media
     r"prompt \d holds [\w, ]+: its generate changes the prompt that it is given; "
     "give (text|its processor's output for an image or audio)",

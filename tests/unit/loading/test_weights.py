@@ -152,7 +152,7 @@ def test_what_a_family_ignores_is_ignored(model: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("limit", [0, -5])
 def test_a_context_of_no_tokens(model: Path, limit: int) -> None:
     configure(model, max_position_embeddings=limit)
-    says = f"max_position_embeddings is {limit} in the model's config; give a whole number from 1"
+    says = f"max_position_embeddings is {limit} in the model's config; give an integer of 1"
     refused(InputError, says, model)
     network = llama(64)
     network.config.max_position_embeddings = limit

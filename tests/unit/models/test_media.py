@@ -271,7 +271,7 @@ def test_calls_of_generate_that_cannot_be_decoded() -> None:
     that reads ids only."""
     model, inputs = built(llava)
     both: Any = {name: torch.cat([x, x]) for name, x in inputs.items()}
-    with pytest.raises(ForeignError, match="are of 2 rows; call generate for each"):
+    with pytest.raises(ForeignError, match="divided among 2 prompts; call generate for each"):
         model.generate(**both, max_new_tokens=2, custom_generate=foretoken.load(model, "lookup"))
     spec = foretoken.attach(model, draft="lookup")
     assert model.generate(**both, max_new_tokens=NEW, do_sample=False).shape == (
@@ -280,7 +280,9 @@ def test_calls_of_generate_that_cannot_be_decoded() -> None:
     )
     foretoken.detach(model)
     converted = replace(spec, target=TableModel(random_model(1, 100), 100))
-    with pytest.raises(ForeignError, match="cannot be read by the target on .*: it reads ids only"):
+    with pytest.raises(
+        ForeignError, match="are not supported by the target on .*: it reads ids only"
+    ):
         model.generate(**inputs, max_new_tokens=2, custom_generate=converted)
 
 

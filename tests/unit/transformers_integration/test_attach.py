@@ -127,7 +127,7 @@ def test_strict_raises_what_it_does_not_decode():
     foretoken.attach(own, relative(own), runtime="transformers", strict=True)
     kind, says = outcome(own, REFUSALS["num_beams"].options(own))
     assert kind is ForeignError and says.startswith("num_beams=3 asks for a beam search")
-    with pytest.raises(ForeignError, match="^cache_implementation='paged' is not followed"):
+    with pytest.raises(ForeignError, match="^cache_implementation='paged' is not supported"):
         own.generate(IDS, cache_implementation="paged", **PLAIN)
 
 
@@ -141,7 +141,7 @@ def test_a_generation_config_that_asks_for_beams_before_and_after(model, caplog)
         spec = foretoken.attach(model, "lookup")
         assert outcome(model, {}) == expected
         first, second = told(caplog)
-        assert first.startswith("the model's generation config sets num_beams=3: transformers")
+        assert first.startswith("the model's generation config sets num_beams=3, which foretoken")
         assert second.startswith("transformers decodes this call: num_beams=3")
         assert steps(spec, model, num_beams=1, num_assistant_tokens=2)[1] > 0
         model.generation_config.num_beams = 1

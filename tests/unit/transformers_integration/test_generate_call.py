@@ -230,7 +230,7 @@ def test_what_an_encoder_has_read_must_be_ids():
         handed = GenerateCall(
             model, torch.ones(1, 1).long(), model.generation_config, [], [], sound, {}
         )
-        with pytest.raises(ForeignError, match="^the encoder was given no input_ids"):
+        with pytest.raises(ForeignError, match="^the encoder got no input_ids"):
             handed.get_sources()
 
 
@@ -427,10 +427,13 @@ class OnlyRow(LogitsProcessor):
     [
         (
             {"logits_processor": [MinNewTokensLengthLogitsProcessor(2, 3, 0, DEVICE)]},
-            "MinNewTokensLengthLogitsProcessor counts a batch's places",
+            "MinNewTokensLengthLogitsProcessor depends on positions in the padded batch",
         ),
-        ({"stopping_criteria": [After()]}, "After may end one row before another"),
-        ({"stopping_criteria": [MaxTimeCriteria(9.0)]}, "MaxTimeCriteria may end one row before"),
+        ({"stopping_criteria": [After()]}, "After may end one sequence before another"),
+        (
+            {"stopping_criteria": [MaxTimeCriteria(9.0)]},
+            "MaxTimeCriteria may end one sequence before",
+        ),
     ],
 )
 def test_what_a_batch_cannot_have_a_row_can(causal, options, says):

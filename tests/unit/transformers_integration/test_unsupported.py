@@ -70,7 +70,7 @@ def test_what_is_not_followed_is_refused_by_name_before_a_number_is_drawn(refusa
 
 
 def test_a_cache_of_less_precision():
-    with pytest.raises(ForeignError, match="^cache_implementation='quantized' is not followed"):
+    with pytest.raises(ForeignError, match="^cache_implementation='quantized' is not supported"):
         require_supported_config(GenerationConfig(cache_implementation="quantized"), {})
 
 
@@ -139,14 +139,14 @@ def test_one_s_own_of_the_last_equal_to_the_config_s_stays():
         (
             [repeated(1.5), NoRepeatNGramLogitsProcessor(2)],
             [repeated(1.2), NoRepeatNGramLogitsProcessor(2)],
-            "RepetitionPenaltyLogitsProcessor is given, and repetition_penalty is set too",
+            "RepetitionPenaltyLogitsProcessor is given and repetition_penalty is set",
         ),
         (
             [Mine(), NoRepeatNGramLogitsProcessor(2)],
             [NoRepeatNGramLogitsProcessor(2)],
             "Mine would come before no_repeat_ngram_size",
         ),
-        ([Mine()], [Mine()], "the model adds a Mine of its own"),
+        ([Mine()], [Mine()], "the model adds its own Mine"),
     ],
 )
 def test_what_would_change_the_order_is_refused(prepared, built, says):
@@ -156,5 +156,7 @@ def test_what_would_change_the_order_is_refused(prepared, built, says):
 
 def test_what_counts_places_is_refused_in_a_batch():
     require_position_free([Mine(), repeated(), TopKLogitsWarper(3)], padded=True)
-    with pytest.raises(ForeignError, match="^RepetitionPenaltyLogitsProcessor counts a batch's"):
+    with pytest.raises(
+        ForeignError, match="^RepetitionPenaltyLogitsProcessor depends on positions"
+    ):
         require_position_free([repeated(prompt_ignore_length=2)], padded=False)

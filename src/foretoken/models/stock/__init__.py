@@ -1,3 +1,3 @@
-"""transformers' own models over a cache whose rows differ in length, and what is computed from
-their weights: sketches and packed layers. It does not depend on the native decoder or CUDA graphs.
+"""Backends that run transformers' own models, over a cache for sequences of different lengths or
+one sequence at a time; and values computed from their weights, such as sketches and packed layers.
 """

@@ -1,7 +1,8 @@
-"""Gemma 4's assistants: a few narrow layers that read the target's keys and values and have none.
+"""Gemma 4's assistants: draft models of a few small layers that attend to the target's KV cache and
+have none of their own.
 
-transformers 5.23 cannot build its own, as no layer of theirs keeps keys for the others. Layers,
-norms and rotary factors are transformers'; ours is what is around them. Knows no files.
+transformers 5.23 cannot build its own class for them, since no layer makes keys for the others to
+share. The layers, norms and rotary embeddings are transformers' modules.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SLIDING_ATTENTION = "sliding_attention"
 
 
 class SharedKVConfig:
-    """A text configuration as layers read it, none of which has keys of its own."""
+    """A config for transformers' layers by which all of them use shared keys and values."""
 
     _attn_implementation = "lent_keys"
     hidden_size_per_layer_input = 0
@@ -41,16 +42,16 @@ class SharedKVConfig:
 
 
 class AssistantLayerInputs(NamedTuple):
-    """All that the layers of one kind read, of one token of each row at its row's end."""
+    """Inputs of all layers of one kind, for one token after the end of each sequence."""
 
     rotary: tuple[Tensor, Tensor]
-    mask: Tensor | None  # [B, 1, 1, K], True where a key is seen; None: everywhere
-    keys: tuple[Tensor, Tensor]  # and values, [B, heads, K, dim]
+    mask: Tensor | None  # [B, 1, 1, K], True if the token attends to a key; None: to all
+    keys: tuple[Tensor, Tensor]  # keys and values, each [B, heads, K, dim]
 
 
 class CentroidHead(nn.Module):
-    """An output layer that computes logits for the tokens of the nearest `top_k` centroids; all
-    others are impossible. Each row has its own."""
+    """An output layer that computes logits only for the tokens of the `top_k` centroids nearest to
+    each hidden state; all other logits are -inf."""
 
     def __init__(self, hidden_size: int, vocab_size: int, num_centroids: int, top_k: int) -> None:
         super().__init__()
@@ -66,8 +67,8 @@ class CentroidHead(nn.Module):
 
 
 class Assistant(nn.Module):
-    """The network of an assistant's config in transformers, its parts named as in its files. Raises
-    RefusedError where this transformers builds other layers."""
+    """The network of an assistant, with its modules named as in its files. `config`: transformers'
+    config. Raises RefusedError if the installed transformers cannot build its layers."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class Assistant(nn.Module):
             )
         norm = Gemma4RMSNorm(H, eps=text.rms_norm_eps)
         self.model = nn.ModuleDict({"layers": nn.ModuleList(layers), "norm": norm})
-        with torch.device("cpu"):  # its factors follow from the configuration, also on meta
+        with torch.device("cpu"):  # on the meta device its factors would have no values
             self.rotary = Gemma4TextRotaryEmbedding(text)
         self.pre_projection = nn.Linear(2 * width, H, bias=False)
         self.post_projection = nn.Linear(H, width, bias=False)
@@ -96,8 +97,12 @@ class Assistant(nn.Module):
     def forward(
         self, embedded: Tensor, states: Tensor, layer_inputs: dict[str, AssistantLayerInputs]
     ) -> tuple[Tensor, Tensor]:
-        """Embeddings of tokens and the states before them, `[B, width]` each -> logits `[B, V]` of
-        the tokens behind, and the states `[B, width]` before those."""
+        """Return the next tokens' logits `[B, V]`, and the hidden states `[B, width]` for the next
+        step.
+
+        embedded: embeddings of the last tokens; states: hidden states at the tokens before them,
+        both `[B, width]`.
+        """
         x = self.pre_projection(torch.cat([embedded, states], -1))[:, None]
         for layer_type, layer in zip(
             self.layer_types, cast(Any, self.model["layers"]), strict=True
@@ -115,7 +120,7 @@ class Assistant(nn.Module):
 
 
 class StockAssistant:
-    """An assistant on torch, over the rows of a target, which stay as they are."""
+    """An assistant on torch, over the target's sequences, which it does not change."""
 
     runtime = "transformers"
 
@@ -126,17 +131,18 @@ class StockAssistant:
         self._layer_inputs: dict[str, AssistantLayerInputs] = {}
 
     def with_target(self, target: Model) -> StockAssistant:
-        """The same over another target."""
+        """Return the same assistant over another target."""
         return StockAssistant(self.network, target)
 
     @torch.inference_mode()
     def begin(self, rows: list[int]) -> None:
-        """Take the target's rows that the next steps are for, as long as they are now."""
+        """Start the next steps for these rows of the target, at their present lengths."""
         kinds = dict.fromkeys(self.network.layer_types)
         self._layer_inputs = {kind: self._make_layer_inputs(kind, rows) for kind in kinds}
 
     def _make_layer_inputs(self, layer_type: str, rows: list[int]) -> AssistantLayerInputs:
-        """A token behind each row's last, which sees what a target's there would, but itself."""
+        """Return the layer inputs for a token after the end of these sequences. It attends to the
+        keys that a target's token would there, except its own."""
         lengths, weight = [self.target.lengths[b] for b in rows], self.network.lm_head.weight
         window = (
             self.network.sliding_window if layer_type == SLIDING_ATTENTION else max(lengths) + 1
@@ -146,7 +152,7 @@ class StockAssistant:
         ends = send(torch.tensor(lengths), weight.device)[:, None]
         slots = torch.arange(first, max(lengths), device=weight.device)
         visible = (slots < ends) & (slots > ends - window)
-        same_length = min(lengths) == max(lengths)  # `first` is the first that any sees
+        same_length = min(lengths) == max(lengths)  # then all attend to every key from `first` on
         return AssistantLayerInputs(
             rotary=self.network.rotary(weight, ends, layer_type),
             mask=None if same_length else visible[:, None, None],
@@ -155,7 +161,7 @@ class StockAssistant:
 
     @torch.inference_mode()
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `Assistant`'s logits and states for the rows that were taken."""
+        """Return the logits and hidden states of `Assistant` for the rows of `begin`."""
         dtype = self.network.lm_head.weight.dtype
         return self.network(embedded.to(dtype), states.to(dtype), self._layer_inputs)
 

@@ -1,7 +1,4 @@
-"""Assistants of Gemma 4 from the files they are published as: a configuration, and tensors by name.
-
-Knows the names; does not find or open files.
-"""
+"""Builds Gemma 4's assistants from their config and tensors. The caller opens the files."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ EMBEDDING_KEY, HEAD_KEY = "model.embed_tokens.weight", "lm_head.weight"  # one m
 
 
 def is_assistant(config: dict[str, Any] | PreTrainedConfig) -> bool:
-    """Tell whether a configuration is that of an assistant."""
+    """Return whether a config is an assistant's."""
     return _to_dict(config).get("model_type") in ASSISTANT_MODEL_TYPES
 
 
@@ -36,8 +33,8 @@ def build_assistant(
     target: PreTrainedConfig,
     dtype: torch.dtype,
 ) -> Assistant:
-    """Return the network for a target with this configuration. Raises InputError for a
-    configuration or tensors that are none, RefusedError for those of another target."""
+    """Return the network for a target with this config. Raises InputError for an invalid config or
+    tensors, RefusedError for an assistant of another target."""
     assistant_config, sizes = _parse_config(_to_dict(config))
     _require_target(sizes, target)
     with torch.device("meta"):
@@ -51,7 +48,7 @@ def build_assistant(
 
 
 def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The configuration as transformers has it, and the sizes in which a target must agree."""
+    """Return transformers' config of an assistant, and the sizes that its target must have."""
     if not is_assistant(fields):
         raise InputError(
             f"model_type is {fields.get('model_type')!r:.40}; an assistant's is "
@@ -62,22 +59,23 @@ def _parse_config(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         text: Any = config.get_text_config()
         sizes = _collect_sizes(text, {kind: j for j, kind in enumerate(text.layer_types)})
         sizes["states"] = config.backbone_hidden_size
-    except Exception as error:  # of a file that may hold anything
+    except Exception as error:  # the file may hold anything
         raise InputError(
-            f"the assistant's config cannot be read ({log_error_kind(error)}); download it again"
+            f"the assistant's config is invalid ({log_error_kind(error)}); download it again"
         ) from error
     count, top_k = config.num_centroids, config.centroid_intermediate_top_k
     if config.use_ordered_embeddings and not (0 < top_k <= count and text.vocab_size % count == 0):
         raise InputError(
-            f"the assistant's config has {count} centroids for {text.vocab_size} tokens, "
-            f"{top_k} at "
-            "a time; each must have as many tokens as the others"
+            f"the assistant's config has {count} centroids for {text.vocab_size} tokens and takes "
+            f"the nearest {top_k}; give a number of centroids that divides the tokens, and at most "
+            "as many nearest ones"
         )
     return config, sizes
 
 
 def _collect_sizes(text: Any, layers: dict[str, int]) -> dict[str, Any]:
-    """Sizes of a text configuration, of each kind of layer those of the one given."""
+    """Return the sizes that assistant and target must share. `layers`: for each layer type, the
+    layer whose heads count."""
     sizes: dict[str, Any] = {"tokens": text.vocab_size}
     for kind, j in layers.items():
         layer = text.per_layer_config[j]
@@ -86,7 +84,7 @@ def _collect_sizes(text: Any, layers: dict[str, int]) -> dict[str, Any]:
 
 
 def _require_target(sizes: dict[str, Any], target: PreTrainedConfig) -> None:
-    """Raise RefusedError where the target has not what the assistant reads."""
+    """Raise RefusedError if the target lacks the sizes that the assistant needs."""
     text: Any = target.get_text_config(decoder=True)
     if text.model_type not in TARGET_MODEL_TYPES:
         raise RefusedError(
@@ -105,7 +103,8 @@ def _require_target(sizes: dict[str, Any], target: PreTrainedConfig) -> None:
 def _select_tensors(
     network: Assistant, tensors: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The network's tensors among these; others are left out, as transformers does."""
+    """Return the tensors of the network in `dtype`; further tensors are ignored, as transformers
+    does."""
     selected: dict[str, Tensor] = {}
     for name, own in network.state_dict().items():
         found = tensors.get(name)
@@ -113,7 +112,7 @@ def _select_tensors(
             raise InputError(f"the assistant's files lack {name}; download it again")
         if found.shape != own.shape or found.is_floating_point() != own.is_floating_point():
             raise InputError(
-                f"the assistant's {name} is {found.dtype} {tuple(found.shape)}, its config says "
+                f"the assistant's {name} is {found.dtype} {tuple(found.shape)}, its config needs "
                 f"{tuple(own.shape)}; give files that are not quantized, or download them again"
             )
         if found.is_floating_point():
@@ -125,6 +124,6 @@ def _select_tensors(
 def _require_permutation(order: Tensor) -> None:
     if not torch.equal(order.sort().values, torch.arange(len(order), device=order.device)):
         raise InputError(
-            "the assistant's masked_embedding.token_ordering is no order of its tokens; download "
-            "it again"
+            "the assistant's masked_embedding.token_ordering is not a permutation of its tokens; "
+            "download it again"
         )

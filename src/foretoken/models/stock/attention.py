@@ -1,14 +1,14 @@
-"""Attention of transformers' own models over a ragged cache, without a change to their code.
+"""Attention of transformers' own models over a ragged cache, with their code unchanged.
 
-The causal mask is built from each row's own offset, and so are T5's relative bias and Bart's
-positions. `RaggedTwin` has a twin of the model that attends so, a second module tree over the same
-weights, whose output layer is applied only to the positions that are needed: a prefill never makes
-rows as wide as the vocabulary. The model itself stays stock, in every thread, and wherever a Ctrl-C
-comes.
+The causal mask, T5's relative bias and Bart's positions are computed from each sequence's own
+offset. `RaggedTwin` holds a twin of the model, a second module tree over the same weights, with
+this attention. The twin applies the output layer only to the positions whose logits are needed, so
+that a prefill makes no logits. The user's model stays unmodified in every thread, even after a
+Ctrl-C.
 
-Long rope (Phi-3, Phi-4-mini, PhiMoE) reads texts of up to N tokens with one set of rotary factors,
-longer ones with another, all of their tokens. transformers' `generate` reads a text again when it
-outgrows N. Here a row says for itself which set it is read with, so that rows of both kinds share a
+Long rope (Phi-3, Phi-4-mini, PhiMoE) uses one set of rotary factors for all tokens of a sequence of
+up to N tokens, and another set for longer sequences. transformers' `generate` recomputes a sequence
+that grows beyond N. Here each sequence has its own set, and sequences of both kinds share a forward
 pass: `LONG_ROW_OFFSET` is added to the position ids of a long one.
 """
 
@@ -51,40 +51,41 @@ from foretoken.models.stock.sizes import get_rope_switch_length, has_long_rope
 from foretoken.models.stock.taps import register_taps
 from foretoken.transfer import send
 
-ATTENTION_FIELD = "_attn_implementation_internal"  # where a config holds the name of its attention
-CAPTURE_HOOKS_FLAG = "_output_capturing_hooks_installed"  # transformers' mark of its own
+ATTENTION_FIELD = "_attn_implementation_internal"  # a config's attribute for its attention
+CAPTURE_HOOKS_FLAG = "_output_capturing_hooks_installed"  # an attribute that transformers sets
 HOOK_FIELDS = ("_forward_hooks", "_forward_pre_hooks")
 PADDING_CHECK_METHOD = "warn_if_padding_and_no_attention_mask"
-MAX_STACKED_TOKENS = 64  # tokens; a longer block's mask, once per query head, would be large
+MAX_STACKED_TOKENS = 64  # for longer blocks, a mask that is repeated per query head is large
 
 
 class NeededPositions:
-    """The last need[b] of counts[b] tokens, of blocks padded on the right to one width, which
-    stand in `places`."""
+    """Selects the last need[b] of the counts[b] tokens of block b, for blocks padded on the right
+    to one width. `places` has each row's slot."""
 
     def __init__(
         self, counts: list[int], need: list[int], places: list[int], device: torch.device
     ) -> None:
-        assert all(n <= x for n, x in zip(need, counts, strict=True)), "more than a block has"
+        assert all(n <= x for n, x in zip(need, counts, strict=True)), "need exceeds a block"
         self.max_need = max(need)
         starts = [x - n if n else None for n, x in zip(need, counts, strict=True)]
         firsts = {start for start in starts if start is not None} or {0}
         self.first = firsts.pop()
         self.aligned = not firsts and places == list(range(len(places)))
-        self.hidden: Tensor | None = None  # what the output layer read: these positions only
-        self.padding: Tensor | None = None  # [B, max(need), 1], True there; None: there is none
+        self.hidden: Tensor | None = None  # the output layer's input, at these positions
+        self.padding: Tensor | None = None  # [B, max(need), 1], True at padding; None: no padding
         if min(need) < self.max_need:
             missing = torch.arange(self.max_need) >= torch.tensor(need)[:, None]
             self.padding = send(missing[..., None], device)
         if not self.aligned:
             last = max(counts) - 1
+            # Rows that need no token, and padding, take any valid index
             tokens = [[min((s or 0) + i, last) for i in range(self.max_need)] for s in starts]
             self.rows = send(torch.tensor(places), device)[:, None]
-            self.tokens = send(torch.tensor(tokens, dtype=torch.long), device)  # of none too
+            self.tokens = send(torch.tensor(tokens, dtype=torch.long), device)
 
     def select(self, x: Tensor) -> Tensor:
-        """`[B, width, n]`, by place -> `[B, max(need), n]`, by row; one that needs fewer is padded
-        with zeros, as its others may be invalid, which is no mate's concern."""
+        """Return the needed positions of x, `[B, width, n]` in slot order, as `[B, max(need), n]`
+        in row order. Rows that need fewer are padded with 0, since x may be non-finite there."""
         if self.aligned:
             selected = x[:, self.first : self.first + self.max_need]
         else:
@@ -96,25 +97,26 @@ class NeededPositions:
         return self.hidden, *args[1:]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """A model's logits as `[B, max(need), V]`, also where its head is no layer with a hook."""
+        """Return a model's logits as `[B, max(need), V]`, even if its head had no hook."""
         return self.select(logits) if self.hidden is None else logits
 
 
 class SelectedPositions:
-    """Lets hidden states at flat places of a block through, `[1, N, H]`."""
+    """Passes only the hidden states at these indices to the output layer, `[1, N, H]`. The indices
+    count a batch's positions, flattened."""
 
     def __init__(self, indices: Tensor) -> None:
         self.indices = indices
         self.hidden = torch.empty(0)
 
     def enter(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        rows = args[0].reshape(-1, args[0].shape[-1])
-        self.hidden = rows.index_select(0, self.indices)[None]
+        flat = args[0].reshape(-1, args[0].shape[-1])
+        self.hidden = flat.index_select(0, self.indices)[None]
         return self.hidden, *args[1:]
 
 
 class HiddenStatesRecorder:
-    """Lets everything through and notes it."""
+    """Passes all hidden states to the output layer and records them."""
 
     def __init__(self) -> None:
         self.hidden = torch.empty(0)
@@ -132,9 +134,10 @@ def ragged_mask(
     mask_function: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """`[B, 1, q, K]`, True where a query attends: the model's rule at each row's own positions.
+    """Return `[B, 1, q, K]`, True if a query attends to a key: `mask_function` at each sequence's
+    own positions.
 
-    Padding needs no 2D mask: it stands behind a row's tokens, where causality hides it.
+    Padding needs no 2D mask: it comes after a sequence's tokens, which never attend to it.
     """
     if not isinstance(q_offset, Tensor):
         return sdpa_mask(
@@ -149,7 +152,7 @@ def ragged_mask(
 
 
 def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor:
-    """`ragged_mask` for attention code that adds its mask to the scores."""
+    """Return `ragged_mask` as a tensor that attention code adds to its scores."""
     if not isinstance(kwargs.get("q_offset"), Tensor):
         return eager_mask(batch_size, q_length, kv_length, **kwargs)
     mask = ragged_mask(batch_size, q_length, kv_length, **kwargs)
@@ -157,6 +160,7 @@ def ragged_eager_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: 
 
 
 def to_additive_mask(mask: Tensor | None, bias: Tensor) -> Tensor:
+    """Return the bias, with the lowest value of its dtype at False of the mask."""
     if mask is None:
         return bias
     return torch.where(mask, bias, torch.finfo(bias.dtype).min)
@@ -171,11 +175,12 @@ def ragged_sdpa(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Stock attention, but with T5's relative bias of each row, and shared keys not copied."""
+    """Compute stock attention, with T5's relative bias for each sequence, and without a copy of the
+    keys for each query head."""
     scale = kwargs.get("scaling")
-    if torch.compiler.is_compiling():  # within a layer, whose keys are the cache's
+    if torch.compiler.is_compiling():  # a layer compiled alone, whose keys come from the cache
         if position_bias is not None or not can_stack_queries(query, attention_mask):
-            raise RefusedError("attention of this form is not compiled")
+            raise RefusedError("attention with a position bias or a long mask is not compiled")
         return stacked_attention(None, query, key, value, attention_mask, scale), None
     cache = FORWARD_CONTEXT.get().cache
     if cache is not None and key is cache.last_keys:
@@ -191,17 +196,19 @@ def ragged_sdpa(
 
 
 def compute_row_bias(cache: RaggedCache, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """Each row's relative bias `[B, H, q, K]` plus the mask; made once for all layers."""
+    """Return each sequence's relative bias plus the mask, `[B, H, q, K]`, computed once for all
+    layers."""
     return cache.compute_once(
         bias, lambda: to_additive_mask(mask, shift_bias(cache, bias)).contiguous()
     )
 
 
 def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
-    """Relative bias for `cache.longest` past tokens `[1, H, q, K]` -> the rows' own `[B, H, q, K]`.
+    """Return each sequence's relative bias `[B, H, q, K]` from that for `cache.max_context` cached
+    tokens, `[1, H, q, K]`.
 
-    It depends on slot - position only, so a row that is s tokens shorter reads it s slots to the
-    right.
+    It depends only on the distance of key and query, so for a sequence that is s tokens shorter it
+    is shifted by s keys.
     """
     if not isinstance(cache.offset, Tensor):
         return bias
@@ -212,6 +219,8 @@ def shift_bias(cache: RaggedCache, bias: Tensor) -> Tensor:
 
 
 def can_stack_queries(query: Tensor, mask: Tensor | None) -> bool:
+    """Return whether `stacked_attention` supports these queries: short blocks, with a mask that
+    all heads share."""
     if mask is None:
         return query.shape[2] == 1
     return mask.shape[1] == 1 and query.shape[2] <= MAX_STACKED_TOKENS
@@ -225,11 +234,11 @@ def stacked_attention(
     mask: Tensor | None,
     scale: float | None,
 ) -> Tensor:
-    """Attention `[B, q, H, dim]`; query heads that share keys are stacked as one longer block.
+    """Return attention `[B, q, H, dim]`, with query heads that share keys stacked as one block.
 
-    Stock code copies the keys once per query head instead, which for a block of a few tokens costs
-    several times the attention itself, and makes the mask additive once per layer. No mask: a
-    single query, which sees everything.
+    Stock code instead copies the keys for each query head, which for a block of a few tokens costs
+    several times the attention itself, and makes the mask additive in each layer. mask: None for a
+    single query, which attends to all keys.
     """
     b, heads, q, dim = query.shape
     key_heads, group = key.shape[1], heads // key.shape[1]
@@ -244,7 +253,7 @@ def stacked_attention(
 
 
 def ragged_eager(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-    """The attention of the model's own file, which knows what sdpa does not (softcap, sinks)."""
+    """Run the eager attention of the model's own file, for softcap, sinks and the like."""
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **kwargs)
 
 
@@ -255,15 +264,16 @@ AttentionMaskInterface.register("ragged_eager", ragged_eager_mask)
 
 
 class RaggedTwin:
-    """A twin of `model`, over the same weights, whose attention is ragged. `taps`: where its
-    forwards may note their states."""
+    """A twin of `model` over the same weights, with ragged attention. `taps`: the layers whose
+    hidden states its forward passes can record."""
 
     def __init__(self, model: PreTrainedModel, taps: tuple[int, ...] = ()) -> None:
         self._original, self._taps = model, taps
         self.renew()
 
     def renew(self) -> None:
-        """Make the twin anew, as the original may have changed since; for the start of a run."""
+        """Make the twin again, since the model may have changed. Called if there are no sequences
+        yet."""
         self.model = make_twin_with_attention(self._original)
         register_taps(self.model, self._taps)
         head = self.model.get_output_embeddings()
@@ -284,7 +294,8 @@ class RaggedTwin:
         needed: HeadHook | None = None,
         tap_states: dict[int, Tensor] | None = None,
     ) -> Iterator[PreTrainedModel]:
-        """The twin, to be run over `cache`, its output layer only at the positions `needed`."""
+        """Yield the twin, to be run over `cache` with its output layer at the positions `needed`.
+        `tap_states` receives the recorded hidden states by tap."""
         token = FORWARD_CONTEXT.set(ForwardContext(cache, needed, tap_states))
         try:
             yield self.model
@@ -295,10 +306,10 @@ class RaggedTwin:
 def make_twin_with_attention(
     model: PreTrainedModel, attention: str | None = None
 ) -> PreTrainedModel:
-    """A twin with this attention, by default the ragged one.
+    """Return a twin with this attention implementation, by default the ragged one.
 
-    Families whose attention is their own code have the masks alone: their layers keep one of the
-    kinds that their code knows, and the masks are made in its form.
+    A family with its own attention code gets ragged masks only: its layers retain sdpa or eager,
+    and the masks are made for that.
     """
     copied = make_twin(model)
     for part in copied.modules():
@@ -308,7 +319,7 @@ def make_twin_with_attention(
             if has_own_attention(part):
                 _set_existing(part.config, {ATTENTION_FIELD: kind})
                 part.config = copy.copy(part.config)
-                # MPT cuts its bias from so many slots, and padding may pass the end
+                # MPT slices its bias out of max_seq_len positions; padding may exceed the limit
                 settings["max_seq_len"] = 2 * PREFILL_CHUNK_TOKENS + (
                     getattr(part.config, "max_seq_len", None) or 0
                 )
@@ -318,16 +329,16 @@ def make_twin_with_attention(
 
 
 def _set_existing(config: PreTrainedConfig, settings: dict[str, Any]) -> None:
-    own = vars(config)  # its setattr validates
+    own = vars(config)  # a config's setattr would validate the value
     own.update((name, value) for name, value in settings.items() if name in own)
 
 
 def _skip_padding_check(*args: Any, **kwargs: Any) -> None:
-    """Do not look for padding in the ids: the host would wait for a device."""
+    """Do nothing: looking for padding in the ids would make the host wait for the device."""
 
 
 def select_needed_positions(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """A forward pre-hook of the output layer."""
+    """Forward pre-hook of the output layer: reduce its input to the needed positions."""
     needed = FORWARD_CONTEXT.get().needed
     return needed.enter(head, args) if needed is not None else None
 
@@ -335,16 +346,17 @@ def select_needed_positions(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any
 def mask_encoder_states(
     decoder: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """A forward pre-hook of a decoder, which hides the states of an encoder of sounds or pictures
-    behind a row's own: families take a mask of what was heard, and shorten it each in its way."""
-    heard = getattr(FORWARD_CONTEXT.get().cache, "encoder_mask", None)
-    if heard is None or "encoder_attention_mask" not in given:
+    """Forward pre-hook of a decoder: mask the padding of an audio or image encoder's states. Set
+    here, as each family derives this mask from the input's mask in its own way."""
+    mask = getattr(FORWARD_CONTEXT.get().cache, "encoder_mask", None)
+    if mask is None or "encoder_attention_mask" not in given:
         return None
-    return args, given | {"encoder_attention_mask": heard}
+    return args, given | {"encoder_attention_mask": mask}
 
 
 def install_long_rope(model: PreTrainedModel) -> None:
-    """Let the rotary parts of a twin serve rows on either side of its switch."""
+    """Replace a twin's rotary modules, so that sequences below and above the switch length share
+    a forward pass."""
     switch_length = get_rope_switch_length(model)
     if switch_length is None:
         return
@@ -357,21 +369,21 @@ def install_long_rope(model: PreTrainedModel) -> None:
 
 
 class LongRopeEmbedding(nn.Module):
-    """Rotary embeddings by the short factors, and by the long ones where `LONG_ROW_OFFSET` is
-    added to the positions. `rotary` is transformers' part, which takes the set that its longest
-    text needs."""
+    """Rotary embeddings with the short factors, or with the long ones if `LONG_ROW_OFFSET` is added
+    to the positions. `rotary` is transformers' module, which chooses one set for a batch by its
+    largest position."""
 
     def __init__(self, rotary: nn.Module, length: int) -> None:
         super().__init__()
         self.length = length
         self.short, self.long = (_fix_rope_factors(rotary, at) for at in (0, length))
-        self.embed: Any = inspect.unwrap(type(rotary).forward)  # without the search for the longest
+        self.embed: Any = inspect.unwrap(type(rotary).forward)  # without the choice of a set
         self.eval()
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         long = position_ids >= LONG_ROW_OFFSET
         short_positions = position_ids.clamp(max=self.length - 1)
-        # one more position, as some families look for the longest themselves
+        # With a position above the switch, for families whose forward itself chooses the set
         long_positions = torch.where(long, position_ids - LONG_ROW_OFFSET, 0)
         long_positions = torch.cat(
             [long_positions, torch.full_like(long_positions[:, :1], self.length)], 1
@@ -387,7 +399,7 @@ class LongRopeEmbedding(nn.Module):
 
 
 def _fix_rope_factors(rotary: nn.Module, position: int) -> nn.Module:
-    """A copy with the factors of a text that ends at this position."""
+    """Return a copy with the factors of a sequence that ends at this position."""
     settled = copy.deepcopy(rotary)
     device = next(settled.buffers()).device
     settled(torch.zeros(1, device=device), torch.tensor([[position]], device=device))
@@ -395,11 +407,12 @@ def _fix_rope_factors(rotary: nn.Module, position: int) -> nn.Module:
 
 
 def make_twin(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` as it stands, in evaluation mode, over its very weights and hooks.
+    """Return a twin of `model` in its present form, in evaluation mode, with the same weight
+    tensors and hooks.
 
-    Later changes of the weights show in the twin, other changes do not: each run makes a new one.
-    Buffers that some forwards recompute, such as rotary frequencies, are the twin's own. Raises
-    RefusedError where a part's forward was replaced by an unknown function.
+    Later changes of weight values apply to the twin; other changes do not, so each batch starts
+    with a new twin. Buffers that some forwards recompute, such as rotary frequencies, are copies.
+    Raises RefusedError if a module's forward was replaced by an unknown function.
     """
     parts = list(model.modules())
     twins = [type(part).__new__(type(part)) for part in parts]
@@ -411,28 +424,29 @@ def make_twin(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _copy_attributes(part: nn.Module) -> dict[str, Any]:
-    """A part's attributes for its twin. A compiled forward would run the original: the one it
-    was compiled from is taken. Hooks that transformers leaves behind `output_hidden_states=True`
-    are left out: they cannot be compiled, and are made again where a forward asks for states."""
+    """Return a module's attributes for its twin.
+
+    A compiled forward would run the original module, so the forward that it was compiled from is
+    used. Hooks that `output_hidden_states=True` has installed are left out: they cannot be
+    compiled, and transformers installs them again when needed.
+    """
     own = vars(part) | {
         "training": False,
         "_compiled_call_impl": None,
         "_buffers": _copy_buffers(part),
     }
-    for name in HOOK_FIELDS:  # copies: a twin gets hooks of its own
+    for name in HOOK_FIELDS:  # copied, since hooks are added to the twin
         hooks = own[name].items()
         own[name] = OrderedDict((k, x) for k, x in hooks if not _is_capture_hook(x))
         own[f"{name}_with_kwargs"] = own[f"{name}_with_kwargs"].copy()
     if CAPTURE_HOOKS_FLAG in own:
-        own[CAPTURE_HOOKS_FLAG] = (
-            False  # a part that reads states, as those of pictures do, hooks its own
-        )
+        own[CAPTURE_HOOKS_FLAG] = False  # so that transformers installs them again
     if "forward" in own:
         own["forward"] = getattr(own["forward"], "_torchdynamo_orig_callable", own["forward"])
         if not isinstance(own["forward"], MethodType | partial):
             raise RefusedError(
-                f"the forward of {type(part).__name__} was replaced by {own['forward']!r:.60}, "
-                "which may do anything; give the model as transformers makes it"
+                f"the forward of {type(part).__name__} was replaced by {own['forward']!r:.60}; "
+                "give the model as transformers makes it"
             )
     return own
 
@@ -442,8 +456,8 @@ def _is_capture_hook(hook: Any) -> bool:
 
 
 def _copy_buffers(part: nn.Module) -> dict[str, Any]:
-    """The same buffers, but copies of those that are computed and not saved. A packed weight, which
-    is not saved either, stays the one."""
+    """Return the module's buffers, with copies of those that are computed and not saved. Packed
+    weights, which are not saved either, are shared."""
     computed = part._non_persistent_buffers_set
     own = dict(part._buffers)
     for name, x in part._buffers.items():
@@ -453,8 +467,8 @@ def _copy_buffers(part: nn.Module) -> dict[str, Any]:
 
 
 def _convert_to_twin(value: Any, memo: dict[int, Any]) -> Any:
-    """The same value for the twin: modules become the twin's, configurations copies. `memo`: what
-    has been made already, by the id of its original."""
+    """Return an attribute's value for the twin, with modules replaced by the twin's and configs
+    copied. `memo`: the twin's objects by id of the original."""
     if isinstance(value, nn.Module):
         return memo.get(id(value), value)
     if isinstance(value, PreTrainedConfig):

@@ -1,8 +1,8 @@
-"""Keys and values of rows of different lengths, as a transformers cache.
+"""A transformers cache for a batch of sequences of different lengths.
 
-A row has the same place in every layer's arrays; new tokens are written behind its own, and
-rollback is a smaller length: what stands behind it is hidden and written over later. It does not
-know tokens, vocabularies or which positions are scored.
+Each sequence has one slot, the same in every layer's arrays. New tokens are written after its
+cached ones. A rollback only lowers its length: later entries are masked and overwritten by the
+next tokens. Nothing here depends on token ids, the vocabulary or the positions to be scored.
 """
 
 from __future__ import annotations
@@ -26,39 +26,37 @@ from foretoken.models.row_slots import RowSlots, add_spare_rows, order_by_slot
 from foretoken.models.stock.positions import POSITION_IDS_METHOD, counts_own_positions
 from foretoken.transfer import send
 
-SUPPORTED_TRANSFORMERS = ((5, 20), (6, 0))  # transformers, from and below
+SUPPORTED_TRANSFORMERS = ((5, 20), (6, 0))  # at least, and below
 CAPACITY_MULTIPLE = RowSlots.unit
 TOKEN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}  # layers that RaggedLayer replaces
-MASKED_ATTENTIONS = {
-    None,
-    "eager",
-    "sdpa",
-}  # kinds of attention whose masks we make for a family's own code
-# Layers that keep a state, and those that keep tokens beside it
+# Attention implementations for whose masks a family's own attention code is supported
+MASKED_ATTENTIONS = {None, "eager", "sdpa"}
+# Cache layers with recurrent states, and layers that also hold keys and values
 STATE_LAYERS = {"LinearAttentionLayer"}
 HYBRID_LAYERS = {
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
 }
-EMPTY_LAYERS = {"DummyLayer"}  # layers that read another layer's keys, or none
-# Families that make more of a picture than a text's tokens, or an encoder's states
+EMPTY_LAYERS = {"DummyLayer"}  # layers that use another layer's keys and values, or none
+# Families that represent an image neither by prompt tokens nor by an encoder's hidden states
 UNSUPPORTED_MODEL_TYPES = {"git", "mllama", "pp_formulanet", "udop"}
 ALTERNATIVES_HINT = "use transformers' own generate for such a model, or draft with another"
 KeysValues = tuple[Tensor, Tensor]  # keys and values
 
 
 class RaggedLayer(DynamicLayer):
-    """Keys and values of one layer: `arrays`, `[rows, heads, capacity, dim]`, with the same places
-    and slots in every layer. `keys` and `values` are what a forward sees of them."""
+    """Keys and values of one layer: `arrays`, each `[slots, heads, capacity, dim]`, with the same
+    slots and capacity in every layer. `keys` and `values` are the views for a forward pass."""
 
     arrays: KeysValues
     keys: Any
     values: Any
-    is_sliding = False  # a window is in the mask; all tokens are kept, or a row could not go back
+    # The mask applies a sliding window; all tokens stay cached, since a rollback may need them
+    is_sliding = False
 
     def resize(self, like: KeysValues, rows: int, capacity: int, used: int) -> None:
-        """New arrays, shaped like these. The first `used` places stay; others may hold anything, so
-        that memory is touched only when a row takes it."""
+        """Allocate arrays for `rows` slots with heads and dim of `like`, and copy the first `used`
+        slots. The others stay uninitialized, so that only used slots take memory."""
         k, v = (x.new_empty(rows, x.shape[1], capacity, x.shape[3]) for x in like)
         old = self.arrays if self.is_initialized else (k[:, :, :0], v[:, :, :0])
         for x, was in zip((k, v), old, strict=True):
@@ -66,7 +64,7 @@ class RaggedLayer(DynamicLayer):
         self.arrays, self.is_initialized = (k, v), True
 
     def put(self, place: int, row: KeysValues) -> None:
-        """A row `[heads, n, dim]` takes this place."""
+        """Store a sequence's keys and values `[heads, n, dim]` in a slot."""
         for x, new in zip(self.arrays, row, strict=True):
             fill_slots(x[place], new)
 
@@ -75,14 +73,15 @@ class RaggedLayer(DynamicLayer):
         return k[place, :, :slots], v[place, :, :slots]
 
     def expose(self, rows: int, slots: int) -> KeysValues:
-        """Let a forward see so much."""
+        """Set `keys` and `values` to the first `rows` slots and `slots` positions."""
         self.keys, self.values = (x[:rows, :, :slots] for x in self.arrays)
         return self.keys, self.values
 
 
 class RaggedCache(RewindableRows, DynamicCache):
-    """Rows with their own lengths. `prepare` before a forward, `advance` behind it. A forward sees
-    rows by place; `order` says which they are."""
+    """KV cache of a decoder for sequences of different lengths. Call `prepare` before a forward
+    pass and `advance` after it. A forward pass has sequences in slot order; `order` has the row
+    of each slot."""
 
     def __init__(
         self,
@@ -95,41 +94,38 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.layer_class_to_replicate = None
         self.layers = layers
         self.states = states or {}  # by layer
-        self.base_lengths = [0] * rows  # the length at which each row's states stand
-        self.cursor: Any = None  # where a pass puts what its states follow from
-        self.current_layer = -1  # the layer that asked for its state last
-        self.recurrence_calls = 0  # of recurrences, that this layer has run
+        self.base_lengths = [0] * rows  # tokens in each sequence's recurrent base state
+        self.cursor: Any = None  # PendingCursor of the current forward pass
+        self.current_layer = -1  # the layer that last called `get_recurrent_state`
+        self.recurrence_calls = 0  # recurrences and scans run for that layer in this forward pass
         self.lengths = [0] * rows
-        self.long = [False] * rows  # which are read with the factors of long texts
-        self.position_shift = [0] * rows  # of the positions behind each row's media
+        self.long = [False] * rows  # whether a sequence uses the long rotary factors
+        self.position_shift = [0] * rows  # added to the positions of tokens after the media
         self.shown = HiddenStateStore(rows)
         self.slots = list(range(rows))
-        self.order = self.slots  # the row in each place, once gaps are closed
+        self.order = self.slots  # the row in each slot, after `close_gaps`
         self.device = device
-        # for which there is room; on a CPU, memory that is not touched costs nothing
+        # Allocated slots; spare ones cost nothing on a CPU, since untouched memory is not resident
         self.rows = add_spare_rows(rows) if device.type == "cpu" else rows
-        self.capacity = 0  # slots
+        self.capacity = 0  # positions
         self.max_context = 0
-        self.width = 0  # of the running forward's block, padding included
-        self.end = 0  # slots that the running forward sees
-        self.offset: int | Tensor = 0  # first new slot: one number where rows are even, else [B]
-        self.positions = torch.empty(0)  # [B, width]: of new tokens, and the slots they go to
-        self.last_keys: Any = None  # the keys handed out last
-        self.masks_by_source: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # what `once` made in this forward
-        self.encoder_mask: Tensor | None = (
-            None  # [B, S], 1 where an encoder's states are a row's own
-        )
+        self.width = 0  # tokens of the current forward pass's blocks, padding included
+        self.end = 0  # cached positions in the current forward pass, its new ones included
+        self.offset: int | Tensor = 0  # first new position: an int if equal in all slots, else [B]
+        self.positions = torch.empty(0)  # [B, width]: positions of the new tokens
+        self.last_keys: Any = None  # the keys that `update` returned last
+        # Results of `compute_once` in this forward pass, by id of the source
+        self.masks_by_source: dict[int, tuple[Tensor, Tensor]] = {}
+        self.encoder_mask: Tensor | None = None  # [B, S], 0 at padding of the encoder's states
 
     @property
     def decoder(self) -> RaggedCache:
-        """The decoder's cache: of a decoder-only model this is the whole cache."""
+        """The decoder's cache; for a decoder-only model, the whole cache."""
         return self
 
     def prepare(self, width: int, counts: list[int] | None = None) -> None:
-        """Make room for `width` more tokens in every row and lay out where they go. counts: how
-        many of them are a row's own; None: all."""
+        """Allocate `width` more positions for every sequence and compute the positions of the new
+        tokens. `counts`: tokens of each block without padding; None: `width`."""
         self.close_gaps()
         lengths = [self.lengths[b] for b in self.order]
         self.width, self.max_context = width, max(lengths)
@@ -152,19 +148,20 @@ class RaggedCache(RewindableRows, DynamicCache):
         return [layer for layer in self.states.values() if layer.is_initialized]
 
     def advance(self, tokens: list[int]) -> None:
-        """From now on each row holds this many of the block's tokens."""
+        """Add the numbers of new tokens to the sequences' lengths."""
         self.lengths = [n + t for n, t in zip(self.lengths, tokens, strict=True)]
         self.last_keys = None
         self.masks_by_source.clear()
 
     def compute_once(self, source: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """`make()`, once per `source` and forward: layers are given the same masks and biases."""
+        """Return `make()`, called once per `source` and forward pass, since all layers share one
+        mask or bias."""
         if id(source) not in self.masks_by_source:
             self.masks_by_source[id(source)] = source, make()
         return self.masks_by_source[id(source)][1]
 
     def to_slot_order(self, x: Tensor) -> Tensor:
-        """`x [B, ..]`, of rows, in the order in which a forward sees them."""
+        """Return `x [B, ...]`, which is in row order, in slot order."""
         if self.order == list(range(len(self.order))):
             return x
         return x[send(torch.tensor(self.order), x.device)]
@@ -186,31 +183,31 @@ class RaggedCache(RewindableRows, DynamicCache):
         self.order = order_by_slot(self.slots)
 
     def shared_kv(self, layer: int, rows: list[int], first: int) -> SharedKV:
-        """Return a layer's slots from `first` up to the longest of these rows. Only rows that do
-        not stand in the first places, in their order, are copied."""
+        """Return a layer's keys and values of these rows, from position `first` to the end of the
+        longest. They are views if the rows are in the first slots, in order, else copies."""
         end, places = max(self.lengths[b] for b in rows), [self.slots[b] for b in rows]
         index = slice(len(places)) if places == list(range(len(places))) else places
         return SharedKV(*(x[index, :, first:end] for x in self.layers[layer].arrays))
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a token, in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         ragged = [layer for layer in self.list_filled_parts() if isinstance(layer, RaggedLayer)]
         arrays = [x for layer in ragged for x in layer.arrays]
         return sum(x.shape[1] * x.shape[3] * x.itemsize for x in arrays)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a row's states, in all layers."""
+        """Bytes of one sequence's recurrent states in all layers."""
         arrays = [x for layer in self.states.values() for x in layer.arrays.values()]
         return sum(x[0].numel() * x.itemsize for x in arrays)
 
     def parts(self) -> list[Any]:
-        """The layers that keep tokens, and the states."""
+        """Return the layers with keys and values, then those with recurrent states."""
         ragged = [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
         return [*ragged, *self.states.values()]
 
-    # Methods that transformers calls during a forward.
+    # Methods that transformers calls during a forward pass
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -237,10 +234,10 @@ class RaggedCache(RewindableRows, DynamicCache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.end - self.width
 
-    # Methods that transformers' layers with states call, and, for their recurrences, ours
+    # Methods called by transformers' layers with recurrent states, and by our recurrences
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: a family then runs the form that it has for blocks, at every width."""
+        """Return None, so that a family uses its code for blocks even for a single token."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self.current_layer, self.recurrence_calls = layer_idx, 0
@@ -260,25 +257,26 @@ class RaggedCache(RewindableRows, DynamicCache):
         return states.extend_window(str(state_idx), conv_states, size, self.cursor, self.rows)
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Keep nothing: a recurrence of ours has. Raises RefusedError where none was run."""
+        """Store nothing, since our recurrence has stored the state. Raises RefusedError if the
+        layer ran none of ours: it would then start each block from an empty state."""
         if not self.recurrence_calls:
             raise RefusedError(
-                "a layer computes its states by a function that is not known here, and which would "
-                f"begin each block at nothing; {ALTERNATIVES_HINT}"
+                "a layer computes its recurrent states by an unknown function, which would start "
+                f"each block from an empty state; {ALTERNATIVES_HINT}"
             )
         return recurrent_states
 
     def advance_recurrence(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None
     ) -> Tensor:
-        """Run the recurrence (`states.advanced`) of the layer that asked for its state last."""
+        """Run `RecurrentStateLayer.advance_recurrence` of the current layer."""
         self.recurrence_calls += 1
         return self.states[self.current_layer].advance_recurrence(
             q, k, v, g, beta, self.cursor, self.rows
         )
 
     def advance_scan(self, q: Tensor, k: Tensor, u: Tensor, t: Tensor, A: Tensor) -> Tensor:
-        """Run the next selective scan (`StateLayer.scan`) of that layer."""
+        """Run `RecurrentStateLayer.advance_scan` for the current layer's next selective scan."""
         self.recurrence_calls += 1
         return self.states[self.current_layer].advance_scan(
             q, k, u, t, A, self.recurrence_calls - 1, self.cursor, self.rows
@@ -286,16 +284,17 @@ class RaggedCache(RewindableRows, DynamicCache):
 
 
 class CrossCache(EncoderDecoderCache):
-    """A ragged cache and, beside it, another one for the encoder's keys and values, whose lengths
-    are those of the sources. Both have the same places."""
+    """Cache of an encoder-decoder: one for the decoder's own keys and values, one for those of the
+    encoder's output, whose lengths are those of the sources. Both use the same slots."""
 
     self_attention_cache: RaggedCache
     cross_attention_cache: RaggedCache
 
     def __init__(self, ragged: RaggedCache, cross: RaggedCache, sources: list[int]) -> None:
         super().__init__(ragged, cross)
-        cross.lengths = sources  # tokens of each row's source
-        self.states: Tensor | None = None  # the encoder's, until their keys and values are cached
+        cross.lengths = sources  # encoder tokens of each sequence
+        # The encoder's hidden states, until the first forward pass caches their keys and values
+        self.states: Tensor | None = None
 
     @property
     def decoder(self) -> RaggedCache:
@@ -309,7 +308,7 @@ class CrossCache(EncoderDecoderCache):
         return self.decoder.offset
 
     def prepare(self, width: int, counts: list[int] | None = None) -> None:
-        """Prepare both caches; the first forward writes all that there is of the sources."""
+        """Prepare both caches; the first forward pass writes the sources' keys and values."""
         self.decoder.prepare(width, counts)
         self.cross.prepare(0)
         self.cross.offset = 0
@@ -317,7 +316,7 @@ class CrossCache(EncoderDecoderCache):
             layer.expose(len(self.cross.lengths), self.cross.end)
 
     def make_source_mask(self) -> Tensor | None:
-        """`[B, S]` by place, 1 where a source has a token; None where all are equally long."""
+        """Return `[B, S]` in slot order, 0 at a source's padding; None if no source has any."""
         sources, device = self.cross.lengths, self.decoder.device
         if min(sources) == max(sources):
             return None
@@ -325,32 +324,33 @@ class CrossCache(EncoderDecoderCache):
         return (torch.arange(max(sources), device=device) < lengths[:, None]).long()
 
     def join(self, other: CrossCache) -> None:
-        """The rows of `other` join behind these; both have been through a forward."""
+        """Append the sequences of `other`. Both caches have been through a forward pass."""
         self.decoder.join(other.decoder)
         self.cross.join(other.cross)
 
     def select(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was."""
+        """Reorder the sequences: rows[b] becomes row b."""
         self.decoder.select(rows)
         self.cross.select(rows)
 
 
 def fill_slots(x: Tensor, new: Tensor) -> None:
-    """Put `new` into the first slots, and zeros into the others: what a mask hides is still
-    multiplied by zero, and NaN that another row has left would survive that."""
+    """Copy `new` to the first positions of `x` and set the others to 0: attention multiplies masked
+    values by 0, and a NaN that an earlier sequence left there would stay NaN."""
     slots = new.shape[-2]
     x[..., :slots, :] = new
     x[..., slots:, :] = 0
 
 
 def make_cache_argument(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
-    """The cache, by the name that the model's forward has for it."""
+    """Return the cache by the name of the forward's parameter for it."""
     return {_find_cache_parameter(type(model)): cache}
 
 
 @lru_cache
 def _find_cache_parameter(model_class: type[PreTrainedModel]) -> str:
-    """transformers renamed it in 5.24; a model's own code may have the old name still, or none."""
+    """Return the name of the forward's cache parameter: transformers 5.24 renamed it, and a model's
+    own code may still have the old name or none."""
     for each in model_class.__mro__:
         named = signature(each.forward).parameters if "forward" in vars(each) else {}
         for name in ("past_key_values", "cache", "cache_params"):
@@ -360,7 +360,7 @@ def _find_cache_parameter(model_class: type[PreTrainedModel]) -> str:
 
 
 def make_ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
-    """An empty cache for `rows` rows of this model."""
+    """Return an empty cache for `rows` sequences of this model."""
     stock = DynamicCache(config=model.config).layers
     names = [type(x).__name__ for x in stock]
     with_tokens = TOKEN_LAYERS | HYBRID_LAYERS
@@ -368,7 +368,7 @@ def make_ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
     states = {
         i: RecurrentStateLayer() for i, n in enumerate(names) if n in STATE_LAYERS | HYBRID_LAYERS
     }
-    # the stock ones are the encoder's
+    # For an encoder-decoder, DynamicCache may count the encoder's layers
     for name in ("num_decoder_layers", "decoder_layers", "decoder_num_hidden_layers"):
         if model.config.is_encoder_decoder and getattr(model.config, name, None):
             layers = [RaggedLayer() for _ in range(getattr(model.config, name))]
@@ -376,8 +376,8 @@ def make_ragged_cache(model: PreTrainedModel, rows: int) -> RaggedCache:
 
 
 def admit(model: PreTrainedModel, *, states: bool = False) -> None:
-    """Raise RefusedError, with a reason, for a model that cannot be rolled back row by row. states:
-    whether states beside keys and values can be."""
+    """Raise RefusedError, with the reason, for a model whose sequences cannot be rolled back one by
+    one. `states`: whether the caller can roll back recurrent states."""
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if not SUPPORTED_TRANSFORMERS[0] <= version < SUPPORTED_TRANSFORMERS[1]:
         raise RefusedError(
@@ -391,35 +391,37 @@ def admit(model: PreTrainedModel, *, states: bool = False) -> None:
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {ALTERNATIVES_HINT}")
     if not states and keeps_states(model):
         raise RefusedError(
-            f"{name} keeps states beside keys and values: runtime='transformers' takes them back"
+            f"{name} has recurrent states, which this backend cannot roll back; use "
+            "runtime='transformers'"
         )
 
 
 def find_generation_objection(model: PreTrainedModel) -> str | None:
-    """Why this model writes no text from ids that could be called its own, or None."""
+    """Return why this model cannot generate tokens from ids as it was trained to; None if it
+    can."""
     if model.main_input_name != "input_ids" and not model.config.is_encoder_decoder:
-        return f"it reads {model.main_input_name}, not text"
+        return f"its input is {model.main_input_name}, not token ids"
     if not model.can_generate():
-        return "it has no head that generates text; load its ForCausalLM class"
+        return "it has no language model head; load its ForCausalLM class"
     if model.config.is_encoder_decoder:
         return None
     if getattr(model.config, "is_decoder", True) is False and _is_bidirectional(model):
-        return "its config says is_decoder false: it fills in masked words; set is_decoder"
+        return "its config sets is_decoder to false, for filling in masked tokens; set it to true"
     if _counts_from_padding(model):
         return (
-            "its own code counts positions from the padding id, as RoBERTa's, and transformers' "
-            "generate from 0: what it writes is not what it was trained for"
+            "its own code counts positions from the padding id, as RoBERTa's, but transformers' "
+            "generate counts from 0, so its output is not that of its training"
         )
     if _hashes_at_random(model.config):
         return (
-            "its attention hashes by random numbers, so that it writes another text each time; set "
-            "hash_seed and num_buckets in its config"
+            "its attention hashes with random numbers, so its output changes from call to call; "
+            "set hash_seed and num_buckets in its config"
         )
     return None
 
 
 def _is_bidirectional(model: PreTrainedModel) -> bool:
-    """Tell whether no attention is causal, as BERT's."""
+    """Return whether no attention of the model is causal (BERT)."""
     return not any(getattr(part, "is_causal", False) for part in model.modules())
 
 
@@ -429,48 +431,48 @@ def _counts_from_padding(model: PreTrainedModel) -> bool:
 
 
 def has_own_attention(part: Any) -> bool:
-    """Tell whether a family's layers attend by code of their own, outside transformers' interface
-    (ALiBi and older models)."""
+    """Return whether a family's layers have their own attention code, outside transformers'
+    AttentionInterface (ALiBi and older models)."""
     return isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation()
 
 
 def _hashes_at_random(config: Any) -> bool:
-    """Tell whether LSH attention, as Reformer's, draws its hashes anew in each pass."""
+    """Return whether LSH attention (Reformer) draws new hashes in each forward pass."""
     settings = [getattr(config, name, None) for name in ("hash_seed", "num_buckets")]
     return "lsh" in (getattr(config, "attn_layers", None) or ()) and None in settings
 
 
 def find_rollback_objection(model: PreTrainedModel) -> str | None:
-    """Why this model's rows could not be rolled back one by one, or None."""
+    """Return why this model's sequences cannot be rolled back one by one; None if they can."""
     reason = find_generation_objection(model)
     if reason:
         return reason
     if model.config.model_type in UNSUPPORTED_MODEL_TYPES:
-        return "it makes more of a picture than a text's tokens, or an encoder's states"
+        return "it represents an image neither by prompt tokens nor by an encoder's hidden states"
     if getattr(model.config, "attention_type", "") == "block_sparse":
-        return "its attention changes with how much it reads at once; set attention_type"
+        return "its block-sparse attention depends on the block length; set attention_type"
     own: list[Any] = [part for part in model.modules() if has_own_attention(part)]
     kinds = {part.config._attn_implementation for part in own}
     if kinds - MASKED_ATTENTIONS:
         named = ", ".join(sorted(map(str, kinds - MASKED_ATTENTIONS)))
-        return f"its own code takes no masks in {named}; set attn_implementation to 'eager'"
+        return f"its own code takes no masks with {named}; set attn_implementation to 'eager'"
     try:
         names = _list_cache_layers(model)
-    except Exception as error:  # a config without what transformers looks for
+    except Exception as error:  # the config lacks a field that DynamicCache needs
         kind = log_error_kind(error)
-        return f"its config does not say what its layers keep (transformers raised {kind})"
+        return f"transformers cannot make a cache from its config ({kind})"
     unknown = sorted(names - TOKEN_LAYERS - EMPTY_LAYERS - STATE_LAYERS - HYBRID_LAYERS)
     if unknown:
-        return f"its cache layers ({', '.join(unknown)}) keep a state that is not per token"
+        return f"its cache layers ({', '.join(unknown)}) hold state that is not one entry per token"
     return None
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
-    """Tell whether it keeps states beside keys and values, or instead."""
+    """Return whether the model has recurrent states, with or without keys and values."""
     stateful = bool(_list_cache_layers(model) & (STATE_LAYERS | HYBRID_LAYERS))
     return stateful or getattr(model, "_is_stateful", False)
 
 
 def _list_cache_layers(model: PreTrainedModel) -> set[str]:
-    """Names of the layers of transformers' own cache."""
+    """Return the class names of the layers of transformers' own cache."""
     return {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}

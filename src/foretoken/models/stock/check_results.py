@@ -1,5 +1,5 @@
-"""Results of self-checks, remembered in the user's cache by structure and versions: a family is
-checked once."""
+"""Results of self-checks, saved in the user's cache by model structure and versions, so that each
+family is checked once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from foretoken.models.stock.small_copy import COPY_HEAD_DIM, shrink_config
 from foretoken.models.stock.third_party import third_party_sources
 from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
-# Raised where the check, or a runtime that it checks, computes something else: it then runs again
+# Incremented when the check or a checked backend computes other values, so that checks run again
 CHECK_FORMAT = 15
-RESULTS_FILE = (
-    "selfcheck.json"  # by structure: the deviation of a family that passed, or the refusal
-)
-# What a check does not depend on: weights are plain when they are here
+# By structure key: the deviation of a family that passed, or the error message of another
+RESULTS_FILE = "selfcheck.json"
+# Config fields on which a check does not depend (quantized weights are dequantized on loading)
 IGNORED_CONFIG_FIELDS = (
     "_name_or_path",
     "architectures",
@@ -38,9 +37,9 @@ IGNORED_CONFIG_FIELDS = (
 
 
 def self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
-    """Refuse a model whose family is not exact over our cache; once per structure and versions.
+    """Return the self-check's result, saved or new. `model` may be on the meta device.
 
-    `model` may be on the meta device. Raises RefusedError naming the family and what failed.
+    Raises RefusedError, with the family and the reason, if the family is not exact over our cache.
     """
     backend.admit(model)
     start, key = time.perf_counter(), compute_structure_key(model, backend)
@@ -65,13 +64,13 @@ def self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) 
 def compute_structure_key(
     model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND
 ) -> str | None:
-    """A digest of what a check depends on: class, small configuration, versions, `CHECK_FORMAT` and
-    the code of classes from no library; None where that code cannot be read, or the configuration
-    not be made."""
+    """Return a digest of everything that a check depends on: class, small copy's config, versions,
+    `CHECK_FORMAT` and the code of classes from outside libraries. None if the config cannot be made
+    or a class has no source file."""
     try:
         switch = choose_rope_switch(model, backend)
         config = shrink_config(model.config, COPY_HEAD_DIM, switch).to_dict()
-    except Exception:  # the check itself will say so
+    except Exception:  # the check itself will report it
         return None
     for name in IGNORED_CONFIG_FIELDS:
         config.pop(name, None)

@@ -1,7 +1,7 @@
-"""Decoder layers compiled by torch, which makes a few kernels of their many small operations.
+"""Decoder layers compiled by torch, which fuses their many small operations into a few kernels.
 
-All layers of a model run the same code: each is handed its own arrays instead of the cache. Layers
-that cannot be compiled run as they are, and a log line says why. Does not know graphs.
+All layers of a model share one compiled function, since each gets its own arrays instead of the
+cache. If they cannot be compiled, they run uncompiled and a warning states why.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from foretoken.errors import log_error_kind, to_one_line
 from foretoken.models.stock.cache import KeysValues, RaggedCache
 
 COMPILE_BACKEND = "inductor"
-MAX_RECOMPILES = 64  # for all models: one row or several, one token or several
+MAX_RECOMPILES = 64  # of all models together, each for one or several sequences and tokens
 
-SHAPE_CONFIG: Any = symbols  # equal numbers are no reason to compile anew where they differ
+SHAPE_CONFIG: Any = symbols  # patched so that equal sizes are not assumed to stay equal
 
 log = logging.getLogger(__name__)
 
 
 class LayerCache:
-    """A layer's part of the cache: its arrays, and where the block's tokens go."""
+    """A layer's part of the cache: its arrays, and the slots and positions of the new tokens."""
 
     def __init__(self, arrays: KeysValues, row: Tensor, slots: Tensor, end: int) -> None:
         self.arrays, self.row, self.slots, self.end = arrays, row, slots, end
@@ -45,7 +45,7 @@ class LayerCache:
 
 
 class CompiledLayers:
-    """The decoder layers of a twin that runs over `cache`; compiled within `activate`."""
+    """The decoder layers of a twin over `cache`. They are compiled within `activate`."""
 
     def __init__(self, model: PreTrainedModel, cache: RaggedCache) -> None:
         self.cache, self.active, self.refusal = cache, False, "it has no layers of a known kind"
@@ -61,9 +61,9 @@ class CompiledLayers:
                     self.refusal = ""
 
     def refuse(self, reason: str) -> None:
-        """Compile no more."""
+        """Stop compiling layers, with a warning."""
         self.refusal = reason
-        log.warning("layers run as they are, not compiled: %s", reason)
+        log.warning("decoder layers run uncompiled: %s", reason)
 
     @contextmanager
     def activate(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class CompiledLayers:
                 return self.compiled(forward, part, cache_arguments, cache_names, args, others)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # torch raises many kinds; also where there is no compiler
+        except Exception as error:  # torch raises many kinds, also if there is no compiler
             cause = getattr(error, "inner_exception", error)
             self.refuse(f"{log_error_kind(cause)}: {to_one_line(cause)}")
             return forward(part, *args, **kwargs)

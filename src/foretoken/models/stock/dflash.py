@@ -1,9 +1,10 @@
-"""Blocks of draft tokens in one pass: DFlash (arXiv 2602.06036), and DSpark (arXiv 2607.05147).
+"""Drafters that propose a block of tokens in one forward pass: DFlash (arXiv 2602.06036) and DSpark
+(arXiv 2607.05147).
 
-The target's states at several taps, joined, are the context: each layer makes keys and values of
-them by its own projections. Queries come from a block behind it, the last token and as many masks
-as there are guesses, whose places see each other both ways. Layers are Qwen3's, as in all that is
-published; ours is what is between them. Knows no files.
+The context is the target's hidden states at several taps, concatenated: each layer projects them to
+keys and values. The queries are a block after the context: the last token and one mask token per
+draft token, which attend to each other in both directions. The layers are Qwen3's, as in all
+published drafters.
 """
 
 from __future__ import annotations
@@ -34,17 +35,16 @@ from foretoken.transfer import send
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The layout of a block.
+    """The layout of a block, from the drafter's config.
 
     Attributes:
-        taps: The target's taps that it reads.
-        block_size: Places of a block, at most.
-        mask_token_id: The id whose embedding stands for a token that is not known.
-        sample_from_anchor: True where the place of the last token guesses too.
-        window_per_position: True where a window is counted from each place; else it is from the
-            last token, and the block is outside it.
-        causal_window: True where, in a layer with a window, a place sees none of the block behind
-            it.
+        taps: The target's taps whose hidden states are the context.
+        block_size: Maximum number of positions of a block.
+        mask_token_id: The id of the mask token.
+        sample_from_anchor: True if the position of the last token also yields a draft token.
+        window_per_position: True if a sliding window is counted from each position; False if it
+            is counted from the last token, and does not apply within the block.
+        causal_window: True if attention within the block is causal in layers with a window.
     """
 
     taps: tuple[int, ...]
@@ -56,15 +56,13 @@ class BlockLayout:
 
     @property
     def max_draft_tokens(self) -> int:
-        """Guesses of a block, at most."""
+        """Maximum number of draft tokens of a block."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
 
 class MarkovHead(nn.Module):
-    """A bias on a guess's logits by the token before it (DSpark's Markov head).
-
-    The product of a row for each of the target's tokens, `markov_w1`, and `markov_w2`.
-    """
+    """DSpark's Markov head: a bias on a draft token's logits from the token before it, the product
+    of its embedding `markov_w1` with `markov_w2`."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int) -> None:
         super().__init__()
@@ -74,15 +72,16 @@ class MarkovHead(nn.Module):
     def forward(
         self, hidden: Tensor, before: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the bias `[B, Vd]`, and what the next guess is to be given as `memory`.
+        """Return the bias `[B, Vd]`, and `memory` for the next draft token.
 
-        hidden: states of the guess, `[B, H]`; before: `markov_w1` of the token before, `[B, r]`.
+        hidden: hidden states at the draft token, `[B, H]`; before: `markov_w1` of the token before,
+        `[B, r]`.
         """
         return self.markov_w2(before), None
 
 
 class GatedMarkovHead(MarkovHead):
-    """The same, where the guess's own state says how much of it counts."""
+    """A Markov head with a gate from the draft token's own hidden state."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int, hidden: int) -> None:
         super().__init__(vocab_size, outputs, rank)
@@ -96,7 +95,7 @@ class GatedMarkovHead(MarkovHead):
 
 
 class RecurrentMarkovHead(MarkovHead):
-    """The same with a memory of all tokens of the block."""
+    """A Markov head with a recurrent state over the tokens of the block."""
 
     def __init__(self, vocab_size: int, outputs: int, rank: int, hidden: int) -> None:
         super().__init__(vocab_size, outputs, rank)
@@ -106,16 +105,17 @@ class RecurrentMarkovHead(MarkovHead):
         self, hidden: Tensor, before: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         memory = torch.zeros_like(before) if memory is None else memory
-        read = self.joint_proj(torch.cat([memory, before, hidden], -1))
-        gate, new, out = read.chunk(3, -1)
+        projected = self.joint_proj(torch.cat([memory, before, hidden], -1))
+        gate, new, out = projected.chunk(3, -1)
         memory = torch.lerp(new.tanh(), memory, gate.sigmoid())
         return self.markov_w2(out.tanh()), memory
 
 
 class ConfidenceHead(nn.Module):
-    """The chance that a guess is accepted where those before it are.
+    """Predicts the probability that a draft token is accepted if the earlier ones are.
 
-    rank: values of the token before that it reads beside the guess's state; 0: none.
+    rank: size of the previous token's embedding, which is concatenated to the hidden state; 0:
+    none.
     """
 
     def __init__(self, hidden: int, rank: int) -> None:
@@ -124,7 +124,7 @@ class ConfidenceHead(nn.Module):
         self.rank = rank
 
     def forward(self, hidden: Tensor, before: Tensor | None) -> Tensor:
-        """`[B, H]` and `[B, r]` -> `[B]`."""
+        """Return the probability `[B]` from `[B, H]` and `[B, r]`."""
         if self.rank and before is not None:
             hidden = torch.cat([hidden, before], -1)
         return self.proj(hidden).squeeze(-1).sigmoid()
@@ -138,10 +138,10 @@ def apply_markov_head(
     tokens: Tensor,
     memory: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Let a guess follow the tokens `[B]` before it.
+    """Condition one draft token per sequence on the tokens `[B]` before it.
 
-    Returns its logits `[B, Vd]`; the chance that it is accepted where those before it are, None
-    where that is not known; and what the next guess is to be given as `memory`.
+    Returns its logits `[B, Vd]`, the probability that it is accepted if the earlier ones are (None
+    without a confidence head), and `memory` for the next draft token.
     """
     before = None
     if markov_head is not None:
@@ -153,9 +153,10 @@ def apply_markov_head(
 
 
 class BlockNetwork(nn.Module):
-    """The layers, and what makes the context of `width` values of a target's states.
+    """The layers of a block drafter, and the projection of the target's hidden states, `width`
+    values per token, to their context.
 
-    chain, confidence: DSpark's, where it has them.
+    markov_head, confidence_head: DSpark's, if any.
     """
 
     def __init__(
@@ -175,17 +176,19 @@ class BlockNetwork(nn.Module):
         layers = [Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         self.markov_head, self.confidence_head = markov_head, confidence_head
-        with torch.device("cpu"):  # not on meta, from where it would have no numbers
-            self.rotary = [Qwen3RotaryEmbedding(config)]  # in a list: its numbers stay float32
+        with torch.device("cpu"):  # on the meta device its buffers would have no values
+            # In a list, so that conversions of the network leave its buffers in float32
+            self.rotary = [Qwen3RotaryEmbedding(config)]
 
     def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each layer's keys and values `[N, heads, dim]` of states `[N, W]` there."""
+        """Return each layer's keys and values `[N, heads, dim]` of the target's states `[N, W]` at
+        these positions."""
         c = self.hidden_norm(self.fc(states))
         cos, sin = (x[0, :, None] for x in self._angles(c, positions[None]))
         made: list[tuple[Tensor, Tensor]] = []
         for layer in self.layers:
             attention: Any = layer.self_attn
-            shape = (*c.shape[:-1], -1, attention.head_dim)  # no len: tracing would fix it
+            shape = (*c.shape[:-1], -1, attention.head_dim)  # not len(c), a constant when traced
             k = attention.k_norm(attention.k_proj(c).view(shape))
             v = attention.v_proj(c).view(shape)
             made.append((k * cos + rotate_half(k) * sin, v))
@@ -194,8 +197,8 @@ class BlockNetwork(nn.Module):
     def forward(
         self, embedded: Tensor, positions: Tensor, cache: Any, masks: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return states of blocks `[B, n, H]` at these positions. cache: the context, as layers
-        take it; masks: of full layers and of those with a window, as their attention takes them."""
+        """Return the hidden states of blocks `[B, n, H]` at these positions. cache: the context, as
+        a transformers cache; masks: for layers with full attention and with a window."""
         full, windowed = masks
         angles = self._angles(embedded, positions)
         states = embedded
@@ -214,10 +217,12 @@ class BlockNetwork(nn.Module):
     def make_masks(
         self, positions: Tensor, slots: Tensor, block_sizes: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Which keys each place of a block `[B, n]` sees, `[B, n, S]`: in full layers, and in those
-        with a window. All see their own, so that padding makes no NaN.
+        """Return the attention masks `[B, n, S]` of blocks at these positions `[B, n]`, for layers
+        with full attention and for layers with a window. Every query attends to itself, so that
+        padding makes no NaN.
 
-        slots: the keys' positions, `[S]` or `[B, S]`; sizes: places of each row's block, `[B]`.
+        slots: the keys' positions, `[S]` or `[B, S]`; block_sizes: positions of each block without
+        padding, `[B]`.
         """
         position, slot = positions[:, :, None], slots[..., None, :]
         first, own = position[:, :1], position == slot
@@ -236,12 +241,13 @@ class BlockNetwork(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class BlocksDraft:
-    """A draft by blocks, as it is read.
+    """A block drafter, as loaded from files.
 
     Attributes:
-        network: The network, with its weights as they are stored.
-        embedding, head: Its ends, which may be the target's own: `[N]` -> `[N, H]` -> `[N, Vd]`.
-        ids: The target's ids that its outputs stand for, `[Vd]`; None: their numbers.
+        network: The network, with its weights in the stored precision.
+        embedding, head: Its embedding `[N]` -> `[N, H]` and output layer `[N, H]` -> `[N, Vd]`,
+            which may be the target's own.
+        ids: The target's id of each output, `[Vd]`; None: the same index.
     """
 
     network: BlockNetwork
@@ -251,7 +257,7 @@ class BlocksDraft:
 
 
 class StockBlockModel(Component):
-    """A draft by blocks on torch, in the precision of its network's weights: rows of contexts of
+    """A block drafter on torch, in the precision of its weights, for a batch of contexts of
     different lengths."""
 
     runtime = "transformers"
@@ -274,12 +280,12 @@ class StockBlockModel(Component):
         )
 
     def _make_cache(self, rows: int) -> RaggedCache:
-        """The context of so many rows, of which nothing is read."""
+        """Return an empty context for each of `rows` sequences."""
         return RaggedCache([RaggedLayer() for _ in self.network.layers], rows, self.device)
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row whose states were read."""
+        """Number of tokens in each sequence's context."""
         return self.cache.lengths
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
@@ -289,7 +295,7 @@ class StockBlockModel(Component):
 
     @torch.inference_mode()
     def start(self, rows: int) -> None:
-        """So many rows join, of which nothing is read."""
+        """Add `rows` sequences with an empty context."""
         if self.lengths:
             self.cache.join(self._make_cache(rows))
         else:
@@ -300,33 +306,34 @@ class StockBlockModel(Component):
 
     @torch.inference_mode()
     def permute(self, rows: list[int]) -> None:
-        """Row b becomes what row rows[b] was."""
+        """Reorder the sequences: rows[b] becomes row b."""
         if rows:
             self.cache.select(rows)
         else:
             self.cache = self._make_cache(0)
 
     def leave(self, rows: list[int]) -> None:
-        """Drop rows; those behind move up."""
+        """Remove the sequences of these rows; later ones move up."""
         self.permute(list_remaining_rows(len(self.lengths), rows))
 
     @torch.inference_mode()
     def append_context(self, states: list[Tensor]) -> int:
-        """Append the target's states `[n, W]` to the context of each row; return the passes."""
+        """Append the target's states, one `[n, W]` per sequence, to the contexts. Returns the
+        number of forward passes."""
         max_new = max(map(len, states), default=0)
         for at in range(0, max_new, PREFILL_CHUNK_TOKENS):
-            parts = [row[at : at + PREFILL_CHUNK_TOKENS] for row in states]
+            parts = [x[at : at + PREFILL_CHUNK_TOKENS] for x in states]
             counts = [len(part) for part in parts]
-            places = zip(self.lengths, counts, strict=True)
-            positions = torch.cat([torch.arange(first, first + n) for first, n in places])
+            ranges = zip(self.lengths, counts, strict=True)
+            positions = torch.cat([torch.arange(first, first + n) for first, n in ranges])
             flat = torch.cat([part for part in parts if len(part)])
             self._append(send(flat, self.device), send(positions, self.device), counts)
         return -(-max_new // PREFILL_CHUNK_TOKENS)
 
     @torch.inference_mode()
     def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
-        """Return states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] guesses behind a row's
-        last token; the block leaves nothing in the context."""
+        """Return hidden states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] draft tokens after
+        anchors[b], the last token of sequence b. The context does not change."""
         skip = int(not self.layout.sample_from_anchor)
         block = torch.full((len(anchors), max(counts) + skip), self.layout.mask_token_id)
         block[:, 0] = torch.tensor(anchors)
@@ -337,15 +344,15 @@ class StockBlockModel(Component):
     def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Let a guess follow the tokens `[B]` before it, as `apply_markov_head` does."""
+        """Condition a draft token on the tokens `[B]` before it: see `apply_markov_head`."""
         tokens = send(tokens, self.device)
         return apply_markov_head(
             self.markov_head, self.confidence_head, states, logits, tokens, memory
         )
 
     def _append(self, states: Tensor, positions: Tensor, counts: list[int]) -> None:
-        """Append to each row's context counts[b] states of `[sum(counts), W]`, row behind row.
-        Nothing here depends on other tokens, so that padding is added to the outcome only."""
+        """Append counts[b] of `states`, `[sum(counts), W]`, to the context of sequence b. Keys and
+        values do not depend on other tokens, so they are computed before padding."""
         cache = self.cache
         made = self.network.context(states.to(self.network.fc.weight.dtype), positions)
         cache.prepare(max(counts))
@@ -357,8 +364,8 @@ class StockBlockModel(Component):
         cache.advance(counts)
 
     def _forward_block(self, embedded: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states and logits of blocks `[B, n, H]`, of which row b has sizes[b] places; they
-        leave nothing in the context."""
+        """Return hidden states and logits of embedded blocks `[B, n, H]`, with sizes[b] positions
+        in block b. The context does not change."""
         cache, skip = self.cache, int(not self.layout.sample_from_anchor)
         cache.prepare(embedded.shape[1])
         slots = torch.arange(cache.end, device=self.device)

@@ -1,8 +1,8 @@
-"""Files of drafts by blocks: z-lab's DFlash, DeepSpec's DSpark, both as speculators writes them,
-and transformers' assistants of Muse Glimmer.
+"""Builds block drafters from their configs and tensors: z-lab's DFlash, DeepSpec's DSpark, both
+also in speculators' layout, and transformers' assistants of Muse Glimmer.
 
-Knows configs and tensors, no folders. The numbers that name a target's layers mean the layer whose
-output is read, but for speculators', which mean the one whose input is.
+The caller opens the files. A config's ids of target layers mean the outputs of these layers; in
+speculators' layout they mean the inputs.
 """
 
 from __future__ import annotations
@@ -48,21 +48,27 @@ LAYER_SETTINGS += (
 LAYER_SETTINGS += ("layer_types", "use_sliding_window", "sliding_window", "max_window_layers")
 TENSOR_PREFIXES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 EMBEDDING_AND_HEAD = ("embed_tokens.weight", "lm_head.weight")
+# Tensors in the files that are not of the network
 IGNORED_TENSORS = (
     *EMBEDDING_AND_HEAD,
     "d2t",
     "t2d",
     "verifier_norm.weight",
     "verifier_lm_head.weight",
-)  # of the network
+)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """A draft's config, read: the layers' own, and the rest.
+    """A draft's parsed config.
 
-    rank, kind: of the Markov head, rank 0 where there is none; sure: there is a confidence head,
-    which reads the token before too where it is `confidence_with_markov`.
+    Attributes:
+        layout: The layout of blocks.
+        layers: The config of the layers.
+        markov_rank: Rank of the Markov head; 0: there is none.
+        markov_head_type: "vanilla", "gated" or "rnn".
+        has_confidence_head: True if there is a confidence head.
+        confidence_with_markov: True if its input includes the previous token's embedding.
     """
 
     layout: BlockLayout
@@ -74,26 +80,26 @@ class BlockConfig:
 
 
 def parse_block_config(config: dict[str, Any]) -> BlockConfig:
-    """Read a config. Raises InputError for what it lacks, and RefusedError for what is not known
-    here."""
+    """Parse a config. Raises InputError for missing or invalid settings, and RefusedError for
+    unsupported ones."""
     speculators = config.get("speculators_model_type") in SPECULATORS_MODEL_TYPES
     deepspec = not speculators and any("DSpark" in x for x in config.get("architectures") or ())
     if deepspec and not set(config["architectures"]) <= set(DEEPSPEC_ARCHITECTURES):
         named = config["architectures"][0]
-        raise RefusedError(f"layers of {named} are not known here; give a draft of Qwen3's layers")
+        raise RefusedError(f"layers of {named} are not supported; give a draft of Qwen3's layers")
     own = {**config, **(config.get("dflash_config") or {})}
     ids = _require_setting(own, "aux_hidden_state_layer_ids" if speculators else "target_layer_ids")
-    min_layer = 0 if speculators else -1  # whose output is the embeddings
+    min_layer = 0 if speculators else -1  # -1: the embeddings
     if (
         not isinstance(ids, list)
         or not ids
         or not all(type(i) is int and i >= min_layer for i in ids)
     ):
         raise InputError(
-            f"the draft reads behind layers {ids!r:.60}; give whole numbers from {min_layer} on"
+            f"the draft's target layers are {ids!r:.60}; give integers of {min_layer} or more"
         )
     taps = tuple(i + (not speculators) for i in ids)
-    if not speculators:  # transformers' last states are behind the final norm
+    if not speculators:  # transformers' hidden states of the last layer are after the final norm
         taps = tuple(FINAL_TAP if tap == own.get("num_target_layers") else tap for tap in taps)
     dspark = deepspec or config.get("speculators_model_type") == "dspark"
     from_anchor = bool(own.get("sample_from_anchor", dspark))
@@ -118,7 +124,7 @@ def parse_block_config(config: dict[str, Any]) -> BlockConfig:
 def _require_setting(config: dict[str, Any], name: str) -> Any:
     value = config.get(name)
     if value is None:
-        raise InputError(f"the draft's config has no {name}; give a whole one")
+        raise InputError(f"the draft's config has no {name}; give a complete config")
     return value
 
 
@@ -126,16 +132,16 @@ def _require_int(config: dict[str, Any], name: str, minimum: int) -> int:
     value = _require_setting(config, name)
     if type(value) is not int or value < minimum:
         raise InputError(
-            f"the draft's {name} is {value!r:.40}; give a whole number from {minimum} on"
+            f"the draft's {name} is {value!r:.40}; give an integer of {minimum} or more"
         )
     return value
 
 
 def _parse_layers_config(config: dict[str, Any]) -> Qwen3Config:
-    """The layers' config; Muse Glimmer's are Qwen3's by another name."""
+    """Return the config of the layers. Muse Glimmer's layers equal Qwen3's."""
     settings = {name: config[name] for name in LAYER_SETTINGS if config.get(name) is not None}
     angles = settings.get("rope_parameters") or {}
-    if "sliding_attention" in angles:  # speculators takes these for all layers
+    if "sliding_attention" in angles:  # speculators uses these in all layers
         settings["rope_parameters"] = angles["sliding_attention"]
     if config.get("model_type") == MUSE_MODEL_TYPE:
         settings["use_sliding_window"] = True
@@ -151,18 +157,21 @@ def build_blocks_draft(
     embedding: nn.Module,
     head: nn.Module,
 ) -> BlocksDraft:
-    """Make a draft of its config and tensors.
+    """Build a draft from its config and tensors.
 
     Args:
         config: The draft's config.
         tensors: Its tensors, by name.
-        hidden_size: The target's.
-        embedding, head: The target's first and last layer, with a `weight` each; the draft's own
-            take their place where it has others.
+        hidden_size: The target's hidden size.
+        embedding, head: The target's embedding and output layer, with a `weight` each; the draft's
+            own replace them if it has any.
+
+    Returns:
+        The draft.
 
     Raises:
-        InputError: Something is missing, or does not fit the target.
-        RefusedError: Something is not known here.
+        InputError: A setting or tensor is missing, or does not fit the target.
+        RefusedError: The draft is of an unsupported kind.
     """
     parsed = parse_block_config(config)
     layout, H = parsed.layout, parsed.layers.hidden_size
@@ -175,7 +184,7 @@ def build_blocks_draft(
         if _get_weight(end).shape[1] != H or (end is head and _get_weight(end).shape[0] != outputs):
             found = tuple(_get_weight(end).shape)
             raise InputError(
-                f"the {name} is {found}, the draft's layers are {H} wide and guess {outputs} "
+                f"the {name} is {found}, but the draft has hidden size {H} and {outputs} output "
                 "tokens; give a draft for this target"
             )
     with torch.device("meta"):
@@ -185,20 +194,21 @@ def build_blocks_draft(
 
 
 def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int) -> Tensor | None:
-    """The target's ids of the draft's outputs; None where these are the same. Raises InputError for
-    a target that lacks some, or the mask."""
+    """Return the target's id of each output of the draft, `[Vd]`; None if they are the same. Raises
+    InputError if such an id or the mask token's is not in the target's vocabulary."""
     ids = None
-    if "d2t" in tensors:  # differences
+    if "d2t" in tensors:  # the differences of target ids and output indices
         ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"].long().cpu()
         if "lm_head.weight" not in tensors:
-            raise InputError("the draft's files have d2t and no lm_head.weight; give whole ones")
+            raise InputError(
+                "the draft's files have d2t but no lm_head.weight; give a complete draft"
+            )
         require_consistent_ids("the draft", ids, tensors.get("t2d"))
     max_id = layout.mask_token_id if ids is None else max(layout.mask_token_id, int(ids.max()))
     if not 0 <= layout.mask_token_id <= max_id < V:
         raise InputError(
-            f"the draft has the mask_token_id {format_value(layout.mask_token_id)} and ids up "
-            f"to {format_value(max_id)}, the "
-            f"target {V} tokens; give a draft for this target"
+            f"the draft has the mask_token_id {format_value(layout.mask_token_id)} and ids up to "
+            f"{format_value(max_id)}, the target {V} tokens; give a draft for this target"
         )
     return ids
 
@@ -206,20 +216,19 @@ def _compute_output_ids(layout: BlockLayout, tensors: dict[str, Tensor], V: int)
 def require_fit(
     config: dict[str, Any], tensors: dict[str, Tensor], hidden: int, V: int, layers: int
 ) -> None:
-    """Raise as `build_blocks_draft` does, for a target with states so wide, V tokens and so many
-    layers."""
+    """Raise the errors of `build_blocks_draft` for a target with this hidden size, vocabulary size
+    and number of layers."""
     parsed = parse_block_config(config)
     tensors = {_rename_key(name): tensor for name, tensor in tensors.items()}
     if parsed.layers.hidden_size != hidden and EMBEDDING_AND_HEAD[0] not in tensors:
         raise InputError(
-            f"the draft's layers are {parsed.layers.hidden_size} wide, the target's embeddings "
+            f"the draft's hidden size is {parsed.layers.hidden_size}, the target's embeddings have "
             f"{hidden}; give a draft for this target"
         )
     if max(parsed.layout.taps) > layers:
         raise InputError(
-            f"the draft reads states behind layer {max(parsed.layout.taps)}, the target has "
-            f"{layers}; "
-            "give a draft for this target"
+            f"the draft takes hidden states after layer {max(parsed.layout.taps)}, but the target "
+            f"has {layers} layers; give a draft for this target"
         )
     text = config.get("transformer_layer_config") or config
     for name, own in (("vocab_size", V), ("num_target_layers", layers)):
@@ -238,15 +247,15 @@ def require_fit(
     with torch.device("meta"):
         network = build_network(parsed, hidden, V, outputs)
     _load_tensors(network, tensors)
-    for name in network.state_dict():  # here alone: it reads all of them
+    for name in network.state_dict():  # not when a draft is built, since it reads all weights
         require_finite_floats("the draft", name, tensors[name])
 
 
 def build_network(
     parsed: BlockConfig, hidden_size: int, vocab_size: int, outputs: int
 ) -> BlockNetwork:
-    """Make the network of a config, with random weights, for a target of that width and vocabulary,
-    and so many outputs of its own."""
+    """Return the network of a config, with random weights, for a target with this hidden size and
+    vocabulary size. `outputs`: the draft's number of output tokens."""
     H, width = parsed.layers.hidden_size, len(parsed.layout.taps) * hidden_size
     confidence = (
         ConfidenceHead(H, parsed.markov_rank * parsed.confidence_with_markov)
@@ -271,10 +280,11 @@ def _get_weight(module: Any) -> Tensor:
 def _choose_embedding_and_head(
     tensors: dict[str, Tensor], embedding: nn.Module, head: nn.Module
 ) -> tuple[nn.Module, nn.Module]:
-    """The draft's own ends, and the target's where it has none or copies of these."""
+    """Return the draft's own embedding and output layer; the target's if it has none, or copies of
+    the target's."""
     target_weight, ends = _get_weight(embedding), (embedding, head)
     own = [tensors.get(name) for name in EMBEDDING_AND_HEAD]
-    if own[0] is None and hasattr(embedding, "embed_norm"):  # which drafts do without
+    if own[0] is None and hasattr(embedding, "embed_norm"):  # drafts do not apply this norm
         own[0] = target_weight
     first, last = (
         None if new is None or _is_same_weight(new, old) else new.to(target_weight)
@@ -307,24 +317,25 @@ def _build_markov_head(parsed: BlockConfig, V: int, outputs: int) -> MarkovHead 
             return RecurrentMarkovHead(V, outputs, parsed.markov_rank, H)
         case kind:
             raise RefusedError(
-                f"markov_head_type {kind!r:.40} is not known here; known are vanilla, gated and rnn"
+                f"unknown markov_head_type {kind!r:.40}; supported are vanilla, gated and rnn"
             )
 
 
 def _load_tensors(network: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give the tensors their places, as they are. InputError or RefusedError where one has none."""
+    """Assign the tensors to the network, without a copy. Raises InputError for a missing tensor or
+    another shape, RefusedError for an unknown tensor."""
     places = network.state_dict()
     for name, place in places.items():
         if name not in tensors:
-            raise InputError(f"the draft's files have no {name}, which its config needs")
+            raise InputError(f"the draft's files have no {name}; give a complete draft")
         if tensors[name].shape != place.shape:
             raise InputError(
-                f"the draft's {name} is {tuple(tensors[name].shape)}, by its config and the target "
-                f"it would be {tuple(place.shape)}; give a draft for this target"
+                f"the draft's {name} is {tuple(tensors[name].shape)}, its config and the target "
+                f"need {tuple(place.shape)}; give a draft for this target"
             )
     unknown = sorted(tensors.keys() - places.keys() - set(IGNORED_TENSORS))
     if unknown:
         raise RefusedError(
-            f"the draft's files have {unknown[0]}, which is not known here; another draft may do"
+            f"the draft's files have an unknown tensor, {unknown[0]}; give another draft"
         )
     network.load_state_dict({name: tensors[name] for name in places}, assign=True)

@@ -1,9 +1,10 @@
-"""Media in transformers' own code: the pass that reads a prompt with them, as `generate` prepares
-it, the encoder's, and the check that a model reads them exactly over a ragged cache.
+"""Images and audio for models that run by transformers' own code: the first forward pass of a
+prompt with media, as `generate` prepares it, the encoder's forward pass, and the check that a model
+is exact with them over a ragged cache.
 
-The check is made on the first media of their kind, against the model's own `generate`: what a
-processor makes of a picture is each family's own, so that none can be made up, but where all have
-one size.
+The check runs on the first media of each kind against the model's own `generate`. It cannot run
+earlier: each family's processor has its own outputs, which cannot be made up unless all have one
+size.
 """
 
 from __future__ import annotations
@@ -30,32 +31,31 @@ from foretoken.models.stock.attention import make_twin
 from foretoken.models.stock.sizes import sketch_weights, takes_ids
 from foretoken.models.stock.taps import get_decoder_layers
 
-NUM_CHECKED_TOKENS = (
-    4  # tokens of the check: the first by the prompt's pass, the others by one behind it
-)
+# The check compares the logits of the prompt's last token and of a block of the others after it
+NUM_CHECKED_TOKENS = 4
 # Largest |delta logit| over the spread of the logits; half precisions round at every layer
 MEDIA_TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
 HALF_PRECISION_TOLERANCE = 0.05
-NUM_RANDOM_STATES = 64  # of random states
-ENDS_IN_MEDIA = "the prompt's last token stands for one of them, and text has to follow"
-SMALL_INPUT_SIZE = 64  # frames, or pixels along a side
+NUM_RANDOM_STATES = 64
+ENDS_IN_MEDIA = "the prompt ends with a media token, and text has to follow"
+SMALL_INPUT_SIZE = 64  # audio frames, or pixels along a side
 # transformers' own preparation of an encoder-decoder, and its name before 5.23
 PREPARE_ENCODER_METHOD = "_maybe_prepare_encoder_kwargs_for_generation"
 OLD_PREPARE_ENCODER_METHOD = "_prepare_encoder_decoder_kwargs_for_generation"
-UNUSED_TOKEN_ID = 2**30  # ends no text
+UNUSED_TOKEN_ID = 2**30  # an end-of-sequence id outside every vocabulary
 MEDIA_TOKEN_FIELD = re.compile(r"(image|audio|video)_token_(id|index)")
 LANGUAGE_MODEL_FIELDS = ("language_model", "text_model", "text_decoder")
 
 
 @lru_cache
 def get_forward_parameters(model_class: type[PreTrainedModel]) -> frozenset[str]:
-    """The names of a forward's arguments."""
+    """Return the names of a forward's parameters."""
     return frozenset(inspect.signature(model_class.forward).parameters)
 
 
 def get_language_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model that writes: the one within it, where its own `generate` makes the first
-    pass's arguments of a picture and hands them over, as BLIP-2's; else itself."""
+    """Return the model that generates tokens: the model itself, or the language model within it if
+    its own `generate` only prepares the image and calls that one's (BLIP-2)."""
     if model.main_input_name == "input_ids":
         return model
     parts: Any = (getattr(model, name, None) for name in LANGUAGE_MODEL_FIELDS)
@@ -65,9 +65,9 @@ def get_language_model(model: PreTrainedModel) -> PreTrainedModel:
 def capture_generate_arguments(
     model: PreTrainedModel, prompt_ids: Tensor, inputs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments that a model's `generate` hands over to that of its
-    `get_language_model`, or those given where it is its own. RefusedError where it hands over
-    another text."""
+    """Return the arguments with which a model's `generate` calls the `generate` of its language
+    model (`get_language_model`); `inputs` if both are the same. Raises RefusedError if the prompt
+    is changed on the way."""
 
     def stop(**given: Any) -> None:
         raise ArgumentsCaptured(given)
@@ -78,15 +78,14 @@ def capture_generate_arguments(
     vars(get_language_model(outer))["generate"] = stop
     try:
         outer.generate(input_ids=prompt_ids.clone(), **inputs)
-        raise AssertionError("its generate does not run that of the model within it")
+        raise AssertionError("its generate does not call its language model's")
     except ArgumentsCaptured as reached:
         arguments: dict[str, Any] = reached.args[0]
     ids = arguments.pop("input_ids", None)
     if ids is not None and not torch.equal(ids, prompt_ids):
         raise RefusedError("its generate changes the prompt that it is given")
-    is_encoder_decoder = get_language_model(
-        model
-    ).config.is_encoder_decoder  # what a decoder reads is not padded here
+    # A decoder-only model's prompt has no padding here, so it needs no mask
+    is_encoder_decoder = get_language_model(model).config.is_encoder_decoder
     tensors = {n: x for n, x in arguments.items() if isinstance(x, Tensor)}
     return {n: x for n, x in tensors.items() if is_encoder_decoder or n != "attention_mask"}
 
@@ -94,7 +93,8 @@ def capture_generate_arguments(
 def prepare_first_forward(
     network: Any, prompt_ids: Tensor, inputs: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Return a forward's arguments for a prompt `[1, n]` with media, as `generate` makes them."""
+    """Return the forward's arguments for a prompt `[1, n]` with media, as `generate` makes
+    them."""
     arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **inputs}
     if "position_ids" in inputs:
         arguments["position_ids"] = extend_positions(inputs["position_ids"], prompt_ids.shape[1])
@@ -108,11 +108,12 @@ def prepare_first_forward(
 
 
 class ArgumentsCaptured(Exception):
-    """The decoder is about to run, with these arguments."""
+    """Raised in place of a call, with the call's arguments."""
 
 
 def capture_decoder_arguments(network: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a network's decoder gets in a forward, which ends there."""
+    """Return the arguments with which a forward pass calls the network's decoder. The decoder does
+    not run."""
 
     def stop(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         raise ArgumentsCaptured(given)
@@ -128,8 +129,8 @@ def capture_decoder_arguments(network: Any, inputs: dict[str, Any]) -> dict[str,
 
 
 def embed_in_chunks(network: Any, inputs: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """Return arguments of several forwards, over `size` tokens each, in place of those of one: the
-    embeddings of its tokens and media, and their positions. RefusedError where the decoder is given
+    """Split a forward pass into several over `size` tokens each, and return their arguments: the
+    embeddings of tokens and media, and their positions. Raises RefusedError if the decoder takes
     more than these."""
     given = capture_decoder_arguments(network, inputs)
     embeds, positions = given["inputs_embeds"], given.get("position_ids")
@@ -139,7 +140,10 @@ def embed_in_chunks(network: Any, inputs: dict[str, Any], size: int) -> list[dic
         "attention_mask",
     }
     if others or any(isinstance(x, list) for x in given.values()):
-        raise RefusedError(f"its layers read {', '.join(sorted(others)) or 'more'} of media")
+        raise RefusedError(
+            f"its layers take {', '.join(sorted(others)) or 'lists'} in addition to the embeddings "
+            "of media"
+        )
     parts: list[dict[str, Any]] = []
     for at in range(0, embeds.shape[1], size):
         part = {"inputs_embeds": embeds[:, at : at + size], "use_cache": True}
@@ -150,33 +154,36 @@ def embed_in_chunks(network: Any, inputs: dict[str, Any], size: int) -> list[dic
 
 
 def extend_positions(positions: Tensor, length: int) -> Tensor:
-    """Positions of several axes or one, cut, or counted on, up to `length`."""
+    """Return position ids `[..., length]`: truncated, or continued from the last one."""
     more = torch.arange(1, max(0, length - positions.shape[-1]) + 1, device=positions.device)
     return torch.cat([positions, positions[..., -1:] + more], -1)[..., :length]
 
 
 def compute_position_shift(positions: Tensor | None, n: int) -> int:
-    """Return how far the tokens behind n others are from their places, by the positions of these,
-    `[1, n]` or, of several axes, `[axes, 1, n]`: a picture takes fewer than its tokens."""
+    """Return the difference of position id and index for the tokens after n others: an image may
+    take fewer positions than tokens.
+
+    positions: those of the n tokens, `[1, n]`, or `[axes, 1, n]` with several axes.
+    """
     if positions is None:
         return 0
     return int(positions[-3:].max()) + 1 - n
 
 
 class EncoderOutput(MoEModelOutput):
-    """The output of an encoder, in the fullest form: some decoders look for their experts' choices
-    in it, some for a mask."""
+    """The output of an encoder, with all fields that any decoder reads: router outputs, a mask."""
 
     attention_mask: Tensor | None = None
 
 
 def compute_encoder_key(model: PreTrainedModel) -> str:
-    """Return the name of an encoder: a digest of its weights, its precision and device."""
+    """Return a string that identifies an encoder: the digest of its weights, its dtype, its
+    device."""
     return f"{hash_encoder_weights(model)} {str(model.dtype).removeprefix('torch.')} {model.device}"
 
 
 def hash_encoder_weights(model: PreTrainedModel) -> str:
-    """Return a digest of an encoder's weights, whatever their precision."""
+    """Return a digest of an encoder's weights that does not depend on their precision."""
     weights = sketch_weights(cast(PreTrainedModel, model.get_encoder()))
     return hashlib.blake2b(weights.numpy().tobytes(), digest_size=16).hexdigest()
 
@@ -184,9 +191,12 @@ def hash_encoder_weights(model: PreTrainedModel) -> str:
 def encode_media(
     network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
 ) -> Any:
-    """Return the encoder's output, states `[1, S, H]` first, of media, as `generate` makes it; what
-    media hold of this encoder is returned. key: of the encoder; "": its output is not kept. whole:
-    a model that makes the encoder's input of them."""
+    """Return the encoder's output for media, with hidden states `[1, S, H]` first, as `generate`
+    makes it. An output that `media` have stored for this encoder is returned as it is.
+
+    key: the encoder's `compute_encoder_key`; "": do not store the output. outer_model: the model
+    that prepares the encoder's input of the media, if it is another one.
+    """
     inputs = media.fit_inputs(0, network.dtype, network.device)
     if ENCODER_OUTPUTS in inputs:
         return EncoderOutput(last_hidden_state=inputs[ENCODER_OUTPUTS])  # pyright: ignore
@@ -197,15 +207,15 @@ def encode_media(
         output = _run_encoder(network, inputs)
     if key:
         media.encoded[key] = output
-    # a decoder may add positions to them, in place
+    # Cloned, since a decoder may add positions to them in place
     return type(output)(**{**output, "last_hidden_state": output.last_hidden_state.clone()})
 
 
 def encode_without_padding(
     network: Any, media: Media, key: str = "", outer_model: PreTrainedModel | None = None
 ) -> Tensor:
-    """Return the encoder's states `[1, S, H]` of media, without those of padding, which the
-    family's own code hides from its decoder; as `encoded` otherwise."""
+    """Return the encoder's hidden states `[1, S, H]` for media, without those that the family's
+    own code masks in the decoder as padding. Arguments as `encode_media`."""
     output = encode_media(network, media, key, outer_model)
     mask = media.fit_inputs(0, network.dtype, network.device).get("attention_mask")
     if mask is None and getattr(output, "attention_mask", None) is None:
@@ -227,28 +237,28 @@ def _run_encoder(network: Any, inputs: dict[str, Tensor]) -> Any:
 
 
 class MediaObjections:
-    """Objections of one model to media; each kind of them, by the names of its inputs, is tried
-    once."""
+    """Results of the media check of one model, one for each set of input names."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._known: dict[frozenset[str], str | None] = {}
 
     def to(self, media: Media, fresh: Callable[[], Model]) -> str | None:
-        """Say why the model cannot read these, or None; tried on a fresh one, without rows."""
+        """Return why the model cannot take these media exactly; None if it can. The check runs on
+        the model that `fresh` makes, which has no sequences."""
         if media.ids and media.ids[-1] in get_media_token_ids(self.model):
             return ENDS_IN_MEDIA
         names = frozenset(media.inputs)
         if names in self._known:
             return self._known[names]
-        reason, judged = find_media_objection(self.model, fresh(), media)
-        if judged:
+        reason, is_general = find_media_objection(self.model, fresh(), media)
+        if is_general:
             self._known[names] = reason
         return reason
 
 
 def get_media_token_ids(model: PreTrainedModel) -> set[int]:
-    """The ids that stand for pictures and sounds in a prompt."""
+    """Return the ids of placeholder tokens for images, audio and video in a prompt."""
     settings = vars(model.config).items()
     return {
         id for name, id in settings if MEDIA_TOKEN_FIELD.fullmatch(name) and isinstance(id, int)
@@ -258,8 +268,11 @@ def get_media_token_ids(model: PreTrainedModel) -> set[int]:
 def find_media_objection(
     model: PreTrainedModel, fresh: Model, media: Media
 ) -> tuple[str | None, bool]:
-    """Say why `fresh`, without rows, which runs a network, cannot read these media exactly, or
-    None; and whether that is so of all media of their kind, rather than of faulty ones."""
+    """Check a model on media.
+
+    Returns why `fresh`, a Model of `model` without sequences, is not exact with these media (None
+    if it is), and whether that holds for all media of their kind: False for invalid inputs.
+    """
     network: Any = model
     try:
         network._validate_model_kwargs({**media.inputs})
@@ -269,7 +282,7 @@ def find_media_objection(
         delta = measure_generate_deviation(network, fresh, media)
     except RefusedError as error:
         return str(error), True
-    except Exception as error:  # a family's code raises anything
+    except Exception as error:  # a family's code may raise any exception
         return (
             f"{type(network).__name__} raised {log_error_kind(error)}: {to_one_line(error)}",
             False,
@@ -285,8 +298,11 @@ def find_media_objection(
 
 @torch.inference_mode()
 def measure_generate_deviation(model: PreTrainedModel, fresh: Model, media: Media) -> float:
-    """Largest |delta logit| over the spread of the logits between `fresh`, without rows, which runs
-    a network, and the network's own `generate`, of some tokens behind a prompt with media."""
+    """Return the largest |delta logit|, over the spread of the logits, between `fresh` and
+    transformers' `generate` for the tokens after a prompt with media.
+
+    fresh: a Model of `model` without sequences.
+    """
     network, prompt = make_twin(model), media.ids or [0]
     prompt_ids = torch.tensor([prompt], device=network.device)
     inputs: dict[str, Any] = media.fit_inputs(prompt_ids.shape[1], network.dtype, network.device)
@@ -313,16 +329,18 @@ def run_generate(
     *,
     use_own_generate: bool = True,
 ) -> Any:
-    """Return what transformers' `generate` makes of a text `[1, n]` by `num_new_tokens` tokens:
-    `sequences`, and the `logits` before each.
+    """Run transformers' greedy `generate`.
 
     Args:
         network: The model.
-        prompt_ids: The prompt, of a decoder where there is an encoder.
+        prompt_ids: The prompt `[1, n]`; of an encoder-decoder, the decoder's.
         inputs: Other arguments, such as the encoder's.
-        num_new_tokens: Tokens to make.
-        use_own_generate: By the family's own `generate`, which may cut sounds into windows or ask
-            for some.
+        num_new_tokens: Number of tokens to generate.
+        use_own_generate: True for the family's own `generate`, which may require audio and cut it
+            into windows; False for that of GenerationMixin.
+
+    Returns:
+        Its output, with `sequences` and the `logits` of each new token.
     """
     settings = GenerationConfig(
         max_new_tokens=num_new_tokens, do_sample=False, pad_token_id=0, num_beams=1
@@ -337,9 +355,9 @@ def run_generate(
 
 @torch.inference_mode()
 def make_random_inputs(model: PreTrainedModel) -> dict[str, Tensor] | None:
-    """Return random inputs `[1, ..]` of an encoder of media that refuses those of another size: it
-    always makes as many states, and its decoder knows no mask for fewer. None for other
-    encoders."""
+    """Return random inputs `[1, ...]` for a media encoder that accepts a single input size; None
+    for other encoders. Such an encoder always makes the same number of hidden states, and its
+    decoder takes no mask for fewer."""
     shape = _get_input_shape(model) if model.config.is_encoder_decoder else None
     if shape is None:
         return None
@@ -348,16 +366,16 @@ def make_random_inputs(model: PreTrainedModel) -> dict[str, Tensor] | None:
     try:
         encoder(smaller[None].to(model.device, model.dtype))
         return None
-    except ValueError:  # the encoder's own words
+    except ValueError:  # the encoder's own error for another size
         noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
         return {model.main_input_name: noise.to(model.device, model.dtype)}
 
 
 def _get_input_shape(model: PreTrainedModel) -> list[int] | None:
-    """Return the sizes of a sound or picture, by an encoder's configuration."""
+    """Return the shape of an image or audio input by the encoder's config; None if unknown."""
     config: Any = getattr(model.config, "encoder", model.config)
     if model.main_input_name == "input_features" and hasattr(config, "num_mel_bins"):
-        return [config.num_mel_bins, 2 * config.max_source_positions]  # two frames make a state
+        return [config.num_mel_bins, 2 * config.max_source_positions]  # two frames per state
     size = getattr(config, "image_size", None)
     if model.main_input_name == "pixel_values" and size:
         return [config.num_channels, *(size if isinstance(size, list | tuple) else (size, size))]
@@ -365,20 +383,20 @@ def _get_input_shape(model: PreTrainedModel) -> list[int] | None:
 
 
 def make_encoder_input(model: PreTrainedModel, source: Tensor) -> dict[str, Any]:
-    """Return a forward's argument for a source `[1, m]`: its ids, or states of random numbers by
-    them where the encoder reads no ids, as inputs of such encoders are each family's own."""
+    """Return the forward's argument for a source `[1, m]`: its ids or, if the encoder takes no ids,
+    random hidden states selected by them, since each family has its own encoder inputs."""
     if takes_ids(model):
         return {"input_ids": source}
     return {ENCODER_OUTPUTS: EncoderOutput(last_hidden_state=make_random_states(model, source))}  # pyright: ignore
 
 
 def make_placeholder_states(model: PreTrainedModel, source: list[int]) -> Tensor:
-    """Random states in place of media, by which passes are measured: as many as the encoder always
+    """Return random hidden states in place of media, for timing: as many as the encoder always
     makes, else one for each id."""
     ids = torch.tensor([source], device=model.device)
     if inputs := make_random_inputs(model):
         encoder: Any = model.get_encoder()
-        with torch.device("meta"):  # for the number of its states
+        with torch.device("meta"):  # only to count its states
             (x,) = inputs.values()
             count = type(encoder)(encoder.config)(x.to("meta", torch.get_default_dtype()))[0].shape[
                 1
@@ -388,7 +406,7 @@ def make_placeholder_states(model: PreTrainedModel, source: list[int]) -> Tensor
 
 
 def make_random_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """`[1, m, H]`, of an encoder's width."""
+    """Return random hidden states `[1, m, H]` of the encoder's width, one for each id."""
     config: Any = model.config
     encoders = [getattr(config, name, None) for name in ("encoder", "encoder_config")]
     parts = [*encoders, config, config.get_text_config()]
@@ -399,7 +417,7 @@ def make_random_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def strip_decoder_layers(network: PreTrainedModel) -> Any:
-    """Return a network without its decoder's layers."""
+    """Return a twin of a network without its decoder layers."""
     made = make_twin(network)
     layers: Any = get_decoder_layers(made)
     del layers[:]

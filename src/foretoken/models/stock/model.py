@@ -1,9 +1,8 @@
-"""A Model over a ragged cache, by transformers' own code: decoder-only models, and
-encoder-decoders, whose encoder runs once for each row, when it joins.
+"""Models that run transformers' own code over a ragged cache: decoder-only models, and
+encoder-decoders, whose encoder runs once for each sequence, when it joins.
 
-Blocks of different lengths are padded on the right and run as one batch; only the positions that
-are needed go through the output layer. Does not know how tokens are chosen, nor which token starts
-a decoder.
+Blocks of different lengths are padded on the right and run as one batch. Only the positions whose
+logits are needed go through the output layer.
 """
 
 from __future__ import annotations
@@ -72,8 +71,8 @@ from foretoken.transfer import send
 
 
 class TorchModel(Model):
-    """A model by transformers' own code: `full_model`, and the part of it that writes, `model`, of
-    which a twin runs without dropout; the model itself stays as it is."""
+    """A model that runs transformers' own code. `full_model` is the user's, `model` the language
+    model in it. A twin of `model` runs, without dropout; the user's model stays unmodified."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.full_model, self.model = model, get_language_model(model)
@@ -94,7 +93,7 @@ class TorchModel(Model):
 
 
 class StockModel(TorchModel):
-    """Runs rows over one cache, in one pass."""
+    """Runs all sequences in one forward pass, over one cache."""
 
     runtime = "transformers"
     capabilities = Capabilities(media=True, memory=True, hidden=True, taps=True)
@@ -112,16 +111,15 @@ class StockModel(TorchModel):
 
     @abstractmethod
     def _make_empty_cache(self) -> Any:
-        """A cache without rows."""
+        """Return a cache without sequences."""
 
     @abstractmethod
     def prefill(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> Any:
-        """A cache of its own with all of `prompts`."""
+        """Return a new cache that holds `prompts`."""
 
     @abstractmethod
     def _make_inputs(self, ids: Tensor, cache: Any) -> dict[str, Any]:
-        """Return the forward's arguments for new tokens `ids`, by name, besides the cache
-        itself."""
+        """Return the forward's arguments for new tokens `ids` `[B, width]`, except the cache."""
 
     @torch.inference_mode()
     def memory(self, lengths: list[int], sources: list[int]) -> int:
@@ -133,7 +131,8 @@ class StockModel(TorchModel):
 
     @cached_property
     def _cache_bytes(self) -> tuple[int, int, int]:
-        """Return the bytes of a token, of one of its source, and of a row's states."""
+        """Return the bytes of one token, of one source token, and of a sequence's recurrent
+        states."""
         cache = self.prefill([[0]], [[0]] if self.encoder_decoder else None)
         ragged, cross = cache.decoder, cache.cross.slot_bytes if self.encoder_decoder else 0
         return ragged.slot_bytes, cross, ragged.state_bytes
@@ -168,22 +167,22 @@ class StockModel(TorchModel):
         sources: list[list[int]] | None,
         media: list[Media | None],
     ) -> Any:
-        """A cache of its own with all of `prompts`, those with media read one by one."""
-        rows: list[Any] = []
+        """Return a new cache that holds `prompts`, prefilled one by one because of their media."""
+        caches: list[Any] = []
         for b, (prompt, item) in enumerate(zip(prompts, media, strict=True)):
             source = None if sources is None else [sources[b]]
-            # a draft that cannot read a text begins it with nothing
+            # A draft model that cannot take a sequence joins with an empty prompt, without media
             if item is None or (source is None and not prompt and len(item.ids) > 1):
-                rows.append(self.prefill([prompt], source))
+                caches.append(self.prefill([prompt], source))
             else:
-                rows.append(self.prefill_media(prompt, item))
-        for row in rows[1:]:
-            rows[0].join(row)
-        return rows[0]
+                caches.append(self.prefill_media(prompt, item))
+        for cache in caches[1:]:
+            caches[0].join(cache)
+        return caches[0]
 
     @abstractmethod
     def prefill_media(self, prompt: list[int], media: Media) -> Any:
-        """A cache of its own with a prompt and its media."""
+        """Return a new cache that holds a prompt with media."""
 
     @torch.inference_mode()
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -208,7 +207,7 @@ class StockModel(TorchModel):
     def permute(self, rows: list[int]) -> None:
         if rows:
             self.cache.select(rows)
-        else:  # an idle model keeps no memory
+        else:  # frees the memory of an idle model
             self.cache = self._make_empty_cache()
 
     def _run(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
@@ -230,7 +229,8 @@ class StockModel(TorchModel):
     def _forward(
         self, cache: Any, counts: list[int], needed: NeededPositions, inputs: dict[str, Any]
     ) -> Tensor:
-        """Return what the twin makes of inputs, counts[b] tokens of each row, and advance."""
+        """Run the twin over counts[b] new tokens of row b, and advance the cache. Returns the
+        twin's logits."""
         ragged = cache.decoder
         tap_states: dict[int, Tensor] | None = {} if self.exposes_states else None
         arguments = (
@@ -248,7 +248,7 @@ class StockModel(TorchModel):
         return logits
 
     def _run_in_parts(self, cache: Any, blocks: Blocks, need: list[int]) -> Tensor:
-        assert isinstance(blocks, list), "draft tokens are fewer"
+        assert isinstance(blocks, list), "only lists of tokens can be this long"
 
         def run(parts: list[list[int]], some: list[int]) -> tuple[Tensor, Tensor]:
             return self._run(cache, parts, some), self.hidden
@@ -261,7 +261,8 @@ class StockModel(TorchModel):
 
 
 class CausalModel(StockModel):
-    """Raises RefusedError where rows cannot be rolled back one by one."""
+    """A decoder-only model over a ragged cache. Raises RefusedError if its sequences cannot be
+    rolled back one by one."""
 
     capabilities = replace(StockModel.capabilities, shared_kv=True)
 
@@ -295,9 +296,12 @@ class CausalModel(StockModel):
 
     @torch.inference_mode()
     def prefill_media(self, prompt: list[int], media: Media) -> RaggedCache:
-        """In one pass, as `generate` makes it, over all of the prompt, whose tokens may attend to
-        one another both ways; tokens beyond `prompt` are taken back. A sequence that joins
-        again has text behind the prompt, whatever its tokens stand for."""
+        """Return a cache that holds a prompt with media.
+
+        The tokens of `media.ids` run in one forward pass, as in `generate`, since they may attend
+        to each other in both directions. If `prompt` is shorter, the rest is rolled back; if it is
+        longer, because a sequence joins again with its output, the further tokens are plain text.
+        """
         ids = media.ids
         n, fresh = len(ids), make_ragged_cache(self.model, 1)
         fresh.long = [self._long_context]
@@ -308,7 +312,7 @@ class CausalModel(StockModel):
             inputs = prepare_first_forward(
                 model, prompt_ids, capture_generate_arguments(self.full_model, prompt_ids, fitted)
             )
-            # states follow from a few tokens at a time: their embeddings are made for all
+            # Recurrent states advance by at most MAX_PASS_WIDTH tokens per forward pass
             in_one_pass = not fresh.states or n <= MAX_PASS_WIDTH
             parts = [inputs] if in_one_pass else embed_in_chunks(model, inputs, MAX_PASS_WIDTH)
         for part in parts:
@@ -323,7 +327,7 @@ class CausalModel(StockModel):
         return fresh
 
     def _append_part(self, fresh: RaggedCache, inputs: dict[str, Any]) -> None:
-        """Append tokens to the only row."""
+        """Append tokens to a cache of one sequence."""
         ids = inputs.get("input_ids")
         width = inputs["inputs_embeds"].shape[1] if ids is None else ids.shape[1]
         fresh.prepare(width, [width])
@@ -346,7 +350,8 @@ class CausalModel(StockModel):
 
 
 class Seq2SeqModel(StockModel):
-    """Raises RefusedError where rows cannot be rolled back one by one."""
+    """An encoder-decoder over ragged caches. Raises RefusedError if its sequences cannot be rolled
+    back one by one."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         admit(get_language_model(model))
@@ -354,7 +359,7 @@ class Seq2SeqModel(StockModel):
             raise RefusedError(f"{type(model).__name__} has no encoder: run it as a causal model")
         super().__init__(model)
         self.takes_positions = takes_positions(self.model)
-        self._encoder_width = 1  # of the encoder's states
+        self._encoder_width = 1  # hidden size of the encoder's states
         self._states_by_source: dict[tuple[int, ...], Tensor] = {}
         self.shared_encoder_states = self._states_by_source
 
@@ -362,7 +367,7 @@ class Seq2SeqModel(StockModel):
         return self._make_cache([])
 
     def _make_cache(self, sources: list[int]) -> CrossCache:
-        """For rows whose sources have so many tokens."""
+        """Return an empty cache for sequences with these source lengths."""
         own, cross = (make_ragged_cache(self.model, len(sources)) for _ in range(2))
         return CrossCache(own, cross, sources)
 
@@ -387,7 +392,7 @@ class Seq2SeqModel(StockModel):
 
     @torch.inference_mode()
     def prefill_media(self, prompt: list[int], media: Media) -> CrossCache:
-        """With the media in the encoder."""
+        """Return a cache that holds a prompt, with media as the encoder's input."""
         start = perf_counter()
         with self.twin(None) as model:
             states = encode_without_padding(model, media, self.encoder_key, self.full_model)
@@ -397,9 +402,9 @@ class Seq2SeqModel(StockModel):
         return self._prefill_decoder(fresh, [prompt])
 
     def _prefill_decoder(self, fresh: CrossCache, prompts: list[list[int]]) -> CrossCache:
-        """The cache, which holds the encoder's states, with all of `prompts`."""
-        # The first run makes the encoder's keys and values, so there is one even without a prompt:
-        # its token is then taken back.
+        """Add `prompts` to a cache that has the encoder's states, and return it."""
+        # The first forward pass caches the encoder's keys and values, so it runs even without
+        # prompts: its token is then removed.
         for at in range(0, max(1, *map(len, prompts)), PREFILL_CHUNK_TOKENS):
             blocks = [p[at : at + PREFILL_CHUNK_TOKENS] or [0] * (at == 0) for p in prompts]
             self._run(fresh, blocks, [0] * len(prompts))
@@ -409,25 +414,25 @@ class Seq2SeqModel(StockModel):
         return fresh
 
     def _encode_sources(self, sources: list[list[int]], mask: Tensor | None) -> Tensor:
-        """The encoder's states of every source, `[B, S, H]`."""
+        """Return the encoder's hidden states of every source, `[B, S, H]`."""
         cached = [self._states_by_source.get(tuple(source)) for source in sources]
         present = [states for states in cached if states is not None]
         if len(present) == len(sources):
             return pad_sequence(present, batch_first=True)
         start = perf_counter()
         with self.twin(None) as model:
-            read = model.get_encoder()(
+            output = model.get_encoder()(
                 input_ids=pad_blocks(sources, self.device), attention_mask=mask, return_dict=True
             )
         self.encoder_seconds += perf_counter() - start
-        return read.last_hidden_state
+        return output.last_hidden_state
 
     def _make_inputs(self, ids: Tensor, cache: CrossCache) -> dict[str, Any]:
         positions, mask = (
             {"decoder_position_ids": cache.decoder.positions},
             cache.make_source_mask(),
         )
-        if self.needs_media:  # masks of what the encoder has read are longer than its states
+        if self.needs_media:  # `attention_mask` would be the mask of the encoder's input
             cache.decoder.encoder_mask, mask = mask, None
         return {
             "decoder_input_ids": ids,
@@ -437,7 +442,8 @@ class Seq2SeqModel(StockModel):
         }
 
     def _get_encoder_states(self, cache: CrossCache) -> Tensor:
-        """The encoder's; once their keys and values are cached, only the shape is read."""
+        """Return the encoder's hidden states; zeros of their shape if their keys and values are
+        cached, since the decoder then uses the shape alone."""
         if cache.states is not None:
             return cache.states
         shape = len(cache.cross.lengths), max(cache.cross.lengths), self._encoder_width

@@ -1,8 +1,7 @@
-"""Linear layers of a torch model on a CPU, packed once for products with few rows.
+"""Linear layers of a torch model on a CPU, packed once for matrix products with few rows.
 
-oneDNN lays the weights out so that a pass over 8 tokens costs little more than one over 1. The
-packed weight replaces the original, so only a model that we loaded ourselves may be packed. Does
-not know caches, tokens or who owns a model.
+In oneDNN's layout, a forward pass over 8 tokens costs little more than one over a single token. The
+packed weight replaces the original, so only a model that foretoken loaded itself may be packed.
 """
 
 from __future__ import annotations
@@ -17,38 +16,35 @@ from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import log_error_kind
 
-if TYPE_CHECKING:  # which takes seconds to import
+if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
-PACKING_ROWS = 8  # a verified block; the layout serves 1 to 512 rows alike
-MIN_PACKED_ELEMENTS = (
-    2**19
-)  # elements; smaller weights stay in a core's cache, and oneDNN's call costs 15 us
-MAX_TIED_HEAD_FRACTION = (
-    0.1  # of the model's bytes, for a packed head beside the embeddings that it is tied to
-)
-MAX_LOGIT_DRIFT = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the spread of a trial's logits
+PACKING_ROWS = 8  # tokens of a verified block; the layout is the same for 1 to 512 rows
+MIN_PACKED_ELEMENTS = 2**19  # smaller weights fit a core's cache, and a oneDNN call costs 15 us
+# Largest packed copy of a head tied to the embeddings, as a fraction of the model's bytes
+MAX_TIED_HEAD_FRACTION = 0.1
+MAX_LOGIT_DRIFT = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # relative to the logits' spread
 
 LinearLayer = nn.Linear | Conv1D
 
 
 @dataclass(frozen=True, slots=True)
 class PackingResult:
-    """The outcome for a model's linear layers."""
+    """The number of packed linear layers of a model."""
 
-    layers: int  # how many are packed
-    reason: str | None  # why none is packed
+    layers: int
+    reason: str | None  # why no layer is packed
 
 
 @torch.no_grad()
 def pack(model: PreTrainedModel) -> PackingResult:
     """Pack the linear layers of `model` in place, one after the other.
 
-    Only the weight at hand is in memory twice, and a head tied to the embeddings if it is at most
-    `MAX_TIED_HEAD_FRACTION` of the model; a larger tied head is not packed. A trial token must
-    have the same logits before and after; otherwise, or if the family's code reads weights by
-    itself, all layers are unpacked. For a model that is not trained, before it is run: runners
-    keep its layers.
+    Only the current weight is in memory twice, and permanently a head tied to the embeddings if it
+    is at most `MAX_TIED_HEAD_FRACTION` of the model; a larger tied head is not packed. The logits
+    of a trial token must be the same before and after, up to rounding; otherwise, or if the
+    family's code fails on packed weights, all layers are unpacked. Call it before the model gets a
+    backend, whose twin would hold the original layers. A packed model cannot be trained.
     """
     reason = find_packing_objection(model)
     if reason is not None:
@@ -64,11 +60,11 @@ def pack(model: PreTrainedModel) -> PackingResult:
         )
         if not drift <= MAX_LOGIT_DRIFT[model.dtype]:
             reason = f"packed, its logits differ by {drift:.1e} of their spread"
-    except Exception as error:  # unknown code on an unknown processor raises anything
+    except Exception as error:  # a family's code may raise any exception
         reason = f"it does not run packed: its code raised {log_error_kind(error)}"
     if reason is None:
         return PackingResult(
-            len(groups), None if groups else "no layer is large enough to gain by it"
+            len(groups), None if groups else "no layer is large enough to gain from packing"
         )
     for names in groups:
         layer: Any = model.get_submodule(names[0])
@@ -78,8 +74,8 @@ def pack(model: PreTrainedModel) -> PackingResult:
 
 
 class PackedLinear(nn.Module):
-    """The layer, without gradients. Only dtype and shape of `weight` can be read: T5 reads the
-    dtype."""
+    """A linear layer with a packed weight, without gradients. Only dtype and shape of `weight` can
+    be used (T5 uses the dtype)."""
 
     weight: Tensor  # [out, in], in oneDNN's layout
 
@@ -96,7 +92,7 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
     def unpack(self) -> LinearLayer:
-        """The original layer, to the bit."""
+        """Return the original layer, to the bit."""
         weight = self.weight.to_dense()
         with torch.device("meta"):
             layer = (
@@ -110,7 +106,7 @@ class PackedLinear(nn.Module):
 
 
 def find_packing_objection(model: PreTrainedModel) -> str | None:
-    """Why this model cannot be packed here, or None."""
+    """Return why this model cannot be packed on this machine; None if it can."""
     if model.device.type != "cpu":
         return f"it is on {model.device}"
     if model.dtype not in MAX_LOGIT_DRIFT:
@@ -125,7 +121,8 @@ def find_packing_objection(model: PreTrainedModel) -> str | None:
 
 
 def find_packable_layers(model: PreTrainedModel) -> list[list[str]]:
-    """Layers to pack, each as all its names: a reference would keep its weight in memory."""
+    """Return all names of each layer to pack. Names, since references to the layers would hold the
+    original weights in memory."""
     uses = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     max_head_bytes = MAX_TIED_HEAD_FRACTION * sum(p.nbytes for p in model.parameters())
     head = model.get_output_embeddings()
@@ -139,7 +136,8 @@ def find_packable_layers(model: PreTrainedModel) -> list[list[str]]:
 
 
 def is_packable(layer: nn.Module) -> bool:
-    """A stock linear layer, large enough, with ordinary weights here and nothing attached."""
+    """Return whether this is a stock linear layer, large enough, with ordinary CPU weights and no
+    hooks."""
     if type(layer) not in (nn.Linear, Conv1D) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     weight: Any = layer.weight
@@ -162,8 +160,8 @@ def replace_layer(model: PreTrainedModel, names: list[str], layer: nn.Module) ->
 
 @torch.no_grad()
 def compute_trial_logits(model: PreTrainedModel) -> Tensor:
-    """Logits behind one token."""
+    """Return the logits after one token."""
     one = torch.ones(1, 1, dtype=torch.long)
-    text = {"decoder_input_ids": one} if model.config.is_encoder_decoder else {}
-    outputs = model(input_ids=one, attention_mask=one, use_cache=False, return_dict=True, **text)
+    ids = {"decoder_input_ids": one} if model.config.is_encoder_decoder else {}
+    outputs = model(input_ids=one, attention_mask=one, use_cache=False, return_dict=True, **ids)
     return outputs.logits.float()

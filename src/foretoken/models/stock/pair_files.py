@@ -1,7 +1,7 @@
-"""Files of decoders over pairs, as networks: EAGLE-3 in speculators' layout and in the original one
-(which SpecForge writes too), and layers for multi-token prediction among a target's own weights.
+"""Builds drafters on hidden states from their weights: EAGLE-3 in speculators' layout and in the
+original one (also SpecForge's), and multi-token prediction layers among a target's own weights.
 
-Knows names and shapes; it does not find or open files.
+Handles names and shapes of tensors; the caller opens the files.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork, T
 from foretoken.models.stock.taps import get_decoder_layers
 
 Tensors = dict[str, Tensor]
-TEMPLATE_VOCAB_SIZE = 8  # tokens of a model that is built for its layers alone
-SCALE_SUFFIX = "_scale"  # behind the name of a weight of eight bits
-MAX_HEAD_ROWS = (
-    2**15
-)  # rows of a reduced output layer: a larger one takes longer than the layer before it
-# Names in speculators' layout, by those of the original one and of its variants
+TEMPLATE_VOCAB_SIZE = 8  # of a model that is built for its layers alone
+SCALE_SUFFIX = "_scale"  # after the name of an 8-bit weight
+MAX_HEAD_ROWS = 2**15  # of an output layer; a larger one would take longer than the MTP layer
+# (prefix in the original layout and its variants, prefix in speculators')
 ORIGINAL_EAGLE_PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
-# Names of transformers' MtpLayer, by those of weights for multi-token prediction
+# (prefix in a target's files, prefix in transformers' MtpLayer)
 MTP_PREFIXES = (
     ("pre_fc_norm_embedding.", "enorm."),
     ("pre_fc_norm_hidden.", "hnorm."),
@@ -44,18 +42,18 @@ MTP_PREFIXES = (
     ("layers.0.", "mtp_block."),
 )
 MTP_LAYER_PREFIXES = ("enorm.", "hnorm.", "eh_proj.", "post_norm.", "mtp_block.")
-SHARED_PREFIXES = ("embed_tokens.", "shared_head.head.")  # with the target
+SHARED_PREFIXES = ("embed_tokens.", "shared_head.head.")  # copies of the target's weights
 MTP_LAYER_INDEX = re.compile(r"(?:model\.)?(?:mtp\.layers|mtp_layers)\.(\d+)\.")  # one of several
 EXPERT_WEIGHT = re.compile(r"^(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 
 
 class PairsDraft(NamedTuple):
-    """A network that reads pairs, and what it is to be given."""
+    """A drafter on hidden states, as loaded from files."""
 
     network: PairsNetwork
     taps: tuple[int, ...]  # of the target
-    other_taps: tuple[int, ...]  # that its file may mean as well; (): it is clear
-    ids: Tensor | None  # the target's ids that its outputs stand for
+    other_taps: tuple[int, ...]  # another possible meaning of its config; (): there is none
+    ids: Tensor | None  # [Vd], the target's id of each output; None: the same index
     embedding: Tensor | None  # its own embeddings; None: the target's
 
 
@@ -66,9 +64,11 @@ def build_eagle(
     target: PreTrainedModel,
     head: Callable[[], Tensor],
 ) -> PairsDraft:
-    """EAGLE-3's network. `target` may be on meta; head: gives the weights of its output layer,
-    whose rows a draft reads that has none of its own. Raises RefusedError for a file that lacks
-    something, or that is of another target."""
+    """Build EAGLE-3's network.
+
+    `target` may be on the meta device. `head` returns its output layer's weights, for drafts
+    without their own. Raises RefusedError if weights are missing or fit another target.
+    """
     fields = config.get("transformer_layer_config") or config
     layers = _build_layer_config(name, fields)
     tensors = dequantize(
@@ -79,8 +79,8 @@ def build_eagle(
     width = config.get("target_hidden_size") or text.hidden_size
     if fc.shape[0] != H or width != text.hidden_size or fc.shape[1] % width:
         raise RefusedError(
-            f"{name} reads states of {width} ({fc.shape[1]} at all taps), the target's have "
-            f"{text.hidden_size}; give a draft for this target"
+            f"{name} takes hidden states of size {width} ({fc.shape[1]} for all taps), the "
+            f"target's have {text.hidden_size}; give a draft for this target"
         )
     _require_vocab_size(name, fields, tensors, text.vocab_size)
     count = fc.shape[1] // width
@@ -97,7 +97,7 @@ def build_eagle(
             f"{name} has num_hidden_layers {layers.num_hidden_layers:g}, its files hold "
             f"{len(tensors)} weights; give a config and weights of one draft"
         )
-    with torch.device("meta"):  # which a size in a config cannot fill
+    with torch.device("meta"):  # checked without memory, since the config may have any sizes
         shapes = build_eagle_network(layers, config, num_outputs, width, count).state_dict()
     _require_shapes(name, shapes, tensors, to_file_key)
     network = build_eagle_network(layers, config, num_outputs, width, count)
@@ -107,7 +107,7 @@ def build_eagle(
 
 
 def _require_vocab_size(name: str, fields: dict[str, Any], tensors: Tensors, V: int) -> None:
-    """RefusedError where a draft was made for a target with another number of tokens."""
+    """Raise RefusedError if a draft is for a target with another vocabulary size."""
     for size in (fields.get("vocab_size", V), len(tensors.get("t2d", range(V)))):
         if size != V:
             raise RefusedError(
@@ -117,7 +117,7 @@ def _require_vocab_size(name: str, fields: dict[str, Any], tensors: Tensors, V: 
 
 
 def dequantize(tensors: Tensors) -> Tensors:
-    """Weights of eight bits as the numbers they stand for: each row with a scale of its own."""
+    """Return the tensors with 8-bit weights dequantized, by one scale for each output."""
     scales = {
         key[: -len(SCALE_SUFFIX)]: x for key, x in tensors.items() if key.endswith(SCALE_SUFFIX)
     }
@@ -126,20 +126,20 @@ def dequantize(tensors: Tensors) -> Tensors:
 
 
 def _build_layer_config(name: str, fields: dict[str, Any]) -> PreTrainedConfig:
-    """The config of the draft's own layers."""
+    """Return the config of the draft's own layers."""
     kind = fields.get("model_type", "llama")
     try:
         own = {k: v for k, v in fields.items() if k not in ("model_type", "architectures")}
         return AutoConfig.for_model(kind, **own)
-    except Exception as error:  # the library raises many kinds
+    except Exception as error:  # transformers raises many kinds
         raise RefusedError(
             f"{name} has layers of {kind!r:.40}, which cannot be built: {to_one_line(error)}"
         ) from None
 
 
 def _extend_context(network: PairsNetwork, text: PreTrainedConfig) -> None:
-    """Let a draft go on to the end of its target's context, unless its rotary factors depend on how
-    long a text is. The network is built by then: its factors follow from its own context."""
+    """Set a draft's context length to its target's, unless its rotary factors depend on the
+    sequence length. Called after the network is built, so that the factors do not change."""
     config: Any = network.config
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
@@ -151,7 +151,7 @@ def _extend_context(network: PairsNetwork, text: PreTrainedConfig) -> None:
 
 
 def require_verifier(name: str, config: dict[str, Any], target: PreTrainedModel) -> None:
-    """RefusedError where a draft's config, of whatever kind, names another kind of verifier."""
+    """Raise RefusedError if a draft's config names another target architecture."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     kinds = [kind for kind in verifier.get("architectures") or [] if kind]
     own = {*(target.config.architectures or []), type(target).__name__}
@@ -166,8 +166,8 @@ def require_verifier(name: str, config: dict[str, Any], target: PreTrainedModel)
 def _parse_taps(
     name: str, config: dict[str, Any], count: int, layers: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The taps, and others where the file may mean these as well: its ids number layers whose
-    inputs are read, or whose outputs are, and nothing fails where they are taken wrongly."""
+    """Return the taps, and the other possible taps if the config is ambiguous: its layer ids may
+    mean the layers' inputs or their outputs, and the wrong ones only lower the acceptance."""
     own = config.get("eagle_config") or {}
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     ids = ids or own.get("eagle_aux_hidden_state_layer_ids") or config.get("target_layer_ids")
@@ -175,18 +175,18 @@ def _parse_taps(
         ids = list(get_default_taps(layers))
         if count != len(ids):
             raise RefusedError(
-                f"{name} reads states at {count} layers and does not say which; give a complete "
-                "config"
+                f"{name} takes hidden states of {count} layers, but its config does not list them; "
+                "give a complete config"
             )
         return tuple(ids), ()
-    ids = [i + layers + 1 if i < 0 else i for i in ids]  # from the end, as indices are
+    ids = [i + layers + 1 if i < 0 else i for i in ids]  # negative ids count from the end
     if len(ids) != count or not 0 <= min(ids) <= max(ids) <= layers:
         raise RefusedError(
-            f"{name} reads behind layers {ids} by a product for {count}, the target has {layers} "
-            "layers; give a draft for this target"
+            f"{name} takes hidden states of layers {ids}, with a projection of {count}, and the "
+            f"target has {layers} layers; give a draft for this target"
         )
     inputs, outputs = tuple(ids), tuple(i + 1 for i in ids)
-    if config.get("draft_taps") == "inputs":  # as drafts say that were trained here
+    if config.get("draft_taps") == "inputs":  # set by foretoken's own training
         return inputs, ()
     if "transformer_layer_config" in config or max(ids) == layers:
         return inputs, outputs if max(outputs) <= layers else ()
@@ -194,7 +194,7 @@ def _parse_taps(
 
 
 def get_default_taps(layers: int) -> tuple[int, ...]:
-    """Return the taps of an EAGLE-3 draft whose file names none."""
+    """Return the taps of an EAGLE-3 draft whose config lists none."""
     return min(2, layers), layers // 2, max(0, layers - 3)
 
 
@@ -205,8 +205,8 @@ def build_eagle_network(
     width: int,
     num_taps: int,
 ) -> PairsNetwork:
-    """EAGLE-3's network with random weights: `rows` of the output layer, states of `width` at so
-    many taps."""
+    """Return EAGLE-3's network with random weights, for `num_outputs` tokens and hidden states of
+    size `width` at `num_taps` taps."""
     model, H = _build_template_model(layers), layers.hidden_size
     decoder: Any = model.get_decoder()
     norm_of, eps = type(decoder.norm), layers.rms_norm_eps
@@ -229,7 +229,7 @@ def build_eagle_network(
 
 
 def _build_template_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of a few tokens, for its layers."""
+    """Return a model with a tiny vocabulary, for its layers."""
     config = copy.deepcopy(config)
     config.vocab_size = TEMPLATE_VOCAB_SIZE
     config.pad_token_id = config.bos_token_id = config.eos_token_id = None
@@ -237,8 +237,8 @@ def _build_template_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def _to_file_key(key: str, *, before: bool) -> str:
-    """The name in speculators' layout of a weight of the network; before: whether the norm before
-    the product of states is a single one."""
+    """Return the name in speculators' layout of a weight of the network. `before`: whether a single
+    norm precedes the projection of the taps, instead of one for each tap."""
     patterns = [
         (r"^first\.", "layers.0."),
         (r"^more\.(\d+)\.", lambda m: f"layers.{int(m[1]) + 1}."),
@@ -270,8 +270,8 @@ def _get_tensor(name: str, tensors: Tensors, key: str) -> Tensor:
 def _load_weights(
     name: str, network: PairsNetwork, tensors: Tensors, to_file_key: Callable[[str], str]
 ) -> None:
-    """Fill in the weights, whose names are `to_file_key`; RefusedError where some are missing, of
-    another shape or invalid."""
+    """Copy tensors into the network's weights, whose names in the files `to_file_key` returns.
+    Raises RefusedError for missing weights, other shapes and non-finite values."""
     own = network.state_dict()
     _require_shapes(name, own, tensors, to_file_key)
     for key, place in own.items():
@@ -288,31 +288,31 @@ def _require_shapes(
         x = _get_tensor(name, tensors, key)
         if x.shape != place.shape:
             raise RefusedError(
-                f"{name} holds {key} as {tuple(x.shape)}, its config says {tuple(place.shape)}; "
+                f"{name} holds {key} as {tuple(x.shape)}, its config needs {tuple(place.shape)}; "
                 "give a config and weights of one draft"
             )
 
 
 def require_finite_floats(name: str, key: str, x: Tensor) -> None:
-    """RefusedError for a weight that is none."""
-    if not x.is_floating_point() or x.itemsize == 1:  # of one byte: without its scales
+    """Raise RefusedError for a weight in another dtype or with non-finite values."""
+    if not x.is_floating_point() or x.itemsize == 1:  # float8 without its scales
         raise RefusedError(
             f"{name} holds {key} in {str(x.dtype).removeprefix('torch.')}; give weights in "
             "float32, float16 or bfloat16"
         )
     if not bool(x.isfinite().all()):
-        raise RefusedError(f"{name} holds invalid numbers in {key}; fetch it again")
+        raise RefusedError(f"{name} holds non-finite values in {key}; fetch it again")
 
 
 def _get_embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) -> Tensor | None:
-    """The draft's own embeddings, of all of the target's tokens; None where it has none."""
+    """Return the draft's own embeddings of all of the target's tokens; None if it has none."""
     key, V = "embed_tokens.weight", text.vocab_size
     own = tensors.get(key)
     width = text.hidden_size if own is None else own.shape[1]
     if width != H:
         whose = "the target's" if own is None else "its own"
         raise RefusedError(
-            f"{name} reads embeddings of {H}, {whose} have {width}; give a complete draft"
+            f"{name} takes embeddings of size {H}, {whose} have {width}; give a complete draft"
         )
     if own is None:
         return None
@@ -326,53 +326,54 @@ def _get_embedding(name: str, tensors: Tensors, H: int, text: PreTrainedConfig) 
 
 
 def _compute_output_ids(name: str, tensors: Tensors, V: int) -> Tensor | None:
-    """The target's ids of the draft's outputs, from differences; None where they are the same."""
+    """Return the target's id of each output of the draft, `[Vd]`; None if they are the same. The
+    file's d2t holds their differences."""
     d2t = tensors.get("d2t")
-    rows = len(tensors.get("lm_head.weight", range(V) if d2t is None else d2t))
+    num_outputs = len(tensors.get("lm_head.weight", range(V) if d2t is None else d2t))
     if d2t is None:
-        if rows != V:
+        if num_outputs != V:
             raise RefusedError(
-                f"{name} guesses among {rows} tokens and holds no d2t, which says which of the "
-                f"target's {V} these are; give a complete draft"
+                f"{name} has {num_outputs} outputs for a target of {V} tokens, and no d2t with "
+                "their token ids; give a complete draft"
             )
         return None
-    if d2t.shape != (rows,):
+    if d2t.shape != (num_outputs,):
         raise RefusedError(
-            f"{name} holds d2t as {tuple(d2t.shape)} for {rows} outputs; give a complete draft"
+            f"{name} holds d2t as {tuple(d2t.shape)} for {num_outputs} outputs; give a complete "
+            "draft"
         )
-    ids = torch.arange(rows) + d2t.long()
+    ids = torch.arange(num_outputs) + d2t.long()
     if int(ids.max()) >= V or int(ids.min()) < 0:
         raise RefusedError(
-            f"{name} guesses ids from {int(ids.min())} to {int(ids.max())}, the target has {V} "
+            f"{name} proposes ids from {int(ids.min())} to {int(ids.max())}, the target has {V} "
             "tokens; give a draft for this target"
         )
-    if len(ids.unique()) < rows:
+    if len(ids.unique()) < num_outputs:
         raise RefusedError(f"{name} has two outputs for one token in d2t; give another draft")
     require_consistent_ids(name, ids, tensors.get("t2d"))
     return ids
 
 
 def require_consistent_ids(name: str, ids: Tensor, t2d: Tensor | None) -> None:
-    """RefusedError where the target's ids of a draft's outputs are not those that its file's mask
-    of the target's tokens has, if it has one."""
+    """Raise RefusedError if the target's ids of a draft's outputs differ from those in its file's
+    mask of the target's tokens, t2d, if any."""
     named = ids if t2d is None else t2d.cpu().nonzero().flatten()
     problem = f"{name} holds a d2t that contradicts its t2d"
     if len(named) != len(ids):
         raise RefusedError(
-            f"{problem}: the one has {len(ids)} tokens, the other {len(named)}; give a complete "
-            "draft"
+            f"{problem}: d2t has {len(ids)} tokens, t2d {len(named)}; give a complete draft"
         )
     if len(wrong := (named != ids).nonzero()):
         i = int(wrong[0])
         raise RefusedError(
-            f"{problem}: by the one output {i} is token {int(ids[i])}, by the other token "
-            f"{int(named[i])}; give a complete draft"
+            f"{problem}: output {i} is token {int(ids[i])} by d2t and token {int(named[i])} by "
+            "t2d; give a complete draft"
         )
 
 
 def map_mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
-    """Names in transformers' MtpLayer of those weights of a target with so many layers that are of
-    its layer for multi-token prediction, by their names in the target's files."""
+    """Return the names in transformers' MtpLayer of a target's weights for multi-token prediction,
+    by their names in the target's files. `layers`: the target's number of layers."""
     where = re.compile(
         rf"(?:model\.)?(?:language_model\.)?(?:mtp|mtp_layers\.0|layers\.{layers})\.(.+)"
     )
@@ -386,8 +387,11 @@ def map_mtp_names(keys: Iterable[str], layers: int) -> dict[str, str]:
 
 
 def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor) -> PairsDraft:
-    """The target's single layer for multi-token prediction. `target` may be on meta; head: its
-    output layer's weights `[V, H]`. Raises RefusedError where there is none, or several."""
+    """Build the target's single layer for multi-token prediction.
+
+    `target` may be on the meta device; `head`: its output layer's weights `[V, H]`. Raises
+    RefusedError if the target has no such layer, or several.
+    """
     text = target.config.get_text_config(decoder=True)
     count = getattr(text, "num_mtp_layers", None) or getattr(text, "mtp_num_hidden_layers", None)
     names = map_mtp_names(tensors, text.num_hidden_layers)
@@ -400,8 +404,8 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
     count = max(count or 1, 1 + max(more, default=0))
     if count > 1:
         raise RefusedError(
-            f"{name} has {count} layers for multi-token prediction, one behind another, and drafts "
-            "by a single one alone; give another draft than 'mtp'"
+            f"{name} has {count} layers for multi-token prediction, and only a single one is "
+            "supported; give another draft than 'mtp'"
         )
     config = _build_mtp_config(text)
     decoder: Any = target.get_decoder()
@@ -412,7 +416,7 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
         )
         layer = MtpLayer(config, block, norm, 0, "post_norm.weight" in named)
         rotary = type(decoder.rotary_emb)(config) if hasattr(decoder, "rotary_emb") else None
-    except Exception as error:  # a family's own code
+    except Exception as error:  # a family's code may raise any exception
         raise RefusedError(
             f"the layer for multi-token prediction of {name} cannot be built: {to_one_line(error)}"
         ) from None
@@ -426,7 +430,7 @@ def build_mtp(name: str, tensors: Tensors, target: PreTrainedModel, head: Tensor
 
 
 def _build_mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of one layer with full attention, of the target's kind."""
+    """Return the target's config for a single layer with full attention."""
     config = copy.deepcopy(text)
     config.num_hidden_layers = 1
     for name in ("layer_types", "mlp_layer_types"):
@@ -440,7 +444,8 @@ def _build_mtp_config(text: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _fuse_experts(tensors: Tensors) -> Tensors:
-    """Experts one by one as transformers keeps them: in one array for each product."""
+    """Return the tensors with separate experts fused into one array per projection, as in
+    transformers."""
     experts: dict[str, dict[tuple[int, str], Tensor]] = {}
     fused: Tensors = {}
     for key, x in tensors.items():

@@ -1,9 +1,9 @@
-"""Small decoders over pairs: a target's state at a token, and the embedding of the token behind it.
+"""Drafters on hidden states: small decoders whose input is a sequence of pairs, the target's hidden
+state at a token and the embedding of the next token.
 
-EAGLE-3's (arXiv 2503.01840) and the layers for multi-token prediction that models are published
-with (MTP, arXiv 2412.19437) are of this kind. Attention, norms and experts are transformers' own
-layers; ours is what is between them. The state that a pass makes at its last pair takes the place
-of the target's at the next one. Knows no files.
+These are EAGLE-3 (arXiv 2503.01840) and multi-token prediction layers (MTP, arXiv 2412.19437).
+Attention, norms and experts are transformers' own modules. After the first draft token, the
+decoder's own hidden state at the last pair takes the place of the target's.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from foretoken.models.stock.model import CausalModel, StockModel
 
 
 class TapProjection(nn.Module):
-    """States at several taps as one state: norms where there are some, and a product."""
+    """Projects the hidden states at several taps to one state, after norms if there are any."""
 
     def __init__(self, fc: nn.Linear, norms: nn.ModuleList) -> None:
         super().__init__()
         self.fc, self.norms = fc, norms
 
     def forward(self, states: Tensor) -> Tensor:
-        """`[N, taps * H]` -> `[N, H]`."""
+        """Return `[N, H]` for hidden states `[N, taps * H]`."""
         if len(self.norms):
             parts = states.chunk(len(self.norms), -1)
             states = torch.cat([norm(x) for norm, x in zip(self.norms, parts, strict=True)], -1)
@@ -39,10 +39,10 @@ class TapProjection(nn.Module):
 
 
 class EagleLayer(nn.Module):
-    """EAGLE-3's first layer: attention reads embedding and state side by side.
+    """EAGLE-3's first layer, whose attention takes the concatenated embedding and hidden state.
 
-    layer: of the family whose parts it takes; before: whether what is added to is the state behind
-    its norm.
+    layer: a layer of the draft's family, whose modules are used; norm_before_residual: whether the
+    residual is the hidden state after its norm.
     """
 
     def __init__(self, layer: Any, width: int, hidden: int, *, norm_before_residual: bool) -> None:
@@ -66,7 +66,7 @@ class EagleLayer(nn.Module):
 
 
 class NormedHead(nn.Module):
-    """An output layer behind a norm: states are fed back as they are before it."""
+    """A norm and an output layer. The hidden states before the norm are the next step's input."""
 
     def __init__(self, norm: nn.Module, linear: nn.Linear) -> None:
         super().__init__()
@@ -77,10 +77,12 @@ class NormedHead(nn.Module):
 
 
 class PairsNetwork(PreTrainedModel):
-    """A decoder whose `inputs_embeds` are embeddings, `width` wide, with states behind them.
+    """A decoder whose `inputs_embeds` are embeddings of size `width`, each with a hidden state
+    appended.
 
-    first: its first layer, of embeddings and states (EagleLayer, or transformers' MtpLayer); more:
-    layers of the family behind it; head: the output layer, whose input is what is fed back.
+    first: its first layer, which takes both (EagleLayer, or transformers' MtpLayer); more: further
+    layers of the family; head: the output layer, whose input is the next step's hidden state; join:
+    the projection of the target's taps; norm: a norm before `head`.
     """
 
     main_input_name = "inputs_embeds"
@@ -102,21 +104,17 @@ class PairsNetwork(PreTrainedModel):
         self.norm, self.head, self.join = norm, head, join
         text: Any = config.get_text_config(decoder=True)
         full = ["full_attention"] * (1 + len(more))
-        self.layer_types: list[str] = (
-            getattr(text, "layer_types", None) or full
-        )  # of attention, by layer
+        self.layer_types: list[str] = getattr(text, "layer_types", None) or full
         rope = getattr(text, "rope_parameters", None) or {}
-        self.rope_by_layer_type = bool(
-            text.nested_rope_parameter_keys(rope)
-        )  # whether rotary parts differ
+        self.rope_by_layer_type = bool(text.nested_rope_parameter_keys(rope))
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
-        return True  # transformers looks for experts in the file of the class
+        return True  # transformers would search this file for the experts' code
 
     @property
     def input_width(self) -> int:
-        """Width of its inputs."""
+        """Size of an input: an embedding and a hidden state."""
         return self.width + self.config.get_text_config().hidden_size
 
     def get_output_embeddings(self) -> nn.Module:
@@ -141,8 +139,8 @@ class PairsNetwork(PreTrainedModel):
     def run_layers(
         self, embedded: Tensor, states: Tensor, layer_kwargs: dict[str, dict[str, Any]]
     ) -> Tensor:
-        """Return the states behind the layers, which the output layer reads. given: what layers of
-        each kind of attention are given beside their inputs."""
+        """Return the hidden states for the output layer. `layer_kwargs`: the further arguments of
+        layers, by layer type."""
         for kind, layer in zip(self.layer_types, [self.first, *self.more], strict=True):
             inputs = (embedded, states) if layer is self.first else (states,)
             states = layer(*inputs, **layer_kwargs[kind])
@@ -151,7 +149,8 @@ class PairsNetwork(PreTrainedModel):
     def _make_layer_kwargs(
         self, layer_type: str, states: Tensor, positions: Tensor, cache: Any
     ) -> dict[str, Any]:
-        """Return what layers of a kind of attention are given beside their inputs."""
+        """Return the further arguments of layers of one type: mask, positions, cache, rotary
+        embeddings."""
         mask: Any = LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[layer_type]
         mask = mask(
             config=self.config,
@@ -168,8 +167,8 @@ class PairsNetwork(PreTrainedModel):
 
 
 class StockPairModel(CausalModel, HiddenStateDraftModel):
-    """Pairs on torch: a Model, whose blocks are the tokens of pairs; `set_next_pairs` first what
-    the network reads of them."""
+    """A drafter on hidden states, on torch. `set_next_pairs` sets the pairs of the next `score`,
+    whose blocks hold their tokens."""
 
     def __init__(self, network: PairsNetwork) -> None:
         StockModel.__init__(self, network)
@@ -180,12 +179,13 @@ class StockPairModel(CausalModel, HiddenStateDraftModel):
         self._pairs: list[Tensor] = []
 
     def project_states(self, states: Tensor) -> Tensor:
-        """States of a target at the taps, `[N, W]`, as the network reads them."""
+        """Return the target's hidden states at the taps, `[N, W]`, projected to `[N, H]`."""
         join = cast(PairsNetwork, self.model).join
         return states if join is None else join(states.to(self.model.dtype))
 
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """The next `score` reads these, `[sum(counts), width + H]`, row behind row."""
+        """Set the pairs of the next `score`, `[sum(counts), width + H]`, the first counts[0] for
+        row 0."""
         self._pairs = list(pairs.to(self.model.dtype).split(counts))
 
     def score(self, blocks: Blocks, need: list[int]) -> Tensor:
@@ -197,7 +197,7 @@ class StockPairModel(CausalModel, HiddenStateDraftModel):
     ) -> RaggedCache:
         width = cast(PairsNetwork, self.model).input_width
         self._pairs = [torch.zeros(len(p), width, dtype=self.model.dtype) for p in prompts]
-        return super().prefill(prompts)  # of no states: rows begin empty, or are measured
+        return super().prefill(prompts)  # prompts are empty, or have zero pairs for measurements
 
     def _make_inputs(self, ids: Tensor, cache: RaggedCache) -> dict[str, Any]:
         pairs = pad_sequence(self._pairs, batch_first=True)

@@ -1,9 +1,8 @@
-"""Parts of a twin that follow each row's own positions, where a family's code counts from the
-longest row; and the context of a forward under way, which holds these positions.
+"""Modules of a twin that use each sequence's own positions if the family's code would count from
+the longest sequence of the batch; and the context of the current forward pass, which holds them.
 
-Such parts are a decoder's positions, a table of which position sees which (GPT-Neo), and a scale
-that grows with the position (Llama 4). A family's code that counts in another way is not known
-here: the self-check finds it.
+Replaced are a decoder's position embeddings, a causal table (GPT-Neo), and a scale that grows with
+the position (Llama 4). Families that count positions in other ways fail the self-check.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-if TYPE_CHECKING:  # which takes seconds to import
+if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 
@@ -27,12 +26,12 @@ class HeadHook(Protocol):
 
 
 class ForwardContext(NamedTuple):
-    """The context of a forward under way. A Ctrl-C may leave it set, to no harm: only models of
-    `RaggedTwin` read it, and each of their runs sets its own."""
+    """The context of the current forward pass. A Ctrl-C may leave it set, which is harmless: only
+    twins of `RaggedTwin` use it, and each of their forward passes sets its own."""
 
-    cache: Any  # RaggedCache, or an export's; None: no ragged rows, as in an encoder
+    cache: Any  # RaggedCache, or an export's; None for an encoder's forward pass
     needed: HeadHook | None
-    tap_states: dict[int, Tensor] | None = None  # states by tap, where somebody reads them
+    tap_states: dict[int, Tensor] | None = None  # receives hidden states by tap; None: record none
 
 
 POSITION_IDS_METHOD = "create_position_ids_from_input_ids"
@@ -41,7 +40,7 @@ FORWARD_CONTEXT: ContextVar[ForwardContext] = ContextVar("foretoken_running", de
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Tell whether a model's decoder is given its positions."""
+    """Return whether a model's decoder takes position ids as an argument."""
     accepted = inspect.signature(model.forward).parameters
     if model.config.is_encoder_decoder:
         return "decoder_position_ids" in accepted
@@ -49,8 +48,8 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 
 def counts_own_positions(model: PreTrainedModel) -> bool:
-    """Tell whether its own code counts positions behind the padding id also in `generate`, which
-    gives it none."""
+    """Return whether the model's own code counts positions from the padding id even in `generate`,
+    which then passes no position ids."""
     network: Any = model
     if not any(hasattr(part, POSITION_IDS_METHOD) for part in model.modules()):
         return False
@@ -60,7 +59,8 @@ def counts_own_positions(model: PreTrainedModel) -> bool:
 
 
 def install_row_positions(model: PreTrainedModel) -> None:
-    """Let the parts of a twin that count from the longest row count by each row."""
+    """Replace the modules of a twin that count from the batch's longest sequence by modules that
+    use each sequence's own positions."""
     counts = model.config.is_encoder_decoder or not takes_positions(model)
     decoder: Any = model.get_decoder() if counts else nn.Module()
     for part in list(decoder.modules()):
@@ -78,22 +78,22 @@ def install_row_positions(model: PreTrainedModel) -> None:
 
 
 def counts_from_padding(table: Any) -> bool:
-    """Tell whether these are positions counted behind the padding id, as M2M100's."""
+    """Return whether this is an embedding of positions counted from the padding id (M2M100)."""
     counted = hasattr(table, POSITION_IDS_METHOD)
     return counted and isinstance(getattr(table, "weights", None), Tensor)
 
 
 def is_causal_table(x: Tensor) -> bool:
-    """Tell whether this is `[1, 1, N, N]` of booleans: which position sees which."""
+    """Return whether this is a boolean causal mask `[1, 1, N, N]`."""
     return x.dtype == torch.bool and x.ndim == 4 and x.shape[2] == x.shape[3]
 
 
 class RowPositionEmbedding(nn.Module):
-    """Embeddings at each row's own positions, in place of a decoder's that counts from the longest
-    row; padding past the end of the table reads its last entry.
+    """Position embeddings at each sequence's own positions, in place of a decoder's table. Padding
+    beyond the table's end gets its last entry.
 
-    Positions that are counted behind the padding id begin there, and an id that is padding has the
-    padding's own, wherever it stands: so `generate` reads a text token by token.
+    If positions are counted from the padding id, the first is padding id + 1, and a padding token
+    at any position gets the padding's embedding, as in `generate` token by token.
     """
 
     def __init__(self, table: Any) -> None:
@@ -112,14 +112,14 @@ class RowPositionEmbedding(nn.Module):
         position_ids = position_ids.clamp(max=len(weight) - 1)
         if self.padding is not None:
             ids = args[0] if args else kwargs["input_ids"]
-            if ids is not None:  # else embeddings of a prompt with a picture
+            if ids is not None:  # None: embeddings of a prompt with an image
                 position_ids = torch.where(ids == self.padding, self.padding, position_ids)
         return F.embedding(position_ids, weight)
 
 
 class RowCausalTable:
-    """A table `[1, 1, N, N]` of which position sees which, cut by each row's own positions where
-    code cuts it by the longest row's."""
+    """A causal mask `[1, 1, N, N]` that is sliced at each sequence's own positions if a family's
+    code slices it at the longest sequence's."""
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
@@ -129,13 +129,13 @@ class RowCausalTable:
         if cache is None:
             return self.table[cut]
         visible = self.table[0, 0, :, : cache.end]
-        visible = visible[cache.positions.clamp(max=len(visible) - 1)][:, None]  # [B, 1, q, slots]
-        return F.pad(visible, (0, cache.end - visible.shape[-1]))  # slots that only padding has
+        visible = visible[cache.positions.clamp(max=len(visible) - 1)][:, None]  # [B, 1, q, K]
+        return F.pad(visible, (0, cache.end - visible.shape[-1]))  # keys of padding tokens
 
 
 class RowQueryScale(nn.Module):
-    """Queries of a layer without rotary positions, scaled by each row's own positions, as Llama 4
-    scales them by the longest row's."""
+    """Query projection of a layer without rotary embeddings, scaled by each sequence's own
+    positions; Llama 4 scales by the longest sequence's."""
 
     def __init__(self, queries: nn.Module, floor: float, scale: float) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Recurrences of hybrid families, run over the rows of our cache.
+"""Recurrences of hybrid families over the ragged cache.
 
-Families compute a convolution and a recurrence in a mixer of their own, by functions of known names
-and arguments. In a twin these names stand for functions of ours, which read and keep each row's
-state; all else is the family's code. A family whose mixer calls others is not known here.
+A family's mixer computes a convolution and a recurrence by functions of known names and parameters.
+In a twin, these names refer to the functions below, which load and store each sequence's state; the
+rest is the family's code. A mixer that calls other functions is not supported.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Gated delta rule, with a decay for each head (Gated DeltaNet) or channel (Kimi's); queries
-    `[B, W, heads, Dk]`, of which several heads of values may share one."""
+    """Compute the gated delta rule, with a decay for each head (Gated DeltaNet) or channel (Kimi).
+    `query` is `[B, W, heads, Dk]`; several heads of values may share one of its heads."""
     q, k, v = (_upcast(x).transpose(1, 2) for x in (query, key, value))
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
@@ -58,7 +58,8 @@ def mamba2(
     dt_limit: Limits = (0.0, float("inf")),
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Mamba2's selective states: `hidden_states [B, W, heads, P]`, B and C `[B, W, groups, N]`."""
+    """Compute Mamba2's recurrence. `hidden_states` is `[B, W, heads, P]`, B and C are
+    `[B, W, groups, N]`."""
     x, dt = _upcast(hidden_states), _upcast(dt)
     dt = dt if dt_bias is None else dt + _upcast(dt_bias)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
@@ -83,8 +84,8 @@ def mamba(
     return_last_state: bool = True,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Mamba's selective scan: `hidden_states`, dt and the gate z `[B, C, W]`, B and C `[B, N, W]`.
-    Some families run one for each of their heads."""
+    """Compute Mamba's selective scan. `hidden_states`, dt and the gate z are `[B, C, W]`, B and C
+    `[B, N, W]`. Some families call it once per head."""
     x, dt, k, q = (_upcast(y).transpose(1, 2) for y in (hidden_states, dt, B, C))
     dt = dt if delta_bias is None else dt + _upcast(delta_bias)
     dt = F.softplus(dt) if delta_softplus else dt
@@ -101,8 +102,8 @@ def convolution(
     activation: str | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """A causal convolution of each channel: inputs `[B, C, W]` behind the taps - 1 before them,
-    weight `[C, taps]`. The family cuts off what is padded elsewhere."""
+    """Compute a causal convolution of each channel, of inputs `[B, C, W]` that include the
+    taps - 1 inputs before the block. `weight` is `[C, taps]`."""
     x = hidden_states.to(weight.dtype)
     out = F.conv1d(x, weight[:, None], bias, groups=len(weight))
     out = out if activation is None else ACT2FN[activation](out)
@@ -119,7 +120,7 @@ RECURRENCE_REPLACEMENTS: dict[str, Callable[..., Any]] = {
 
 
 def _upcast(x: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Return x in float32, or in its own dtype if that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -128,21 +129,21 @@ def _run_recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | N
 
 
 def install_row_recurrences(model: PreTrainedModel) -> None:
-    """Let the mixers of a twin compute their recurrences by row. Raises RefusedError for one whose
-    forward was replaced: it would begin each block at nothing."""
+    """Make the mixers of a twin run their recurrences over the ragged cache. Raises RefusedError
+    for a mixer whose forward was replaced: it would start each block from an empty state."""
     for part in model.modules():
         if (own := _make_row_forward(type(part))) is not None:
             if "forward" in vars(part):
                 raise RefusedError(
-                    f"the forward of {type(part).__name__} was replaced, which keeps its states by "
-                    "row no more; give the model as transformers makes it, on one device"
+                    f"the forward of {type(part).__name__} was replaced, so its recurrent states "
+                    "cannot be cached here; give the model as transformers makes it, on one device"
                 )
             part.forward = MethodType(own, part)
 
 
 @lru_cache
 def _make_row_forward(kind: type[nn.Module]) -> FunctionType | None:
-    """The forward of a mixer over our functions; None for any other part."""
+    """Return a mixer's forward with our functions in place of its own; None for other modules."""
     forward: Any = inspect.unwrap(kind.forward)
     code = getattr(forward, "__code__", None)
     replacements: dict[str, Any] = {

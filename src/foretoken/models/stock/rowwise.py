@@ -1,10 +1,10 @@
-"""A Model row by row, each over the cache that transformers makes for it, whatever that
-keeps: keys and values, recurrent states, or nothing.
+"""A Model that runs one sequence per forward pass, over the cache that transformers makes for it:
+keys and values, recurrent states, or none.
 
-Passes are prepared as `generate` prepares them, so that each family runs by its own code, its own
-attention and its own positions. A row goes back by cropping a cache of keys and values that only
-grow; any other is replaced by a copy from before the block, and accepted tokens behind that are
-read again with the next block. It does not know how tokens are chosen.
+Forward passes are prepared as `generate` prepares them, so that each family uses its own code,
+attention and positions. A rollback crops a cache of keys and values that grow by one per token.
+Any other cache is replaced by a copy from before the block, and the accepted tokens after that
+point are recomputed with the next block.
 """
 
 from __future__ import annotations
@@ -40,48 +40,47 @@ from foretoken.models.stock.media import (
 from foretoken.models.stock.model import TorchModel
 from foretoken.models.stock.selfcheck import CheckedBackend, reference_forward
 
-# Names that families have for what they keep of a text, in the output and as an argument
+# Names of caches in a model's output, and of the forward's parameters for them
 CACHE_ARGUMENTS = {name: name for name in ("past_key_values", "cache_params", "state", "cache")}
 CACHE_ARGUMENTS |= {"past_buckets_states": "past_key_values", "mems": "past_key_values"}
-MAX_SNAPSHOTS = 20  # copies of a row's state: a draft goes back over as many passes as it made
+MAX_SNAPSHOTS = 20  # copies of a cache; a draft model may roll back all forward passes of a step
 CROPPABLE_LAYERS = {"DynamicLayer", "DummyLayer"}  # layers that can be cropped to any length
-CacheKwargs = dict[str, Any]  # a cache by the name that the forward has for it; {}: nothing is kept
+CacheKwargs = dict[str, Any]  # caches by the forward's parameter name; {}: no cache
 
 
 @dataclass(slots=True)
 class RowwiseSequence:
-    """A row: its tokens, what the model keeps of the first `num_cached` of them, and earlier
-    states."""
+    """A sequence: its tokens, the cache of the first `num_cached` of them, and earlier copies of
+    that cache."""
 
     token_ids: list[int]
-    source: dict[str, Any]  # the encoder's output, by its name as an argument of a forward
-    media: Media | None = None  # that a decoder reads
+    source: dict[str, Any]  # the encoder's output, by the forward's parameter name
+    media: Media | None = None  # for a decoder-only model
     num_cached: int = 0
     caches: CacheKwargs = field(default_factory=CacheKwargs)
-    # `read` and a copy of `kept` before each block since the last rollback
+    # `num_cached` and a copy of `caches` before each block since the last rollback
     snapshots: list[tuple[int, CacheKwargs]] = field(default_factory=list[tuple[int, CacheKwargs]])
-    generate_kwargs: CacheKwargs = field(
-        default_factory=CacheKwargs
-    )  # as every pass is given its source or media
-    positions: Tensor | None = None  # of its prompt with media
+    # The source or media as arguments of every forward pass
+    generate_kwargs: CacheKwargs = field(default_factory=CacheKwargs)
+    positions: Tensor | None = None  # of a prompt with media
 
     def fork(self) -> RowwiseSequence:
-        """Return a row of the same text, with a cache of its own."""
-        earlier = [(n, copy_cache(kept)) for n, kept in self.snapshots]
+        """Return a copy of the sequence with its own cache."""
+        earlier = [(n, copy_cache(caches)) for n, caches in self.snapshots]
         return replace(
             self, token_ids=[*self.token_ids], caches=copy_cache(self.caches), snapshots=earlier
         )
 
     def save_snapshot(self) -> None:
-        """Keep the state from before a block, where a crop could not bring it back."""
+        """Store a copy of a cache that cannot be cropped, before a block is appended to it."""
         if self.caches and not is_croppable(self.caches):
             if not self.snapshots or self.snapshots[-1][0] != self.num_cached:
                 self.snapshots.append((self.num_cached, copy_cache(self.caches)))
                 del self.snapshots[:-MAX_SNAPSHOTS]
 
     def roll_back(self, length: int) -> None:
-        """Go back to `length` tokens. Where no state of so many is kept, the tokens behind the last
-        one before are read again with the next block."""
+        """Roll back to `length` tokens. If no snapshot has that length, return to the last shorter
+        one; the next block recomputes the tokens after it."""
         del self.token_ids[length:]
         if self.num_cached > length and is_croppable(self.caches):
             crop(self.caches, self.num_cached - length)
@@ -94,8 +93,8 @@ class RowwiseSequence:
 
 
 class RowwiseModel(TorchModel):
-    """Runs a twin of `model`, a network of transformers that generates text from ids, in evaluation
-    mode, one row at a time."""
+    """Runs a twin of `model`, a transformers model that generates tokens from ids, in evaluation
+    mode, one sequence per forward pass."""
 
     runtime = "transformers, row by row"
     capabilities = Capabilities(media=True)
@@ -108,7 +107,7 @@ class RowwiseModel(TorchModel):
 
     @property
     def lengths(self) -> list[int]:
-        return [len(row.token_ids) for row in self.seqs]
+        return [len(seq.token_ids) for seq in self.seqs]
 
     @torch.inference_mode()
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -119,7 +118,7 @@ class RowwiseModel(TorchModel):
             check_sources(prompts, sources, self.source_context)
         check_room([0] * len(prompts), [len(prompt) for prompt in prompts], self.context)
         if not self.seqs:
-            self.network = make_twin(self.model)  # which may have changed since
+            self.network = make_twin(self.model)  # again, as the model may have changed
         fresh = [
             RowwiseSequence(
                 [],
@@ -170,14 +169,14 @@ class RowwiseModel(TorchModel):
         output = encode_media(self.network, media, self.encoder_key, self.full_model)
         self.encoder_seconds += perf_counter() - start
         given = media.fit_inputs(0, self.model.dtype, self.device)
-        masks = {n: given[n] for n in ("attention_mask",) if n in given}  # as `generate` passes it
+        masks = {n: given[n] for n in ("attention_mask",) if n in given}  # as in `generate`
         return {ENCODER_OUTPUTS: output, **masks}
 
     def _extend(
         self, seq: RowwiseSequence, block: list[int], need: int
     ) -> list[tuple[int, Tensor]]:
-        """Read a block behind a row. Returns the logits of its last `need` tokens, by parts, each
-        with the number of those before it."""
+        """Append a block to a sequence. Returns the logits of the block's last `need` tokens in
+        parts, each with its offset among them."""
         seq.token_ids += block
         first, at = len(seq.token_ids) - need, seq.num_cached
         parts: list[tuple[int, Tensor]] = []
@@ -192,10 +191,11 @@ class RowwiseModel(TorchModel):
         return parts
 
     def _plan_forward_ends(self, seq: RowwiseSequence, first: int) -> list[int]:
-        """Where the passes end that read a row, whose logits are needed from `first` on.
+        """Return the lengths at which the forward passes over a sequence's uncached tokens end.
+        Logits are needed from position `first` on.
 
-        A state is to be kept right before the tokens that may be rejected, else all that is read
-        with them is read again after each rejection.
+        A long part before the draft tokens gets its own forward pass, and so a snapshot after it:
+        otherwise each rejection would recompute that part too.
         """
         at, length = seq.num_cached, len(seq.token_ids)
         need = length - first
@@ -203,16 +203,17 @@ class RowwiseModel(TorchModel):
         return [first, length] if split else [length]
 
     def _forward(self, seq: RowwiseSequence, end: int, num_logits: int) -> Tensor:
-        """Read a row up to `end`; logits `[wanted, V]` of the last tokens."""
+        """Run a sequence's uncached tokens before `end`. Returns the logits `[num_logits, V]` of
+        the last tokens."""
         caches = seq.caches or make_empty_cache(self.model)
-        text = torch.tensor([seq.token_ids[:end]], device=self.device)
-        given = self._make_generate_kwargs(seq, text)
+        token_ids = torch.tensor([seq.token_ids[:end]], device=self.device)
+        given = self._make_generate_kwargs(seq, token_ids)
         if seq.media is not None and not seq.num_cached:
-            inputs = prepare_first_forward(self.network, text, given) | caches
+            inputs = prepare_first_forward(self.network, token_ids, given) | caches
             seq.positions = inputs.get("position_ids")
         else:
             inputs = prepare_forward(
-                self.network, text, seq.num_cached, {**given, **caches}, num_logits
+                self.network, token_ids, seq.num_cached, {**given, **caches}, num_logits
             )
             if seq.positions is not None:
                 inputs["position_ids"] = extend_positions(seq.positions, end)[..., seq.num_cached :]
@@ -224,24 +225,23 @@ class RowwiseModel(TorchModel):
         seq.num_cached = end if seq.caches else 0
         return output.logits[0, -num_logits:]
 
-    def _make_generate_kwargs(self, seq: RowwiseSequence, text: Tensor) -> CacheKwargs:
-        """Return a row's source or media as `generate` gives them to the preparation of every
-        pass."""
+    def _make_generate_kwargs(self, seq: RowwiseSequence, token_ids: Tensor) -> CacheKwargs:
+        """Return a sequence's source or media as `generate` passes them to
+        `prepare_inputs_for_generation`."""
         if seq.source and not seq.num_cached:
-            seq.generate_kwargs = copy.deepcopy(
-                seq.source
-            )  # some families add to an encoder's states
+            # Copied, since some families add to the encoder's hidden states in place
+            seq.generate_kwargs = copy.deepcopy(seq.source)
         elif seq.media is not None and (self.full_model is self.model or not seq.num_cached):
-            fitted = seq.media.fit_inputs(text.shape[1], self.model.dtype, self.device)
-            seq.generate_kwargs = capture_generate_arguments(self.full_model, text, fitted)
+            fitted = seq.media.fit_inputs(token_ids.shape[1], self.model.dtype, self.device)
+            seq.generate_kwargs = capture_generate_arguments(self.full_model, token_ids, fitted)
         return seq.generate_kwargs
 
 
 def prepare_forward(
     network: Any, token_ids: Tensor, num_cached: int, caches: dict[str, Any], num_logits: int
 ) -> dict[str, Any]:
-    """Return a forward's arguments as `generate` makes them, for text `[1, n]` of which `read`
-    tokens are in the cache, and logits of `num_logits` tokens."""
+    """Return the forward's arguments as `generate` makes them, for tokens `[1, n]` of which
+    `num_cached` are cached, and logits of the last `num_logits`."""
     accepted = get_forward_parameters(type(network))
     arguments: dict[str, Any] = {"use_cache": True, "attention_mask": None, **caches}
     if "logits_to_keep" in accepted:
@@ -257,7 +257,7 @@ def prepare_forward(
 
 
 def make_empty_cache(model: PreTrainedModel) -> CacheKwargs:
-    """The empty cache that `generate` would begin with; {} for families that make their own."""
+    """Return the empty cache with which `generate` starts; {} for families that make their own."""
     network: Any = model
     given = CacheKwargs()
     settings, mode = GenerationConfig(), GenerationMode.GREEDY_SEARCH
@@ -268,8 +268,8 @@ def make_empty_cache(model: PreTrainedModel) -> CacheKwargs:
 
 
 def is_croppable(caches: CacheKwargs) -> bool:
-    """Tell whether all that is kept are keys and values, each of its token alone: layers that
-    attend to a picture keep another number."""
+    """Return whether the caches hold keys and values alone, equally many in all layers (layers
+    that attend to an image have another number)."""
     parts: list[Any] = [getattr(cache, "self_attention_cache", cache) for cache in caches.values()]
     for part in parts:
         if type(part) is not DynamicCache:
@@ -289,8 +289,8 @@ def _count_slots(keys: Tensor) -> int:
 
 
 def crop(caches: CacheKwargs, tokens: int) -> None:
-    """Drop the last tokens, so many; there may be more before them than a text has. The next pass
-    copies what is left."""
+    """Remove the last `tokens` entries in place. Counts from the end, since a cache may have more
+    entries than the sequence has tokens."""
     for cache in caches.values():
         for layer in getattr(cache, "self_attention_cache", cache).layers:
             if getattr(layer, "is_initialized", False):
@@ -299,7 +299,8 @@ def crop(caches: CacheKwargs, tokens: int) -> None:
 
 
 def copy_cache(caches: CacheKwargs) -> CacheKwargs:
-    """Copy what is kept, but for keys and values, which no pass changes: it makes new ones."""
+    """Return a copy of caches. Keys and values of DynamicLayers are shared: a forward pass makes
+    new tensors of them instead of changing them in place."""
     same: dict[int, Any] = {}
     for cache in caches.values():
         for part in _list_caches(cache):
@@ -313,9 +314,12 @@ def copy_cache(caches: CacheKwargs) -> CacheKwargs:
 def prepared_forward(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
-    """The logits that `generate` makes of a prompt `[1, n]`, for each of its last `need` tokens by
-    the text up to it: a `ReferenceForward` for the self-check."""
-    if source is not None:  # a decoder's text is prepared as any
+    """Return the logits `[need, V]` of a prompt's last tokens, each from a forward pass that is
+    prepared as in `generate` over the tokens up to it: a `ReferenceForward` of the self-check.
+
+    token_ids: `[1, n]`.
+    """
+    if source is not None:  # for a decoder with an encoder, the preparation changes nothing
         return reference_forward(model, token_ids, source, need)
     network: Any = model
     ends = range(token_ids.shape[1] - need + 1, token_ids.shape[1] + 1)
@@ -333,19 +337,22 @@ def _list_caches(cache: Any) -> list[Any]:
 
 
 def admit(model: PreTrainedModel) -> None:
-    """Raise RefusedError for a model that does not write text from ids."""
+    """Raise RefusedError for a model that does not generate tokens from ids."""
     reason = find_generation_objection(model)
     if reason:
         name = f"{model.config.model_type} ({type(model).__name__})"
         raise RefusedError(f"{name} cannot be run exactly: {reason}; {ALTERNATIVES_HINT}")
 
 
-SINGLE_TOKEN_HINT = "at most it scores single tokens a pass, so that drafts save nothing"
+# `attach` finds this hint in an error to leave such a model as it is
+SINGLE_TOKEN_HINT = (
+    "it scores at most one token per forward pass, so speculative decoding saves nothing"
+)
 ROWWISE_BACKEND = CheckedBackend(
-    "a cache of each row",
+    "a cache per sequence",
     RowwiseModel,
     remedy=f"{SINGLE_TOKEN_HINT}; {ALTERNATIVES_HINT}",
     admit=admit,
     reference=prepared_forward,
-    cost_note="each sequence of a batch takes a pass of its own",
+    cost_note="each sequence of a batch takes its own forward pass",
 )

@@ -1,9 +1,8 @@
-"""The self-check: a test that a family is exact over our cache, made before the model is used.
+"""The self-check: tests that a model family is exact over our cache before a model is used.
 
-A small random copy of the model (same class and structure, few layers, windows of 8 tokens) goes
-through ragged blocks, rollbacks, joins and leaves, and every logit is compared with a full forward
-of the stock model on that row alone. It does not know the real weights: it tests the family's code,
-not the model.
+A small random copy of the model (same class and structure, few layers, windows of 8 tokens) runs
+ragged blocks, rollbacks, joins and leaves. Every logit is compared with a full forward pass of the
+stock model over that sequence alone. It tests the family's code, not the model's weights.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from foretoken.models.stock.small_copy import (
     make_small_copy,
 )
 
-LOGIT_TOLERANCE = 1e-4  # of the spread of the logits, in float32
+LOGIT_TOLERANCE = 1e-4  # relative to the spread of the logits, in float32
 
 
 class ReferenceForward(Protocol):
-    """Logits `[need, V]` of the last tokens of a text `[1, n]` that is read by itself, by the stock
-    model; `source` `[1, m]` is for the encoder."""
+    """Computes the stock model's logits `[need, V]` of the last tokens of a sequence `[1, n]`,
+    alone and without a cache; `source` `[1, m]` is for the encoder."""
 
     def __call__(
         self, model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
@@ -57,7 +56,7 @@ class ReferenceForward(Protocol):
 def reference_forward(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
-    """A `ReferenceForward`: one forward of the stock model."""
+    """Return the logits of one forward pass of the stock model: a `ReferenceForward`."""
     ids: Any = {"input_ids": token_ids}
     if source is not None:
         ids = {**make_encoder_input(model, source), "decoder_input_ids": token_ids}
@@ -66,15 +65,15 @@ def reference_forward(
 
 @dataclass(frozen=True, slots=True)
 class CheckedBackend:
-    """A way to run a model, and its name in an error."""
+    """A backend that the self-check tests, with parts of its error messages."""
 
     name: str
     build: Callable[[PreTrainedModel], Model]
-    switches_rope: bool = False  # it also runs texts that a model reads in another way
-    remedy: str = ""  # what to do where a family fails in it; "": another form is tried
+    switches_rope: bool = False  # whether it runs sequences beyond the rope switch length
+    remedy: str = ""  # the end of the error for a family that fails; "": another backend is next
     admit: Callable[[PreTrainedModel], None] = cache.admit  # raises RefusedError
-    reference: ReferenceForward = reference_forward  # what its logits are compared with
-    cost_note: str = ""  # what it costs beside the others
+    reference: ReferenceForward = reference_forward  # its logits have to equal these
+    cost_note: str = ""  # its disadvantage to other backends, for the user
 
 
 def build_torch_model(model: PreTrainedModel) -> Model:
@@ -92,28 +91,31 @@ TORCH_BACKEND = CheckedBackend(
 
 
 class UnfinishedCheckError(RefusedError):
-    """A check that broke off, by an error in the family's code or for lack of memory. It is not
-    remembered: the next one may end otherwise."""
+    """A self-check that stopped at an error in the family's code or for lack of memory. The result
+    is not saved, since the next check may succeed."""
 
 
 class SmallCopyError(UnfinishedCheckError):
-    """No small copy can be built, and there are no weights to check instead."""
+    """No small copy can be built, and there are no float32 weights to check instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """The outcome of a self-check that passed."""
 
-    name: str  # class
+    name: str  # the model's class
     delta: float  # largest |delta logit| over the spread of the logits
     seconds: float
-    from_cache: bool  # from an earlier run
-    on_full_model: bool = False  # made on the model, as no small copy can be built
+    from_cache: bool  # loaded from an earlier check
+    on_full_model: bool = False  # checked on the model itself, as no small copy can be built
 
 
 def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
-    """The self-check itself, whatever is remembered. Where no small copy can be built, the model
-    is checked itself, if it has its weights, in float32."""
+    """Run the self-check, without saved results, and return its result.
+
+    If no small copy can be built, the model itself is checked, provided that its weights are loaded
+    in float32. Raises RefusedError if the family is not exact.
+    """
     backend.admit(model)
     start, name = time.perf_counter(), f"{model.config.model_type} ({type(model).__name__})"
     on_full_model = False
@@ -121,7 +123,7 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
         torch.manual_seed(0)
         try:
             small = make_small_copy(type(model), model.config, choose_rope_switch(model, backend))
-        except Exception as error:  # its config may be made in any way
+        except Exception as error:  # a family's config class may raise any exception
             if model.device.type == "meta" or model.dtype != torch.float32:
                 kind = log_error_kind(error)
                 reason = f"cannot be checked: no small copy can be built, its code raised {kind}"
@@ -136,7 +138,7 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
         contradiction = measure_contradiction(small, backend.reference)
     except RefusedError:
         raise
-    except Exception as error:  # an unknown forward raises anything
+    except Exception as error:  # a family's forward may raise any exception
         reason = f"does not run over {backend.name}: its code raised {log_error_kind(error)}"
         raise UnfinishedCheckError(_format_reason(name, reason, backend)) from error
     if not delta < LOGIT_TOLERANCE:
@@ -148,13 +150,11 @@ def check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> Ch
         windowed = find_thresholds(model.config.get_text_config(decoder=True))
         where, remedy = "", cache.ALTERNATIVES_HINT
         if windowed:
-            where = "behind its window "
+            where = "beyond its window "
             remedy = "use a configuration whose window is the whole context"
         raise RefusedError(
-            f"{name} contradicts itself: {where}transformers' generate differs from its own "
-            f"forward of the whole text by {contradiction:.1e} of their spread, and no text is "
-            "the right "
-            f"one; {remedy}"
+            f"{name} contradicts itself: {where}the logits of transformers' generate differ from "
+            f"those of its own full forward by {contradiction:.1e} of their spread; {remedy}"
         )
     return CheckResult(
         type(model).__name__, delta, time.perf_counter() - start, False, on_full_model
@@ -170,11 +170,12 @@ def measure_deviation(
     runner: Model | None = None,
     reference: ReferenceForward = reference_forward,
 ) -> float:
-    """Largest |delta logit| over the spread of the logits, of ragged batches against the stock
-    model on each row alone, read whole.
+    """Return the largest |delta logit|, over the spread of the logits, between ragged batches and
+    full forward passes of the stock model over each sequence alone.
 
-    `runner` runs the batches; None: on torch. Rows join, grow by ragged blocks, go back, change
-    places and leave, past windows of `COPY_WINDOW` tokens and the cache's first capacity.
+    `runner` runs the batches; None: a torch model. Sequences join, grow by ragged blocks, are
+    rolled back, permuted and removed, beyond windows of `COPY_WINDOW` tokens and the cache's
+    initial capacity.
     """
     seqs = CheckedSequences(model.eval(), random.Random(0), runner, reference)
     seqs.start([cache.CAPACITY_MULTIPLE - 4, 3, 11])
@@ -189,27 +190,27 @@ def measure_deviation(
     for width in (3, 1, 1):
         seqs.score(width)
     seqs.leave([0, 1, 2, 3])
-    seqs.start([3])  # alone: nothing is padded, and an encoder has no mask
+    seqs.start([3])  # a single sequence: no padding, and no encoder mask
     seqs.score(2)
     return seqs.max_delta / seqs.spread
 
 
 def measure_media_deviation(model: PreTrainedModel, runner: Model) -> float:
-    """The same against the stock model's `generate`, of inputs of an encoder that can be made up;
-    those of other families are tried when the first come."""
+    """Return the largest |delta logit| to the stock model's `generate` on random encoder inputs; 0
+    for families whose inputs cannot be made up, whose check runs on a user's first media."""
     if not runner.capabilities.media or not (inputs := make_random_inputs(model)):
         return 0.0
-    runner.permute([])  # no rows are left
+    runner.permute([])  # remove all sequences
     return media.measure_generate_deviation(model, runner, Media([], inputs))
 
 
 def measure_contradiction(
     model: PreTrainedModel, reference: ReferenceForward = reference_forward
 ) -> float:
-    """Largest |delta logit| over their spread between `generate`, which caches, and the text that
-    it makes read whole, past windows of `COPY_WINDOW` tokens and across the length at which the
-    model reads a text in another way."""
-    if model.config.is_encoder_decoder:  # such a text begins with one token
+    """Return the largest |delta logit| over their spread between `generate`, with its cache, and
+    full forward passes over its output, beyond windows of `COPY_WINDOW` tokens and across the rope
+    switch length."""
+    if model.config.is_encoder_decoder:  # its decoder starts from one token
         return _measure_contradiction_from(model, 1, 3 * COPY_WINDOW, reference)
     switch = get_rope_switch_length(model)
     starts = [3 * COPY_WINDOW] if switch is None else [3 * COPY_WINDOW, switch - 1]
@@ -220,18 +221,18 @@ def measure_contradiction(
 def _measure_contradiction_from(
     model: PreTrainedModel, prompt_length: int, num_new_tokens: int, reference: ReferenceForward
 ) -> float:
-    """The same of `num_new_tokens` tokens of a text that begins with `start`."""
+    """Return the same for `num_new_tokens` tokens after a random prompt."""
     dice = random.Random(1)
     ids = [[dice.randrange(2, COPY_VOCAB_SIZE) for _ in range(prompt_length)]]
-    text, source, given = torch.tensor(ids, device=model.device), None, dict[str, Any]()
+    prompt_ids, source, given = torch.tensor(ids, device=model.device), None, dict[str, Any]()
     if model.config.is_encoder_decoder:
         source = torch.arange(2, 4 + 2 * COPY_WINDOW, device=model.device)[None]
         given = make_encoder_input(model, source)
     made = media.run_generate(
-        model, text, given, num_new_tokens, use_own_generate=ENCODER_OUTPUTS not in given
+        model, prompt_ids, given, num_new_tokens, use_own_generate=ENCODER_OUTPUTS not in given
     )
     worst, spread = 0.0, 1e-9
-    for i, cached in enumerate(made.logits):  # each by the text up to it: factors follow its length
+    for i, cached in enumerate(made.logits):  # one forward each: rope may depend on the length
         full = reference(model, made.sequences[:, : prompt_length + i], source, 1)[0]
         worst = max(worst, float((cached[0] - full).abs().max().nan_to_num(float("inf"))))
         spread = max(spread, float(full.max() - full.min()))
@@ -239,7 +240,8 @@ def _measure_contradiction_from(
 
 
 class CheckedSequences:
-    """Random operations on a model's rows; its logits are compared with the stock model's."""
+    """Runs random operations on a model's sequences and compares its logits with the stock
+    model's."""
 
     def __init__(
         self,
@@ -251,9 +253,8 @@ class CheckedSequences:
         self.model, self.rng, self.reference = model, rng, reference
         self.runner = runner or build_torch_model(model)
         self.num_ids = min(self.runner.vocab_size, COPY_VOCAB_SIZE)
-        self.source_length = (
-            10 if make_random_inputs(model) else 0
-        )  # states, always as many; 0: any number
+        # Hidden states of each source; 0: any number
+        self.source_length = 10 if make_random_inputs(model) else 0
         self.seqs: list[list[int]] = []
         self.sources: list[list[int]] = []
         self.max_delta, self.spread = 0.0, 1e-9
@@ -264,45 +265,47 @@ class CheckedSequences:
     def start(self, lengths: list[int]) -> None:
         seqs = [self.draw_tokens(n) for n in lengths]
         sources = [self.draw_tokens(self.source_length or self.rng.randint(1, 10)) for _ in lengths]
-        rows = zip(seqs, sources, strict=True)
-        for long, group in groupby(rows, lambda row: self.is_long(len(row[0]) + 1)):
+        pairs = zip(seqs, sources, strict=True)
+        for long, group in groupby(pairs, lambda pair: self.is_long(len(pair[0]) + 1)):
             some = list(group)
             self.runner.set_long_context(long)
             self.runner.start([t for t, _ in some], self.prepare_sources([s for _, s in some]))
         self.seqs, self.sources = self.seqs + seqs, self.sources + sources
 
     def prepare_sources(self, sources: list[list[int]]) -> list[list[int]] | None:
-        """The sources for the runner, or their states, handed to it."""
+        """Return the sources for the runner. If its encoder takes no ids, set hidden states as its
+        joining media instead."""
         if not self.runner.encoder_decoder or takes_ids(self.model):
             return sources if self.runner.encoder_decoder else None
         tensors = [torch.tensor([s], device=self.model.device) for s in sources]
         states = [{ENCODER_OUTPUTS: make_random_states(self.model, x)} for x in tensors]
-        reader: Any = self.runner
-        reader.joining_media = [Media([], each) for each in states]
+        runner: Any = self.runner
+        runner.joining_media = [Media([], each) for each in states]
         return [[] for _ in sources]
 
     def score(self, width: int) -> None:
-        """A block of up to `width` tokens per row, then a rollback of up to `width`."""
+        """Score a block of up to `width` tokens for each sequence, then roll back up to
+        `width`."""
         blocks = [self.draw_tokens(self.rng.randint(width // 2, width)) for _ in self.seqs]
         need = [self.rng.randint(min(1, len(b)), len(b)) for b in blocks]
         self.rejoin_long(blocks)
         logits = self.runner.score(blocks, need)
-        self.seqs = [text + block for text, block in zip(self.seqs, blocks, strict=True)]
+        self.seqs = [seq + block for seq, block in zip(self.seqs, blocks, strict=True)]
         for b, n in enumerate(need):
             if n:
                 self.compare(logits[b, :n], self.compute_reference(b, n))
         back = [self.rng.randint(0, min(len(t), width)) for t in self.seqs]
         self.seqs = [t[: len(t) - n] for t, n in zip(self.seqs, back, strict=True)]
-        self.runner.set_lengths([len(text) for text in self.seqs])
+        self.runner.set_lengths([len(seq) for seq in self.seqs])
 
     def is_long(self, length: int) -> bool:
         return self.runner.context is not None and length > self.runner.context
 
     def rejoin_long(self, blocks: list[list[int]]) -> None:
-        """Rows that these blocks take to where a model reads a text in another way join again."""
+        """Let sequences join again if these blocks take them across the rope switch length."""
         if self.runner.max_context == self.runner.context:
             return
-        ends = [len(text) + len(block) for text, block in zip(self.seqs, blocks, strict=True)]
+        ends = [len(seq) + len(block) for seq, block in zip(self.seqs, blocks, strict=True)]
         rows = enumerate(zip(ends, self.runner.long, blocks, strict=True))
         again = [b for b, (end, long, block) in rows if block and self.is_long(end) != long]
         order = [*list_remaining_rows(len(self.seqs), again), *again]
@@ -319,12 +322,12 @@ class CheckedSequences:
 
     @torch.inference_mode()
     def compute_reference(self, b: int, n: int) -> Tensor:
-        """Logits `[n, V]` of the last tokens of row b by the stock model."""
-        text = torch.tensor([self.seqs[b]], device=self.model.device)
+        """Return the stock model's logits `[n, V]` of the last tokens of sequence b."""
+        token_ids = torch.tensor([self.seqs[b]], device=self.model.device)
         source = None
         if self.runner.encoder_decoder:
             source = torch.tensor([self.sources[b]], device=self.model.device)
-        return self.reference(self.model, text, source, n)
+        return self.reference(self.model, token_ids, source, n)
 
     def permute(self, rows: list[int]) -> None:
         self.runner.permute(rows)
@@ -339,8 +342,8 @@ class CheckedSequences:
 
 
 def choose_rope_switch(model: PreTrainedModel, backend: CheckedBackend) -> int:
-    """From which length on a small copy reads texts with the other rotary factors: within the check
-    where this form can, else beyond it."""
+    """Return the length beyond which a small copy uses the long rotary factors: within the check
+    if this backend supports the switch, else beyond it."""
     return (
         2 * COPY_WINDOW
         if backend.switches_rope and get_rope_switch_length(model) is not None

@@ -1,8 +1,5 @@
-"""A small random copy of a model: the same class and structure with few layers, narrow widths and
-windows of `COPY_WINDOW` tokens.
-
-A configuration is shrunk as far as the family's own code allows. Does not know what a copy is for.
-"""
+"""Small random copies of a model: the same class and structure with few layers, small sizes and
+windows of `COPY_WINDOW` tokens. The config is shrunk as far as the family's own code allows."""
 
 from __future__ import annotations
 
@@ -23,32 +20,31 @@ from foretoken.models.stock.sizes import CONTEXT_LENGTH_FIELDS, get_context_limi
 
 COPY_VOCAB_SIZE = 64
 COPY_WINDOW = 8
-COPY_HEAD_DIM, MAX_COPY_HEADS = 16, 2  # width of a head, and how many keys and values have at most
-OWN_HEAD_DIM = -1  # a head as wide as it is
+COPY_HEAD_DIM, MAX_COPY_HEADS = 16, 2  # head dim, and maximum number of key heads
+OWN_HEAD_DIM = -1  # the head dim of the original config
 COPY_STATE_SIZE = 128  # hidden size of a model without attention
-# Names of lengths: windows, chunks, floors of a scale that grows with the position, room in experts
+# Fields with lengths: windows, chunks, the floor of Llama 4's position scale, expert capacity
 THRESHOLD_FIELD = re.compile(
     r"(window|chunk)(_size|_len)?$|floor|^local_attention$|^expert_capacity$"
 )
-ROPE_SWITCH_FIELD = (
-    "original_max_position_embeddings"  # where the factors of rotary positions change
-)
+# The length beyond which rotary factors change
+ROPE_SWITCH_FIELD = "original_max_position_embeddings"
 COPY_CONTEXT = 128  # positions that the check needs
-# Names of a state space layer's heads, their width, the factor of the hidden size, groups, state
+# Fields of a state space layer: heads, head dim, expansion of the hidden size, groups, state size
 STATE_SPACE_FIELDS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_expand", "mamba_n_groups", "mamba_d_state"),
     ("mamba_num_heads", "mamba_head_dim", "expand", "n_groups", "ssm_state_size"),
     ("n_mamba_heads", "mamba_headdim", "mamba_expand", "mamba_ngroups", "mamba_d_state"),
     ("num_heads", "head_dim", "expand", "n_groups", "state_size"),
 )
-# Names of linear attention's heads and their widths, and of experts, by what the copy has at most
+# Fields by their maximum in the copy: heads and head dims of linear attention, experts
 MAX_COPY_SIZES: dict[int, tuple[str, ...]] = {
     MAX_COPY_HEADS: ("linear_num_heads", "linear_num_key_heads"),
     2 * MAX_COPY_HEADS: ("linear_num_value_heads",),
     COPY_HEAD_DIM: ("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim"),
     16: ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
 }
-MAX_COPY_PARAMETERS = 1_000_000_000  # parameters of a small copy
+MAX_COPY_PARAMETERS = 1_000_000_000
 
 
 def make_small_copy(
@@ -58,9 +54,12 @@ def make_small_copy(
     *,
     try_forward: bool = True,
 ) -> PreTrainedModel:
-    """A random model of that class and structure, in float32 on the CPU: as narrow as its code
-    allows, at most the configuration as it is. Raises whatever its code raises. reads_text: it is
-    tried on some."""
+    """Return a random model of that class and structure, in float32 on the CPU: the smallest that
+    its code accepts, at most with the original config.
+
+    switch: see `shrink_config`; try_forward: run the copy once before accepting it. Raises the
+    first error of the family's code if no attempt succeeds.
+    """
     problem: Exception | None = None
     for attempt in (
         lambda: shrink_config(config, COPY_HEAD_DIM, switch),
@@ -90,14 +89,14 @@ def make_small_copy(
                     **(sources if small_config.is_encoder_decoder else {"input_ids": ids})
                 )
             return small
-        except Exception as error:  # narrow widths may not fit each other
+        except Exception as error:  # the shrunk sizes may be inconsistent
             problem = problem or error
     assert problem is not None
     raise problem
 
 
 def _require_small(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> None:
-    """MemoryError for a copy that is no small one: of a large model it would take all memory."""
+    """Raise MemoryError for a copy with too many parameters, before it takes all memory."""
     with torch.device("meta"):
         size = sum(weight.numel() for weight in model_class(config).parameters())
     if size > MAX_COPY_PARAMETERS:
@@ -112,14 +111,14 @@ def shrink_config(
     keep_ties: bool = False,
     layers_per_kind: int = 1,
 ) -> PreTrainedConfig:
-    """The configuration of the small copy.
+    """Return the config of a small copy.
 
     Args:
-        config: The model's.
-        head_dim: The width of a head, OWN for the one it has; None: all widths stay.
-        switch: From which length on texts are read with the other rotary factors.
-        keep_ties: Sizes that equal the hidden size, or a head's, stay equal.
-        layers_per_kind: Layers of each kind; there are two at least.
+        config: The model's config.
+        head_dim: The head dim; `OWN_HEAD_DIM` for the original one; None: no size changes.
+        switch: The length beyond which the long rotary factors apply.
+        keep_ties: True if sizes that equal the hidden size or head dim stay equal to it.
+        layers_per_kind: Number of layers of each kind; the copy has at least two layers.
     """
     config = copy.deepcopy(config)
     config._attn_implementation = None
@@ -129,7 +128,7 @@ def shrink_config(
 
 
 def iterate_configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    """The configuration and those in it."""
+    """Yield the config and its sub-configs, recursively."""
     yield config
     for name in config.sub_configs:
         part = getattr(config, name, None)
@@ -138,8 +137,8 @@ def iterate_configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 
 
 def rebuild_config(config: PreTrainedConfig, original: PreTrainedConfig) -> PreTrainedConfig:
-    """The same settings given to the configuration's class, which derives others from them: those
-    that it need not be given, and that are as in `before`."""
+    """Return a config made by the class from the settings of `config`, without the integers that
+    are optional and equal those of `original`: the class derives these again."""
     settings = {
         each.name: getattr(config, each.name)
         for each in dataclasses.fields(config)
@@ -159,10 +158,10 @@ def _is_derived(
 
 
 def get_setting(part: PreTrainedConfig, name: str) -> Any:
-    """A setting; None where it is missing or where each layer has its own."""
+    """Return a setting; None if it is missing or differs between layers."""
     try:
         return getattr(part, name, None)
-    except Exception:  # transformers' own kinds
+    except Exception:  # transformers raises for settings that differ between layers
         return None
 
 
@@ -184,7 +183,7 @@ def shrink_in_place(
         shorten_layers(part, layers_per_kind)
     if head_dim is not None and get_setting(part, "num_attention_heads"):
         settings |= compute_widths(part, head_dim)
-    elif head_dim is not None and get_setting(part, "hidden_size"):  # layers of states only
+    elif head_dim is not None and get_setting(part, "hidden_size"):  # without attention
         settings |= {
             "hidden_size": COPY_STATE_SIZE,
             "num_heads": MAX_COPY_HEADS,
@@ -196,10 +195,10 @@ def shrink_in_place(
         before = get_setting(part, name)
         if name in layers_own or before is None:
             continue
-        with suppress(AttributeError, NotImplementedError):  # one that follows from others
+        with suppress(AttributeError, NotImplementedError):  # a property derived from others
             try:
                 setattr(part, name, value)
-            except StrictDataclassFieldValidationError:  # there are several
+            except StrictDataclassFieldValidationError:  # a list of such values
                 setattr(part, name, [value] * len(before))
     ropes: dict[str, Any] = getattr(part, "rope_parameters", None) or {}
     for rope in (ropes, *(value for value in ropes.values() if isinstance(value, dict))):
@@ -207,8 +206,8 @@ def shrink_in_place(
 
 
 def find_thresholds(part: PreTrainedConfig) -> list[str]:
-    """The settings that say from which length of a text, or at which distance, a model behaves
-    otherwise, where its texts get there: then the check is to get there too."""
+    """Return the fields with a length or distance, within the model's context, beyond which its
+    attention or scaling changes. In a copy they are small, so that the check goes beyond them."""
     limit = getattr(part, "max_position_embeddings", None) or math.inf
     numbers = {
         k: v for k, v in vars(part).items() if isinstance(v, int) and COPY_WINDOW < v < limit
@@ -217,9 +216,11 @@ def find_thresholds(part: PreTrainedConfig) -> list[str]:
 
 
 def shrink_rope(rope: dict[str, Any], narrow: bool, switch: int) -> None:
-    """The same for rotary positions, whose factors are one for each pair of a head's values."""
+    """Shrink rope parameters in place, among them lists with one factor per pair of a head's
+    dimensions."""
     if rope.get(ROPE_SWITCH_FIELD) is not None:
-        kind = rope.get("rope_type")  # texts end at a dynamic one's, and the check's are longer
+        # The length is a dynamic rope's context limit here, so it must exceed the check's sequences
+        kind = rope.get("rope_type")
         rope[ROPE_SWITCH_FIELD] = {"longrope": switch, "dynamic": COPY_CONTEXT}.get(
             str(kind), 2 * COPY_WINDOW
         )
@@ -231,10 +232,10 @@ def shrink_rope(rope: dict[str, Any], narrow: bool, switch: int) -> None:
 
 
 def shorten_layers(part: PreTrainedConfig, layers_per_kind: int) -> None:
-    """Keep so many layers of each kind, at least two; of those that read earlier layers' keys,
-    too."""
+    """Retain `layers_per_kind` layers of each kind, and at least two layers. Layers that share
+    earlier layers' KV cache are kinds of their own."""
     count = part.num_hidden_layers
-    stack = get_setting(part, "num_layers_per_stack")  # which runs several times
+    stack = get_setting(part, "num_layers_per_stack")  # a stack that runs several times
     if stack:
         part.num_hidden_layers, part.num_layers_per_stack = 2 * count // stack, 2
         return
@@ -247,7 +248,7 @@ def shorten_layers(part: PreTrainedConfig, layers_per_kind: int) -> None:
     picked = [i for i in range(count) if i < 2 or kinds[:i].count(kinds[i]) < layers_per_kind]
     if readers:
         part.num_kv_shared_layers = sum(i >= count - readers for i in picked)
-    pattern = get_setting(part, "block_types")  # which layers repeat, for as many as there are
+    pattern = get_setting(part, "block_types")  # a pattern that the layers repeat
     if isinstance(pattern, list) and 1 < len(pattern) < count:
         picked = [*range(len(pattern))]
     for name, values in lists.items():
@@ -256,18 +257,18 @@ def shorten_layers(part: PreTrainedConfig, layers_per_kind: int) -> None:
         ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_blocks"),
         len(picked),
     )
-    # kinds by number: the second layer is of the rarer one
+    # Kinds given by a period: the second layer is of the rarer kind
     sizes |= {f"{kind}_layer_period": 2 for kind in ("attn", "expert")}
     sizes |= {f"{kind}_layer_offset": 1 for kind in ("attn", "expert")}
     for name, value in ({"attn_layer_indices": [1]} | sizes).items():
         if getattr(part, name, None) is not None:
             setattr(part, name, value)
-    with suppress(AttributeError, NotImplementedError):  # one that follows from the lists
+    with suppress(AttributeError, NotImplementedError):  # a property derived from the lists
         part.num_hidden_layers = len(picked)
 
 
 def compute_widths(part: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
-    """Return settings of a few heads, as many queries per key as before but two at most."""
+    """Return settings for a few heads, with at most two query heads per key head."""
     heads = part.num_attention_heads
     key_heads = get_setting(part, "num_key_value_heads") or heads
     few = min(key_heads, MAX_COPY_HEADS)
@@ -290,7 +291,8 @@ def compute_widths(part: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
 
 
 def _compute_recurrent_sizes(part: PreTrainedConfig, width: int) -> dict[str, Any]:
-    """Heads of state space layers, which divide a multiple of the hidden size among them."""
+    """Return settings for the heads of state space layers: heads times head dim must equal a
+    multiple of the hidden size, `width`."""
     for heads, size, expand, groups, state in STATE_SPACE_FIELDS:
         if get_setting(part, heads) and get_setting(part, size) and get_setting(part, state):
             inner = width * (get_setting(part, expand) or 1)
@@ -305,7 +307,7 @@ def _compute_recurrent_sizes(part: PreTrainedConfig, width: int) -> dict[str, An
 
 
 def compute_tied_sizes(part: PreTrainedConfig, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of the other sizes that equal the hidden size, or a head's."""
+    """Return settings for other sizes that equal the hidden size or the head dim."""
     sizes = {name: get_setting(part, name) for name in ("hidden_size", "head_dim")}
     return {
         other: settings[name]
@@ -320,11 +322,11 @@ def compute_tied_sizes(part: PreTrainedConfig, settings: dict[str, Any]) -> dict
 
 
 def _compute_special_head_dims(part: PreTrainedConfig, queries: int) -> dict[str, Any]:
-    """Widths of heads with parts of their own: those that positions turn and those they do not
-    (latent attention), or one for each axis (sections, whose heads stay as wide as they are)."""
+    """Return settings for heads with separate parts: dimensions with and without rotary embeddings
+    (latent attention), or one section per position axis (the head dim then stays as it is)."""
     ropes: dict[str, Any] = get_setting(part, "rope_parameters") or {}
     if get_setting(part, "qk_rope_head_dim"):
-        share = ropes.get("partial_rotary_factor") or 0.5  # of a head, that positions turn
+        share = ropes.get("partial_rotary_factor") or 0.5  # of a head's dimensions that are rotated
         latent = {
             "qk_rope_head_dim": COPY_HEAD_DIM,
             "qk_nope_head_dim": round(COPY_HEAD_DIM / share) - COPY_HEAD_DIM,
@@ -341,7 +343,8 @@ def _compute_special_head_dims(part: PreTrainedConfig, queries: int) -> dict[str
 
 
 def randomize_weights(model: PreTrainedModel) -> None:
-    """Draw larger weights than the usual initial ones, whose logits are nearly flat."""
+    """Draw weights in place, larger than the usual initial ones, whose logits are nearly
+    uniform."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:

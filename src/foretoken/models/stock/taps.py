@@ -1,7 +1,7 @@
-"""Hidden states of a twin between its decoder's layers, for drafters that read them.
+"""Hidden states between a twin's decoder layers, for drafters that take them as input.
 
-A tap is the number of the layer whose input is taken; the number of layers itself is the output of
-the last, before the final norm, and `FINAL_TAP` is what the output layer reads.
+Tap j is the input of layer j. The tap equal to the number of layers is the last layer's output
+before the final norm, and `FINAL_TAP` is the input of the output layer.
 """
 
 from __future__ import annotations
@@ -14,32 +14,31 @@ from foretoken.errors import RefusedError
 from foretoken.models.hidden_states import FINAL_TAP
 from foretoken.models.stock.positions import FORWARD_CONTEXT
 
-if TYPE_CHECKING:  # which takes seconds to import
+if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
 
 def get_decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The decoder's layers. RefusedError where they do not stand in one list."""
+    """Return the decoder's layers. Raises RefusedError if they are not in one list."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     decoder: Any = model.get_decoder() or model
-    for parts in decoder.modules():  # the outermost first: lists within a layer come behind
+    for parts in decoder.modules():  # outermost first, so before lists within a layer
         if isinstance(parts, nn.ModuleList) and len(parts) == count:
             return parts
     raise RefusedError(
-        f"the layers of {type(model).__name__} do not stand in one list, so that a draft cannot "
-        "read states between them; give another draft"
+        f"the layers of {type(model).__name__} are not in one list, so the hidden states between "
+        "them cannot be taken; give another draft"
     )
 
 
 def register_taps(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
-    """Let the forwards of a twin note the states at these taps, in the dict `FORWARD_CONTEXT` has
-    for them.
-    Raises RefusedError where it has no such layers."""
+    """Make a twin's forward passes record the hidden states at these taps in `tap_states` of the
+    `FORWARD_CONTEXT`. Raises RefusedError if the twin lacks such layers."""
     head = twin.get_output_embeddings()
     if FINAL_TAP in taps:
         if head is None:
             raise RefusedError(
-                f"{type(twin).__name__} has no output layer whose input could be read; give "
+                f"{type(twin).__name__} has no output layer whose input a draft could take; give "
                 "another draft"
             )
         head.register_forward_pre_hook(_TapHook(FINAL_TAP).record_first_argument)
@@ -49,8 +48,8 @@ def register_taps(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
     layers: Any = get_decoder_layers(twin)
     if max(between) > len(layers):
         raise RefusedError(
-            f"the draft reads behind layer {max(between)}, the target has {len(layers)}; give a "
-            "draft for this target"
+            f"the draft takes hidden states after layer {max(between)}, but the target has "
+            f"{len(layers)} layers; give a draft for this target"
         )
     for j in between:
         hook = _TapHook(j)
@@ -61,15 +60,15 @@ def register_taps(twin: PreTrainedModel, taps: tuple[int, ...]) -> None:
 
 
 class _TapHook:
-    """Hooks that note what passes at a tap."""
+    """Hooks that record the hidden states at one tap."""
 
     def __init__(self, tap: int) -> None:
         self.tap = tap
 
     def _record(self, states: Tensor) -> None:
-        noted = FORWARD_CONTEXT.get().tap_states
-        if noted is not None:
-            noted[self.tap] = states
+        tap_states = FORWARD_CONTEXT.get().tap_states
+        if tap_states is not None:
+            tap_states[self.tap] = states
 
     def record_first_argument(self, part: nn.Module, args: tuple[Any, ...]) -> None:
         self._record(args[0])

@@ -1,5 +1,5 @@
-"""Source code that a model runs and no installed library holds: a user's own classes, or those that
-a model's folder brings."""
+"""Source code of a model from outside the installed libraries: a user's classes, or remote code in
+a model's folder."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pathlib import Path
 
 from torch import nn
 
-KNOWN_PACKAGES = {
-    "foretoken",
-    "torch",
-    "transformers",
-}  # also where they are installed from a checkout
+# Listed, since an editable install is outside INSTALL_FOLDERS
+KNOWN_PACKAGES = {"foretoken", "torch", "transformers"}
 INSTALL_FOLDERS = {"site-packages", "dist-packages"}
 
 
 def third_party_sources(model: nn.Module) -> list[str]:
-    """The sources of all parts of the model that come from no library, with what they import from
-    outside the libraries' folders. Raises where a part has no source."""
+    """Return the sources of all classes of the model's modules that are not from a library, and of
+    all modules that they import, except libraries. Raises OSError or TypeError if a class has no
+    source file."""
     kinds = {base for part in model.modules() for base in type(part).__mro__}
     files = {inspect.getfile(kind) for kind in kinds if not _is_library(kind.__module__)}
     fresh = {kind.__module__ for kind in kinds if not _is_library(kind.__module__)}
@@ -40,7 +38,8 @@ def third_party_sources(model: nn.Module) -> list[str]:
 
 
 def _is_library(name: str) -> bool:
-    """Tell whether a module is installed, Python's own, this package's, or not loaded."""
+    """Return whether a module is installed, of the standard library, of this package, or not
+    loaded."""
     package = name.split(".")[0]
     if not name or package in KNOWN_PACKAGES or package in sys.stdlib_module_names:
         return True

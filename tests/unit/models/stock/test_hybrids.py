@@ -251,6 +251,6 @@ def test_a_mixer_that_calls_a_function_unknown_here_is_refused(
     model = network(name)
     monkeypatch.delitem(recurrences.RECURRENCE_REPLACEMENTS, FUNCTIONS[name])
     recurrences._make_row_forward.cache_clear()
-    with pytest.raises(RefusedError, match="by a function that is not known here"):
+    with pytest.raises(RefusedError, match="by an unknown function"):
         check(model)
     recurrences._make_row_forward.cache_clear()

@@ -368,28 +368,28 @@ UP = "layers.0.mlp.up_proj.weight"
 WRONG: list[tuple[EagleFile, str]] = [
     (
         eagle_file(V, TAPS, width=48).with_config(target_hidden_size=48),
-        r"states of 48 \(144 at all taps\), the target's have 32",
+        r"states of size 48 \(144 for all taps\), the target's have 32",
     ),
-    (eagle_file(V, TAPS, width=24), r"states of 32 \(72 at all taps\), the target's have 32"),
+    (eagle_file(V, TAPS, width=24), r"states of size 32 \(72 for all taps\), the target's have 32"),
     (
         SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 18, 33]),
-        r"layers \[2, 18, 33\] .* 4 layers",
+        r"layers \[2, 18, 33\], .* 4 layers",
     ),
-    (SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 3]), r"\[2, 3\] by a product for 3"),
+    (SOME.with_config(eagle_aux_hidden_state_layer_ids=[2, 3]), r"\[2, 3\], with a projection of"),
     (
         eagle_file(V, (1, 2), KEPT).with_config(eagle_aux_hidden_state_layer_ids=None),
-        "at 2 layers and does not say which",
+        "of 2 layers, but its config does not list them",
     ),
     (eagle_file(80, TAPS), "of 80 tokens, this one has 64"),
     (SOME.with_tensors(d2t=torch.full((len(KEPT),), 30)), "ids from 30 to 69, .* 64 tokens"),
     (SOME.with_tensors(d2t=-torch.arange(len(KEPT))), "two outputs for one token in d2t"),
     (
         SOME.with_tensors(t2d=torch.isin(torch.arange(V), torch.tensor([0, *KEPT[1:]]))),
-        "output 0 is token 3, .* token 0",
+        "output 0 is token 3 .* token 0",
     ),
     (SOME.with_tensors(t2d=torch.zeros(V).bool()), f"d2t .* t2d: .* {len(KEPT)} tokens, .* 0"),
     (SOME.with_tensors(t2d=torch.zeros(V + 8).bool()), "of 72 tokens, this one has 64"),
-    (SOME.with_tensors(d2t=None), f"{len(KEPT)} tokens and holds no d2t"),
+    (SOME.with_tensors(d2t=None), f"{len(KEPT)} outputs .* and no d2t"),
     (SOME.with_tensors(d2t=torch.tensor(0)), rf"d2t as \(\) for {len(KEPT)} outputs"),
     (
         SOME.with_config(
@@ -399,18 +399,18 @@ WRONG: list[tuple[EagleFile, str]] = [
     ),
     (SOME.with_tensors(norm__weight=torch.ones(32).long()), "norm.weight in int64"),
     (SOME.with_tensors(embed_tokens__weight=torch.randn(50, 32)), "50 tokens, the target has 64"),
-    (SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)), "of 32, its own have 16"),
+    (SOME.with_tensors(embed_tokens__weight=torch.randn(V, 16)), "of size 32, its own have 16"),
     (SOME.with_config(transformer_layer_config={"model_type": "no_such"}), "'no_such'"),
     (SOME.with_tensors(fc__weight=None), "no weights for fc.weight"),
     (SOME.with_tensors(layers__0__mlp__up_proj__weight=None), f"no weights for {UP}"),
     (
         SOME.with_tensors(layers__0__mlp__up_proj__weight=torch.zeros(40, 32)),
-        rf"{UP} as \(40, 32\), its config says \(48, 32\)",
+        rf"{UP} as \(40, 32\), its config needs \(48, 32\)",
     ),
-    (SOME.with_tensors(norm__weight=torch.full((32,), torch.nan)), "invalid numbers in norm"),
+    (SOME.with_tensors(norm__weight=torch.full((32,), torch.nan)), "non-finite values in norm"),
     (
         SOME.with_tensors(embed_tokens__weight=torch.full((V, 32), torch.inf)),
-        "invalid numbers in embed_tokens.weight",
+        "non-finite values in embed_tokens.weight",
     ),
 ]
 

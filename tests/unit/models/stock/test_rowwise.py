@@ -42,7 +42,7 @@ def test_going_back_before_every_copy_reads_the_text_again() -> None:
 def test_a_state_that_is_not_copied_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the same state for a row and what it goes back to."""
     monkeypatch.setattr(rowwise, "copy_cache", lambda kept: kept)
-    with pytest.raises(RefusedError, match="is not exact over a cache of each row"):
+    with pytest.raises(RefusedError, match="is not exact over a cache per sequence"):
         check(build("Qwen3NextForCausalLM"), ROWWISE_BACKEND)
 
 
@@ -60,14 +60,14 @@ def test_a_family_that_scores_single_tokens_is_left_to_transformers(
 ) -> None:
     """XLNet attends to a prompt both ways: a block of its text has other logits."""
     model: Any = build("XLNetLMHeadModel")
-    reason = "single tokens a pass, so that drafts save nothing; use transformers' own generate"
+    reason = "so speculative decoding saves nothing; use transformers' own generate"
     for prepare in (foretoken.load, partial(foretoken.attach, strict=True)):
         with pytest.raises(RefusedError, match=reason):
             prepare(model, draft, runtime="transformers")
     with caplog.at_level("INFO", "foretoken"):
         assert foretoken.attach(model, draft, runtime="transformers") is None
     told = caplog.records[-1].getMessage()
-    assert told.startswith("the model keeps its own generate: xlnet") and reason in told
+    assert told.startswith("model.generate is left unchanged: xlnet") and reason in told
     assert "generate" not in vars(model)
     assert model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=2).shape == (1, 10)
 
@@ -83,7 +83,7 @@ def test_a_family_that_draws_its_logits_is_found() -> None:
             output.logits = output.logits + 0.01 * torch.randn(output.logits.shape)
             return output
 
-    with pytest.raises(RefusedError, match="differ by .* from a full forward; at most"):
+    with pytest.raises(RefusedError, match="differ by .* from a full forward; it scores"):
         check(Loose(model.config).eval(), ROWWISE_BACKEND)
 
 

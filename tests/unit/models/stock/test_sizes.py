@@ -39,7 +39,9 @@ def test_the_limit_is_that_of_the_positions(positions: Any, limit: int | None) -
 def test_a_context_of_no_tokens_is_refused(name: str, limit: int) -> None:
     config = PreTrainedConfig()
     setattr(config, name, limit)
-    with pytest.raises(InputError, match=f"{name} is {limit} in the model's config; give a whole"):
+    with pytest.raises(
+        InputError, match=f"{name} is {limit} in the model's config; give an integer"
+    ):
         get_context_limit(config)
 
 

@@ -275,7 +275,7 @@ def _arrays(part: Any) -> list[Tensor]:
 
 def test_what_keeps_no_states_is_refused_by_name() -> None:
     model = build("Lfm2ForCausalLM")
-    with pytest.raises(RefusedError, match="lfm2 .* runtime='transformers' takes them back"):
+    with pytest.raises(RefusedError, match="lfm2 .* use runtime='transformers'"):
         foretoken.load(model, "none", runtime="graphs")
     assert foretoken.load(model, "none", runtime="transformers").generate([3], max_new_tokens=2)
 
