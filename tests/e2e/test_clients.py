@@ -66,7 +66,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_same_here_and_there(console, here, there, raw, sampling):
     own = console("chat", *raw, "-q", "It was naïve", *here, *sampling)
-    lenient = "lenience 0.5: texts are no longer in the target's distribution\n"
+    lenient = "lenience 0.5: replies do not have the target's distribution\n"
     assert own.err == (lenient if "--lenience" in sampling else "")
     assert own.code == 0 and len(own.out) >= 2
     assert console("chat", *raw, "-q", "It was naïve", *there, *sampling) == own

@@ -212,7 +212,7 @@ def test_the_command(
     assert sorted(p.name for p in out.iterdir()) == ["long.txt", "short.txt"]
     (out / "long.txt").write_text("mine")
     code, _, said = console("transcribe", files[0], *options, "--output", out)
-    assert code == 0 and "is there already" in said and (out / "long.txt").read_text() == "mine"
+    assert code == 0 and "exists already" in said and (out / "long.txt").read_text() == "mine"
     code, printed, _ = console("transcribe", files[2], *options, "--format", "json")
     made = transcribe(spec, short, language="en")
     document = json.loads(printed)
@@ -229,7 +229,7 @@ def test_mistakes_of_the_command(console: Run) -> None:
         ("--target x --format doc", "--format is 'doc'; give one of text, srt"),
         ("--target x b.wav --format srt", "give --output"),
         ("--target x b/a.wav --output out", "two files would be written"),
-        ("--target x --output /proc/x", "--output is /proc/x, which cannot be made"),
+        ("--target x --output /proc/x", "--output is /proc/x, which cannot be created"),
     ):
         mistake(console("transcribe", "a.wav", *arguments.split()), message)
 

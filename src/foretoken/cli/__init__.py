@@ -1,5 +1,5 @@
-"""The command line: options, commands, and what they print; `script` is the way in. It computes
-nothing itself and knows no tensors.
+"""The command line: options, commands and their output; `script` is the entry point. It contains
+no tensor code.
 """
 
 from foretoken.cli.script import app, main

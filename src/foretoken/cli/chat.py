@@ -1,5 +1,5 @@
-"""`foretoken chat`: a conversation, or plain text continued line by line, by a model in this
-process or by a server."""
+"""`foretoken chat`: a conversation, or plain text continued line by line, with a model in this
+process or on a server."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ API_KEY_VARIABLE = "FORETOKEN_API_KEY"
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Options that name a server, to ask instead of a model in this process."""
+    """A server to use instead of a model in this process."""
 
     panel: ClassVar[str] = "Server"
     url: Annotated[
-        str | None, "Ask this server, such as http://127.0.0.1:8000, and load no model."
+        str | None, "Use this server, such as http://127.0.0.1:8000, and load no model."
     ] = None
     api_key: Annotated[
-        str | None, f"API key of the server. Default: {API_KEY_VARIABLE} in the environment."
+        str | None, f"API key of the server. Default: environment variable {API_KEY_VARIABLE}."
     ] = None
-    model: Annotated[str | None, "Model to ask. Default: the first that the server lists."] = None
+    model: Annotated[str | None, "Model to use. Default: the first that the server lists."] = None
 
 
 @command
@@ -52,39 +52,39 @@ def chat(
     gamma: option.Gamma = None,
     seed: Annotated[
         int | None,
-        "Seed of all texts: the same seed, pair, gamma and input give the same texts. "
+        "Seed of the random numbers: the same seed, pair, gamma and input give the same replies. "
         "Default: random.",
     ] = None,
     rule: option.Rule = "block",
     lenience: option.Lenience = 1.0,
-    show_tokens: Annotated[bool, "Colour each token by the fate of its draft token."] = False,
+    show_tokens: Annotated[bool, "Colour accepted draft tokens and the target's own."] = False,
     system_prompt: Annotated[str | None, "System message of the conversation."] = None,
 ) -> None:
-    """Talk with a model, in its own distribution; with --raw, continue lines of plain text.
+    """Chat with a model, in its own distribution; with --raw, continue lines of plain text.
 
-    On a terminal, /help lists commands: to take turns back, change options, save and load.
-    Otherwise every line of standard input is a message, and only answers are printed.
+    On a terminal, /help lists commands to remove turns, change options, save and load. Otherwise
+    every line of standard input is a message, and only the replies are printed.
     """
-    # Mistakes are told before models load, which takes seconds
+    # Mistakes are reported before models load, which takes seconds
     target = option.merge_target(place, target)
     options = sampling.given
     SamplingParams(**options)
     if quick is not None and not quick.strip():
-        raise InputError("--quick is empty; give a text")
+        raise InputError("--quick is empty; give a prompt")
     speculation = asdict(SpeculationOptions(gamma, rule, lenience))
     SEED("seed", seed or 0)
     message_flags = _list_given_flags(rendering) + ["--system-prompt"] * bool(system_prompt)
     if raw and message_flags:
-        raise InputError(f"{message_flags[0]} is for messages; leave it or --raw out")
+        raise InputError(f"{message_flags[0]} needs messages; leave it or --raw out")
     template = ChatTemplate() if raw else rendering.template
     spec = None
     if server.url is None:
         if server_flags := _list_given_flags(server):
-            raise InputError(f"{server_flags[0]} is for a server; add --url")
+            raise InputError(f"{server_flags[0]} needs a server; add --url")
         target = option.resolve_target(target)
         loading.require(target)
         set_up_logging()
-        from foretoken.cli import local_model  # late: mistakes are told before torch is imported
+        from foretoken.cli import local_model  # late: imports torch
 
         opened = local_model.open_local_model(
             spec := loading.load(
@@ -104,7 +104,7 @@ def chat(
                 f"{local_flags[0]} is for models in this process; leave it or --url out"
             )
         if template.text is not None:
-            raise InputError("--chat-template is read by a server when it starts; give it that one")
+            raise InputError("--chat-template does not work with --url; give it to the server")
         default = asdict(SpeculationOptions())
         with option.require_extra("client"):
             from foretoken.cli import remote_model  # late: an extra
@@ -121,8 +121,8 @@ def chat(
     with opened as source:
         source.require(options)
         if lenience < 1 and gamma != 0:
-            texts = "texts are no longer in the target's distribution"
-            print(f"lenience {lenience:g}: {texts}", file=sys.stderr)
+            warning = "replies do not have the target's distribution"
+            print(f"lenience {lenience:g}: {warning}", file=sys.stderr)
         messages = None if raw else system
         if spec is not None and gamma is None:
             defaults = source.get_default_options(messages=not raw)

@@ -1,7 +1,5 @@
-"""Commands as Typer takes them, their `--config FILE`, and what they log.
-
-Dataclasses of options become single options, and paragraphs of the help text single lines, which
-the terminal breaks itself.
+"""Adapts functions to Typer commands: dataclasses of options become single options, and each
+paragraph of a docstring one line of help. Also `--config FILE`, and logging of commands.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from foretoken.sampling.params import suggest_name
 from foretoken.slow_log import log_if_slow
 from foretoken.storage.files import read_text
 
-SLOW_IMPORT_SECONDS = 5.0  # seconds; the first import after an installation takes up to a minute
+SLOW_IMPORT_SECONDS = 5.0  # the first import after an installation takes up to a minute
 log = logging.getLogger(__name__)
-# Modules whose work is told as well as their warnings: long loads, and which draft was chosen
+# Modules that log at level INFO: long loads, and which draft was chosen
 INFO_MODULES = (
     "cli.command",
     "costing.probe",
@@ -38,10 +36,10 @@ INFO_MODULES = (
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a function the fields of its dataclass parameters as parameters of its own.
+    """Replace a function's dataclass parameters by their fields, for Typer.
 
-    The fields have defaults, and are `Annotated` with an Option or with a help text, as other
-    parameters are. A dataclass may name its `panel` of the help.
+    Fields need defaults and, like other parameters, are `Annotated` with an Option or a help text.
+    A dataclass may name its `panel` of the help.
     """
     hints: dict[str, Any] = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -75,11 +73,11 @@ def format_flag(name: str) -> str:
 
 
 def make_option(name: str, hint: Any, panel: str | None = None) -> Any:
-    """Return a parameter's annotation as Typer takes it; a text in it is an option's help."""
+    """Return a parameter's annotation for Typer; a string in it becomes an option's help."""
     kind, note, *_ = (*get_args(hint), None, None)
     if get_origin(hint) is not Annotated or not isinstance(note, str):
         return hint
-    names = [format_flag(name)] if kind is bool else []  # or there would be a --no-NAME too
+    names = [format_flag(name)] if kind is bool else []  # Typer would add --no-NAME
     metavar = "<str>" if kind == list[str] | None else None  # "<list[str]>" is too wide
     return Annotated[kind, typer.Option(*names, help=note, rich_help_panel=panel, metavar=metavar)]
 
@@ -90,10 +88,10 @@ def join_paragraph_lines(function: Callable[..., None]) -> str:
 
 
 class StderrLines(logging.Handler):
-    """Prints to the sys.stderr of the moment: a bar being drawn replaces it, and keeps messages on
-    lines of their own. While an answer is printed, messages wait for its end."""
+    """Prints to the current sys.stderr, which a progress bar replaces while it is drawn. Messages
+    are held while a reply is streamed, and printed after it."""
 
-    held: list[str] | None = None  # messages that wait; None where no answer is being printed
+    held: list[str] | None = None  # None: no reply is being streamed
 
     def emit(self, record: logging.LogRecord) -> None:
         if StderrLines.held is None:
@@ -103,20 +101,20 @@ class StderrLines(logging.Handler):
 
 
 def hold_messages() -> None:
-    """Let messages wait, as an answer is being printed from now on."""
+    """Hold messages, as a reply begins to be streamed."""
     StderrLines.held = StderrLines.held or []
 
 
 def release_messages() -> None:
-    """Print the messages that waited, as the answer has ended."""
+    """Print the held messages, after a reply."""
     held, StderrLines.held = StderrLines.held, None
     for message in held or ():
         print(message, file=sys.stderr)
 
 
 def set_up_logging() -> None:
-    """Log foretoken's warnings to standard error, and work that takes over a second; turn off
-    transformers' bars and reports, so that an error is one line."""
+    """Log foretoken's warnings and slow work to standard error; turn off transformers' progress
+    bars and reports, so that an error is one line."""
     ours = logging.getLogger("foretoken")
     if not ours.handlers:
         ours.addHandler(StderrLines())
@@ -125,33 +123,33 @@ def set_up_logging() -> None:
     with log_if_slow(log, "importing PyTorch and transformers", after=SLOW_IMPORT_SECONDS):
         from transformers.utils import logging as transformers  # late: it takes seconds
 
-        import foretoken.loading.load  # noqa: F401 - that is told once
+        import foretoken.loading.load  # noqa: F401 - covered by one message
 
     transformers.set_verbosity_error()
     transformers.disable_progress_bar()
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the values of a file as defaults."""
+    """Use the values of a YAML file as the defaults of options."""
     if path is None:
         return None
-    import yaml  # late: transformers brings it, and only this needs it
+    import yaml  # late: only --config needs it; a dependency of transformers
 
     try:
         content = yaml.safe_load(read_text(path, "a YAML mapping of options"))
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is no YAML: {to_one_line(error)}") from None
+        raise InputError(f"{path} is not valid YAML: {to_one_line(error)}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path} holds no mapping; give lines such as 'port: 8000'")
+        raise InputError(f"{path} is not a mapping; give lines such as 'port: 8000'")
     options = {str(name).replace("-", "_"): value for name, value in content.items()}
     known = {str(parameter.name) for parameter in context.command.params} - {"config"}
     if unknown := sorted(options.keys() - known):
         near = suggest_name(unknown[0], known)
         remedy = f"did you mean {near}?" if near else "see --help"
-        raise InputError(f"{path} holds the unknown option {unknown[0]!r}; {remedy}")
+        raise InputError(f"{path} has the unknown option {unknown[0]!r}; {remedy}")
     for parameter in context.command.params:
         if isinstance(options.get(str(parameter.name)), str) and getattr(parameter, "multiple", 0):
-            options[str(parameter.name)] = [options[str(parameter.name)]]  # one of several
+            options[str(parameter.name)] = [options[str(parameter.name)]]  # of a repeatable option
     context.default_map = {**(context.default_map or {}), **options}
     return path
 
@@ -159,7 +157,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="Read options by name from a YAML file. The command line wins.",
+        help="Read options from a YAML file. Options of the command line override it.",
         callback=_read_config,
         is_eager=True,
     ),

@@ -1,5 +1,5 @@
-"""Output of `foretoken generate`: texts, steps, the speed-up, and how far lenience
-moved a text from the target's distribution; or all of it as JSON."""
+"""Output of `foretoken generate`: completions, steps, the speed-up, and the distance from the
+target's distribution with lenience; as text or JSON."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from foretoken.sampling.logprobs import Logprobs
     from foretoken.speculator import Speculator
 
-MAX_HEADING_CHARS = 60  # characters of a prompt that head its text
+MAX_HEADING_CHARS = 60  # of a prompt in the heading of its completion
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAnswer:
-    """A completion with its task; `copy` numbers the texts of one prompt."""
+    """A completion with its task; `copy` is its index among the outputs of one prompt."""
 
     task: PromptWithParams
     copy: int
@@ -38,8 +38,8 @@ class TaskAnswer:
 
     @property
     def name(self) -> str:
-        one = "" if self.task.num_outputs == 1 else f", text {self.copy}"
-        return f"prompt {self.task.number}{one}"
+        suffix = "" if self.task.num_outputs == 1 else f", output {self.copy}"
+        return f"prompt {self.task.number}{suffix}"
 
     @property
     def prompt_text(self) -> str:
@@ -65,13 +65,13 @@ class TaskAnswer:
 
     @property
     def ended_by_context(self) -> bool:
-        """True if the model's context ended the text before its limit."""
+        """True if the context length ended the output before max_new_tokens."""
         max_new_tokens, completion = self.task.params.max_new_tokens, self.completion
         return completion.finish_reason == "length" and len(completion.tokens) < max_new_tokens
 
     def follows_target(self, lenience: float) -> bool:
-        """Return True if the text follows the target's distribution: no draft token could pass too
-        easily or, at temperature 0, none did."""
+        """Return whether the output follows the target's distribution: lenience is 1, or it has no
+        draft tokens or, if greedy, only tokens that are the target's argmax."""
         stats = self.completion.stats
         return lenience == 1 or not (stats.bias if self.task.params.greedy else stats.drafted)
 
@@ -79,7 +79,7 @@ class TaskAnswer:
 def pair_answers(
     tasks: list[PromptWithParams], requests: list[Request], completions: Iterable[Completion]
 ) -> Iterator[TaskAnswer]:
-    """Pair completions with their tasks; after an interruption these are the first ones."""
+    """Pair completions with their tasks; after an interruption only the first tasks have one."""
     copies = [(task, copy) for task in tasks for copy in range(task.num_outputs)]
     paired = zip(completions, copies, requests, strict=False)
     return (TaskAnswer(*which, request, completion) for completion, which, request in paired)
@@ -93,10 +93,10 @@ def print_answers(
     printed: bool = False,
     automatic: bool = False,
 ) -> None:
-    """Print each text, as ids without a tokenizer; several have headings, as files have in `head`.
+    """Print each completion, as ids without a tokenizer; several get headings like `head`'s.
 
-    steps: print its steps too, and why these have few draft tokens where gamma is automatic.
-    printed: the text stands there already.
+    steps: print the steps too. automatic: explain then if automatic gamma made few draft tokens.
+    printed: the completion was streamed already.
     """
     for i, answer in enumerate(answers):
         completion = answer.completion
@@ -111,7 +111,7 @@ def print_answers(
 
 
 def format_piece(text: str | None, tokens: list[int], before: int) -> str:
-    """Return the next part of a text, after `before` tokens; ids if there is no tokenizer."""
+    """Return the next part of an output, after `before` tokens; ids if there is no tokenizer."""
     if text is not None:
         return text
     return "," * (bool(tokens) and before > 0) + _format_ids(tokens)
@@ -122,8 +122,8 @@ def _format_ids(tokens: list[Any]) -> str:
 
 
 def iter_remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -> Iterator[str]:
-    """Yield lines for standard error: the texts that failed and, without --json, those that the
-    context ended, and how far lenience moved them."""
+    """Yield lines for standard error: failures and, without --json, outputs that the context length
+    ended, and the distance from the target's distribution with lenience."""
     for answer in answers:
         if answer.completion.error is not None:
             yield f"error: {answer.name}: {answer.completion.error}"
@@ -131,7 +131,7 @@ def iter_remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -
         return
     if cut := [answer.name for answer in answers if answer.ended_by_context]:
         yield (
-            f"{len(cut)} of {len(answers)} texts end where the model's context does, before "
+            f"the context length ended {len(cut)} of {len(answers)} outputs before "
             f"max_new_tokens: {', '.join(cut[:8])}{', ...' * (len(cut) > 8)}"
         )
     for greedy in (True, False) if lenience < 1 else ():
@@ -140,7 +140,7 @@ def iter_remarks(answers: list[TaskAnswer], lenience: float, *, as_json: bool) -
 
 
 def _print_steps(spec: Speculator, answer: TaskAnswer) -> None:
-    """Print figure 1 of the paper, and its caption."""
+    """Print the completion and its steps like figure 1 of the paper, a legend and statistics."""
     completion, ids = answer.completion, answer.input_ids
     console = Console(highlight=False)
     console.print(Text(answer.prompt_text, style="bold"), soft_wrap=True)  # a str would be markup
@@ -158,30 +158,28 @@ def _print_steps(spec: Speculator, answer: TaskAnswer) -> None:
 
 
 def format_figures(tokens: int, calls: int, alpha: float | None) -> str:
-    """Return the figures of a text in words."""
-    runs = f" in {calls} target runs ({tokens / calls:.2f} a run)" if calls else ""
-    return f"{tokens} tokens{runs}{'' if alpha is None else f', alpha {alpha:.2f}'}"
+    """Return the statistics of an output in words."""
+    per_forward = f" in {calls} target forwards ({tokens / calls:.2f} per forward)" if calls else ""
+    return f"{tokens} tokens{per_forward}{'' if alpha is None else f', alpha {alpha:.2f}'}"
 
 
 def learn_costs(spec: Speculator, params: list[SamplingParams]) -> None:
-    """Learn what steps cost before the first token of these texts, which run together."""
+    """Measure the costs of steps, if unknown, for a batch with these sampling params."""
     if spec.costing.drafts:
-        with show_waiting("measuring what steps cost"):
+        with show_waiting("measuring the costs of steps"):
             spec.costing.ensure_costs(params, len(params))
 
 
-MIN_SILENT_SHARE = (
-    0.9  # share of the steps without draft tokens, above which there is nothing to compare
-)
+MIN_SILENT_SHARE = 0.9  # of steps without draft tokens, above which no speed-up is reported
 SELDOM_TEXT = (
-    "it made draft tokens in {:.0%} of the steps, as elsewhere there were none or they do not pay "
-    "here"
+    "it made draft tokens in {:.0%} of the steps; in the others the drafter proposed none, or they "
+    "would not pay"
 )
-OTHER_DRAFTS_TEXT = "--gamma 2 makes all that there are, --draft names another draft"
+OTHER_DRAFTS_TEXT = "--gamma 2 always drafts, --draft chooses another draft"
 
 
 def _explain_plain_decoding(spec: Speculator, completion: Completion) -> str | None:
-    """Say that automatic gamma decoded plainly; None where it did not, or there is no draft."""
+    """Return a remark if automatic gamma mostly decoded plainly; None without a draft."""
     made = [step.drafted > 0 for step in completion.steps]
     if not spec.costing.drafts or not made or sum(made) >= (1 - MIN_SILENT_SHARE) * len(made):
         return None
@@ -189,15 +187,15 @@ def _explain_plain_decoding(spec: Speculator, completion: Completion) -> str | N
 
 
 def print_speedup(comparison: Any) -> None:
-    """Print the measured speed-up, and section 3's prediction from the measured alpha, c and v."""
+    """Print the measured speed-up, and the paper's prediction from the measured alpha, c and v."""
     console = open_console()
     plain_seconds, seconds = comparison.plain_seconds_per_token, comparison.seconds_per_token
-    times = f"plain {plain_seconds * 1e3:.2f} ms a token"
+    times = f"plain {plain_seconds * 1e3:.2f} ms per token"
     if comparison.gamma is None and comparison.silent > MIN_SILENT_SHARE:
         print_paragraph(
             console,
             f"{times}, automatic gamma {seconds * 1e3:.2f}: "
-            f"{SELDOM_TEXT.format(1 - comparison.silent)}, so this is no speed-up, nor a loss; "
+            f"{SELDOM_TEXT.format(1 - comparison.silent)}, so both are plain decoding; "
             f"{OTHER_DRAFTS_TEXT}",
         )
     else:
@@ -210,25 +208,27 @@ def _print_ratio(console: Console, times: str, comparison: Any) -> None:
     """Print the speed-up and its prediction."""
     draft_tokens = f"gamma {comparison.gamma}"
     if comparison.gamma is None:
-        draft_tokens = f"{comparison.mean_gamma:.1f} draft tokens a step"
+        draft_tokens = f"{comparison.mean_gamma:.1f} draft tokens per step"
     speed, seconds = f"{comparison.speedup:.2f}x", comparison.seconds_per_token
     print_paragraph(
         console,
-        f"{times}, with {draft_tokens} {seconds * 1e3:.2f} ms a token: {speed}",
+        f"{times}, with {draft_tokens} {seconds * 1e3:.2f} ms per token: {speed}",
         bold=speed,
     )
     if comparison.alpha is not None:
         silent = f" (none in {comparison.silent:.0%} of the steps)" if comparison.silent else ""
         print_paragraph(
             console,
-            f"Theorem 3.8 for the draft tokens made{silent}, with alpha {comparison.alpha:.2f} and "
-            f"c {comparison.c:.2f}: {comparison.paper:.2f}x; with the measured cost of a target "
-            f"forward, up to v = {comparison.v:.2f}: {comparison.predicted:.2f}x",
+            f"Theorem 3.8 predicts for these draft tokens{silent}, with alpha "
+            f"{comparison.alpha:.2f} and c {comparison.c:.2f}: {comparison.paper:.2f}x; with the "
+            "measured cost of a target forward over a block, up to "
+            f"v = {comparison.v:.2f}: {comparison.predicted:.2f}x",
         )
 
 
 def describe_departure(answers: list[TaskAnswer], lenience: float) -> str:
-    """Say how far lenience moved texts, all greedy or none, from the target's distribution."""
+    """Describe the distance of outputs, all greedy or all sampled, from the target's distribution
+    with lenience."""
     if all(answer.follows_target(lenience) for answer in answers):
         return f"lenience {lenience:g}: still the target's distribution"
     completions = [answer.completion for answer in answers]
@@ -236,21 +236,21 @@ def describe_departure(answers: list[TaskAnswer], lenience: float) -> str:
     bias = sum(completion.stats.bias * len(completion.tokens) for completion in completions)
     if answers[0].task.params.greedy:
         return (
-            f"lenience {lenience:g}: not the target's greedy text: {round(bias)} of {tokens} "
-            f"tokens are not its first choice; each has at least {lenience:g} of that one's "
-            "probability"
+            f"lenience {lenience:g}: not the target's greedy output: {round(bias)} of {tokens} "
+            "tokens are not its most probable ones; each has at least "
+            f"{lenience:g} times the probability of the most probable"
         )
     return (
         f"lenience {lenience:g}: not the target's distribution but {bias / max(1, tokens):.4f} "
-        f"away from it (total variation, mean of {tokens} tokens) and nowhere above "
-        f"{1 / lenience:.3g} times it"
+        f"away from it (total variation, mean of {tokens} tokens); no token has more than "
+        f"{1 / lenience:.3g} times its probability"
     )
 
 
 def begin_json(
     spec: Speculator, answers: Iterable[TaskAnswer], speculation: dict[str, Any]
 ) -> Iterator[TaskAnswer]:
-    """Yield the answers, printing each as a line of the document of `--json`; `end` ends that."""
+    """Yield the answers, and print each as a line of the JSON document, which `end_json` ends."""
     print(json.dumps(describe_pair(spec))[:-1], end=', "completions": [')
     for i, answer in enumerate(answers):
         line = json.dumps(answer_to_dict(answer, speculation), allow_nan=False)
@@ -259,7 +259,7 @@ def begin_json(
 
 
 def end_json(comparison: Any) -> None:
-    """Print the rest of the document."""
+    """Print the rest of the JSON document."""
     print("\n]", end="")
     if comparison:
         compared = {**asdict(comparison), "speedup": comparison.speedup}
@@ -268,7 +268,7 @@ def end_json(comparison: Any) -> None:
 
 
 def describe_pair(spec: Speculator) -> dict[str, Any]:
-    """Return the names that head the document of `--json`."""
+    """Return the names at the beginning of the JSON document."""
     return {
         "target": spec.target_name,
         "draft": spec.draft_name,
@@ -277,7 +277,7 @@ def describe_pair(spec: Speculator) -> dict[str, Any]:
 
 
 def answer_to_dict(answer: TaskAnswer, speculation: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer as `--json` has it; `params`: as a line of a prompt file has them."""
+    """Return an answer for `--json`; its `params` are in the form of a prompt file's line."""
     return {
         "prompt": answer.task.number,
         "id": answer.task.line.id,
@@ -290,7 +290,7 @@ def answer_to_dict(answer: TaskAnswer, speculation: dict[str, Any]) -> dict[str,
 
 
 def completion_to_dict(completion: Completion) -> dict[str, Any]:
-    """Return a completion as JSON has it; logprobs where they were asked for."""
+    """Return a completion as a JSON object, with logprobs if requested."""
     lists = {name: getattr(completion, name) for name in ("logprobs", "prompt_logprobs")}
     return {
         "text": completion.text,
@@ -308,11 +308,11 @@ def completion_to_dict(completion: Completion) -> dict[str, Any]:
     }
 
 
-def _logprobs_to_dict(likelihood: Logprobs) -> dict[str, Any]:
-    top = [[token, _finite_or_none(logprob)] for token, logprob in likelihood.top]
-    return {"token": likelihood.token, "logprob": _finite_or_none(likelihood.logprob), "top": top}
+def _logprobs_to_dict(logprobs: Logprobs) -> dict[str, Any]:
+    top = [[token, _finite_or_none(logprob)] for token, logprob in logprobs.top]
+    return {"token": logprobs.token, "logprob": _finite_or_none(logprobs.logprob), "top": top}
 
 
 def _finite_or_none(logprob: float) -> float | None:
-    """Return None for a token that could not occur: JSON has no infinity."""
+    """Return None for an infinite logprob, which JSON cannot hold: a token of probability 0."""
     return logprob if math.isfinite(logprob) else None

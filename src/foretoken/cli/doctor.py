@@ -1,5 +1,5 @@
-"""`foretoken doctor`: versions, the processor, memory and devices; or the backend of one model, and
-why."""
+"""`foretoken doctor`: versions, processor, memory and devices; or the backend of a model, and the
+reason."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from foretoken.loading.options import LoadOptions
 from foretoken.slow_log import show_waiting
 
 EXACT_TEXT = {
-    "bitwise": "greedy text is the same to the bit with and without draft tokens, in any batch",
-    "rounding": "greedy text is the same but for near-ties, which rounding may decide otherwise",
+    "bitwise": "greedy output is identical with and without draft tokens, in any batch",
+    "rounding": "greedy output is identical with and without draft tokens, except that rounding "
+    "may decide near-ties differently",
 }
 
 
@@ -30,7 +31,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Show the backend that this model runs on, and why: a folder, hub id or GGUF file."
+            help="Show the backend of this model, and why: a folder, hub id or GGUF file."
         ),
     ] = None,
     adapter: Annotated[
@@ -42,15 +43,15 @@ def doctor(
     """Show versions, the processor, memory and devices, or the backend of a model."""
     left_out = option.OriginOptions(), option.PlacementOptions(), None
     if model is None and (origin, placing, adapter) != left_out:
-        raise InputError("options of loading are for a model; name one: foretoken doctor MODEL")
+        raise InputError("options of loading need a model; give one: foretoken doctor MODEL")
     given = LoadOptions(**vars(origin), **vars(placing), adapter=adapter)
     set_up_logging()
-    from foretoken.measurement import diagnosis  # late: mistakes are told before torch is imported
+    from foretoken.measurement import diagnosis  # late: imports torch
 
     if model is None:
         document, lines = diagnosis.describe_machine(), _format_machine
     else:
-        with show_waiting(f"reading {model}"):
+        with show_waiting(f"loading {model}"):
             document, lines = diagnosis.describe_model(model, given), _format_model
     print(json.dumps(document, allow_nan=False) if as_json else "\n".join(lines(document)))
 
@@ -64,14 +65,14 @@ def _format_machine(document: dict[str, Any]) -> Iterator[str]:
     parts += [f"no {', no '.join(lacks)}"] if lacks else []
     yield f"processor: {'; '.join(parts)}"
     rate, size = processor["bytes_per_second"] / 1e9, processor["read_bytes"] / 2**20
-    yield f"memory: {rate:.1f} GB/s, reading {size:.0f} MiB"
+    yield f"memory: {rate:.1f} GB/s when reading {size:.0f} MiB"
     for device in document["devices"]:
         free = device["free_bytes"]
         yield f"{device['name']}: {'?' if free is None else f'{free / 1e9:.1f}'} GB free"
     yield f"native decoder: {document['native']}"
     if warning := contention.describe_contention(document["others"]):
         yield warning
-    yield "what a model runs on, and why: foretoken doctor MODEL"
+    yield "the backend of a model, and the reason: foretoken doctor MODEL"
 
 
 def _format_model(document: dict[str, Any]) -> Iterator[str]:
@@ -80,8 +81,8 @@ def _format_model(document: dict[str, Any]) -> Iterator[str]:
     if document.get("exact"):
         yield EXACT_TEXT[document["exact"]]
     if document["runtime"] and document["asked"] == "int8" and document["dtype"] == "int4":
-        yield "its weights have four bits already, which int8 keeps: the same as in int4"
+        yield "its weights have four bits already, which int8 does not change: same as int4"
     if document.get("ends"):
         yield document["ends"]
     if document.get("lacks"):
-        yield f"text alone: {document['lacks']}"
+        yield f"no images or audio: {document['lacks']}"

@@ -1,4 +1,4 @@
-"""`foretoken export vllm`: vLLM's command for the same target, draft and gamma."""
+"""`foretoken export vllm`: print vLLM's command for the same target, draft and gamma."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from foretoken.loading.options import ROUNDED_DTYPES
 from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.sampling.params import SamplingParams
 
-FORETOKEN_ONLY_DRAFTS = ("self", "copy", "uniform")  # drafts by name that vLLM lacks
-# Options of a measurement that the command has, or that it does not depend on
+FORETOKEN_ONLY_DRAFTS = ("self", "copy", "uniform")  # named drafts that vLLM lacks
+# Options of a benchmark that vLLM's command has, or does not need
 EXPORTED_OPTIONS = (
     "target",
     "draft",
@@ -32,21 +32,20 @@ EXPORTED_OPTIONS = (
     "device",
     "runtime",
 )
-VLLM_METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")  # vLLM's, by a draft's kind
-MAX_MATCH_TOKENS = 8  # that vLLM is told of look-up: it wants a number, ours matches any
+VLLM_METHODS = ("draft_model", "eagle3", "mtp", "dflash", "dspark")  # kinds of draft in vLLM
+MAX_MATCH_TOKENS = 8  # vLLM's look-up needs a limit, foretoken's has none
 VLLM_DIFFERENCES_TEXT = (
-    "vLLM chooses the dtype itself (--dtype float32 asks for what is the rule here), takes one "
-    "gamma for all steps, refuses min_p, and has no lenience with a stated bias; a seed's text is "
-    "not the one without draft tokens."
+    "vLLM chooses the dtype itself (--dtype float32 is foretoken's default), uses one gamma for "
+    "all steps, refuses min_p, and has no lenience with a reported bias; with a seed, its output "
+    "differs from that without draft tokens."
 )
 
-app = typer.Typer(no_args_is_help=True, help="Print another system's command for the same pair.")
+app = typer.Typer(no_args_is_help=True, help="Print vLLM's command for the same pair.")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportSetting:
-    """A target, a draft ("none": plain decoding), draft tokens per step, and the requests'
-    temperature."""
+    """A target, a draft ("none": plain decoding), gamma, and the temperature of requests."""
 
     target: str
     draft: str
@@ -77,8 +76,7 @@ def vllm(
     """Print vLLM's command for the same target, draft and gamma, and how vLLM differs."""
     if file and ((target, draft, gamma) != (None, None, None) or temperature):
         raise InputError(
-            "give a file of foretoken bench, or --target, --draft, --gamma and --temperature, "
-            "not both"
+            "give either a file of foretoken bench or --target, --draft, --gamma and --temperature"
         )
     setting = (
         _settings_from_file(file)
@@ -95,9 +93,8 @@ def vllm(
         print(json.dumps(document, allow_nan=False))
         return
     print(line)
-    print_paragraph(
-        open_console(sys.stderr), VLLM_DIFFERENCES_TEXT
-    )  # not into a script that the command is written to
+    # Not on standard output, which may be saved as a script
+    print_paragraph(open_console(sys.stderr), VLLM_DIFFERENCES_TEXT)
 
 
 def _settings_from_file(file: Path) -> ExportSetting:
@@ -105,19 +102,19 @@ def _settings_from_file(file: Path) -> ExportSetting:
     target = plan.load["target"]
     if adapter := plan.load.get("adapter"):
         raise RefusedError(
-            f"{file} is of {target} with the adapter {adapter}, which the command would leave out; "
-            "merge it into a folder of its own, and measure that"
+            f"{file} measured {target} with the adapter {adapter}, which vLLM's command would "
+            "leave out; merge it into a folder, and measure that"
         )
     options = {n: each for n, each in plan.load.items() if n not in EXPORTED_OPTIONS}
     if options.get("dtype") not in ROUNDED_DTYPES:
         options.pop("dtype", None)
     if options:
         left_out = shlex.join(option.format_flags(options))
-        print(f"vLLM's command leaves out {left_out}, of the measurement", file=sys.stderr)
+        print(f"vLLM's command leaves out {left_out} of the benchmark", file=sys.stderr)
     if _is_encoder_decoder(Path(target)):
         raise _make_encoder_decoder_error(target)
     revisions = plan.load.get("revision"), plan.load.get("draft_revision")
-    if pair := named_models.find_pair(target):  # vLLM does not know it by name
+    if pair := named_models.find_pair(target):  # vLLM does not know foretoken's names
         target = str(pair.target)
     draft = _strip_lookup(plan.draft)
     return ExportSetting(target, draft, plan.gamma, plan.generate.temperature, *revisions)
@@ -135,11 +132,10 @@ def _settings_from_options(
         target, draft = str(pair.target), draft or (str(pair.draft) if pair.draft else None)
     draft = _strip_lookup(draft) if draft else None
     if draft is None:
-        raise InputError("a target of yours needs --draft; give a folder, a hub id, lookup or none")
+        raise InputError("this target needs --draft; give a folder, a hub id, lookup or none")
     if gamma is None and draft != "none":
         raise InputError(
-            "gamma is chosen before every step here, vLLM takes one number; give --gamma, as "
-            "foretoken bench picks it"
+            "vLLM has no automatic gamma; give --gamma, such as foretoken bench recommends"
         )
     if gamma if draft == "none" else gamma is not None and gamma < 1:
         raise InputError(
@@ -152,15 +148,15 @@ def _settings_from_options(
 
 
 def _strip_lookup(draft: str) -> str:
-    """Return a draft's place without a look-up in front of it, which vLLM lacks."""
+    """Return a draft's folder or name, without the look-up of lookup+DRAFT, which vLLM lacks."""
     main_draft = named_models.strip_lookup(draft)
     if main_draft != draft:
-        print("vLLM has no look-up in front of a draft: it is left out", file=sys.stderr)
+        print("vLLM cannot combine look-up with a draft: it is left out", file=sys.stderr)
     return str(named_models.find_draft_folder(main_draft) or main_draft)
 
 
 def _is_encoder_decoder(folder: Path) -> bool:
-    """Return True if a folder's config is of an encoder-decoder; hub ids are not looked up."""
+    """Return whether a folder holds an encoder-decoder; False for hub ids."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return bool(config.get("is_encoder_decoder"))
@@ -175,7 +171,7 @@ def _make_encoder_decoder_error(target: str) -> RefusedError:
 
 
 def _find_gguf_or_name(model: str) -> str:
-    """Return the GGUF file that a model is in, which may be another machine's, or its name."""
+    """Return the path of a model's GGUF file, or its name if it is not a GGUF model."""
     found = hub.find_gguf(model) if hub.is_folder(model) or hub.HUB_GGUF.fullmatch(model) else None
     return str(found or model)
 
@@ -209,6 +205,6 @@ def make_speculative_config(setting: ExportSetting) -> dict[str, Any] | None:
         config = {"method": method, "model": _find_gguf_or_name(draft), **count}
     if setting.draft_revision is not None:
         config["revision"] = setting.draft_revision
-    if setting.temperature:  # else it drafts the most probable token, as if certain
+    if setting.temperature:  # vLLM's default is greedy drafting
         config["draft_sample_method"] = "probabilistic"
     return config

@@ -1,4 +1,4 @@
-"""`foretoken generate`: continue prompts, show the steps, and compare with plain decoding."""
+"""`foretoken generate`: complete prompts, show the steps, and compare with plain decoding."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 PROMPT_FILE_HELP = (
     "File of prompts: one per line, or .jsonl or .parquet of "
-    '{"prompt": text or ids, "id": any}, or "messages" in place of "prompt". Options in a line '
-    '("temperature", "stop_strings", ...) win over those given here.'
+    '{"prompt": text or ids, "id": any}, or "messages" instead of "prompt". Options in a line '
+    '("temperature", "stop_strings", ...) override those of the command.'
 )
 
 
@@ -45,20 +45,20 @@ def generate(
     lenience: option.Lenience = 1.0,
     output: Annotated[
         Path | None,
-        "Write a line of JSON for each prompt of the file as it is done. The same command "
-        "resumes a run that was stopped. A folder gets results.jsonl; a .parquet file is made "
-        "of a .jsonl beside it, at the end.",
+        "Append a line of JSON to this file for each finished prompt of --prompt-file. The same "
+        "command resumes a run. In a folder the file is results.jsonl; a .parquet file is "
+        "converted at the end from the .jsonl next to it.",
     ] = None,
-    show_tokens: Annotated[bool, "Print a line per step, its draft tokens coloured."] = False,
-    compare: Annotated[bool, "Also decode plainly, and print the speed-up."] = False,
+    show_tokens: Annotated[bool, "Print a line per step, with draft tokens in colour."] = False,
+    compare: Annotated[bool, "Also time plain decoding, and print the speed-up."] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Continue a prompt, or many, in the target's own distribution.
+    """Complete a prompt, or many, in the target's own distribution.
 
-    Temperature, top-k, top-p and min-p are as given here. Stop conditions, penalties and bans that
-    are not given follow the model's generation config.
+    Temperature, top-k, top-p and min-p are not taken from the model's generation config. Stop
+    conditions, penalties and bans are, unless they are given.
     """
-    # Mistakes are told before torch is imported, which takes seconds, and before models load
+    # Mistakes are reported before torch is imported, which takes seconds, and before models load
     target, prompt = option.split_arguments(words, target)
     target = option.resolve_target(target)
     options, template = sampling.given, messages.template
@@ -68,8 +68,8 @@ def generate(
     if output is not None:
         if prompt_file is None or prompt is not None or compare or show_tokens or as_json:
             raise InputError(
-                "--output is for a file of prompts alone; give --prompt-file, and no --compare, "
-                "--show-tokens or --json"
+                "--output needs a file of prompts; give --prompt-file, without a prompt, "
+                "--compare, --show-tokens or --json"
             )
         tasks, bad = prompts.read_tasks(prompt_file, messages, options)
         lines = batch_file.BatchJob(tasks, (target, draft), loading, template, seed, speculation)
@@ -77,7 +77,7 @@ def generate(
             raise typer.Exit(1)
         return
     if cluster.used:
-        raise InputError("--ray and --replicas are for files; give --prompt-file and --output")
+        raise InputError("--ray and --replicas need files; give --prompt-file and --output")
     lines = prompts.read_prompts(prompt, prompt_file, prompts.SAMPLING_KEYS)
     wrapped_lines = [messages.wrap_prompt(line) for line in lines]
     messages.require_used(wrapped_lines)
@@ -96,9 +96,9 @@ def generate(
 
 
 def _require_printable(tasks: list[PromptWithParams], *, compare: bool, as_json: bool) -> None:
-    texts = sum(task.num_outputs for task in tasks)
-    if compare and texts != 1:
-        raise InputError(f"--compare takes one prompt and one text of it, not {texts}")
+    num_outputs = sum(task.num_outputs for task in tasks)
+    if compare and num_outputs != 1:
+        raise InputError(f"--compare takes one prompt with one output, not {num_outputs}")
     asked = [(each.params.logprobs, each.params.prompt_logprobs) for each in tasks]
     if not as_json and any(each != (None, None) for each in asked):
         raise InputError("logprobs and prompt_logprobs are printed as JSON only; add --json")
@@ -115,26 +115,25 @@ def _print_completions(
     show_tokens: bool,
     as_json: bool,
 ) -> None:
-    """Generate and print all texts. Exit code 1 if one failed, 130 after Ctrl-C.
+    """Generate and print all completions. Exit with code 1 if one failed, 130 after Ctrl-C.
 
-    JSON is printed text by text, and is whole whatever ends it.
+    JSON is printed completion by completion, and is valid also after a failure or Ctrl-C.
     """
     keys = prompts.make_keys(tasks, seed)
     requests: list[Request] = []
-    for task, prompt, key in zip(tasks, model_prompts, keys, strict=True):  # a bad one fails now
-        with task.line.prefix_errors():
+    for task, prompt, key in zip(tasks, model_prompts, keys, strict=True):
+        with task.line.prefix_errors():  # an invalid prompt raises here
             requests += spec.inputs.requests([prompt], task.params, [key])
     streamed = len(requests) == 1 and not (as_json or show_tokens)
-    if not streamed or compare:  # a text that is seen as it comes does not wait for that
+    if not streamed or compare:  # streaming begins sooner without the preparation
         spec = spec.prepared()
     if speculation["gamma"] is None:
         completion_output.learn_costs(spec, [request.params for request in requests])
     completions = (
         [_stream_completion(spec, tasks[0], model_prompts[0], keys, speculation)]
         if streamed
-        else _generate_completions(
-            spec, spec.inputs.make_sequences(requests), speculation
-        )  # a bad grammar fails now
+        # An invalid grammar raises here
+        else _generate_completions(spec, spec.inputs.make_sequences(requests), speculation)
     )
     pairs = completion_output.pair_answers(tasks, requests, completions)
     comparison = None
@@ -148,14 +147,15 @@ def _print_completions(
         reasons = {each.completion.finish_reason for each in answers}
         broken = reasons & {"interrupted", "error"}
         if compare and not broken:
-            from foretoken.measurement import races  # late: after mistakes are told
+            from foretoken.measurement import races  # late: imports torch
 
-            steps = answers[0].completion.steps  # whose time is without that of a measurement
+            # The steps' time excludes a measurement of costs
+            steps = answers[0].completion.steps
             once = sum(x.draft_seconds + x.score_seconds + x.verify_seconds for x in steps)
             seconds = 2 * races.COMPARISON_REPEATS * once
             if seconds > 1:
                 n = races.COMPARISON_REPEATS
-                timing_text = f"timing {n} texts plainly and {n} with drafts, in turn"
+                timing_text = f"timing {n} plain runs and {n} with drafts, alternating"
                 print(f"{timing_text}, about {seconds:.0f} s", file=sys.stderr)
             comparison = races.compare_with_plain(
                 spec, model_prompts[0], seed=seed, **tasks[0].given, **speculation
@@ -178,7 +178,7 @@ def _stream_completion(
     keys: list[tuple[int, int]],
     speculation: dict[str, Any],
 ) -> Completion:
-    """Print the text as it comes; ids if there is no tokenizer."""
+    """Print the output as it is generated, as ids if there is no tokenizer."""
     pieces = spec.stream([prompt], task.params, seed=keys, **speculation)
     tokens = 0
     try:
@@ -205,11 +205,11 @@ def _stream_completion(
 def _generate_completions(
     spec: Speculator, seqs: list[SequenceState], speculation: dict[str, Any]
 ) -> Iterator[Completion]:
-    """Yield completions in order, each as it is done; after Ctrl-C those that have begun.
+    """Yield completions in order; after Ctrl-C those that have begun.
 
-    Progress of many is shown on standard error.
+    A progress bar is shown on standard error if they do not fit one batch.
     """
-    from foretoken.inputs import resolve_verifier  # late: after mistakes are told
+    from foretoken.inputs import resolve_verifier  # late: imports torch
 
     completions = spec.generate_completions(
         seqs, resolve_verifier(**speculation), speculation["gamma"]

@@ -1,5 +1,5 @@
-"""Answers for `foretoken chat` by a model in this process, in an engine of one row, which keeps the
-prefix of a conversation where the backend can. Imported late: it imports torch.
+"""Replies for `foretoken chat` from a model in this process, by an engine of batch size 1 with a
+prefix cache, if the backend has one. Imported late: it imports torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from foretoken.text.decoding import IncrementalDetokenizer
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A Speculator and its engine. `template` makes prompts of messages; all texts share `seed`."""
+    """A Speculator and its engine. `template` renders messages; all replies share `seed`."""
 
     spec: Speculator
     engine: Engine
@@ -38,18 +38,18 @@ class LocalModel:
         return ", ".join(map(base_name, (self.spec.target_name, self.spec.draft_name)))
 
     def get_default_options(self, *, messages: bool) -> dict[str, Any]:
-        """Return the options of texts for which none are given: of answers the sampling that the
-        model's generation config asks for, and a limit."""
+        """Return the default options of a reply: for messages the sampling of the model's
+        generation config, and a limit of new tokens."""
         return {**self.spec.suggested, "max_new_tokens": DEFAULT_ANSWER_TOKENS} if messages else {}
 
     def get_plain_seconds(self, options: Mapping[str, Any]) -> float | None:
-        """Return what a token takes by plain decoding, after a short prompt; None if it has not
-        been measured. `options`: all of them, defaults included."""
+        """Return the seconds per token of plain decoding after a short prompt; None if not
+        measured. `options` includes the defaults."""
         costs = self.gamma is None and self.spec.costing.find_nearest(SamplingParams(**options))
         return costs[0].step_seconds(0) if costs else None
 
     def require(self, options: Mapping[str, Any]) -> None:
-        """Raise InputError or RefusedError for options that the model cannot honour."""
+        """Raise InputError or RefusedError for options that the model does not support."""
         require_supported_params(
             SamplingParams(**options), self.spec.target, self.spec.tokenizer is not None
         )
@@ -57,9 +57,10 @@ class LocalModel:
     def stream_reply(
         self, prompt: ChatPrompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
-        """Answer a prompt part by part, counting in `reply`; closing it early drops the text.
+        """Yield the reply to a prompt in parts, and update the counts of `reply`; closing the
+        generator aborts the request.
 
-        number: prompts before this one. Raises TextError if the text fails.
+        number: of prompts before this one. Raises ReplyError if generation fails.
         """
         spec, messages = self.spec, not isinstance(prompt, str)
         line = PromptLine(prompt) if isinstance(prompt, str) else PromptLine("", messages=[*prompt])
@@ -91,15 +92,15 @@ class LocalModel:
 
 
 def require_template(template: ChatTemplate, target: TargetInfo) -> None:
-    """Raise InputError for a target and a template that make no prompts of messages."""
+    """Raise InputError if the target lacks a tokenizer or any chat template."""
     problem = f"{base_name(target.name)} has no"
     if target.tokenizer is None:
         raise InputError(
-            f"{problem} tokenizer, so it reads ids alone; give --tokenizer, a folder or hub id"
+            f"{problem} tokenizer, so it takes token ids only; give --tokenizer, a folder or hub id"
         )
     if template.text is None and not getattr(target.tokenizer, "chat_template", None):
         raise InputError(
-            f"{problem} chat template, which makes a prompt of messages; give --chat-template "
+            f"{problem} chat template to make a prompt from messages; give --chat-template "
             "FILE, or continue plain text: foretoken chat --raw; or talk with a chat model: "
             "foretoken chat smollm2"
         )
@@ -116,16 +117,16 @@ def open_local_model(
     rule: str,
     lenience: float,
 ) -> Iterator[LocalModel]:
-    """Open a Speculator as a source.
+    """Open a Speculator as a source of replies.
 
-    messages: prompts are conversations, each beginning as the last one did.
+    messages: prompts are conversations; the prefix cache then holds the earlier turns.
     """
     with Engine(spec, 1, prefix_cache=messages, rule=rule, lenience=lenience) as engine:
         yield LocalModel(spec, engine, template, gamma, seed)
 
 
 def _spell_tokens(step: StepRecord, stream: IncrementalDetokenizer | None) -> Iterator[ReplyToken]:
-    """Spell the tokens that a step committed."""
+    """Yield the tokens that a step committed, decoded, with their fates."""
     own_fate = "corrected" if step.drafted else "plain"
     for i, token in enumerate(step.new_tokens):
         spelled = stream.add([token]) if stream else str(token)

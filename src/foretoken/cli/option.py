@@ -1,6 +1,6 @@
-"""Options that several commands share, each declared once: single ones, and groups as `--help`
-shows them, which `cli.command` takes apart. The groups of sampling and of loading are derived from
-what the fields of `SamplingParams` and `LoadOptions` declare.
+"""Options that several commands share: single ones, and dataclasses of them, one for each panel of
+`--help`, which `cli.command` unpacks. Options of sampling and of loading are derived from the
+declarations of `SamplingParams` and `LoadOptions`.
 """
 
 from __future__ import annotations
@@ -42,24 +42,26 @@ from foretoken.sampling.params import SAMPLING_OPTIONS, SamplingParams
 from foretoken.sampling.speculation import SPECULATION_OPTIONS as SPECULATION
 from foretoken.storage.files import name_path_in_errors, parse_json, read_text
 
-# Imports in functions wait for their use: torch takes seconds, and mistakes are told before that
+# Functions import late: torch takes seconds, and mistakes are reported before that
 if TYPE_CHECKING:
     from foretoken.loading.target import TargetInfo
     from foretoken.speculator import Speculator
 
 NumberType = TypeVar("NumberType", int, float)
 
-# How a declared option is written on the command line
+# Declared options on the command line
 
 
 def parse_json_option(name: str, value: str) -> Any:
-    """Read an option's value that is JSON."""
+    """Parse an option's value as JSON. Raises InputError for invalid JSON and for NaN."""
     try:
-        read = json.loads(value)
-        json.dumps(read, allow_nan=False)
+        parsed = json.loads(value)
+        json.dumps(parsed, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is {format_value(value)}, which is no JSON: {error}") from None
-    return read
+        raise InputError(
+            f"{name} is {format_value(value)}, which is not valid JSON: {error}"
+        ) from None
+    return parsed
 
 
 def _parse_list(name: str, value: str) -> Any:
@@ -67,19 +69,19 @@ def _parse_list(name: str, value: str) -> Any:
         return parse_json(f"[{value}]")
     except ValueError:
         raise InputError(
-            f"{name} is {format_value(value)}; give numbers with commas between"
+            f"{name} is {format_value(value)}; give numbers separated by commas"
         ) from None
 
 
 def parse_numbers(name: str, text: str, kind: type[NumberType]) -> tuple[NumberType, ...]:
-    """Read an option's numbers, separated by commas."""
+    """Parse numbers separated by commas. Raises InputError for anything else."""
     try:
         return tuple(map(kind, text.split(",")))
     except ValueError:
         raise InputError(f"{name} is {text!r:.60}; give numbers separated by commas") from None
 
 
-# Kinds of options: how the command line takes a value, and how it reads one that is text
+# By the check of a declared option: its type on the command line, and the parser of a string
 OPTION_TYPES: dict[Any, Any] = {
     Number: float,
     Count: int,
@@ -98,10 +100,10 @@ OPTION_PARSERS: dict[Check, Callable[[str, str], Any]] = {
 
 
 def _make_annotation(name: str, declared: DeclaredOption) -> Any:
-    """Return the annotation that makes a field an option."""
+    """Return a field's annotation with its Typer option."""
     check = declared.check
     kind = OPTION_TYPES.get(check, OPTION_TYPES.get(type(check), str))
-    help = f"{declared.help} Give ids with commas between." if check is as_ids else declared.help
+    help = f"{declared.help} Give ids separated by commas." if check is as_ids else declared.help
     metavar = "<str>" if kind == list[str] else None  # "<list[str]>" is too wide
     option = Option(
         declared.flag or format_flag(name),
@@ -113,13 +115,13 @@ def _make_annotation(name: str, declared: DeclaredOption) -> Any:
 
 
 def get_changed_options(options: TargetFileOptions) -> dict[str, Any]:
-    """Return the options that are not as `foretoken.load` has them, as its keywords."""
+    """Return the options that differ from `foretoken.load`'s defaults, as its keywords."""
     defaults = LoadOptions()
     return {n: each for n, each in options.arguments.items() if each != getattr(defaults, n)}
 
 
 def format_flags(keywords: Mapping[str, Any]) -> list[str]:
-    """Spell keywords of `foretoken.load` as flags."""
+    """Return keywords of `foretoken.load` as words of a command line."""
     words: list[str] = []
     for name, value in keywords.items():
         words.append(LOADING[name].flag or format_flag(name))
@@ -128,7 +130,7 @@ def format_flags(keywords: Mapping[str, Any]) -> list[str]:
 
 
 def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: object) -> Any:
-    """Make a dataclass of these options; one that is not given is as in `defaults`, or None."""
+    """Make a dataclass of declared options with the values of `defaults` as defaults."""
     members: list[tuple[str, Any, Any]] = []
     for each, declared in declarations.items():
         default = getattr(defaults, each)
@@ -142,7 +144,7 @@ def make_option_group(declarations: Mapping[str, DeclaredOption], defaults: obje
 
 
 def _select_options(*, one_text: bool) -> dict[str, DeclaredOption]:
-    """Return the options for commands with one text, or all others, by panel."""
+    """Return the options of a single output, or the others, in the order of panels."""
     names = [
         n for n, each in SAMPLING_OPTIONS.items() if each.one_text is one_text and n != "structured"
     ]
@@ -160,23 +162,25 @@ PerRequestGroup: Any = make_option_group(_select_options(one_text=False), Sampli
 
 @dataclass(frozen=True)
 class StructuredOutputOptions:
-    """Options of `structured`, a constraint on the text; at most one may be given."""
+    """Options of `structured`, a constraint on the output; at most one may be given."""
 
     panel: ClassVar[str] = "Structured output"
-    json_schema: Annotated[Path | None, "Make the text match the JSON schema in this file."] = None
-    regex: Annotated[str | None, "Make the text match this regular expression."] = None
-    grammar: Annotated[Path | None, "Make the text match the Lark grammar in this file."] = None
-    choice: Annotated[list[str] | None, "Allow this text; repeat for others."] = None
+    json_schema: Annotated[Path | None, "Make the output match the JSON schema in this file."] = (
+        None
+    )
+    regex: Annotated[str | None, "Make the output match this regular expression."] = None
+    grammar: Annotated[Path | None, "Make the output match the Lark grammar in this file."] = None
+    choice: Annotated[list[str] | None, "Allow only this output; repeat it to allow others."] = None
 
     def structured(self) -> dict[str, Any] | None:
-        """Return the value of `structured`, files read; None where no option is given."""
+        """Return the value of `structured`, or None if no option is given."""
         values = {
             field.name: getattr(self, field.name) for field in fields(StructuredOutputOptions)
         }
         names = [name for name, value in values.items() if value not in (None, [])]
         if len(names) > 1:
             flags = " and ".join(map(format_flag, names))
-            raise RefusedError(f"a text cannot follow {flags} at once; give one of them")
+            raise RefusedError(f"an output cannot follow {flags} at once; give one of them")
         if self.json_schema is not None:
             schema = read_text(self.json_schema, "a JSON schema")
             return {"json_schema": parse_json_option(str(self.json_schema), schema)}
@@ -187,16 +191,16 @@ class StructuredOutputOptions:
 
 @dataclass(frozen=True)
 class SequenceOptions(StructuredOutputOptions, PerSequenceGroup):
-    """Sampling options of a command that writes one text at a time."""
+    """Sampling options of a command that generates one output per prompt."""
 
     @property
     def given(self) -> dict[str, Any]:
-        """Options the user set, keyed by field of `SamplingParams`, as JSON values. InputError for
-        one that is invalid by itself."""
+        """Options that the user set, keyed by field of `SamplingParams`, as JSON values. Raises
+        InputError for an invalid value."""
         values: dict[str, Any] = {**vars(self), "structured": self.structured()}
         defaults = {field.name: field.default for field in fields(self)}
         options: dict[str, Any] = {}
-        for name, declared in SAMPLING_OPTIONS.items():  # in this order errors are told
+        for name, declared in SAMPLING_OPTIONS.items():  # the order of errors
             value = values.get(name)
             if value is None or value is False or value == [] or value == defaults.get(name):
                 continue
@@ -206,14 +210,14 @@ class SequenceOptions(StructuredOutputOptions, PerSequenceGroup):
         return options
 
 
-DEFAULT_ANSWER_TOKENS = 1024  # of an answer for which no limit is given
-_MODEL_DEFAULT_HELP = "Default: what the model's generation config asks for"
+DEFAULT_ANSWER_TOKENS = 1024  # limit of a chat's reply, if none is given
+_MODEL_DEFAULT_HELP = "Default: from the model's generation config"
 _ANSWER_HELP = {
     "temperature": f"Sampling temperature; 0 is greedy. {_MODEL_DEFAULT_HELP}, else 0.",
     "top_k": f"{SAMPLING_OPTIONS['top_k'].help} {_MODEL_DEFAULT_HELP}.",
     "top_p": f"{SAMPLING_OPTIONS['top_p'].help} {_MODEL_DEFAULT_HELP}.",
     "min_p": f"{SAMPLING_OPTIONS['min_p'].help} {_MODEL_DEFAULT_HELP}.",
-    "max_new_tokens": f"New tokens per answer, at most. Default: {DEFAULT_ANSWER_TOKENS:,}.",
+    "max_new_tokens": f"Maximum of new tokens per reply. Default: {DEFAULT_ANSWER_TOKENS:,}.",
 }
 _ChatGroup: Any = make_option_group(
     {name: replace(SAMPLING_OPTIONS[name], help=help) for name, help in _ANSWER_HELP.items()},
@@ -223,7 +227,7 @@ _ChatGroup: Any = make_option_group(
 
 @dataclass(frozen=True)
 class ChatSamplingOptions(_ChatGroup, SequenceOptions):
-    """Sampling options of a chat, which follow the model's generation config where left out."""
+    """Sampling options of a chat; their defaults come from the model's generation config."""
 
 
 @dataclass(frozen=True)
@@ -235,22 +239,22 @@ class SamplingOptions(PerRequestGroup, SequenceOptions):
 
 
 def _make_loading_group(name: str) -> Any:
-    """Make a dataclass of the options of `foretoken.load` in a group."""
+    """Make a dataclass of one group of `foretoken.load`'s options."""
     declarations = {n: each for n, each in LOADING.items() if each.group == name}
-    declarations.pop("generation_config", None)  # a flag of its own
+    declarations.pop("generation_config", None)  # its flag is --ignore-generation-config
     return make_option_group(declarations, LoadOptions())
 
 
 @dataclass(frozen=True)
 class OriginOptions(_make_loading_group("origin")):
-    """Options of reading a model: its version, and whether its own code may run."""
+    """A model's version, and whether its own code may run."""
 
     panel: ClassVar[str] = "Loading"
 
 
 @dataclass(frozen=True)
 class TargetFileOptions(_make_loading_group("reading"), OriginOptions):
-    """Options for reading a target, wherever it runs."""
+    """Options for loading a target's files, independent of its backend."""
 
     ignore_generation_config: Annotated[bool, LOADING["generation_config"].help] = False
 
@@ -264,7 +268,7 @@ class TargetFileOptions(_make_loading_group("reading"), OriginOptions):
 
 @dataclass(frozen=True)
 class PlacementOptions(_make_loading_group("placing")):
-    """Options of where a model runs, and in which precision."""
+    """Device, backend and precision of a model."""
 
 
 @dataclass(frozen=True)
@@ -277,8 +281,8 @@ class TargetLoadOptions(_make_loading_group("target"), TargetFileOptions, Placem
         draft: str | None,
         check: Callable[[TargetInfo], object] = lambda target: None,
     ) -> Speculator:
-        """Call `foretoken.load` with these options. check: what the target's
-        files alone must decide, before anything is converted."""
+        """Call `foretoken.load` with these options. check: called with the target's config and
+        tokenizer, before weights are loaded or converted."""
         from foretoken.loading.load import load_checked
 
         return load_checked(check, target, draft, **self.arguments)
@@ -286,11 +290,11 @@ class TargetLoadOptions(_make_loading_group("target"), TargetFileOptions, Placem
 
 @dataclass(frozen=True)
 class PairLoadOptions(_make_loading_group("pair"), TargetLoadOptions):
-    """The same for a target with a draft."""
+    """All options of a target with a draft."""
 
     def require(self, target: str | None) -> None:
-        """Raise InputError or RefusedError for invalid options and for a target in neither a folder
-        nor the hub: before torch is imported, which takes seconds."""
+        """Raise InputError or RefusedError for invalid options and for a target that is neither a
+        folder nor a hub id, before torch is imported, which takes seconds."""
         LoadOptions(**self.arguments)
         if (adapter := self.arguments["adapter"]) is not None:
             adapters.find_adapter(adapter)
@@ -307,26 +311,26 @@ Target = Annotated[
 ]
 DRAFT_HELP = (
     "Draft: a folder, hub id or GGUF file, self, self:int8, self:LAYERS, lookup, mtp, copy, "
-    "uniform, none, or MODULE:ARGUMENT (a drafter of yours); lookup+DRAFT is a draft behind a "
-    "look-up. Default: lookup, or self if serve or bench found that faster; of novels and "
-    "smollm2 the one that ships."
+    "uniform, none, or MODULE:ARGUMENT (your own drafter); lookup+DRAFT tries look-up first, then "
+    "DRAFT. Default: for novels and smollm2 the draft that ships with them, else lookup, or self "
+    "if serve or bench measured that it is faster."
 )
 Draft = Annotated[str | None, DRAFT_HELP]
 
 
 def merge_target(positional: str | None, named: str | None) -> str | None:
-    """Return the target, given by position or by --target. InputError for two."""
+    """Return the target, given by position or by --target. Raises InputError if these differ."""
     if positional is not None and named is not None and positional != named:
         raise InputError(f"the target is {positional!r} and --target {named!r}; give one of them")
     return positional if named is None else named
 
 
 def resolve_target(target: str | None) -> str:
-    """Return the target, or the default one, which is printed if it is not the pair that ships."""
+    """Return the target, or the default, whose name is printed if it is not `novels`."""
     if target is not None:
         return target
     if (default := named_models.get_default_target()) != named_models.NOVELS:
-        print(f"no target is given: {default} (foretoken cache list has others)", file=sys.stderr)
+        print(f"target: {default}, by default (see foretoken cache list)", file=sys.stderr)
     return default
 
 
@@ -337,19 +341,21 @@ PromptArguments = Annotated[
     list[str] | None,
     Argument(
         metavar="[TARGET] PROMPT",
-        help="Continue this prompt. A word before it is the target, as with --target, and so is a "
-        "model's folder or file alone. Default: standard input.",
+        help="Complete this prompt. With two words the first is the target, as with --target; "
+        "one word that names a model is the target. Default: prompt from standard input.",
     ),
 ]
 
 
 def split_arguments(words: list[str] | None, named: str | None) -> tuple[str | None, str | None]:
-    """Return the target, by position or by --target, and the prompt. A word alone is the prompt,
-    unless it names a model that is here: prompts then come from elsewhere. InputError for more
-    words."""
+    """Return the target, by position or by --target, and the prompt, None for other sources.
+
+    One word is the prompt, unless it names a model on this machine. Raises InputError for more than
+    two words.
+    """
     words = words or []
     if len(words) > 2:
-        raise InputError(f"{len(words)} texts are given; put the prompt in quotes")
+        raise InputError(f"{len(words)} arguments are given; put the prompt in quotes")
     alone = len(words) == 1 and named is None and hub.is_model(words[0])
     place = words[0] if alone or len(words) == 2 else None
     return merge_target(place, named), words[-1] if words and not alone else None
@@ -364,53 +370,53 @@ Temperature = Annotated[float, SAMPLING_OPTIONS["temperature"].help]
 TopK = Annotated[int, SAMPLING_OPTIONS["top_k"].help]
 TopP = Annotated[float, SAMPLING_OPTIONS["top_p"].help]
 Seed = Annotated[int, "Seed of the random numbers."]
-TextSeed = Annotated[int, "Seed of the text. The same seed, pair and gamma give the same text."]
+TextSeed = Annotated[
+    int, "Seed of the random numbers. The same seed, pair and gamma give the same output."
+]
 DraftRevision = Annotated[
     str | None, get_args(_make_annotation("draft_revision", LOADING["draft_revision"]))[1]
 ]
-Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
+Json = Annotated[bool, Option("--json", help="Print the result as one JSON document.")]
 TrainingData = Annotated[
     Path,
-    "Text to train on: .txt or .txt.gz or a folder of them for a decoder, one source per "
-    'line for an encoder-decoder; or pairs, .tsv or .jsonl of {"source": ..., "target": ...}.',
+    "Training data. For a decoder: .txt, .txt.gz or a folder of these; for an encoder-decoder: one "
+    'source per line; for both: pairs, .tsv or .jsonl of {"source": ..., "target": ...}.',
 ]
 
 
 def require_folder(out: Path, flag: str = "--out") -> None:
-    """Raise InputError for a file in a missing folder, before work that may take hours."""
+    """Raise InputError if the folder of a file is missing, before work that may take hours."""
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; make it or give another {flag}")
 
 
 def require_file(out: Path, flag: str = "--out") -> None:
-    """Raise InputError for a file in a missing folder, and for a folder in its place; OSError where
-    none can be written."""
+    """Raise InputError if `out` is a folder or its folder is missing; OSError if that is not
+    writable."""
     require_folder(out, flag)
     if out.is_dir():
         raise InputError(f"{out} is a folder; give another {flag}, for a file")
     if not out.exists() or out.is_file():
-        beside = out.with_name(f".{token_hex(8)}.part")  # as `files.write` does
+        temporary = out.with_name(f".{token_hex(8)}.part")  # as `write_atomically` names it
         with name_path_in_errors(out):
-            beside.touch(exist_ok=False)
-            beside.unlink()
+            temporary.touch(exist_ok=False)
+            temporary.unlink()
 
 
-# Replicas, and packages that only some commands need
+# Replicas, and extras
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Number of engines, and the Ray cluster they run on."""
+    """Number of engines, and the Ray cluster that they run on."""
 
     panel: ClassVar[str] = "Replicas"
-    replicas: Annotated[int | None, "Run this many engines, each in a process that Ray places."] = (
-        None
-    )
+    replicas: Annotated[int | None, "Run this many engines, each in its own process on Ray."] = None
     threads: Annotated[
         int | None, "Threads per replica. Default: an equal share of the processors."
     ] = None
     ray: Annotated[
-        str | None, "Ray cluster: host:port, auto (running on this machine), or local (start one)."
+        str | None, "Ray cluster: host:port, auto (the one of this machine), or local (start one)."
     ] = None
 
     @property
@@ -422,19 +428,20 @@ class ClusterOptions:
         return self.ray or "local"
 
     def require(self) -> None:
-        """Raise InputError for threads of no replica, an empty address, and numbers below 1."""
+        """Raise InputError for --threads without replicas, an empty address, and numbers below
+        1."""
         for name in ("replicas", "threads"):
             if (count := getattr(self, name)) is not None:
                 FROM_ONE(format_flag(name), count)
         if self.threads is not None and not self.used:
-            raise InputError("--threads is for replicas; give --replicas, or set OMP_NUM_THREADS")
+            raise InputError("--threads needs --replicas; give it, or set OMP_NUM_THREADS")
         if self.ray == "":
             raise InputError("--ray is empty; give host:port, auto or local")
 
 
 @contextmanager
 def require_extra(extra: str) -> Iterator[None]:
-    """Raise InputError, with the command that installs it, where a package is missing."""
+    """Raise InputError with the pip command if a package of an extra is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
-"""Prompts from an argument, a file or standard input, the messages and the template that make
-prompts of them, and the sampling params of each.
+"""Prompts from an argument, a file or standard input, rendered by a chat template if they are
+messages, and the sampling params of each.
 
-A line of a file may hold messages instead of a prompt, and options of its own where a command
-follows them; these win over the command line's.
+A line of a file may hold messages instead of a prompt and, for some commands, its own options,
+which override those of the command line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from foretoken.loading.target import TargetInfo
     from foretoken.speculator import Speculator
 
-# What a line of a file may hold, by what a command follows
+# Keys that a command accepts in a line of a file
 PROMPT_KEYS = ("prompt", "id")
 MESSAGE_KEYS = (*PROMPT_KEYS, "messages")
 SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *TEXT_OPTIONS)
@@ -34,18 +34,18 @@ SAMPLING_KEYS = (*MESSAGE_KEYS, "seed", *TEXT_OPTIONS)
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A prompt or messages, with its own options, seed, and the id of its completion in JSON."""
+    """A line's prompt or messages, its own options and seed, and the id of its completion."""
 
     prompt: str | list[int]
     id: Any = None
     messages: list[Message] = field(default_factory=list[Message])
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     seed: int | None = None
-    location: str = ""  # in its file, for errors
+    location: str = ""  # file and line number, for errors
 
     @contextmanager
     def prefix_errors(self) -> Iterator[None]:
-        """Prefix errors raised within by the line's place."""
+        """Prefix the line's location to errors raised within."""
         try:
             yield
         except ForetokenError as error:
@@ -61,13 +61,13 @@ def read_prompts(
     if argument is not None and file is not None:
         raise InputError("give a prompt or --prompt-file, not both")
     if file is not None:
-        return [parsed() for _, parsed in number_lines(file, keys)]
+        return [parse() for _, parse in number_lines(file, keys)]
     if argument is not None:
         return [PromptLine(prompt=argument)]
     try:
         text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InputError(f"standard input is no text: {error}") from None
+        raise InputError(f"standard input is not valid text: {error}") from None
     if not text:
         raise InputError("no prompt; give one as an argument, in a file or on standard input")
     return [PromptLine(prompt=text.removesuffix("\n"))]
@@ -81,42 +81,42 @@ def read_first_prompts(file: Path, limit: int | None) -> list[PromptLine]:
 
 
 def number_lines(file: Path, keys: tuple[str, ...]) -> list[tuple[int, Callable[[], PromptLine]]]:
-    """Return the lines of a file that are not empty, with their numbers from 1.
-
-    Each is a function that parses the line; it raises InputError for a bad one.
-    """
-    rows = _read_rows(file)
-    filled = [(number, row) for number, row in enumerate(rows, 1) if row.strip()]
+    """Return the lines of a file that are not empty: their numbers from 1, and for each a function
+    that parses it, which raises InputError for an invalid line."""
+    lines = _read_lines(file)
+    filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not filled:
-        raise InputError(f"{file} holds no prompt; give one on each line")
+        raise InputError(f"{file} has no prompts; give one on each line")
     if file.suffix not in (".jsonl", ".json", ".parquet"):
-        return [(number, partial(PromptLine, prompt=row)) for number, row in filled]
-    return [(n, partial(_parse_line, f"{file}, line {n}", row, keys)) for n, row in filled]
+        return [(number, partial(PromptLine, prompt=line)) for number, line in filled]
+    return [(n, partial(_parse_line, f"{file}, line {n}", line, keys)) for n, line in filled]
 
 
-def _read_rows(file: Path) -> list[str]:
-    """Return the lines of a file; of a Parquet file its rows, as JSON."""
+def _read_lines(file: Path) -> list[str]:
+    """Return the lines of a file, or the rows of a Parquet file as JSON."""
     if file.suffix != ".parquet":
-        return [row.removesuffix("\r") for row in read_text(file, "prompts").split("\n")]
+        return [line.removesuffix("\r") for line in read_text(file, "prompts").split("\n")]
     return import_parquet().read_json_lines(file)
 
 
 def import_parquet():  # not annotated: the type is the module's
-    """Import what reads and writes Parquet files, which comes with an extra."""
+    """Import `parquet_files`, which needs an extra."""
     with require_extra("ray"):
         from foretoken.cluster import parquet_files
     return parquet_files
 
 
-def _parse_line(location: str, row: str, keys: tuple[str, ...]) -> PromptLine:
+def _parse_line(location: str, line: str, keys: tuple[str, ...]) -> PromptLine:
     with PromptLine("", location=location).prefix_errors():
-        options = parse_json_option("it", row)
+        options = parse_json_option("it", line)
         if not isinstance(options, dict):
-            raise InputError('it is no object; give {"prompt": text or ids, "id": anything}')
+            raise InputError(
+                'it is not a JSON object; give {"prompt": text or ids, "id": anything}'
+            )
         for key in options:
             require_key(key, keys)
         if ("prompt" in options) == ("messages" in options):
-            raise InputError("give a prompt or messages, one of them")
+            raise InputError("give either a prompt or messages")
         id, seed = options.pop("id", None), options.pop("seed", None)
         prompt, messages = options.pop("prompt", ""), options.pop("messages", None)
         if seed is not None:
@@ -134,15 +134,15 @@ def _parse_line(location: str, row: str, keys: tuple[str, ...]) -> PromptLine:
 
 
 def require_key(key: str, keys: tuple[str, ...]) -> None:
-    """Raise InputError for an option of a text that is not among these."""
+    """Raise InputError for a key that is not among `keys`."""
     if key not in keys:
         near = suggest_name(key, keys)
-        remedy = f"did you mean {near}?" if near else f"give some of {', '.join(keys)}"
+        remedy = f"did you mean {near}?" if near else f"give any of {', '.join(keys)}"
         raise InputError(f"{key[:40]} is unknown here; {remedy}")
 
 
 def to_model_prompt(line: PromptLine, target: Speculator | TargetInfo) -> str | list[int]:
-    """Return the prompt; without a tokenizer, its text is read as ids with commas between."""
+    """Return the prompt; a string is parsed as comma-separated ids if there is no tokenizer."""
     if isinstance(line.prompt, list) or target.tokenizer is not None:
         return line.prompt
     try:
@@ -155,13 +155,13 @@ def to_model_prompt(line: PromptLine, target: Speculator | TargetInfo) -> str | 
 
 
 class ChatTemplate(NamedTuple):
-    """A chat template: Jinja text, None for the tokenizer's own, and its variables."""
+    """A chat template, as Jinja source (None: the tokenizer's own), and its variables."""
 
     text: str | None = None
     variables: dict[str, Any] | None = None
 
     def make_prompt(self, line: PromptLine, target: Speculator | TargetInfo) -> str | list[int]:
-        """Return a line's prompt for the model; messages become ids."""
+        """Return a line's prompt for the model; messages are rendered and tokenized."""
         if not line.messages:
             return to_model_prompt(line, target)
         from foretoken.text import chat  # late: torch takes seconds
@@ -171,7 +171,7 @@ class ChatTemplate(NamedTuple):
     def make_prompts(
         self, lines: Iterable[PromptLine], target: Speculator | TargetInfo
     ) -> list[str | list[int]]:
-        """Return the prompts of lines. Raises InputError for the first that cannot be made."""
+        """Return the prompts of lines. Raises InputError for the first invalid one."""
         made: list[str | list[int]] = []
         for line in lines:
             with line.prefix_errors():
@@ -188,12 +188,12 @@ class TemplateOptions:
         Path | None, "File with a Jinja template. Default: the tokenizer's own."
     ] = None
     chat_template_kwargs: Annotated[
-        str | None, 'Variables of the template as JSON: {"enable_thinking": false}.'
+        str | None, 'Variables for the template as JSON, such as {"enable_thinking": false}.'
     ] = None
 
     @property
     def template(self) -> ChatTemplate:
-        """Read the file and the variables."""
+        """The template. Raises InputError if the file cannot be read or the JSON is invalid."""
         file, arguments = self.chat_template, self.chat_template_kwargs
         text = None if file is None else read_text(file, "a Jinja template")
         if arguments is None:
@@ -208,28 +208,31 @@ class TemplateOptions:
 
 @dataclass(frozen=True)
 class MessageOptions(TemplateOptions):
-    """The same, and options that make messages of prompts."""
+    """Options of the chat template, and options that turn prompts into messages."""
 
-    chat: Annotated[bool, "Send each prompt as a user's message, for an assistant's reply."] = False
-    system: Annotated[str | None, "System message before each prompt."] = None
+    chat: Annotated[bool, "Send each prompt as a user message."] = False
+    system: Annotated[str | None, "System message, with --chat or messages."] = None
 
     def require_used(self, lines: list[PromptLine]) -> None:
-        """Raise InputError for options that no line has a use for."""
+        """Raise InputError for options of messages if no line has messages."""
         if not any(line.messages for line in lines):
             for name in ("system", "chat_template", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
                     flag = f"--{name.replace('_', '-')}"
-                    raise InputError(f"{flag} is for messages, and there are none; add --chat")
+                    raise InputError(f"{flag} needs messages, and there are none; add --chat")
 
     def wrap_prompt(self, line: PromptLine) -> PromptLine:
-        """Return a line with messages: its own, or its prompt with --chat, after the system's."""
+        """Return a line whose prompt became a user message, if --chat is given, and with the
+        system message in front of messages."""
         messages = line.messages
         if not messages:
             if not self.chat:
                 return line
             with line.prefix_errors():
                 if not isinstance(line.prompt, str) or not line.prompt:
-                    raise InputError("--chat takes a text or messages; give one, or leave it out")
+                    raise InputError(
+                        "--chat needs a prompt of text, not ids; give one, or leave --chat out"
+                    )
             messages = [{"role": "user", "content": line.prompt}]
         if self.system is not None and messages[0]["role"] not in ("system", "developer"):
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -238,7 +241,7 @@ class MessageOptions(TemplateOptions):
 
 @dataclass(frozen=True, slots=True)
 class PromptWithParams:
-    """A prompt with its number, and its options as they were given and as sampling params."""
+    """A numbered prompt, with its options as the user gave them and as sampling params."""
 
     number: int
     line: PromptLine
@@ -251,7 +254,7 @@ class PromptWithParams:
 
 
 def make_task(number: int, line: PromptLine, options: dict[str, Any]) -> PromptWithParams:
-    """Return a line's task. An error in its own options says where it stands."""
+    """Return a line's task. An error in the line's own options names the line."""
     options = options | line.sampling
     with line.prefix_errors() if line.sampling else nullcontext():
         return PromptWithParams(number, line, options, SamplingParams(**options))
@@ -265,7 +268,8 @@ def make_tasks(lines: list[PromptLine], options: dict[str, Any]) -> list[PromptW
 def read_tasks(
     file: Path, messages: MessageOptions, options: dict[str, Any]
 ) -> tuple[dict[int, PromptWithParams], int]:
-    """Read the tasks of a file, by their lines' numbers; tell and count the bad lines."""
+    """Return the tasks of a file by line number, and the number of invalid lines, whose errors are
+    printed."""
     good, bad = dict[int, PromptWithParams](), 0
     for number, parse in number_lines(file, SAMPLING_KEYS):
         try:
@@ -278,10 +282,8 @@ def read_tasks(
 
 
 def make_keys(tasks: list[PromptWithParams], seed: int) -> list[tuple[int, int]]:
-    """Return the random key of each prompt's first text.
-
-    It is the seed and the number of texts before it, or the line's own seed and 0.
-    """
+    """Return the random key of each prompt's first output: the seed and the number of outputs
+    before it, or the line's own seed and 0."""
     keys: list[tuple[int, int]] = []
     num_before = 0
     for task in tasks:

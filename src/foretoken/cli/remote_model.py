@@ -1,6 +1,6 @@
-"""Answers for `foretoken chat` by a model of a server, through the `openai` client, an extra.
+"""Replies for `foretoken chat` from a server, through the `openai` client (an extra).
 
-A server of foretoken's also says what became of every draft token; others send the text alone.
+A foretoken server also reports which draft tokens were accepted; other servers send only the text.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ from foretoken.sampling.params import MAX_NEW_TOKENS, SAMPLING_OPTIONS, Sampling
 from foretoken.slow_log import log_if_slow
 
 log = logging.getLogger(__name__)
-CONNECT_SECONDS, MAX_SILENCE_SECONDS = 10.0, 300.0  # seconds until a server must answer, and go on
-MAX_RETRIES = 12  # where a server is busy, loading or broken; it may say when to come again
-MAX_PAUSE_SECONDS = 5.0  # seconds between questions to a server that loads, at most
-MAX_MESSAGE_CHARS = 300  # characters of a server's message
-# OpenAI's names and, for what these lack, vLLM's
+CONNECT_SECONDS, MAX_SILENCE_SECONDS = 10.0, 300.0  # timeouts for connecting and for reading
+MAX_RETRIES = 12  # if a server is busy, loading or failing; the client honours Retry-After
+MAX_PAUSE_SECONDS = 5.0  # between requests to a server that is loading its model
+MAX_MESSAGE_CHARS = 300  # of a server's error message
+# OpenAI's names; vLLM's for options that OpenAI's API lacks
 API_NAMES = {name: each.api.name for name, each in SAMPLING_OPTIONS.items() if each.api}
 API_GRAMMAR_NAMES = {"json_schema": "json", "regex": "regex", "lark": "grammar", "choice": "choice"}
 
 
 class RejectedError(InputError):
-    """A request that the server does not take."""
+    """A request that the server rejects."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A server and one of its models. facts: a foretoken server's own description; {} of others."""
+    """A server and one of its models.
+
+    facts: GET /speculation of a foretoken server; {} for other servers.
+    """
 
     client: OpenAI
     model: str
     facts: Mapping[str, Any]
-    variables: Mapping[str, Any] | None = None  # of its chat template
+    variables: Mapping[str, Any] | None = None  # of the server's chat template
     seed: int | None = None
     speculation: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -60,31 +63,31 @@ class RemoteModel:
         return f"{self.model} at {get_address(self.client)}{f', {draft}' if draft else ''}"
 
     def get_default_options(self, *, messages: bool) -> dict[str, Any]:
-        """Return the options of texts for which none are given. A server samples answers as its
-        model's generation config asks for; one of ours says where that asks for nothing."""
+        """Return the default options of a reply. For messages a server samples by its model's
+        generation config; a foretoken server reports if that specifies no sampling."""
         if not messages:
             return {"temperature": 0.0, "max_new_tokens": MAX_NEW_TOKENS}
         greedy = self.facts and self.facts.get("temperature") is None
         return {**({"temperature": 0.0} if greedy else {}), "max_new_tokens": DEFAULT_ANSWER_TOKENS}
 
     def get_plain_seconds(self, options: Mapping[str, Any]) -> None:
-        """Return None: a server does not tell."""
+        """Return None: a server does not report the time of plain decoding."""
 
     def require(self, options: Mapping[str, Any]) -> None:
-        """Raise InputError for options that a request has no name for."""
+        """Raise InputError for options that a server's API lacks."""
         SamplingParams(**options)
         for name in options:
             if name not in API_NAMES and name != "structured":
                 raise InputError(
-                    f"{name} has no name in a server's API; leave it out, or run the model in this "
-                    "process, without --url"
+                    f"{name} does not exist in a server's API; leave it out, or run the model in "
+                    "this process, without --url"
                 )
 
     def stream_reply(
         self, prompt: ChatPrompt, options: Mapping[str, Any], number: int, reply: ChatReply
     ) -> Generator[ReplyPart]:
-        """Answer a prompt part by part, as a `LocalModel` does. The default limit of an answer is
-        kept here, as a server refuses one that the context has no room for."""
+        """Yield the reply to a prompt in parts, as a `LocalModel` does. The default limit of new
+        tokens is applied here: a server rejects a limit that exceeds the context length."""
         self.require(options)
         limit = (
             None
@@ -102,10 +105,10 @@ class RemoteModel:
                     reply.tokens, reply.finish_reason = max(reply.tokens, chunks), "length"
                     return
         if reply.finish_reason is None:
-            raise ReplyError("the server broke off before the text's end")
+            raise ReplyError("the server closed the stream before the reply was complete")
 
     def _send_request(self, prompt: ChatPrompt, options: Mapping[str, Any], number: int) -> Any:
-        """Send the request; the names that `openai` lacks are in `extra_body`."""
+        """Send the request, with fields that `openai` does not know in `extra_body`."""
         client = self.client.with_options(max_retries=MAX_RETRIES)
         common: dict[str, Any] = {"model": self.model, "stream": True}
         common["stream_options"] = {"include_usage": True}
@@ -121,7 +124,7 @@ class RemoteModel:
         self, prompt: ChatPrompt, options: Mapping[str, Any], number: int
     ) -> dict[str, Any]:
         messages = not isinstance(prompt, str)
-        # Sent also where they are left out, so that a command means the same here and there
+        # Defaults are sent too, so that a command means the same with and without --url
         always = self.get_default_options(messages=messages)
         if messages:
             del always["max_new_tokens"]
@@ -146,34 +149,34 @@ def open_remote_model(
     seed: int | None,
     speculation: Mapping[str, Any],
 ) -> Iterator[RemoteModel]:
-    """Open a server as a source, asking first what it is, so that mistakes are told early.
+    """Connect to a server and query what it supports, so that errors are reported early.
 
     model: None for the first that the server lists. variables: of its chat template. messages:
-    prompts are conversations. speculation: options of ours for each request. Raises InputError for
-    what the server does not have, and where it cannot be reached.
+    prompts are conversations. speculation: foretoken's options for each request. Raises InputError
+    for options that the server does not support, and if it cannot be reached.
     """
     with make_client(url, key) as client:
         model = get_first_model(client) if model is None else model
         facts = get_json(client, "/speculation")
-        facts = facts if "target" in facts else {}  # another's server may have such a page, too
+        facts = facts if "target" in facts else {}  # other servers may have such a path too
         if speculation and not facts:
             raise InputError(
-                f"{get_address(client)} is no server of foretoken's, which alone takes options of "
+                f"{get_address(client)} is not a foretoken server, and only these take options of "
                 f"speculation; leave --{next(iter(speculation))} out"
             )
         if messages and facts.get("chat") is False:
             raise InputError(
-                f"{model} has no chat template, which makes a prompt of messages; give "
+                f"{model} has no chat template to make a prompt from messages; give "
                 "--chat-template FILE to the server, or continue plain text: foretoken chat --raw"
             )
         yield RemoteModel(client, model, facts, variables, seed, speculation)
 
 
 def make_client(url: str, key: str | None) -> OpenAI:
-    """Return a client of a server. InputError for an invalid address or key."""
+    """Return a client for a server. Raises InputError for an invalid address or key."""
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise InputError("the API key holds characters that no header can; give it as it was made")
-    client_log = logging.getLogger("openai._base_client")  # it says when it asks again
+        raise InputError("the API key has characters that HTTP headers cannot hold; give another")
+    client_log = logging.getLogger("openai._base_client")  # logs its retries
     client_log.setLevel(logging.INFO)
     client_log.handlers = [StderrLines()]
     # A redirect would send the key to another server
@@ -188,7 +191,7 @@ def make_client(url: str, key: str | None) -> OpenAI:
 
 
 def get_address(client: OpenAI) -> str:
-    """Return the server's address, as messages have it."""
+    """Return the server's address for messages, without `/v1`."""
     return str(client.base_url).rstrip("/").removesuffix("/v1")
 
 
@@ -196,16 +199,16 @@ def get_first_model(client: OpenAI) -> str:
     try:
         return str(get_json(client, "/models")["data"][0]["id"])
     except (IndexError, KeyError, TypeError):
-        raise InputError(f"{get_address(client)} lists no model; give --model") from None
+        raise InputError(f"{get_address(client)} lists no models; give --model") from None
 
 
 def get_json(client: OpenAI, path: str) -> dict[str, Any]:
-    """Return the JSON object there, {} where there is none; ask again while the server loads."""
+    """Return the JSON object at a path, or {}; retry while the server is loading its model."""
     try:
         with translate_errors(client):
             try:
                 answer = _retry_while_loading(lambda: client.get(path, cast_to=object))
-            except InternalServerError:  # where nothing answers, that is told at once
+            except InternalServerError:  # a connection error is not retried
                 answer = client.with_options(max_retries=MAX_RETRIES).get(path, cast_to=object)
     except RejectedError:
         return {}
@@ -213,7 +216,7 @@ def get_json(client: OpenAI, path: str) -> dict[str, Any]:
 
 
 def _retry_while_loading(ask: Callable[[], Any]) -> Any:
-    """Return what a server answers, asking again as long as it says that its model is loading."""
+    """Return the result of `ask`, called again while the server is loading its model."""
 
     def try_once() -> list[Any]:
         nonlocal pause
@@ -238,16 +241,16 @@ def _retry_while_loading(ask: Callable[[], Any]) -> Any:
 
 @contextmanager
 def translate_errors(client: OpenAI) -> Generator[None]:
-    """Raise the client's errors in one line: InputError for what the user can mend, TextError for
-    a server that fails."""
+    """Convert the client's errors to one line: InputError for mistakes of the user, ReplyError for
+    failures of the server."""
     try:
         yield
     except APIError as error:
         raise _make_error(error, get_address(client)) from None
-    except UnicodeEncodeError:  # a part of the command line that is no text
+    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
         raise InputError("the request is not valid text; give text in UTF-8") from None
-    except (ValueError, RecursionError) as error:  # of its JSON
-        raise ReplyError(f"the server sent no JSON: {to_one_line(error)}") from None
+    except (ValueError, RecursionError) as error:  # from parsing JSON
+        raise ReplyError(f"the server sent invalid JSON: {to_one_line(error)}") from None
 
 
 def _make_error(error: APIError, server: str) -> Exception:
@@ -268,12 +271,12 @@ def _make_error(error: APIError, server: str) -> Exception:
             cause, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.UnsupportedProtocol
         ):
             return InputError(f"{server} cannot be reached: {to_one_line(cause)}")
-        return ReplyError(f"{server} broke off: {to_one_line(cause)}")
-    return ReplyError(reason)  # said within a stream
+        return ReplyError(f"the connection to {server} failed: {to_one_line(cause)}")
+    return ReplyError(reason)  # an error event within a stream
 
 
 def _parse_chunk(chunk: Any, reply: ChatReply) -> ReplyPart:
-    """Return what a chunk adds. TextError for one that is not as it should be."""
+    """Return the part of the reply in a chunk. Raises ReplyError for an invalid chunk."""
     try:
         text = "".join(_parse_text(choice, reply) for choice in chunk.choices or ())
         if chunk.usage:
@@ -281,15 +284,15 @@ def _parse_chunk(chunk: Any, reply: ChatReply) -> ReplyPart:
         steps = ((chunk.model_extra or {}).get("speculation") or {}).get("steps") or []
         tokens = [token for step in steps for token in _parse_step(step, reply)]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise ReplyError(f"the server sent {format_value(chunk)}, which is no chunk") from None
+        raise ReplyError(f"the server sent an invalid chunk: {format_value(chunk)}") from None
     return ReplyPart(text, tokens)
 
 
 def _parse_text(choice: Any, reply: ChatReply) -> str:
-    """Return the text that a choice adds, of a message or of a completion."""
+    """Return the new text in a choice of a chat or of a completion."""
     reply.finish_reason = choice.finish_reason or reply.finish_reason
     text = choice.delta.content if hasattr(choice, "delta") else choice.text
-    return (text or "").encode("utf-8", "replace").decode()  # JSON may hold half a character
+    return (text or "").encode("utf-8", "replace").decode()  # JSON may hold lone surrogates
 
 
 def _parse_step(step: dict[str, Any], reply: ChatReply) -> list[ReplyToken]:
@@ -301,7 +304,8 @@ def _parse_step(step: dict[str, Any], reply: ChatReply) -> list[ReplyToken]:
 
 
 def _make_structure(structure: Mapping[str, Any] | None, *, chat: bool) -> dict[str, Any]:
-    """Return what a text must match: a schema in OpenAI's form, where it has one."""
+    """Return the request fields of a `structured` option: OpenAI's for a schema in a chat, else
+    vLLM's."""
     if not structure:
         return {}
     ((kind, value),) = structure.items()

@@ -1,5 +1,5 @@
-"""Printing for readers: paragraphs wrapped at spaces on a terminal and in whole lines in a file,
-tables, and progress bars on standard error."""
+"""Printing: tables, paragraphs (wrapped on a terminal, one line in a file), and progress bars on
+standard error."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-MIN_COLUMNS = 80  # columns that tables are made for; a narrower terminal breaks the lines itself
-UNLIMITED_COLUMNS = 100_000  # columns, more than any line has
+MIN_COLUMNS = 80  # the width that tables need; a narrower terminal wraps their lines
+UNLIMITED_COLUMNS = 100_000  # wider than any line
 ItemType = TypeVar("ItemType")
 
 
 def open_console(stream: TextIO | None = None) -> Console:
-    """Open a console on standard output or another stream, as wide as its terminal or COLUMNS."""
+    """Open a console on standard output or another stream, with the width of its terminal or of
+    COLUMNS; without these lines are not wrapped."""
     file = stream or sys.stdout
     console = Console(file=file, highlight=False)
     sized = file.isatty() or "COLUMNS" in os.environ
@@ -32,14 +33,14 @@ def open_console(stream: TextIO | None = None) -> Console:
 def track_progress(
     items: Iterable[ItemType], text: str, count: int | None = None
 ) -> Iterable[ItemType]:
-    """Yield the items, with a progress bar on standard error; count: their number, if unsized."""
+    """Yield the items, with a progress bar on standard error; count: needed if they are unsized."""
     return track(items, text, count, console=Console(stderr=True))
 
 
 def make_table(*headings: str, left: int = 1, gap: int = 1) -> Table:
-    """Make a table without a frame; columns behind the first `left` hold numbers.
+    """Make a table without a frame; the columns after the first `left` hold numbers.
 
-    gap: blanks between columns, beside the rule's own.
+    gap: additional blanks between columns.
     """
     padding = (0, gap, 0, 0)
     view = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
@@ -56,13 +57,13 @@ def print_paragraph(console: Console, paragraph: str, bold: str = "") -> None:
 
 
 def print_labelled(console: Console, rows: Iterable[tuple[str, str]], width: int) -> None:
-    """Print labels in a column of that width, each with its paragraph beside it."""
+    """Print labels in a column of `width` characters, and their paragraphs in a second one."""
     for label, paragraph in rows:
         _print_wrapped(console, label, paragraph, width)
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Format for a narrow column: two decimals below 100 ms, none above."""
+    """Return seconds as milliseconds, with two decimals below 100 ms and none above."""
     ms = seconds * 1e3
     return f"{ms:.2f}" if ms < 100 else f"{ms:.0f}"
 
@@ -70,7 +71,7 @@ def format_milliseconds(seconds: float) -> str:
 def _print_wrapped(
     console: Console, label: str, paragraph: str, width: int, bold: str = ""
 ) -> None:
-    """Print wrapped lines; a word wider than the page, such as a path, stays whole."""
+    """Print wrapped lines; a word wider than the console, such as a path, is not broken."""
     lines = wrap(
         paragraph,
         console.width,

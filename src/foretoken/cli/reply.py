@@ -7,24 +7,24 @@ from typing import Any, NamedTuple
 
 from foretoken.errors import ForetokenError
 
-ChatPrompt = str | list[dict[str, Any]]  # text to continue, or messages
+ChatPrompt = str | list[dict[str, Any]]  # a string to continue, or messages
 
 
 class ReplyError(ForetokenError):
-    """One text failed; the next may not."""
+    """The failure of one reply; the session continues."""
 
 
 class ReplyToken(NamedTuple):
-    """A token as it is spelled after those before it, and the fate of its draft token."""
+    """A decoded token, and the fate of the draft token at its position."""
 
     text: str
-    fate: str  # accepted; corrected or bonus: the target's own; plain: nothing was drafted
+    fate: str  # accepted; corrected or bonus: the target's own; plain: no draft token
 
 
 class ReplyPart(NamedTuple):
     """New text of a reply, and the tokens of the steps since the last part.
 
-    Tokens may be ahead of the text, some of which is held back for a stop string.
+    Tokens may be ahead of the text: text that may begin a stop string is held back.
     """
 
     text: str
@@ -37,12 +37,10 @@ class ChatReply:
 
     text: str = ""
     tokens: int = 0
-    num_forwards: int = 0  # target forwards; 0 where the source does not say
+    num_forwards: int = 0  # of the target; 0 if the source does not report it
     overlaps: list[float] = field(default_factory=list[float])  # sum min(p, q), by draft token
-    bias: float = 0.0  # of all tokens; 0 where the source does not say
+    bias: float = 0.0  # of all tokens; 0 if the source does not report it
     seconds: float = 0.0
-    first_token_seconds: float = 0.0  # of these, until the first token
-    plain_seconds_per_token: float | None = (
-        None  # seconds a token by plain decoding, where known before the reply
-    )
-    finish_reason: str | None = None  # None: broken off
+    first_token_seconds: float = 0.0  # included in `seconds`
+    plain_seconds_per_token: float | None = None  # measured before the reply
+    finish_reason: str | None = None  # None: not finished

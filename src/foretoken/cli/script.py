@@ -1,7 +1,7 @@
 """The console script: its commands and exit codes.
 
-A user's mistake is one line on standard error and exit code 2, never a traceback; a bug of
-foretoken's is a traceback and exit code 3.
+A user's mistake gives one line on standard error and exit code 2; a bug in foretoken gives a
+traceback and exit code 3.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from foretoken.cli import (
 from foretoken.errors import ForetokenError, describe_mismatch, format_value
 from foretoken.sampling.params import suggest_name
 
-# Options of vLLM's commands, by the name of ours, and what is said where there is none
+# Foretoken's names for options of vLLM, and messages about options without an equivalent
 VLLM_OPTION_NAMES = {
     "enable_prefix_caching": "prefix_cache",
     "max_model_len": "max_length",
@@ -41,7 +41,7 @@ VLLM_OPTION_NAMES = {
     "speculative_model": "draft",
 }
 ONE_DEVICE_TEXT = (
-    "a model runs on one device here; foretoken serve --replicas N runs several engines"
+    "foretoken runs a model on one device; foretoken serve --replicas N runs several engines"
 )
 UNSUPPORTED_OPTIONS: dict[str, str] = {
     "pipeline_parallel_size": ONE_DEVICE_TEXT,
@@ -72,7 +72,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Options that need no command."""
+    """Options of `foretoken` without a command."""
 
 
 for each in (
@@ -92,21 +92,22 @@ for group, name in ((train.app, "train"), (export.app, "export"), (cache.app, "c
 def main() -> None:
     """Run the command in sys.argv.
 
-    Ctrl-C and SIGTERM exit with 130, after printing finished texts; a closed pipe exits with 1.
+    Ctrl-C and SIGTERM exit with code 130, after finished completions are printed; a closed pipe
+    exits with code 1.
     """
     run_app(app)
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run a command of `app`, `foretoken`'s or `python -m reproduction`'s."""
+    """Run a command of `app`, and exit with its code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Leaving, Python would look through all that was loaded for garbage, for over a second
+    # Otherwise garbage collection at exit would take over a second
     atexit.register(gc.freeze)
     try:
         sys.exit(app(standalone_mode=False))
-    except typer.TyperException as error:  # an unknown option, or no value of its type
+    except typer.TyperException as error:  # an unknown option, or an invalid value
         context, message = getattr(error, "ctx", None), " ".join(_format_error(error).split())
-        if message and context:  # "" where the help is shown instead
+        if message and context:  # "" if the help was printed instead
             message = message.removesuffix(".") + ";" * (message[-1] != "?")
             message += f" {context.command_path} --help lists all options"
         if message:
@@ -118,14 +119,14 @@ def run_app(app: typer.Typer) -> None:
     except Exception as error:
         if _is_from_signal(error):
             sys.exit(130)
-        traceback.print_exc()  # a bug; not exit code 1, which is an answer of certify's
+        traceback.print_exc()  # a bug; exit code 1 is a verdict of certify
         sys.exit(3)
 
 
 def _is_from_signal(error: BaseException) -> bool:
-    """Return True if a signal's exception is behind an error.
+    """Return whether a signal's exception caused an error.
 
-    Python 3.11 puts a RuntimeError in its place when it interrupts `__set_name__`, as in an import.
+    Python 3.11 replaces it by a RuntimeError if it interrupts `__set_name__`, as during an import.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt | SystemExit):
@@ -134,8 +135,8 @@ def _is_from_signal(error: BaseException) -> bool:
 
 
 def _format_error(error: typer.TyperException) -> str:
-    """Return the message, in our words where typer passes on pydantic's."""
-    from pydantic import ValidationError  # late: `--help` does without it
+    """Return the message of an error, rewritten if it is pydantic's or of an unknown option."""
+    from pydantic import ValidationError  # late: `--help` does not need it
 
     if isinstance(error, typer.BadParameter) and isinstance(error.__cause__, ValidationError):
         (first, *_) = error.__cause__.errors()
@@ -146,7 +147,7 @@ def _format_error(error: typer.TyperException) -> str:
 
 
 def _describe_unknown_option(option: str, context: Any) -> str:
-    """Return the message about an unknown option, with the one that is meant."""
+    """Return the message about an unknown option, with a suggestion."""
     parameters = context.command.params if context else ()
     flags = [name for each in parameters for name in each.opts if name.startswith("--")]
     for name, command in getattr(context and context.command, "commands", {}).items():
@@ -162,5 +163,5 @@ def _describe_unknown_option(option: str, context: Any) -> str:
 
 
 def _to_field_name(flag: str) -> str:
-    """Return a flag's name as a field is written."""
+    """Return the field name of a flag."""
     return flag.lstrip("-").replace("-", "_")

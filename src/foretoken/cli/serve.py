@@ -1,4 +1,4 @@
-"""`foretoken serve`: an OpenAI-compatible server, and a page that shows what it does."""
+"""`foretoken serve`: an OpenAI-compatible server, with a web page to try it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _select_options(options: Mapping[str, DeclaredOption]) -> dict[str, DeclaredOption]:
-    """Return the options that the command line has as they are; of a template it has a file."""
+    """Return the declared options of the command line; --chat-template is declared below."""
     return {n: each for n, each in options.items() if each.panel and n != "chat_template"}
 
 
@@ -43,32 +43,32 @@ class EngineFlags(option.make_option_group(_select_options(ENGINE), EngineOption
 
 @dataclass(frozen=True)
 class ServeLoadOptions(option.PairLoadOptions):
-    """Options of loading, of a target and of that with each of several adapters."""
+    """Options of loading a target, with any number of adapters."""
 
     adapter: Annotated[
         list[str] | None,
-        "Merge this LoRA adapter of peft into the target: a folder or hub id. "
-        "NAME=FOLDER, which may be repeated: serve the target with it under this name too.",
+        "Merge this LoRA adapter of peft into the target: a folder or hub id. NAME=FOLDER serves "
+        "the merged target under NAME, in addition to the target; may be repeated.",
     ] = None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return these as keyword arguments of `foretoken.load`, for the target by itself."""
+        """The keyword arguments of `foretoken.load` for the target without named adapters."""
         return super().arguments | {"adapter": self.adapters.get("")}
 
     @cached_property
     def adapters(self) -> dict[str, str]:
-        """The adapters by name, "" where one is given alone. InputError for a name without a folder
-        or a folder without a name beside others, and for a name that is given twice."""
+        """Folders or hub ids of the adapters by name; "" for a single adapter without a name.
+        Raises InputError for a repeated name, and if one of several adapters has no name."""
         places: dict[str, str] = {}
         for given in self.adapter or ():
             name, place = parse_adapter(given)
             if name in places:
                 twice = f"the name {name!r} twice" if name else "two adapters without names"
-                raise InputError(f"--adapter gives {twice}; give each a name of its own")
+                raise InputError(f"--adapter gives {twice}; give each a different name")
             places[name] = place
         if "" in places and len(places) > 1:
-            raise InputError(f"--adapter {places['']} stands beside others; give it a name too")
+            raise InputError(f"--adapter {places['']} is one of several; give it a name too")
         return places
 
     def require(self, target: str | None) -> None:
@@ -77,8 +77,8 @@ class ServeLoadOptions(option.PairLoadOptions):
             adapters.find_adapter(place)
 
     def with_measured_options(self, plan: Plan) -> ServeLoadOptions:
-        """Return the options that a benchmark was made with, where none are given, and print these.
-        InputError for others."""
+        """Return these options, completed by those of a benchmark, which are printed. Raises
+        InputError for an option that differs from the benchmark's."""
         given, defaults, new = self.arguments, ServeLoadOptions().arguments, dict[str, Any]()
         for name, default in defaults.items():
             value = plan.load.get(name, default)
@@ -88,7 +88,8 @@ class ServeLoadOptions(option.PairLoadOptions):
                 )
             new |= {name: value} if given[name] != value else {}
         if new:
-            print(f"as it was measured: {shlex.join(option.format_flags(new))}", file=sys.stderr)
+            words = shlex.join(option.format_flags(new))
+            print(f"options of the benchmark: {words}", file=sys.stderr)
         fields: dict[str, Any] = {n: [v] if n == "adapter" else v for n, v in new.items()}
         if fields.pop("generation_config", None):
             fields["ignore_generation_config"] = True
@@ -97,18 +98,18 @@ class ServeLoadOptions(option.PairLoadOptions):
     def make_setups(
         self, setup: EngineSetup, name: str, cluster: option.ClusterOptions
     ) -> dict[str, EngineSetup]:
-        """Return what each engine is made from, by the name of its model, that of the target first.
-        InputError for an adapter of the target's name, and for names on a cluster."""
+        """Return the setup of each engine by model name, the target's first. Raises InputError for
+        an adapter with the target's name, and for named adapters on a cluster."""
         places = {each: place for each, place in self.adapters.items() if each}
         if places and cluster.used:
             raise InputError(
-                "--replicas and --ray run engines of one model; serve each adapter by a server of "
-                "its own there, with --adapter FOLDER and --served-model-name"
+                "--replicas and --ray serve one model only; start a server for each adapter, with "
+                "--adapter FOLDER and --served-model-name"
             )
         if name in places:
             raise InputError(
-                f"--adapter {name}={places[name]} has the target's name; give another, or the "
-                "target a --served-model-name"
+                f"--adapter {name}={places[name]} has the target's name; give it another name, or "
+                "the target a --served-model-name"
             )
         with_each = {
             each: replace(setup, loading=setup.loading | {"adapter": place})
@@ -119,13 +120,13 @@ class ServeLoadOptions(option.PairLoadOptions):
 
 def make_mismatch_error(flag: str, given: object, measured: object) -> InputError:
     return InputError(
-        f"{flag} is {format_value(given)}, but the file of --speculative-config was measured with "
+        f"{flag} is {format_value(given)}, but the benchmark of --speculative-config used "
         f"{format_value(measured)}; leave {flag} out, or run foretoken bench with it"
     )
 
 
 def get_measured_target(plan: Plan, target: str | None) -> str:
-    """Return a benchmark's target. InputError where another one is given."""
+    """Return a benchmark's target. Raises InputError if a different one is given."""
     measured = plan.load["target"]
     if target is not None and target != measured:
         folders = exists(target) and exists(measured)
@@ -135,8 +136,8 @@ def get_measured_target(plan: Plan, target: str | None) -> str:
 
 
 def parse_adapter(given: str) -> tuple[str, str]:
-    """Return the name, "" without one, and the place of an adapter that is given as NAME=FOLDER, a
-    folder or a hub id. InputError where one of the two is empty."""
+    """Return the name (or "") and the folder or hub id of NAME=FOLDER, a folder or a hub id. Raises
+    InputError if NAME or FOLDER is empty."""
     name, equals, place = given.partition("=")
     if not equals or hub.is_folder(adapters.expand_home(given)):
         name, place = "", given
@@ -167,13 +168,13 @@ def serve(
     speculative_config: SpeculativeConfig = None,
     config: Config = None,
 ) -> None:
-    """Serve a model in OpenAI's protocol, with a page at /.
+    """Serve a model with OpenAI's API, and a web page at / to try it.
 
-    Texts are in the target's own distribution, at most max-rows of them at a time. Clients: the
-    openai package, curl, foretoken chat --url. docs/serving.md lists every field.
+    Outputs have the target's own distribution; at most --max-rows are generated at a time. Clients:
+    the openai package, curl, foretoken chat --url. docs/serving.md lists every field.
     """
     if "" in (server.api_key or ()):
-        raise InputError("--api-key is empty, which would let everybody in; give a key")
+        raise InputError("--api-key is empty, which would admit every client; give a key")
     given, keywords = _collect_options(server, SERVER), _collect_options(engine, ENGINE)
     draft, gamma, rule = parse_speculative_config(speculative_config, draft, gamma, rule)
     SpeculationOptions(gamma, rule)
@@ -215,7 +216,7 @@ def serve(
 
 
 def _collect_options(flags: object, declarations: Mapping[str, DeclaredOption]) -> Any:
-    """Return the options that are set. InputError, by the flag, for one that is invalid."""
+    """Return the options that are set. Raises InputError, naming the flag, for an invalid one."""
     values = {name: getattr(flags, name) for name in _select_options(declarations)}
     return {
         name: declarations[name].check(format_flag(name), value)

@@ -1,6 +1,6 @@
 """A chat session: one prompt, the lines of a pipe, or lines typed on a terminal.
 
-On a terminal a line that begins with "/" is a command, and Ctrl-C ends an answer, not the program.
+On a terminal a line that begins with "/" is a command, and Ctrl-C stops a reply, not the program.
 """
 
 from __future__ import annotations
@@ -46,35 +46,33 @@ FATE_STYLES = {
 }
 CONTROL_CHARACTERS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)  # characters a terminal may take for orders
+)  # may begin escape sequences of a terminal
 SETTABLE_OPTIONS = tuple(
     name for name, each in SAMPLING_OPTIONS.items() if each.panel and each.one_text
 )
-MIN_PACE_TOKENS = 8  # tokens whose pace says little
-MIN_REPORTED_SPEEDUP = (
-    1.05  # times plain decoding's pace from which on it is told: less is within its noise
-)
+MIN_PACE_TOKENS = 8  # the speed of a shorter reply is not reported
+MIN_REPORTED_SPEEDUP = 1.05  # a smaller speed-up is within the noise
 HELP_COLUMN_CHARS = 22  # of the first column of /help
-HEAD_ROLES = ("system", "developer")  # roles of messages that come before the turns
+HEAD_ROLES = ("system", "developer")  # of messages before the first turn
 Message = dict[str, Any]
 
 
 class Printer:
-    """Prints replies on standard output, part by part; draft tokens in colour where asked for."""
+    """Prints replies on standard output, part by part, with draft tokens in colour if wanted."""
 
     def __init__(self, *, coloured: bool) -> None:
         self.console = Console(highlight=False)
         self.coloured, self._terminal = coloured, sys.stdout.isatty()
         self._marks = self.console.color_system is None or self.console.no_color
         self._pending: deque[tuple[str, str]] = deque()  # characters of tokens, with their styles
-        self.begun = False
+        self.begun = False  # whether a part of the current reply was printed
 
     @property
     def legend(self) -> Text:
         return token_styles.format_legend(marks=self._marks, rejected=False)
 
     def put(self, part: ReplyPart) -> None:
-        """Print the next part of the text."""
+        """Print the next part of a reply."""
         text = self._strip_control(part.text)
         if text:
             self.begun = True
@@ -93,7 +91,7 @@ class Printer:
             self.console.print(Text(displayed, style), end="", soft_wrap=True)
 
     def end(self) -> None:
-        """End the text."""
+        """End the reply's last line, and print the messages that waited."""
         print(flush=True)
         release_messages()
         self._pending.clear()
@@ -103,8 +101,8 @@ class Printer:
         return CONTROL_CHARACTERS.sub("", text) if self._terminal else text
 
     def _pop_style(self, letter: str) -> str:
-        """Return the next character's style, passing over what is no part of the text; none where
-        no token has it."""
+        """Return the style of the next character of the text, "" if no pending token has it.
+        Pending characters before it, which the text leaves out, are dropped."""
         if not any(each == letter for each, _ in self._pending):
             return ""
         while self._pending[0][0] != letter:
@@ -114,18 +112,18 @@ class Printer:
 
 @dataclass(slots=True)
 class Session:
-    """A source, options of the next text, and the conversation; None for plain text."""
+    """A source of replies, the options of the next reply, and the conversation."""
 
     source: LocalModel | RemoteModel
     options: dict[str, Any]
     printer: Printer
-    messages: list[Message] | None = None
+    messages: list[Message] | None = None  # None: plain text is continued
     reply: ChatReply | None = None  # the last one
     num_prompts: int = 0
     on_terminal: bool = False
 
     def answer_once(self, text: str) -> None:
-        """Answer one prompt. Exit code 1 where its text fails."""
+        """Answer one prompt. Exit with code 1 if the reply fails."""
         try:
             self._answer(text)
         except ReplyError as error:
@@ -133,7 +131,7 @@ class Session:
             raise typer.Exit(1) from None
 
     def answer_lines(self) -> None:
-        """Answer standard input, line by line. Exit code 1 where one of them fails."""
+        """Answer standard input, line by line. Exit with code 1 if any reply fails."""
         count = failed = 0
         for line in _read_lines():
             count += 1
@@ -148,7 +146,7 @@ class Session:
             raise typer.Exit(1)
 
     def run_interactive(self) -> None:
-        """Answer what is typed until it ends; "//" begins a prompt with a slash."""
+        """Answer typed lines until end of file; "//" begins a prompt with a slash."""
         self.on_terminal = True
         _print_message(f"{self.source.name}; /help lists the commands, Ctrl-D leaves")
         if self.printer.coloured:
@@ -169,11 +167,11 @@ class Session:
         _print_message("")
 
     def _answer(self, text: str) -> None:
-        """Ask, and print the reply; one that broke off is kept too."""
+        """Print the reply and add it to the conversation, also if it was interrupted."""
         prompt_messages = [*(self.messages or []), {"role": "user", "content": text}]
         prompt = text if self.messages is None else prompt_messages
         options = self.source.get_default_options(messages=self.messages is not None) | self.options
-        # The first answer's time is also that of the runtime's first passes
+        # The first reply includes the backend's slow first forward passes, so it is not compared
         plain = self.source.get_plain_seconds(options) if self.num_prompts else None
         reply, start = ChatReply(plain_seconds_per_token=plain), perf_counter()
         self.reply = reply
@@ -199,22 +197,22 @@ class Session:
         self._print_limit(reply)
 
     def _print_limit(self, reply: ChatReply) -> None:
-        """Say where a text was cut off: by the context, and in a conversation by the limit, but
-        for the user's own in a pipe."""
+        """Print whether the context length or, in a conversation, max_new_tokens cut a reply off;
+        not for a limit that the user gave to a pipe."""
         default = MAX_NEW_TOKENS if self.messages is None else DEFAULT_ANSWER_TOKENS
         max_new_tokens = self.options.get("max_new_tokens", default)
         if reply.finish_reason != "length":
             return
-        cut = f"the text is cut off after {reply.tokens} tokens"
+        cut = f"the reply is cut off after {reply.tokens} tokens"
         if reply.tokens < max_new_tokens:
-            _print_message(f"{cut}: there is room for no more")
+            _print_message(f"{cut}: the context is full")
         elif self.messages is not None and self.on_terminal:
             _print_message(f"{cut}; /set max_new_tokens allows more")
         elif self.messages is not None and "max_new_tokens" not in self.options:
             _print_message(f"{cut}; --max-new-tokens allows more")
 
     def _print_speed(self) -> None:
-        """Say how fast the answer was, and how that compares with plain decoding as measured."""
+        """Print the speed of the reply, and its ratio to the measured speed of plain decoding."""
         reply = self.reply
         if reply is None or reply.tokens < MIN_PACE_TOKENS:
             return
@@ -222,41 +220,43 @@ class Session:
         plain = reply.plain_seconds_per_token
         gain = plain / seconds_per_token if plain else 0.0
         faster = (
-            f", about {gain:.2f} times plain decoding's pace"
+            f", about {gain:.2f} times as fast as plain decoding"
             if gain >= MIN_REPORTED_SPEEDUP
             else ""
         )
         _print_message(
             f"{reply.tokens} tokens, the first after {reply.first_token_seconds:.2f} s, "
-            f"then {1 / seconds_per_token:.0f} a second{faster}"
+            f"then {1 / seconds_per_token:.0f} tokens/s{faster}"
         )
 
     def _run_command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
         commands, argument = self._list_commands(), argument.strip()
         if name not in commands:
-            raise InputError(f"/{name} is no command; /help lists all")
+            raise InputError(f"/{name} is not a command; /help lists all")
         hint, _, run = commands[name]
         if (argument and not hint) or (not argument and hint == "FILE"):
-            raise InputError(f"the command is /{name} {hint}".rstrip())
+            raise InputError(f"give the command as /{name} {hint}".rstrip())
         if answer := run(argument):
             _print_message(answer)
 
     def _list_commands(self) -> dict[str, SlashCommand]:
         conversation = {
-            "system": SlashCommand("[TEXT]", "Set the system message; or none.", self._set_system),
-            "undo": SlashCommand("", "Take the last turn back.", self._undo),
-            "reset": SlashCommand("", "Take all turns back.", self._reset),
+            "system": SlashCommand(
+                "[TEXT]", "Set the system message; without TEXT remove it.", self._set_system
+            ),
+            "undo": SlashCommand("", "Remove the last turn.", self._undo),
+            "reset": SlashCommand("", "Remove all turns.", self._reset),
             "save": SlashCommand("FILE", "Save the messages as JSON.", self._save),
-            "load": SlashCommand("FILE", "Load messages in place of these.", self._load),
+            "load": SlashCommand("FILE", "Replace the messages by those of a file.", self._load),
         }
         return (conversation if self.messages is not None else {}) | {
             "set": SlashCommand(
                 "[NAME VALUE]",
-                "Set an option, or without VALUE unset it; alone: list all.",
+                "Set an option; NAME alone resets it; without NAME list all.",
                 self._set,
             ),
-            "stats": SlashCommand("", "Show figures of the last text.", self._format_stats),
+            "stats": SlashCommand("", "Show statistics of the last reply.", self._format_stats),
             "help": SlashCommand("", "List these commands.", self._print_help),
             "exit": SlashCommand("", "Leave; so does Ctrl-D.", self._exit),
         }
@@ -264,24 +264,24 @@ class Session:
     def _set_system(self, text: str) -> str:
         turns = [message for message in self.messages or [] if message["role"] not in HEAD_ROLES]
         self.messages = [*([{"role": "system", "content": text}] * bool(text)), *turns]
-        return "the system's message is set" if text else "there is no system's message"
+        return "the system message is set" if text else "there is no system message"
 
     def _undo(self, _: str) -> str:
         messages = self.messages or []
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
         if not users:
-            raise InputError("there is no turn to take back")
+            raise InputError("there is no turn to remove; give a prompt first")
         self.messages = messages[: users[-1]]
-        return f"taken back: {' '.join(str(messages[users[-1]]['content']).split())[:60]}"
+        return f"removed: {' '.join(str(messages[users[-1]]['content']).split())[:60]}"
 
     def _reset(self, _: str) -> str:
         self.messages = [each for each in self.messages or [] if each["role"] in HEAD_ROLES]
-        return "the conversation begins anew"
+        return "all turns are removed"
 
     def _save(self, file: str) -> str:
         messages, path = self.messages or [], Path(file).expanduser()
         write_atomically(path, json.dumps(messages, ensure_ascii=False, indent=1).encode() + b"\n")
-        return f"{len(messages)} messages are in {path}"
+        return f"saved {len(messages)} messages in {path}"
 
     def _load(self, file: str) -> str:
         path = Path(file).expanduser()
@@ -289,13 +289,13 @@ class Session:
             messages = parse_json(read_text(path, "messages"))
             require_conversation(messages)
         except ValueError as error:  # InputError is one
-            raise InputError(f"{path} holds no conversation: {error}") from None
+            raise InputError(f"{path} is not a valid conversation: {error}") from None
         self.messages = messages
-        return f"{len(messages)} messages are from {path}"
+        return f"loaded {len(messages)} messages from {path}"
 
     def _set(self, argument: str) -> str:
-        """Set an option for the texts that follow, as a line of a file of prompts has it; list
-        those that can be set, with their values."""
+        """Set an option of the following replies, named as in a prompt file; without an argument
+        list the options and their values."""
         name, _, value = re.sub(r"^(\w+)\s*=\s*", r"\1 ", argument).partition(" ")
         if not name:
             rows = [
@@ -310,20 +310,20 @@ class Session:
         if value:
             try:
                 options[name] = parse_json(value)
-            except ValueError:  # a text needs no quotation marks
+            except ValueError:  # strings need no quotation marks
                 options[name] = value.strip()
         self.source.require(options)
         self.options = options
         return f"{name} is {self._format_value(name)}"
 
     def _format_value(self, name: str) -> str:
-        """Return an option's value for the next text, as JSON."""
+        """Return an option's value for the next reply, as JSON."""
         defaults = self.source.get_default_options(messages=self.messages is not None)
         unset = getattr(SamplingParams(), name)
         return json.dumps({name: unset, **defaults, **self.options}[name], ensure_ascii=False)
 
     def _accepts_option(self, name: str) -> bool:
-        """Tell whether the source has this option."""
+        """Return whether the source supports an option."""
         with suppress(ForetokenError):
             self.source.require({name: getattr(SamplingParams(), name)})
             return True
@@ -332,10 +332,10 @@ class Session:
     def _format_stats(self, _: str) -> str:
         reply = self.reply
         if reply is None:
-            raise InputError("there is no text yet; write one first")
+            raise InputError("there is no reply yet; give a prompt first")
         alpha = sum(reply.overlaps) / len(reply.overlaps) if reply.overlaps else None
         away = reply.bias / max(1, reply.tokens)
-        bias = f", {away:.4f} from the target's distribution (mean of its tokens)" if away else ""
+        bias = f", {away:.4f} from the target's distribution (mean over tokens)" if away else ""
         figures = format_figures(reply.tokens, reply.num_forwards, alpha)
         return f"{figures}{bias}, {reply.seconds:.2f} s"
 
@@ -344,7 +344,7 @@ class Session:
             (f"/{name} {each.argument}", each.help) for name, each in self._list_commands().items()
         ]
         rows.append(("//...", "A prompt that begins with a slash."))
-        rows.append(("...\\", "The prompt goes on in the next line."))
+        rows.append(("...\\", "The prompt continues in the next line."))
         print_labelled(open_console(), rows, HELP_COLUMN_CHARS)
         return ""
 
@@ -355,7 +355,7 @@ class Session:
 class SlashCommand(NamedTuple):
     """A command of the terminal: its argument, help, and function, which returns a message."""
 
-    argument: str  # "" for none, in brackets where it may be left out
+    argument: str  # "" for none, in brackets if it is optional
     help: str
     run: Callable[[str], str]
 
@@ -369,13 +369,13 @@ def _read_lines() -> Iterator[str]:
             if line.strip():
                 yield line.removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"standard input is no text: {error}") from None
+        raise InputError(f"standard input is not valid text: {error}") from None
 
 
 def _read_prompt() -> str:
     """Read a prompt, joining lines that end with a backslash.
 
-    EOFError at the end: Ctrl-D, or Ctrl-C on an empty line.
+    Raises EOFError after Ctrl-D, or Ctrl-C on an empty line.
     """
     text = ""
     while True:
@@ -396,13 +396,13 @@ def _read_prompt() -> str:
 
 
 def _has_typed_text() -> bool:
-    """Return True if the line being typed holds text."""
+    """Return whether the line being typed is not empty."""
     editor = _import_readline()
     return editor is not None and bool(editor.get_line_buffer())
 
 
 def _import_readline():  # not annotated: the type is the module's
-    """Import readline, which edits the lines that are typed; None where there is none."""
+    """Import readline, for line editing; return None if Python lacks it."""
     try:
         import readline
     except ImportError:
@@ -422,13 +422,13 @@ def run_session(
     quick: str | None,
     messages: list[Message] | None,
 ) -> None:
-    """Answer `quick`, or standard input. messages: a conversation's first; None for plain text."""
+    """Answer `quick`, or standard input. messages: the first ones; None to continue plain text."""
     session = Session(source, options, Printer(coloured=show_tokens), messages)
     if quick is not None:
         session.answer_once(quick)
     elif sys.stdin is not None and sys.stdin.isatty():
         _import_readline()
-        # unlike Ctrl-C it ends more than an answer
+        # Ctrl-C stops a reply only, SIGTERM the program
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
         session.run_interactive()
     else:

@@ -1,4 +1,4 @@
-"""`--speculative-config`: draft, gamma and rule in vLLM's JSON and words."""
+"""`--speculative-config`: draft, gamma and rule in vLLM's JSON, or from a benchmark's file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 SpeculativeConfig = Annotated[
     str | None,
-    'Draft, gamma and rule as vLLM takes them: {"method": "draft_model", "model": "...", '
-    '"num_speculative_tokens": 4}; or a file of foretoken bench --out, for its fastest, '
-    "loaded as it was measured.",
+    'Draft, gamma and rule in vLLM\'s JSON: {"method": "draft_model", "model": "...", '
+    '"num_speculative_tokens": 4}; or a file of foretoken bench --out, to use its fastest draft '
+    "and gamma with the options of the benchmark.",
 ]
-HIDDEN_STATE_METHODS = ("eagle3", "dflash", "dspark")  # of which the folder says the kind
-# None: the model that is named
+HIDDEN_STATE_METHODS = ("eagle3", "dflash", "dspark")  # the draft's folder specifies the kind
+# None: the draft is the config's "model"
 METHOD_DRAFTS = {
     "draft_model": None,
     "ngram": "lookup",
@@ -32,7 +32,7 @@ CONFIG_KEYS = ("method", "model", "num_speculative_tokens", "rejection_sample_me
 
 
 class SpeculativeSettings(NamedTuple):
-    """Settings of speculation: the draft, its tokens where not automatic, and the rule."""
+    """Draft, gamma (None: automatic) and rule."""
 
     draft: str | None = None
     gamma: int | None = None
@@ -40,7 +40,7 @@ class SpeculativeSettings(NamedTuple):
 
 
 def load_plan(text: str | None) -> Plan | None:
-    """Return the benchmark's plan in the file that the option names; None for vLLM's JSON."""
+    """Return the plan in the option's benchmark file; None for vLLM's JSON."""
     if not text or text.lstrip().startswith(("{", "[")):
         return None
     return read_plan(Path(text))
@@ -48,19 +48,23 @@ def load_plan(text: str | None) -> Plan | None:
 
 def read_plan(file: Path) -> Plan:
     """Read the plan in a file of `foretoken bench --out`."""
-    from foretoken.measurement import plan  # late: `--help` does without pydantic
+    from foretoken.measurement import plan  # late: `--help` does not need pydantic
 
     return plan.read_plan(file)
 
 
 def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettings:
-    """Read the option's JSON, or a benchmark's plan, which stands in place of `flags`. InputError
-    for both, and for values that vLLM knows and foretoken does not."""
+    """Return the settings of the option's JSON or benchmark, or else of `flags`.
+
+    Raises InputError if both are given, and for values that foretoken does not support.
+    """
     given = SpeculativeSettings(*flags)
     if text is None:
         return given
     if given != SpeculativeSettings():
-        raise InputError("--speculative-config sets --draft, --gamma and --rule; give it or these")
+        raise InputError(
+            "--speculative-config sets --draft, --gamma and --rule; give either it or these"
+        )
     if plan := load_plan(text):
         return SpeculativeSettings(plan.draft, plan.generate.gamma, plan.generate.rule)
     config = parse_json_option("--speculative-config", text)
@@ -69,19 +73,19 @@ def parse_speculative_config(text: str | None, *flags: Any) -> SpeculativeSettin
     for name in config:
         if name not in CONFIG_KEYS:
             near = suggest_name(name, CONFIG_KEYS)
-            remedy = f"did you mean {near}?" if near else f"known here are {', '.join(CONFIG_KEYS)}"
-            raise InputError(f"--speculative-config holds {format_value(name)}; {remedy}")
+            remedy = f"did you mean {near}?" if near else f"give any of {', '.join(CONFIG_KEYS)}"
+            raise InputError(f"--speculative-config has unknown {format_value(name)}; {remedy}")
     model, gamma = config.get("model"), config.get("num_speculative_tokens")
     method = _require_choice(config, "method", METHOD_DRAFTS, "draft_model" if model else None)
     draft = METHOD_DRAFTS[method] or model
     if not isinstance(draft, str) or (METHOD_DRAFTS[method] and model not in (None, method)):
-        raise _make_error("model", model, "name the draft model, and none for ngram and mtp")
+        raise _make_error("model", model, "give the draft model, or none for ngram and mtp")
     if method in HIDDEN_STATE_METHODS:
         kind = get_cached_kind(draft, None)
         if kind not in (None, method):
             raise _make_error("method", method, f"{draft} is a draft of kind {kind}")
     if gamma is not None and (not is_whole_number(gamma) or gamma < 1):
-        remedy = "give a whole number from 1, or leave it out: it is then chosen before every step"
+        remedy = "give a whole number from 1, or leave it out: gamma is then automatic"
         raise _make_error("num_speculative_tokens", gamma, remedy)
     rule = _require_choice(config, "rejection_sample_method", VLLM_RULES, "block")
     return SpeculativeSettings(draft, gamma, VLLM_RULES[rule])

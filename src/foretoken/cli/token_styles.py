@@ -1,6 +1,6 @@
-"""One text's draft tokens in colour, by what became of them: figure 1 of the paper.
+"""Draft tokens of one output in colour, by their fate, as in figure 1 of the paper.
 
-Where a terminal has no colours, marks stand around the tokens instead.
+On terminals without colours, marks around the tokens replace them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ STYLE_MARKS = {
     ACCEPTED_STYLE: "",
     REJECTED_STYLE: "~~",
     CORRECTED_STYLE: "[]",
-}  # one before a token, one after it
+}  # a character before a token, and one after it
 STYLE_NAMES = {
     "accepted draft token": ACCEPTED_STYLE,
     "rejected draft token": REJECTED_STYLE,
     "target's own": CORRECTED_STYLE,
 }
-CONTEXT_TOKENS = 8  # that decide how the next one is spelled: spaces, parts of a character
+CONTEXT_TOKENS = 8  # needed to decode the next token: spaces, parts of a character
 
 
 def format_steps(
@@ -55,7 +55,7 @@ def format_steps(
 def format_completion(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Text:
-    """Return the whole continuation: accepted draft tokens and the target's own tokens."""
+    """Return the whole output: accepted draft tokens and the target's own tokens."""
     text, style = Text(), ACCEPTED_STYLE
     stream = decoding.IncrementalDetokenizer(tokenizer, prompt) if tokenizer else None
     for step in steps:
@@ -66,10 +66,10 @@ def format_completion(
 
 
 def format_legend(*, marks: bool = False, rejected: bool = True) -> Text:
-    """Return the meaning of the colours, or of the marks.
+    """Return a legend of the colours, or of the marks.
 
     Args:
-        rejected: False where no rejected draft tokens are shown.
+        rejected: Include rejected draft tokens.
     """
     names = [
         (name, fate) for name, fate in STYLE_NAMES.items() if rejected or fate != REJECTED_STYLE
@@ -79,15 +79,14 @@ def format_legend(*, marks: bool = False, rejected: bool = True) -> Text:
 
 
 def add_marks(spelled: str, fate: str) -> str:
-    """Put a token between its marks: inside its blanks, so that words stay apart."""
+    """Return a token with its marks, which are inside of leading and trailing blanks."""
     marks = STYLE_MARKS[fate]
     before, word, after = split_blanks(spelled)
     return f"{before}{marks[:1]}{word}{marks[1:]}{after}"
 
 
 def split_blanks(spelled: str) -> tuple[str, str, str]:
-    """Split a token into the blanks before it, itself and the blanks after; one of blanks is all
-    word."""
+    """Split a token into leading blanks, word and trailing blanks; a blank token is all word."""
     word = spelled.strip()
     return spelled.partition(word) if word else ("", spelled, "")
 
@@ -95,7 +94,7 @@ def split_blanks(spelled: str) -> tuple[str, str, str]:
 def spell_steps(
     prompt: list[int], steps: list[StepRecord], tokenizer: PreTrainedTokenizerBase | None
 ) -> Iterator[list[tuple[str, str]]]:
-    """Yield for every step the tokens of its line, as they are spelled, and their fates."""
+    """Yield the tokens of each step, decoded, with their fates (styles)."""
     sequence = list(prompt)
     for step in steps:
         tokens = step.new_tokens[step.accepted :]
@@ -112,9 +111,9 @@ def spell_steps(
 
 
 def _spell_token(tokenizer: PreTrainedTokenizerBase | None, before: list[int], token: int) -> str:
-    """Return on one line the text that a token adds or completes; its id without a tokenizer.
+    """Return the text of a token after `before`, on one line; its id without a tokenizer.
 
-    A dot stands for a token without text, or with a part of a character.
+    A token without text, or with part of a character, is a dot.
     """
     if tokenizer is None:
         return f"{token} "

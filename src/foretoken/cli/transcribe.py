@@ -1,4 +1,4 @@
-"""`foretoken transcribe`: speech in audio files as text, subtitles or JSON."""
+"""`foretoken transcribe`: transcribe audio files to text, subtitles or JSON."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def transcribe(
         list[Path], Argument(metavar="FILE...", help="Audio files: WAV, FLAC, OGG or MP3.")
     ],
     target: Annotated[
-        str | None, Option(help="Model that hears: a folder or hub id.", show_default=False)
+        str | None, Option(help="Speech model: a folder or hub id.", show_default=False)
     ] = None,
     draft: Annotated[
-        str | None, "Draft: a smaller model of the kind, as distil-whisper; lookup or none."
+        str | None, "Draft: a smaller speech model, such as distil-whisper; lookup or none."
     ] = "none",
-    language: Annotated[str | None, "Language, such as en. Default: as the model hears."] = None,
-    translate: Annotated[bool, "Write it in English."] = False,
+    language: Annotated[str | None, "Language, such as en. Default: detected."] = None,
+    translate: Annotated[bool, "Translate to English."] = False,
     prompt: Annotated[
         str | None,
-        "Text that comes before, or names that may be said; to a chat model, what to do.",
+        "Preceding text, or names that may occur; for a chat model the instruction.",
     ] = None,
-    format: Annotated[str, "Print text, srt, vtt or json."] = "text",
+    format: Annotated[str, "Output format: text, srt, vtt or json."] = "text",
     output: Annotated[
         Path | None,
-        "Folder to write a file for each audio file into, as it is done; those that are "
-        "there already are left as they are, so that the same command resumes.",
+        "Folder for one output file per audio file. Existing files are not overwritten, so the "
+        "same command resumes.",
     ] = None,
     gamma: option.Gamma = None,
     temperature: option.Temperature = 0.0,
 ) -> None:
-    """Write down what is said in audio files, with the times of every piece; in JSON also those of
-    every word, where the model tells them."""
+    """Transcribe audio files, with the times of each segment; with --format json also of each word,
+    if the model supports it."""
     if target is None:
         raise InputError("no model is given; give --target with a folder or hub id")
     if format not in TRANSCRIPT_FORMATS:
@@ -58,7 +58,7 @@ def transcribe(
     if output is None and len(audio) > 1 and format != "text":
         raise InputError(f"{len(audio)} files cannot be printed as one {format}; give --output")
     if output is not None and output.exists() and not output.is_dir():
-        raise InputError(f"--output is {output}, which is no folder; give a folder")
+        raise InputError(f"--output is {output}, which is not a folder; give a folder")
     suffix = "txt" if format == "text" else format
     outputs = [output / f"{file.stem}.{suffix}" for file in audio] if output else []
     if output is not None:
@@ -67,7 +67,7 @@ def transcribe(
         raise InputError(f"two files would be written to {duplicate}; give them different names")
     loading.require(target)
     set_up_logging()
-    from foretoken.speech import transcription  # late: after mistakes are told
+    from foretoken.speech import transcription  # late: imports torch
 
     spec = _choose_audio_runtime(loading, target).load(target, draft)
     options: dict[str, Any] = {"language": language, "translate": translate, "prompt": prompt}
@@ -76,12 +76,12 @@ def transcribe(
     failed = False
     for i, file in enumerate(audio):
         if outputs and outputs[i].exists():
-            print(f"{file}: {outputs[i]} is there already", file=sys.stderr)
+            print(f"{file}: {outputs[i]} exists already", file=sys.stderr)
             continue
         try:
             with _show_progress(file) as report:
                 transcript = transcription.transcribe(spec, file, progress=report, **options)
-        except ForetokenError as error:  # other files go on
+        except ForetokenError as error:  # continue with the other files
             if len(audio) == 1:
                 raise
             failed = True
@@ -100,7 +100,8 @@ def transcribe(
 
 
 def _choose_audio_runtime(loading: option.PairLoadOptions, target: str) -> option.PairLoadOptions:
-    """Put a model that hears with its prompt on torch: natively encoders alone hear."""
+    """Return options with the torch backend for an audio model that is not an encoder-decoder: the
+    native backend supports audio in encoders only."""
     if loading.runtime != "auto":
         return loading
     from foretoken.loading.sources import find_source
@@ -108,23 +109,24 @@ def _choose_audio_runtime(loading: option.PairLoadOptions, target: str) -> optio
     if find_source(target, loading.revision, loading.trust_remote_code).config.is_encoder_decoder:
         return loading
     if loading.dtype in ("int8", "int4"):
-        problem = f"{target} hears on torch alone, and --dtype is {loading.dtype}"
+        problem = f"{target} supports audio on torch only, and --dtype is {loading.dtype}"
         raise RefusedError(f"{problem}; give float32 or bfloat16")
     return replace(loading, runtime="transformers")
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder; InputError where that cannot be."""
+    """Create a folder. Raises InputError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        problem = f"--output is {folder}, which cannot be made ({error.strerror})"
+        problem = f"--output is {folder}, which cannot be created ({error.strerror})"
         raise InputError(f"{problem}; give another folder") from None
 
 
 @contextmanager
 def _show_progress(file: Path) -> Generator[Callable[[float], None] | None]:
-    """A bar on a terminal, by the part of a file that is done; else nothing."""
+    """Show a progress bar of a file on a terminal; the yielded function takes the share that is
+    done. Yields None without a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

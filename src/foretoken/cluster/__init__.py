@@ -1,7 +1,8 @@
-"""Beyond one machine, on Ray: replicas behind one server, and files of prompts over all of them.
+"""Several engines on Ray, on one machine or more: replicas of a server, and files of prompts.
 
-The only folder that imports ray (the extra `ray`). Ray places processes, tells of their deaths, and
-takes HTTP in; events go from replica to server by a connection of their own, one message a step.
+The only folder that imports ray (the extra `ray`). Ray places processes, reports their deaths, and
+receives HTTP requests; events go from replica to server over a separate connection, one message per
+step.
 
 Tests under another name:
 `serve`: `tests/e2e/test_cluster.py`; `batch`: `tests/e2e/test_killed.py`.
@@ -10,7 +11,7 @@ Tests under another name:
 import os
 from pathlib import Path
 
-# Read by ray when it is imported, and handed on to the processes that it starts
+# Ray uses these variables when it is imported, and passes them to the processes that it starts
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-if (Path.home() / ".ray" / "auth_token").is_file():  # as `ray start` does; joining does not
+if (Path.home() / ".ray" / "auth_token").is_file():  # `ray start` sets it, joining does not
     os.environ.setdefault("RAY_AUTH_MODE", "token")

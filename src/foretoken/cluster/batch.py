@@ -1,8 +1,8 @@
-"""Texts of many prompts by Ray Data: an engine in every worker, each of which has several batches
-at a time, so that none waits for the last text of another.
+"""Completions of many prompts with Ray Data: each worker has an engine, which runs several of Ray's
+batches at a time, so that no batch waits for the last completion of another.
 
-A text follows from its prompt, options and key alone, so a worker that dies costs time and nothing
-else: Ray hands its batches to another one, which writes the same.
+A completion depends on its prompt, options and random key only. If a worker dies, Ray gives its
+batches to another worker, which generates the same.
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ if TYPE_CHECKING:
     from foretoken.request import Completion
     from foretoken.speculator import Speculator
 
-BATCH_SIZE, BLOCK_SIZE = (
-    16,
-    64,
-)  # texts of a batch, which begin together, and of a task, which is retried
-MAX_TASKS_IN_FLIGHT = 2  # tasks of a worker at a time
+# Prompts per batch, which begin together, and per Ray task, which is retried as a whole
+BATCH_SIZE, BLOCK_SIZE = 16, 64
+MAX_TASKS_IN_FLIGHT = 2  # Ray tasks of a worker at a time
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTask:
-    """A text: `prompt` makes what the model reads, where the model is."""
+    """A request: `prompt` makes the model's prompt, in the worker."""
 
     prompt: Callable[[Speculator], Any]
     params: SamplingParams
@@ -48,12 +46,12 @@ class PromptTask:
 def generate_completions(
     tasks: list[PromptTask], workers: int, threads: int, *life: Any
 ) -> Iterator[tuple[int, Completion | ForetokenError]]:
-    """The completion of each, without its steps, or why there is none; by its place among those
-    asked for, in the order in which they are done. life: `BatchWorker`'s other arguments."""
+    """Yield the index of each task with its completion, without steps, or its error, as they
+    finish. life: `BatchWorker`'s other arguments."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it warns that there are no bars
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # Ray warns about disabled progress bars
     items = [{"place": i, "task": pickle.dumps(task)} for i, task in enumerate(tasks)]
     pool = ray.data.ActorPoolStrategy(
         size=workers,
@@ -75,7 +73,7 @@ def generate_completions(
 
 
 class BatchWorker:
-    """An engine, from the first batch on, of the arguments of `load` and of `Engine`."""
+    """An actor with an engine, made from arguments of `load` and of `Engine`."""
 
     def __init__(
         self,
@@ -91,7 +89,7 @@ class BatchWorker:
         self._engine_start: asyncio.Task[Any] | None = None
 
     async def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        if self._engine_start is None:  # on the loop that all batches run on
+        if self._engine_start is None:  # on the event loop of all batches
             self._engine_start = asyncio.ensure_future(self._engine.__aenter__())
         await self._engine_start
         completions = await asyncio.gather(

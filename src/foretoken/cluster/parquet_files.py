@@ -1,4 +1,5 @@
-"""Parquet files of prompts and of results, beside lines of JSON, by the pyarrow of Ray Data."""
+"""Parquet files of prompts and of results, converted from and to lines of JSON with pyarrow, which
+Ray Data depends on."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pyarrow.parquet
 from foretoken.errors import InputError, to_one_line
 from foretoken.storage.files import write_atomically
 
-RESULT_COLUMN_TYPES = {  # of results; each other one holds JSON
+RESULT_COLUMN_TYPES = {  # other columns hold JSON
     "line": pyarrow.int64(),
     "copy": pyarrow.int64(),
     "text": pyarrow.string(),
@@ -25,8 +26,8 @@ RESULT_COLUMN_TYPES = {  # of results; each other one holds JSON
 
 
 def read_json_lines(file: Path) -> list[str]:
-    """Return the rows of a file as lines of JSON, without what is null. InputError where it cannot
-    be read."""
+    """Return the rows of a file as lines of JSON, without null values. Raises InputError if the
+    file cannot be read."""
     try:
         rows: list[dict[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
         return [json.dumps({n: v for n, v in row.items() if v is not None}) for row in rows]
@@ -38,7 +39,7 @@ def read_json_lines(file: Path) -> list[str]:
 
 
 def write_parquet(results: Path, file: Path) -> None:
-    """Write results, lines of JSON, as a Parquet file by line and copy, whole or not at all."""
+    """Convert results, lines of JSON, to a Parquet file sorted by line and copy, atomically."""
     rows = [json.loads(line) for line in results.read_bytes().splitlines()]
     rows.sort(key=lambda row: (row["line"], row["copy"]))
     arrays: dict[str, Any] = {}

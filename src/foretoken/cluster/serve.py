@@ -1,8 +1,8 @@
-"""The server's application under Ray Serve, before replicas that it places itself.
+"""The server's application under Ray Serve, and replicas of its engine.
 
-A replica is an engine in an actor of its own, on whichever machine Ray places it. Its owner
-connects to it, and they talk as the two ends of a pipe do. Ray says when it has died where the
-connection does not: with its machine, or cut off.
+A replica is an engine in its own actor, on a machine that Ray chooses. The server connects to it
+and uses the connection like a pipe. Ray also reports deaths that the connection does not: of a
+machine, or of its network.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaActor:
-    """The actor. It ends with its owner."""
+    """The actor with the engine. It ends with its owner."""
 
     def open(self, key: bytes, node: str) -> tuple[str, int]:
-        """Where it listens, for who has the key: on this machine only, if its owner is here."""
+        """Listen for the owner, which has the key, and return the address: on the loopback if the
+        owner is on this machine."""
         is_local = node == ray.get_runtime_context().get_node_id()
         host = LOOPBACK_HOST if is_local else ray.util.get_node_ip_address()
         self._listener = Listener((host, 0), authkey=key)
@@ -51,7 +52,7 @@ class ReplicaActor:
         return address
 
     def work(self, setup: EngineSetup, threads: int, owner_versions: dict[str, str]) -> None:
-        """The engine's whole life, on so many threads."""
+        """Run the engine with `threads` threads until its owner closes the connection."""
         with self._listener.accept() as pipe:
             if (installed := get_versions()) != owner_versions:
                 pipe.send(LoadFailed(describe_version_differences(installed, owner_versions)))
@@ -75,8 +76,8 @@ def describe_version_differences(versions: dict[str, str], owner_versions: dict[
 
 
 class ReplicaHandle:
-    """The owner's end: a process to wait for and to kill, and a pipe that is there once Ray has
-    placed the replica."""
+    """The owner's handle of a replica, with the methods of a process and of a pipe; the pipe is
+    connected once Ray has placed the replica."""
 
     def __init__(self, setup: EngineSetup, threads: int) -> None:
         environment = {"OMP_NUM_THREADS": str(threads)}
@@ -104,20 +105,20 @@ class ReplicaHandle:
         ray.kill(self._actor)
 
     def _run(self) -> None:
-        """A thread's life: that of the actor."""
+        """Connect to the actor and wait for its end, in a thread."""
         key, node = token_bytes(32), ray.get_runtime_context().get_node_id()
         try:
             address: Any = ray.get(self._actor.open.remote(key, node))
             running = self._actor.work.remote(*self._work_args)
             self._pipe.set_result(Client(address, authkey=key))
             ray.get(running)
-        except Exception as error:  # Ray's own, of every kind, and those of sockets
+        except Exception as error:  # Ray's errors have no common class; also those of sockets
             log.warning("a replica ended: %s", to_one_line(error)[:200])
         finally:
             self._close_pipe()
 
     def _close_pipe(self) -> None:
-        """Whoever reads there hears the end, whatever became of the other one."""
+        """End the pipe, so that a waiting `recv` raises EOFError."""
         if not self._pipe.done():
             self._pipe.set_exception(EOFError())
             return
@@ -126,26 +127,22 @@ class ReplicaHandle:
 
 
 def place_replica(setup: EngineSetup, threads: int) -> Child:
-    """A replica that Ray places and starts; as `process.spawn`."""
+    """Start a replica on Ray, and return it as a `Child`."""
     remote = ReplicaHandle(setup, threads)
     return Child(remote, remote)
 
 
 RAY_APP_NAME = "foretoken"
-MAX_ONGOING_REQUESTS = (
-    100_000  # at a time: the server's own limits are told to clients, Serve's are not
-)
-SHUTDOWN_MARGIN_SECONDS = (
-    15.0  # seconds beyond the patience, until Serve ends what does not end itself
-)
-POLL_SECONDS = 0.5  # seconds between two looks at a server
+MAX_ONGOING_REQUESTS = 100_000  # above the server's own limits, which give clients proper errors
+SHUTDOWN_MARGIN_SECONDS = 15.0  # after the drain, until Serve kills the server
+POLL_SECONDS = 0.5  # between checks of the server
 
 
 def make_application(
     setup: EngineSetup, options: ServerOptions, replicas: int, threads: int
 ) -> serve.Application:
-    """Return the application that Ray Serve runs: one process takes the requests, its replicas
-    write the texts, each on so many threads."""
+    """Return the application for Ray Serve: one process handles the requests, and its `replicas`
+    generate, each with `threads` threads."""
 
     def make_app() -> FastAPI:
         setup.log_options.configure()
@@ -156,7 +153,7 @@ def make_application(
 
     @serve.deployment(
         name="front",
-        num_replicas=1,  # which knows all texts and who has read what
+        num_replicas=1,  # it holds the state of all requests
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         graceful_shutdown_timeout_s=options.drain + SHUTDOWN_MARGIN_SECONDS,
         ray_actor_options={"num_cpus": 0},
@@ -164,17 +161,17 @@ def make_application(
     @serve.ingress(make_app)
     class Front:
         def problem(self) -> str:
-            """Why there will be no server; "" where there may be."""
+            """Return the error that prevents serving, or ""."""
             return self._fleet.problem
 
         async def scale(self, count: int) -> None:
-            """So many replicas from now on; those that are too many end with their texts."""
+            """Change the number of replicas; superfluous ones finish their requests first."""
             if count < 1:
                 raise InputError(f"count is {count}; give a whole number from 1")
             self._fleet.scale(count, options.drain)
 
         async def drain(self) -> None:
-            """No new requests; until those that run have ended."""
+            """Refuse new requests, and wait until the running ones have ended."""
             await self._fleet.stop(options.drain)
 
         @property
@@ -193,9 +190,11 @@ def run(
     threads: int | None,
     address: str,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, as `server.run` does, by so many replicas of so many threads
-    (None: the processors shared out) of the Ray at `address`. InputError as there, and for what
-    Ray cannot give."""
+    """Serve until SIGTERM or Ctrl-C, as `server.run` does, with replicas on the Ray cluster at
+    `address`. threads: per replica; None: an equal share of the CPUs.
+
+    Raises InputError as `server.run` does, and if Ray cannot be reached or is too small.
+    """
     setup.log_options.configure()
     with listen(options.host, options.port) as listener:
         port = listener.getsockname()[1]
@@ -207,7 +206,7 @@ def run(
         app = make_application(setup, options, replicas, threads_each)
         with serve_application(app, options.host, port) as front:
             log.info(
-                "http://%s:%s loads %s on %s replicas",
+                "http://%s:%s is loading %s on %s replicas",
                 options.host,
                 port,
                 options.name,
@@ -225,7 +224,8 @@ def run(
 
 @contextmanager
 def serve_application(app: serve.Application, host: str, port: int) -> Iterator[Any]:
-    """The application at an address, and a handle to it; at the end all of it is gone."""
+    """Run the application at an address and yield a handle to it; shut Ray Serve down at the
+    end."""
     quiet = {"log_level": "WARNING", "enable_access_log": False}
     serve.start(
         proxy_location="HeadOnly",

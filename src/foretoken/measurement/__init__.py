@@ -1,4 +1,4 @@
-"""Measurement of what a pair gains here: its draft's agreement, its costs, speeds and predictions.
+"""Measurements of target and draft on this machine: agreement, costs, speed-ups and predictions.
 
-Runs pairs as a user does; takes no part in generation and knows no command line.
+They use the public API; neither generation nor the command line is implemented here.
 """

@@ -1,7 +1,7 @@
-"""Agreement of a drafter with the target on the target's own text: beta at every position.
+"""Agreement of a drafter with its target on a given output: beta at every position.
 
-The text is replayed to both: the target scores it in a few passes; the drafter makes one draft
-token at every position and then commits the text's token, as after a rejection. Serves every
+The output is replayed: the target scores it in a few forward passes; at every position the drafter
+proposes one draft token and then commits the output's token, as after a rejection. Works with every
 drafter.
 """
 
@@ -27,29 +27,30 @@ from foretoken.sampling.distributions import (
 )
 from foretoken.sampling.draw import Draw
 
-# positions in a pass of the target: distributions of a whole text would take much memory
+# The distributions of all positions of a long output would take too much memory
 POSITIONS_PER_FORWARD = 32
 
 
 class ScoredPosition(NamedTuple):
-    """One position of a replayed text."""
+    """One position of a replayed output."""
 
     p: Tensor  # [V]
-    q: Tensor | None  # [V]; None: all of it on the draft token
-    draft_token: int | None  # None: the drafter makes none
+    q: Tensor | None  # [V]; None: probability 1 for the draft token
+    draft_token: int | None  # None: the drafter proposes none
 
 
 def compute_overlaps(
     target: Model, drafter: Drafter, request: Request, output: list[int], params: SamplingParams
 ) -> list[float | None]:
-    """sum min(p, q) at every token of `output`, which continues the request (Corollary 3.6, C57).
+    """Return sum min(p, q) at every token of `output`, which continues the request (Corollary 3.6,
+    C57).
 
-    None where the drafter makes no draft token: nothing is kept there, so count it as 0.
-    RefusedError where one of them is in use.
+    None at positions without a draft token; count it as 0, as nothing is accepted there. Raises
+    RefusedError if the target or the drafter is in use.
     """
     return [
-        _compute_beta(place)
-        for place in replay_positions(target, drafter, request, output, params, params)
+        _compute_beta(position)
+        for position in replay_positions(target, drafter, request, output, params, params)
     ]
 
 
@@ -62,11 +63,11 @@ def replay_positions(
     params: SamplingParams,
     draft_params: SamplingParams,
 ) -> Iterator[ScoredPosition]:
-    """Both distributions at every token of `output`: the target's by `params`, the drafter's by
-    `drafted`. RefusedError where one of them is in use."""
+    """Yield both distributions at every token of `output`: the target's with `params`, the
+    drafter's with `draft_params`. Raises RefusedError if the target or the drafter is in use."""
     sources = [request.source] if request.source is not None else None
     controls = build_chain(request, target.vocab_size)
-    # A drafter that reads the target's states, or shares its rows, needs a pass for each token
+    # A drafter that uses the target's hidden states or cache needs a forward pass per token
     reads_target = any(part.reads_target for part in list_parts(drafter))
     size = 1 if reads_target else POSITIONS_PER_FORWARD
     p = torch.empty(0)
@@ -77,7 +78,7 @@ def replay_positions(
         for i, token in enumerate(output):
             draw = Draw([request.key], [len(request.prompt) + i], [draft_params], [controls])
             draft = drafter.propose([1], draw)
-            if i % size == 0:  # as in a step the draft token comes before the pass
+            if i % size == 0:  # the draft is made before the forward pass, as in a step
                 p = _compute_p(target, request, controls, output[: i + size], i, params)
             yield _make_position(p[i % size], draft, draw)
             drafter.commit([[token]])
@@ -93,18 +94,20 @@ def _compute_p(
     start: int,
     params: SamplingParams,
 ) -> Tensor:
-    """p at the positions of `output` from `start` on, one pass: `[n, V]`."""
+    """Return p at the positions of `output` from `start` on, `[n, V]`, by one forward pass."""
     block = [request.prompt[-1], *output][start : len(output)]
     logits = target.score([block], [len(block)])
     require_valid_logits(logits, "target", [len(request.prompt) + start], [len(block)])
     if controls is not None:
-        shaped = [controls.shape(row, output[start : start + i]) for i, row in enumerate(logits[0])]
+        shaped = [
+            controls.shape(each, output[start : start + i]) for i, each in enumerate(logits[0])
+        ]
         logits = torch.stack(shaped)[None]
     return probabilities(logits[0], params)
 
 
 def _make_position(p: Tensor, draft: Draft, draw: Draw) -> ScoredPosition:
-    """p `[V]` beside the distribution of one draft token."""
+    """Return p `[V]` with the distribution of one draft token."""
     if draft.tops is not None:
         require_finite(draft.tops.tolist(), "draft", draw.lengths, [1])
     if not int(draft.lengths[0]):

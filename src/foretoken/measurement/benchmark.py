@@ -1,5 +1,5 @@
-"""A benchmark under way: its document grows draft by draft, is saved as it grows, and is continued
-by the same command."""
+"""A resumable benchmark: results are added to a document and saved after each draft and batch
+size."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ class Benchmark:
     """A benchmark of a target with each of several drafts.
 
     Attributes:
-        load: Loads the target with a draft, once the target's files are checked.
+        load: Loads a target with a draft, and calls its third argument with the target's config
+            and tokenizer first.
         prompts: Makes the prompts for a target.
-        out: The file that is written; None for none.
-        progress: Shows a bar with a title and a number of turns; what it yields is called with
-            the name of each turn.
-        document: The results so far, as JSON has them.
-        num_resumed: Lines of results that were in the file; None for a new benchmark.
-        save_error: Why the last figures are not in the file.
+        out: File for the results; None: they are not saved.
+        progress: Shows a progress bar, given a title and a number of turns; yields a function to
+            call with the name of each turn.
+        document: The results so far, as a JSON object.
+        num_resumed: Number of results that were in the file; None for a new benchmark.
+        save_error: The error of the last attempt to save the results.
     """
 
     options: BenchOptions
@@ -65,7 +66,8 @@ class Benchmark:
     save_error: OSError | None = None
 
     def __post_init__(self) -> None:
-        """Begin with what the same command has saved. InputError for another file at `out`."""
+        """Load the results that the same command has saved. Raises InputError if `out` is any other
+        file."""
         if self.options.batch[-1] > MAX_BATCH_SIZE:
             raise InputError(
                 f"batch is {self.options.batch}; give numbers from 1 to {MAX_BATCH_SIZE}"
@@ -81,7 +83,7 @@ class Benchmark:
         self.document |= dict.fromkeys(("runtime", "memory", "others", "best"))
         if self.out is None or not self.out.exists():
             return
-        with suppress(ValueError, KeyError, TypeError):  # of a file that something else wrote
+        with suppress(ValueError, KeyError, TypeError):  # from a file of another program
             stored = files.parse_json(files.read_text(self.out, "JSON"))
             if {key: stored[key] for key in identity} == identity:
                 complete = [row for row in stored["figures"] if self._is_complete(row)]
@@ -90,11 +92,11 @@ class Benchmark:
                 self.num_resumed = len(complete)
                 return
         raise InputError(
-            f"{self.out} is not of the same command and models; remove it or give another"
+            f"{self.out} has results of another command or models; remove it or give another --out"
         )
 
     def _hash_files(self) -> str:
-        """Return a digest of the sizes and times of the files of all models that are here."""
+        """Return a digest of the sizes and times of all models' files on this machine."""
         drafts = [named_models.strip_lookup(draft) for draft in self.options.drafts if draft]
         places = [named_models.find_draft_folder(draft) or draft for draft in drafts]
         names = [self.options.target, *places, self.options.loading.get("adapter")]
@@ -105,22 +107,22 @@ class Benchmark:
         return row["tokens_per_second"]["n"] == self.options.repeats
 
     def run(self) -> None:
-        """Measure what is missing, until Ctrl-C."""
+        """Measure the missing results, until Ctrl-C."""
         done = [*self.document["figures"]]
         self.document["interrupted"] = True
         with suppress(KeyboardInterrupt):
             for draft in self.options.drafts:
                 measured = {row["batch"] for row in done if row["asked"] == draft}
-                missing = [texts for texts in self.options.batch if texts not in measured]
+                missing = [size for size in self.options.batch if size not in measured]
                 if missing and not self._measure(draft, missing):
                     return
             self.document["interrupted"] = False
             self._save()
 
     def _measure(self, draft: str | None, batch: list[int]) -> bool:
-        """Measure a draft with each number of texts at once; return False after Ctrl-C."""
+        """Measure a draft with each batch size; return False after Ctrl-C."""
         options, prompts = self.options, list[Prompt]()
-        spec = self.load(options.target, draft, lambda known: prompts.extend(self.prompts(known)))
+        spec = self.load(options.target, draft, lambda info: prompts.extend(self.prompts(info)))
         spec, tasks = prepare_tasks(spec.prepared(), prompts, options.params, options.seed)
         self.document["runtime"] = spec.target.runtime
         self.document["memory"] = self.document["memory"] or self._measure_memory(spec)
@@ -154,21 +156,24 @@ class Benchmark:
         *,
         together: bool,
     ) -> Race:
-        """Run the rounds, and show progress."""
+        """Run the rounds, with a progress bar."""
         repeats, batch_size = self.options.repeats, len(tasks) if together else 1
         with self.progress(draft, (repeats + 1) * len(turns)) as show:
 
             def report(key: ContestantKey) -> None:
-                show(f"{draft}, {batch_size} at once: {format_gamma(key[1])}")
+                show(f"{draft}, batch size {batch_size}: {format_gamma(key[1])}")
 
             return run_rounds(turns, tasks, repeats, together=together, report=report)
 
     def _measure_memory(self, spec: Speculator) -> dict[str, Any]:
-        """Return the bytes that a pass of the target reads, and how fast this machine reads."""
+        """Return the bytes that a forward pass of the target loads, and the memory bandwidth."""
         options = LoadOptions(**self.options.loading)
-        how = options.dtype, options.revision
         model = compute_model_footprint(
-            spec.target, spec.target_name, *how, trust=options.trust_remote_code
+            spec.target,
+            spec.target_name,
+            options.dtype,
+            options.revision,
+            trust=options.trust_remote_code,
         )
         peak = get_peak_bytes(spec.target.device)  # before the large read
         seconds, size = measure_bandwidth(spec.target.device)
@@ -180,7 +185,7 @@ class Benchmark:
         }
 
     def _conclude(self) -> None:
-        """Note the fastest draft and gamma, and the share of the processors that others took."""
+        """Record the best draft and gamma, and the share of the CPUs that other processes used."""
         options, rows = self.options, self.document["figures"]
         measured = PlanOptions(
             None, options.rule, options.temperature, options.top_k, options.top_p
@@ -191,7 +196,7 @@ class Benchmark:
         self.document["others"] = max(shares, default=None)
 
     def _save(self) -> None:
-        """Write the file; where that fails, the figures are printed at the end all the same."""
+        """Save the results. An OSError is stored, so that they are still printed at the end."""
         if self.out is not None:
             text = json.dumps(self.document, indent=2, allow_nan=False) + "\n"
             try:

@@ -1,4 +1,4 @@
-"""Diagnoses of `foretoken doctor`: the machine, or the backend that a model runs on, and why."""
+"""Diagnoses of `foretoken doctor`: the machine, or the backend of a model and the reason for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPORTED_PACKAGES = "foretoken torch transformers tokenizers safetensors numpy".
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe the machine, and measure how fast it reads memory, in a second or two."""
+    """Describe the machine and measure its memory bandwidth, in a second or two."""
     names = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     reading, here = contention.take_reading(), machine.get_processor()
     seconds, size = machine.measure_bandwidth(torch.device("cpu"))
@@ -42,7 +42,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
-    """Describe the backend that a model runs on, why, and how exact it is there.
+    """Describe the backend of a model, the reason for it, and how exact it is.
 
     Raises:
         InputError, RefusedError: The model cannot be loaded.
@@ -67,15 +67,16 @@ def describe_model(model: str, options: LoadOptions) -> dict[str, Any]:
 
 
 def _describe_ends(model_source: ModelSource, facts: ModelFacts) -> str | None:
-    """Say where the chat template ends turns with another token than the model's files name."""
+    """Return a remark if the chat template ends turns with a token that the model's files do not
+    list as an end token; else None."""
     file = model_source.path if model_source.gguf is None else model_source.gguf
-    known = load_tokenizer(file, model_source.options.get("revision"), model_source.trust)
-    return add_turn_ends(facts.settings.ends, known)[1]
+    tokenizer = load_tokenizer(file, model_source.options.get("revision"), model_source.trust)
+    return add_turn_ends(facts.settings.ends, tokenizer)[1]
 
 
 def _find_processor_problem(model_source: ModelSource) -> str | None:
-    """Say why the processor of a model's images and audio cannot be loaded; None where it can, or
-    there is none."""
+    """Return the reason if the processor of a model's images and audio cannot be loaded; None if it
+    can, or if there is none."""
     load = get_processor_loader(model_source)
     try:
         if load is not None:

@@ -1,8 +1,8 @@
-"""Statistics: estimates from a sample with 95 % intervals, and a certificate's tests: exact odds of
-counts and of uniform numbers, and what evidence could have shown.
+"""Statistics: estimates with 95 % confidence intervals, and a certificate's hypothesis tests with
+their p-values and power.
 
-Tokens of one prompt depend on one another, so the unit of sampling is the prompt: Student's t over
-prompts (Liang and Zeger 1986, the linearised ratio). Knows no models and no clocks.
+Tokens of one prompt are dependent, so the unit of sampling is the prompt: Student's t over prompts
+(Liang and Zeger 1986, the linearised ratio).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIDENCE_LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and the ends of its interval."""
+    """A value and its confidence interval."""
 
     value: float
     low: float
@@ -29,12 +29,12 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Half the interval; the longer half of one that is cut, or skew."""
+        """The longer half of the interval."""
         return max(self.high - self.value, self.value - self.low)
 
     def is_above(self, other: Estimate) -> bool:
-        """Tell whether all of its interval is above the other's: by chance alone once in about 350
-        times."""
+        """Return whether the whole interval is above the other's; of equal values by chance once in
+        about 350 times."""
         return self.low > other.high
 
 
@@ -44,10 +44,11 @@ def estimate_ratio(
     low: float = -math.inf,
     high: float = math.inf,
 ) -> Estimate | None:
-    """sum tops / sum bottoms, one of each per prompt; the interval is cut to [low, high].
+    """Return sum of numerators / sum of denominators, one of each per prompt, with its interval cut
+    to [low, high].
 
-    Student's t over prompts, on the residuals tops - value x bottoms. None where the bottoms are
-    all 0 or there are fewer than two prompts.
+    The interval is Student's t over prompts, on the residuals numerator - value x denominator. None
+    if the denominators sum to 0 or there are fewer than two prompts.
     """
     top, bottom = (
         np.asarray(numerators, dtype=np.float64),
@@ -63,12 +64,12 @@ def estimate_ratio(
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate | None:
-    """The mean over prompts."""
+    """Return the mean over prompts."""
     return estimate_ratio(values, [1.0] * len(values))
 
 
 def compute_student_t(df: int) -> float:
-    """The t that |T| stays below with 95 %."""
+    """Return the t for which P(|T| < t) is 95 %, with `df` degrees of freedom."""
     return float(special.stdtrit(df, (1 + CONFIDENCE_LEVEL) / 2))
 
 
@@ -78,34 +79,35 @@ MIN_CELL_COUNT = 10  # cells with smaller counts are pooled, for the chi-square 
 
 @dataclass(frozen=True, slots=True)
 class HypothesisTest:
-    """A hypothesis that should hold, tested.
+    """The result of a hypothesis test.
 
-    `p_value`: how often chance alone deviates as much. `catches`: the smallest total variation that
-    it finds with a chance of POWER, whatever its shape within the cells; None where it finds none.
+    `p_value`: probability of such a deviation by chance. `catches`: the smallest total variation
+    over the cells that the test detects with probability TEST_POWER; None if it detects none.
     """
 
     name: str
-    of: str  # of what the sample consists: tokens, texts, guesses
+    of: str  # the unit of the sample: tokens, outputs, draft tokens
     n: int
     p_value: float
     catches: float | None = None
 
 
 def chi_square_tail(x: float, dof: float) -> float:
-    """P(chi-square with `dof` degrees of freedom > x)."""
+    """Return P(chi-square with `dof` degrees of freedom > x)."""
     return float(special.chdtrc(dof, max(0.0, x)))
 
 
 def normal_tails(z: float) -> float:
-    """P(|a standard normal| > |z|)."""
+    """Return P(|Z| > |z|) of a standard normal Z."""
     return math.erfc(abs(z) / math.sqrt(2))
 
 
 def compute_noncentrality(dof: int, level: float) -> float:
-    """The noncentrality at which a chi-square test at `level` rejects with a chance of POWER.
+    """Return the noncentrality at which a chi-square test at `level` rejects with probability
+    TEST_POWER.
 
-    A total variation t within the cells has a noncentrality of 4 t^2 n or more (Cauchy-Schwarz),
-    with nm / (n + m) for n where there are two samples.
+    A total variation t over the cells has a noncentrality of 4 t^2 n or more (Cauchy-Schwarz);
+    with two samples n is nm / (n + m).
     """
     return float(special.chndtrinc(special.chdtri(dof, level), dof, 1 - TEST_POWER))
 
@@ -125,8 +127,8 @@ def run_uniformity_test(
 def run_frequency_test(
     name: str, unit: str, hits: Tensor, chances: Tensor, level: float
 ) -> HypothesisTest:
-    """Test whether events `hits [n]` are as frequent as `chances [n]`, each given the past,
-    imply."""
+    """Test whether the events `hits [n]` are as frequent as their conditional probabilities
+    `chances [n]`."""
     variance = float((chances * (1 - chances)).sum())
     if variance < MIN_CELL_COUNT:
         return HypothesisTest(name, unit, len(hits), 1.0)
@@ -138,11 +140,10 @@ def run_frequency_test(
 
 
 def run_correlation_test(name: str, unit: str, u: Sequence[Tensor], lags: int) -> HypothesisTest:
-    """Test whether the uniform numbers of each row are uncorrelated with those up to `lags`
-    before."""
+    """Test whether the uniform numbers of each tensor are uncorrelated at lags from 1 to `lags`."""
     statistic, n = 0.0, sum(map(len, u))
     pairs = [
-        [(12 * (row[lag:] - 0.5) * (row[: len(row) - lag] - 0.5)) for row in u if len(row) > lag]
+        [(12 * (x[lag:] - 0.5) * (x[: len(x) - lag] - 0.5)) for x in u if len(x) > lag]
         for lag in range(1, lags + 1)
     ]
     by_lag = [torch.cat(products) for products in pairs if products]
@@ -154,8 +155,7 @@ def run_correlation_test(name: str, unit: str, u: Sequence[Tensor], lags: int) -
 def run_two_sample_test(
     name: str, unit: str, tables: Sequence[tuple[np.ndarray, np.ndarray]], level: float
 ) -> HypothesisTest:
-    """Test whether the counts of every pair of `tables` come from one distribution; the pairs are
-    pooled."""
+    """Test whether the two counts of each table come from one distribution; tables are pooled."""
     statistic, dof, n, m = 0.0, 0, 0.0, 0.0
     for a, b in tables:
         a, b = _pool_cells(a, b)
@@ -170,7 +170,7 @@ def run_two_sample_test(
 
 
 def _pool_cells(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cells with few counts are merged into one."""
+    """Merge the cells with small counts into one."""
     few = (a + b) < 2 * MIN_CELL_COUNT
     rest = [[counts[few].sum()] if few.any() else [] for counts in (a, b)]
     a, b = (np.concatenate([c[~few], r]) for c, r in zip((a, b), rest, strict=True))
@@ -179,16 +179,21 @@ def _pool_cells(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class TokenUniforms:
-    """The numbers of some tokens, `[n]` each, float64."""
+    """Uniform numbers of sampled tokens, `[n]` each, float64.
 
-    ranked: Tensor  # likeliest tokens first: shows a distribution that is too sharp or too flat
-    by_id: Tensor  # in the order of the ids: shows random numbers that were used twice
+    A token's number is uniform in the interval that its probability takes in the cumulative
+    distribution, with the tokens in one of two orders.
+    """
+
+    ranked: Tensor  # by falling probability: detects distributions that are too sharp or too flat
+    by_id: Tensor  # by id: detects random numbers that were used twice
 
 
 def compute_uniforms(distribution: Tensor, tokens: Tensor, noise: Tensor) -> TokenUniforms:
-    """The numbers of `tokens [n]` under `distribution [n, V]`; `noise [n]` is uniform and fresh.
+    """Return the numbers of `tokens [n]` under `distribution [n, V]`; `noise [n]` is uniform and
+    independent.
 
-    A token without mass gets the very end of the ranks.
+    A token of probability 0 gets the end of `ranked`, 1.
     """
     p = distribution.double()
     p = p / p.sum(-1, keepdim=True)

@@ -1,5 +1,5 @@
-"""Sizes of models: parameters, bytes of weights, and how many of them a pass over one token reads,
-so that a machine's memory bandwidth tells the least time that such a pass takes."""
+"""Sizes of models: parameters, bytes of weights, and the bytes that a forward pass over one token
+loads; with the memory bandwidth these give a lower bound of its time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from foretoken.loading.sources import find_source
 from foretoken.models.base import Model
 from foretoken.models.native.model import NativeModel
 
-PYTHON_RUNTIME = "python"  # the runtime of a drafter without a network
+PYTHON_RUNTIME = "python"  # of a drafter without a network
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """A model, or a drafter without one, and its sizes; None where they are unknown."""
+    """Sizes of a model or of a drafter without one; None: unknown."""
 
     name: str
     runtime: str
@@ -30,14 +30,14 @@ class Footprint:
     parameters: int | None
     operations: int | None  # of the matrix products, per token (section 3.4)
     weight_bytes: int | None = None
-    pass_bytes: int | None = None  # of the weights that a pass over one token reads
+    pass_bytes: int | None = None  # of the weights that a forward pass over one token loads
 
 
 def compute_model_footprint(
     model: Model, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Return the sizes of a model that was loaded with these options, not measured: its bytes are
-    those of its panels on the native decoder; elsewhere they follow from its parameters' shapes."""
+    """Return the sizes of a model that was loaded with these options. Its bytes are those of the
+    packed weights on the native decoder, else computed from the shapes of its parameters."""
     network = _get_network(model, name, revision, trust)
     facts = (name, model.runtime, dtype, model.encoder_decoder)
     if network is None:
@@ -59,8 +59,8 @@ def compute_model_footprint(
 
 
 def _get_native_bytes(model: Model) -> tuple[int, int] | None:
-    """Return the bytes of a model's panels on the native decoder, and those of them that a pass
-    over one token reads; None elsewhere."""
+    """Return the bytes of a model's packed weights on the native decoder, and of those that a
+    forward pass over one token loads; None for other backends."""
     return model.passes.bytes if isinstance(model, NativeModel) else None
 
 
@@ -68,8 +68,8 @@ INT4_BYTES_PER_WEIGHT = 0.5 + 2 / 64  # bytes of a weight, with its share of a g
 
 
 def _count_bytes(num_weights: int, num_embedded: int, kind: torch.dtype, dtype: str) -> int:
-    """Return the bytes of weights of which so many are embeddings or output layer, which stay in
-    eight bits where the others have four."""
+    """Return the bytes of `num_weights` weights, of which `num_embedded` are in embeddings or the
+    output layer: these have eight bits if the others have four."""
     if dtype == "int4":
         return round((num_weights - num_embedded) * INT4_BYTES_PER_WEIGHT) + num_embedded
     return num_weights * kind.itemsize
@@ -78,21 +78,20 @@ def _count_bytes(num_weights: int, num_embedded: int, kind: torch.dtype, dtype: 
 def compute_drafter_footprint(
     drafter: Drafter, name: str, dtype: str, revision: str | None = None, *, trust: bool = False
 ) -> Footprint:
-    """Return the sizes of a drafter; of one that is no model they are not known."""
+    """Return the sizes of a drafter; they are unknown if it has no model."""
     if drafter.model is not None:
         place = str(named_models.find_draft_folder(name) or name)
         model = compute_model_footprint(drafter.model, place, dtype, revision, trust=trust)
         return replace(model, name=name)
-    none = (
-        0 if drafter.runtime == PYTHON_RUNTIME else None
-    )  # else it has products that are not counted
-    return Footprint(name, drafter.runtime, "", False, None, none)
+    # Other runtimes compute matrix products that are not counted here
+    operations = 0 if drafter.runtime == PYTHON_RUNTIME else None
+    return Footprint(name, drafter.runtime, "", False, None, operations)
 
 
 def _get_network(
     model: Model, name: str, revision: str | None, trust: bool
 ) -> PreTrainedModel | None:
-    """Return the network, or one without weights; None where transformers cannot build it."""
+    """Return the network, or one without weights; None if transformers cannot build it."""
     network = model.model
     if isinstance(network, PreTrainedModel):
         return network
@@ -100,15 +99,16 @@ def _get_network(
         return None
     try:
         return find_source(name, revision, trust).structure
-    except ForetokenError:  # the figures are then unknown
+    except ForetokenError:  # the sizes are then unknown
         return None
 
 
 def _count_multiplied_weights(network: PreTrainedModel) -> int:
-    """Count the weights that are multiplied with one token of a decoder's text.
+    """Count the weights that a decoder multiplies per token.
 
-    Without embeddings, unless they are the output layer too, and with the share of experts that a
-    token meets, or all. Cross-attention's keys and values, made once per source, are counted.
+    Embeddings count only if they are also the output layer; of experts, the share that a token is
+    routed to (all, if unknown) counts. The projections of cross-attention's keys and values count,
+    although they run once per source.
     """
     head = network.get_output_embeddings()
     skipped = {id(weight) for weight in _list_embeddings(network)} | _get_encoder_weight_ids(
@@ -128,7 +128,7 @@ def _list_embeddings(network: PreTrainedModel) -> list[Tensor]:
 
 
 def _get_encoder_weight_ids(network: PreTrainedModel) -> set[int]:
-    """Ids of the encoder's weights, which run once per source."""
+    """Return the `id` of each weight of the encoder, which runs once per source."""
     if not network.config.is_encoder_decoder:
         return set()
     return {id(weight) for weight in network.get_encoder().parameters()}

@@ -1,8 +1,8 @@
-"""The machine that the clock ran on: a description, its memory bandwidth, peak memory, and what its
-processor can do.
+"""The machine of a measurement: description, memory bandwidth, peak memory, and the instructions of
+its processor.
 
-Times of different machines do not compare, so every saved measurement names its own. Linux tells
-instructions in a file; elsewhere only the name and the number of cores are known.
+Times on different machines do not compare, so every saved measurement includes its machine. Linux
+lists a processor's instructions; elsewhere only the name and the number of cores are known.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ try:
 except ImportError:  # Windows has none
     resource = None
 
-BANDWIDTH_READ_BYTES = 2**29  # far beyond any cache
+BANDWIDTH_READ_BYTES = 2**29  # much larger than any cache
 NUM_BANDWIDTH_READS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Measurements compare where these are equal."""
+    """A machine and its software. Measurements compare only if these are equal."""
 
     cpu: str
     cores: int
@@ -49,26 +49,26 @@ class Machine:
 
 
 def get_machine(device: torch.device) -> Machine:
-    """The machine that this process runs on."""
+    """Return the machine that this process runs on."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     cpu = _read_cpuinfo().get("model name") or platform.processor() or platform.machine()
     return Machine(cpu, count_cores(), torch.get_num_threads(), gpu, get_versions())
 
 
 def count_cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def measure_bandwidth(device: torch.device) -> tuple[Spread, int]:
-    """Seconds of one read of a large tensor by all cores, and its bytes."""
+    """Return the seconds of reading a large tensor with all cores, and its size in bytes."""
     free = get_free_bytes(device)
     size = BANDWIDTH_READ_BYTES if free is None else min(BANDWIDTH_READ_BYTES, free // 4)
     numbers = torch.ones(max(1, size // 4), device=device)
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(threads, count_cores()))  # beside other runtimes torch has but one
+    torch.set_num_threads(max(threads, count_cores()))  # torch may have been set to one thread
     try:
         seconds = time_in_turns({"read": lambda: numbers.sum().item()}, NUM_BANDWIDTH_READS)["read"]
     finally:
@@ -77,16 +77,16 @@ def measure_bandwidth(device: torch.device) -> tuple[Spread, int]:
 
 
 def get_peak_bytes(device: torch.device) -> int:
-    """The most memory that this process has held, on the device if it has its own."""
+    """Return the peak memory of this process in bytes: of the GPU if the device is one."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     assert resource is not None
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024  # others count in kB
+    return used if sys.platform == "darwin" else used * 1024  # Linux counts in KiB
 
 
 def _read_cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Read what Linux tells of the first processor; nothing elsewhere."""
+    """Return the fields of the first processor in /proc/cpuinfo; {} on other systems."""
     try:
         first = path.read_text().partition("\n\n")[0]
     except OSError:
@@ -95,10 +95,10 @@ def _read_cpuinfo(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-# By what computes: the kernel's name of a flag, and the maker's
+# Linux's names of instruction sets, and their vendors' names
 CPU_FEATURE_NAMES = {
     "avx2": "AVX2",
-    "avx_vnni": "AVX-VNNI",  # products of eight bits
+    "avx_vnni": "AVX-VNNI",  # 8-bit products
     "avx512f": "AVX512",
     "avx512_vnni": "AVX512-VNNI",
     "avx512_bf16": "AVX512-BF16",
@@ -111,21 +111,21 @@ CPU_FEATURE_NAMES = {
     "bf16": "BF16",
     "sve": "SVE",
 }
-# Flags that the reader looks for: named also where they are missing
+# Reported also if they are missing
 REPORTED_CPU_FEATURES = ("AVX512-BF16", "AVX512-VNNI", "AMX")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """Its name, the threads that this process may use, and what it can do; None: not known."""
+    """A processor: its name, the threads that this process may use, and its instruction sets."""
 
     name: str
     threads: int
-    abilities: list[str] | None
+    abilities: list[str] | None  # None: unknown
 
     @property
     def lacks(self) -> list[str]:
-        """The abilities that are sought and missing, where that is known and it is not Arm's."""
+        """The missing ones of REPORTED_CPU_FEATURES on x86; [] on Arm, or if unknown."""
         abilities = self.abilities or []
         return (
             [name for name in REPORTED_CPU_FEATURES if name not in abilities]
@@ -135,7 +135,7 @@ class Processor:
 
 
 def get_processor(info: Path = Path("/proc/cpuinfo")) -> Processor:
-    """The processor that this process runs on."""
+    """Return the processor that this process runs on."""
     facts, cpuinfo = get_machine(torch.device("cpu")), _read_cpuinfo(info)
     flags = cpuinfo.get("flags") or cpuinfo.get("Features")
     abilities = None

@@ -1,4 +1,4 @@
-"""Options of a benchmark, checked before models are loaded, and the names of its figures."""
+"""Options of a benchmark, which are checked before models are loaded."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from foretoken.sampling.checks import SEED
 from foretoken.sampling.params import SamplingParams
 from foretoken.sampling.speculation import SpeculationOptions
 
-MIN_QUARTILE_ROUNDS = 3  # rounds: of fewer no quartiles are known
+MIN_QUARTILE_ROUNDS = 3  # fewer rounds give no quartiles
 
 
 def format_gamma(gamma: int | None) -> str:
-    """Return the name of a gamma; None: automatic."""
+    """Return the name of a gamma in tables; None: automatic."""
     return "automatic" if gamma is None else f"gamma {gamma}" if gamma else "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Options that all contestants share. Results of equal options continue one another."""
+    """Options of a benchmark. It resumes a file of results with equal options."""
 
     target: str
     drafts: list[str | None]  # None: the default one
     gammas: list[int]
-    batch: list[int]  # texts at once
+    batch: list[int]  # batch sizes
     prompts: int
     prompts_sha256: str
     loading: dict[str, Any]  # keywords of `foretoken.load` that are not its defaults
     max_new_tokens: int
-    repeats: int  # rounds to time, after one that warms up
+    repeats: int  # rounds to time, after a warm-up round
     temperature: float
     top_k: int
     top_p: float
@@ -38,7 +38,7 @@ class BenchOptions:
     rule: str
 
     def __post_init__(self) -> None:
-        """Raise InputError for options that are invalid."""
+        """Raise InputError for invalid options."""
         assert self.params  # raises InputError
         for gamma in self.gammas:
             SpeculationOptions(gamma, self.rule)

@@ -1,5 +1,4 @@
-"""The draft and gamma to use, or the advice not to speculate, from the figures of a benchmark; and
-its file."""
+"""The plan from the results of a benchmark: the draft and gamma to use, or not to speculate."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ ROUNDED_COPIES = [("draft_dtype", f"self:{kind}") for kind in ROUNDED_DTYPES]
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Keywords of `Speculator.generate`, as measured."""
+    """Keywords of `Speculator.generate` that were measured."""
 
     gamma: int | None
     rule: str
@@ -33,13 +32,14 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The fastest draft and gamma among those that were certainly faster than plain decoding."""
+    """The fastest draft and gamma among those that were clearly faster than plain decoding: the
+    lower quartile of their speed-up is above 1."""
 
-    draft: str  # "none" where there is none
+    draft: str  # "none" if no draft was clearly faster
     gamma: int  # the fastest fixed one of that draft; 0: plain decoding
-    speedup: float  # of `tried`; the mean over the numbers of texts at once
-    certain: bool  # whether speculating, or not, is certainly right
-    tried: str  # the draft, also where it does not pay: then the fastest
+    speedup: float  # of `tried`; the geometric mean over batch sizes
+    certain: bool  # whether the measurements clearly support the plan
+    tried: str  # `draft`, or the fastest draft if that is "none"
     load: dict[str, Any]  # keywords of `foretoken.load`
     generate: PlanOptions
 
@@ -49,13 +49,13 @@ class Plan:
 
 
 def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[str, Any]) -> Plan:
-    """Return the plan of a document's `compute_figures`, of which one at least is there.
+    """Return the plan from a benchmark's results.
 
     Args:
-        rows: For every draft, number of texts at once and gamma, its `speedup`, and the share of
-            the processors that `others` took.
-        measured: The options of all texts; the plan's gamma takes the place of this one.
-        load: Keywords of `foretoken.load` besides the draft.
+        rows: One or more results, each with a `draft`, `batch`, `gamma` and `speedup`, and in
+            `others` the share of the CPUs that other processes used.
+        measured: The generation options of all results; the plan replaces the gamma.
+        load: Keywords of `foretoken.load` without the draft.
     """
     contestants: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for row in rows:
@@ -90,7 +90,8 @@ def choose_plan(rows: list[dict[str, Any]], measured: PlanOptions, load: dict[st
 
 
 def are_trusted(rows: list[dict[str, Any]]) -> bool:
-    """Tell whether quartiles mean something: of enough rounds, on processors that others left."""
+    """Return whether the quartiles are meaningful: of enough rounds, without other busy
+    processes."""
     enough = all(row["speedup"]["n"] >= MIN_QUARTILE_ROUNDS for row in rows)
     return enough and not any(contention.describe_contention(row["others"]) for row in rows)
 
@@ -101,12 +102,13 @@ def _are_beyond_one(rows: list[dict[str, Any]], quartile: str, *, above: bool) -
 
 
 def _is_superfluous(name: str, draft: str) -> bool:
-    """Tell whether an option is of a draft that there is not, or that its name says already."""
+    """Return whether an option is without effect: of a draft that is "none", or the dtype that the
+    draft's name, such as self:int8, includes."""
     return name.startswith("draft_") if draft == "none" else (name, draft) in ROUNDED_COPIES
 
 
 def read_plan(path: Path) -> Plan:
-    """Read the plan in a file of `foretoken bench --out`. InputError for any other file."""
+    """Return the plan in a file of `foretoken bench --out`. Raises InputError for other files."""
     text = files.read_text(path, "the JSON of foretoken bench --out")
     try:
         document = files.parse_json(text)
@@ -120,7 +122,7 @@ def read_plan(path: Path) -> Plan:
         plan = TypeAdapter(Plan).validate_python(document["best"])
         options = {n: value for n, value in plan.load.items() if n not in ("target", "draft")}
         if not isinstance(plan.load.get("target"), str):
-            raise InputError("load names no target; measure again")
+            raise InputError("load has no target; run the benchmark again")
         require_known(options, "load")
         LoadOptions(**options)
     except ValidationError as error:

@@ -1,5 +1,6 @@
-"""Speculative decoding against plain decoding of the same pair: gammas take turns on the same
-prompts, round after round; figures of each, and what section 3 of the paper predicts.
+"""Timing of speculative against plain decoding of the same pair: gammas take turns on the same
+prompts in each round. Computes the figures of each, and the speed-up that section 3 of the paper
+predicts.
 
 `Race` holds the runs of any contestants: the repository's benchmarks/race.py adds other libraries.
 """
@@ -28,7 +29,7 @@ from foretoken.speculator import Speculator
 from foretoken.timing import Spread, measure_seconds, summarize, take_turns
 
 OWN_LIBRARY = "foretoken"
-REST_SECONDS = 0.05  # between turns: threads of the last contestant may spin for a while
+REST_SECONDS = 0.05  # between turns, as threads of the last contestant may still spin
 
 OptionalGamma = int | None  # None: automatic
 ContestantKey = tuple[str, OptionalGamma]  # a contestant: a library and its gamma
@@ -38,24 +39,23 @@ AUTOMATIC_GAMMA: ContestantKey = (OWN_LIBRARY, None)
 
 @dataclass(frozen=True, slots=True)
 class RaceTask:
-    """A prompt to continue, in token ids."""
+    """A prompt to complete, in token ids."""
 
     prompt: list[int]
-    tokens: int  # new ones, exactly: nothing ends a text early
+    tokens: int  # exact number of new tokens; end tokens are ignored
     params: SamplingParams
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class RaceRun:
-    """One task done. `steps`: after the first, where there are any; empty for another library,
-    which keeps no records."""
+    """The result of one task."""
 
     tokens: list[int]
-    first_tokens: int  # those of the first step, which come together; 0: not known
-    first_seconds: float  # from the start until these
+    first_tokens: int  # number of tokens of the first step; 0: unknown
+    first_seconds: float  # from the start to the end of the first step
     seconds: float
-    steps: tuple[StepRecord, ...] = ()
+    steps: tuple[StepRecord, ...] = ()  # after the first one; empty for other libraries
 
 
 RoundRuns = dict[ContestantKey, list[RaceRun]]  # a contestant's turn: a run for each task
@@ -65,7 +65,7 @@ RunTurn = Callable[[list[RaceTask]], list[RaceRun]]
 def prepare_tasks(
     spec: Speculator, prompts: Sequence[Prompt], params: SamplingParams, seed: int
 ) -> tuple[Speculator, list[RaceTask]]:
-    """Return the pair without tokens that end a text, and a task for each prompt.
+    """Return the pair without end tokens, and a task for each prompt.
 
     Raises InputError for a prompt that leaves no room for `params.max_new_tokens`.
     """
@@ -84,8 +84,10 @@ def prepare_tasks(
 def run_own_turn(
     spec: Speculator, tasks: list[RaceTask], gamma: OptionalGamma, rule: str = "block"
 ) -> list[RaceRun]:
-    """Take a turn of this package: all texts, alike but for prompts and seeds, in one call. Raises
-    KeyboardInterrupt where it was interrupted."""
+    """Complete the tasks, which differ in prompts and seeds only, in one call of `generate`.
+
+    Raises KeyboardInterrupt if it was interrupted.
+    """
     prompts: list[Prompt] = [list(task.prompt) for task in tasks]
     params = replace(tasks[0].params, max_new_tokens=tasks[0].tokens)
     options = {"gamma": gamma, "rule": rule, "seed": [task.seed for task in tasks]}
@@ -93,24 +95,25 @@ def run_own_turn(
     seconds = measure_seconds(
         lambda: completions.extend(require_uninterrupted(spec.generate(prompts, params, **options)))
     )
-    # Time of a call outside its rows comes before the first token
+    # The call's time outside of any sequence counts as time before the first token
     overhead_seconds = seconds - max(each.stats.seconds for each in completions)
     return [
         RaceRun(
-            tokens=text.tokens,
-            first_tokens=len(text.steps[0].new_tokens),
-            first_seconds=overhead_seconds + text.stats.first_seconds,
+            tokens=each.tokens,
+            first_tokens=len(each.steps[0].new_tokens),
+            first_seconds=overhead_seconds + each.stats.first_seconds,
             seconds=seconds,
-            steps=tuple(text.steady.steps),
+            steps=tuple(each.steady.steps),
         )
-        for text in completions
+        for each in completions
     ]
 
 
 def make_own_turns(
     spec: Speculator, gammas: Sequence[int], rule: str
 ) -> dict[ContestantKey, RunTurn]:
-    """Return plain decoding and, with a draft, these gammas and the automatic one."""
+    """Return the turns of plain decoding and, with a draft, of these gammas and of automatic
+    gamma."""
     ours = [*sorted({0, *gammas}), None] if spec.costing.drafts else [0]
     return {
         (OWN_LIBRARY, gamma): partial(run_own_turn, spec, gamma=gamma, rule=rule) for gamma in ours
@@ -118,8 +121,7 @@ def make_own_turns(
 
 
 def repeat_tasks(tasks: list[RaceTask], count: int) -> list[RaceTask]:
-    """Return so many tasks: the given ones over and over, each with the seed that follows the
-    last."""
+    """Return `count` tasks: the given ones repeated, with consecutive seeds."""
     seed = tasks[0].seed
     return [replace(tasks[i % len(tasks)], seed=seed + i) for i in range(count)]
 
@@ -132,14 +134,14 @@ def run_rounds(
     together: bool = False,
     report: Callable[[ContestantKey], object] = lambda key: None,
 ) -> Race:
-    """Run rounds after one that warms up; Ctrl-C keeps those that are done.
+    """Run rounds after a warm-up round, and return those that finished before any Ctrl-C.
 
     Args:
-        contestants: The turn of each, by its key.
-        tasks: The tasks of a turn; every round has seeds of its own.
-        rounds: Rounds that count.
-        together: Give a turn all its tasks at once, not one after another.
-        report: Called before each turn.
+        contestants: The turn of each contestant, by its key.
+        tasks: The tasks of a turn; every round uses other seeds.
+        rounds: Number of rounds without the warm-up.
+        together: Give a turn all its tasks as one batch, not one after another.
+        report: Called with the contestant's key before each turn.
     """
 
     def make_turn(key: ContestantKey, turn: RunTurn) -> Callable[[], list[RaceRun]]:
@@ -164,25 +166,24 @@ def run_rounds(
 
 @dataclass(frozen=True, slots=True)
 class SpeedupPrediction:
-    """Theorem 3.8 with the measured alpha and c, for the draft tokens that steps made."""
+    """Theorem 3.8 with the measured alpha and c, for the numbers of draft tokens of steps."""
 
     alpha: float
     c: float
-    v: float  # a target pass over the longest block against one over one token
-    paper: float  # the speed-up; it takes v as 1
-    predicted: float  # the same with the measured v
+    v: float  # time of a target forward over the longest block / over one token
+    paper: float  # the speed-up if v is 1, as in the paper
+    predicted: float  # the speed-up with the measured v
 
 
-MIN_PREDICTION_DRAFT_TOKENS = (
-    8  # draft tokens of all runs: from fewer neither alpha nor what they cost is known
-)
+MIN_PREDICTION_DRAFT_TOKENS = 8  # fewer are too few to estimate alpha and costs
 
 
 def predict(
     plain: list[StepRecord], steps: list[StepRecord], overlaps: list[float] | None = None
 ) -> SpeedupPrediction | None:
-    """Predict the speed-up from steps of one row; None where fewer than FEW draft tokens were made.
-    `overlaps`: of the draft tokens judged, where not those of the steps."""
+    """Return the speed-up predicted from steps of batch size 1; None if they have fewer than
+    MIN_PREDICTION_DRAFT_TOKENS draft tokens. `overlaps`: of verified draft tokens, by default those
+    of the steps."""
     draft_token_counts = Counter(step.drafted for step in steps)
     if sum(step.drafted for step in steps) < MIN_PREDICTION_DRAFT_TOKENS:
         return None
@@ -199,37 +200,37 @@ def predict(
 
 @dataclass(frozen=True, slots=True)
 class ContestantFigures:
-    """Figures of one contestant, over rounds. Times per token leave out the first tokens; of texts
-    at once they are until the last text is there. None: not known."""
+    """Figures of one contestant over rounds. Times per token exclude the first step, but for a
+    batch they include everything until its last token. None: unknown."""
 
     gamma: OptionalGamma
     first_seconds: Spread
     seconds_per_token: Spread
     tokens_per_second: Spread
     speedup: Spread  # over this package's plain decoding of the same round
-    tokens_per_call: float | None  # of a row
-    predicted: SpeedupPrediction | None  # of texts one after another
+    tokens_per_call: float | None  # of one sequence
+    predicted: SpeedupPrediction | None  # None for a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Rounds that were run. `together`: whether a turn was given all its texts at once."""
+    """Finished rounds. `together`: whether a turn completed its tasks as one batch."""
 
     rounds: list[RoundRuns]
     together: bool = False
 
     def seconds(self, key: ContestantKey) -> list[float]:
-        """Return seconds a token, by round: of texts at once until the last is there, else without
-        their first tokens unless there are no others."""
+        """Return the seconds per token in each round: for a batch until its last token, else
+        without the first steps, unless there are no others."""
         return [self._compute_seconds_per_token(turns[key]) for turns in self.rounds]
 
     def compute_speedups(self, one: ContestantKey, other: ContestantKey) -> list[float]:
-        """Return how many times as fast one is as the other, in each round."""
+        """Return the speed of `one` / the speed of `other` in each round."""
         pairs = zip(self.seconds(other), self.seconds(one), strict=True)
         return [slow / fast for slow, fast in pairs]
 
     def compute_figures(self, key: ContestantKey) -> ContestantFigures:
-        """Return the figures of one contestant, over one round or more."""
+        """Return the figures of one contestant; needs at least one round."""
         steps, seconds = self.steps(key), self.seconds(key)
         first = [fmean(run.first_seconds for run in turns[key]) for turns in self.rounds]
         return ContestantFigures(
@@ -257,15 +258,15 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians over alternating runs; times are of decoding, without the prefill. The prediction
-    of section 3 is None where fewer than FEW draft tokens were made."""
+    """Medians over alternating runs. Times are of decoding, without the prefill. The prediction
+    (`alpha` to `predicted`) is None with fewer than MIN_PREDICTION_DRAFT_TOKENS draft tokens."""
 
     plain_seconds_per_token: float
     seconds_per_token: float
     gamma: int | None  # None: automatic
-    mean_gamma: float  # draft tokens made in a step
-    silent: float  # share of the steps in which none was made
-    others: float | None = None  # share of the processors that other processes took
+    mean_gamma: float  # draft tokens per step
+    silent: float  # share of the steps without draft tokens
+    others: float | None = None  # share of the CPUs that other processes used
     alpha: float | None = None
     c: float | None = None
     v: float | None = None
@@ -277,15 +278,16 @@ class Comparison:
         return self.plain_seconds_per_token / self.seconds_per_token
 
 
-COMPARISON_REPEATS = 3  # of a comparison
+COMPARISON_REPEATS = 3
 
 
 def compare_with_plain(
     spec: Speculator, prompt: Prompt, repeats: int = COMPARISON_REPEATS, **options: Any
 ) -> Comparison:
-    """Generate `repeats` times plainly and speculatively, alternating; options are `generate`'s.
+    """Complete a prompt `repeats` times plainly and speculatively, alternating, and return the
+    comparison. options: of `Speculator.generate`.
 
-    Raises KeyboardInterrupt where one was interrupted.
+    Raises KeyboardInterrupt if a run was interrupted.
     """
 
     def decode(**changed: Any) -> Completion:
@@ -300,13 +302,13 @@ def compare_with_plain(
         plain.append(decode(gamma=0))
         speculative.append(decode())
     span = contention.measure_since(reading)
-    steps = [step for text in speculative for step in text.steady.steps]
-    plain_steps = [step for text in plain for step in text.steady.steps]
-    overlaps = [overlap for text in speculative for step in text.steps for overlap in step.overlaps]
+    steps = [step for each in speculative for step in each.steady.steps]
+    plain_steps = [step for each in plain for step in each.steady.steps]
+    overlaps = [beta for each in speculative for step in each.steps for beta in step.overlaps]
     predicted = predict(plain_steps, steps, overlaps)
     return Comparison(
-        plain_seconds_per_token=median(text.steady.seconds / text.steady.tokens for text in plain),
-        seconds_per_token=median(text.steady.seconds / text.steady.tokens for text in speculative),
+        plain_seconds_per_token=median(each.steady.seconds / each.steady.tokens for each in plain),
+        seconds_per_token=median(each.steady.seconds / each.steady.tokens for each in speculative),
         gamma=options.get("gamma"),
         mean_gamma=fmean(step.drafted for step in steps),
         silent=fmean(not step.drafted for step in steps),

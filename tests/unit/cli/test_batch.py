@@ -123,7 +123,7 @@ def test_results_of_something_else_are_not_gone_on_with(run, pair, tmp_path) -> 
     assert run("generate", *file, *pair, *OPTIONS).code == 0
     before = (tmp_path / "out.jsonl").read_bytes()
     again = run("generate", *file, *pair, *OPTIONS)
-    assert again.code == 0 and "all 3 texts were there" in again.err
+    assert again.code == 0 and "all 3 results are already there" in again.err
     says = "another prompt, seed, model or option"
     mistake(run("generate", *file, *pair, *OPTIONS, "--top-k", 3), says)
     mistake(run("generate", *file, *pair, *OPTIONS[:-4], "--seed", 6, *OPTIONS[-2:]), says)
@@ -144,9 +144,9 @@ def test_what_is_no_file_is_refused(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "other").write_text('{"line": 1}\n')
     for path, message in (
-        (tmp_path / "other", "line 1 is no result of this command; give another --output"),
-        (tmp_path / "pipe", "no file"),
-        (tmp_path, "no file"),
+        (tmp_path / "other", "line 1 is not a result of this command; give another --output"),
+        (tmp_path / "pipe", "not a regular file"),
+        (tmp_path, "not a regular file"),
         (tmp_path / "nowhere" / "out.jsonl", "there is no folder"),
     ):
         with pytest.raises(InputError, match=message):
@@ -167,7 +167,7 @@ def test_parquet_in_and_out(run, pair, tmp_path) -> None:
     assert [json.loads(row["id"]) for row in rows] == [row["id"] for row in ROWS[:5]]
     assert [row["tokens"] for row in rows] == [lines[n, 0]["tokens"] for n in range(1, 6)]
     again = run("generate", *files, *pair, *OPTIONS)
-    assert again.code == 0 and "all 5 texts were there" in again.err
+    assert again.code == 0 and "all 5 results are already there" in again.err
 
 
 def test_a_new_file_without_results_does_not_stay(tmp_path) -> None:

@@ -22,7 +22,7 @@ from foretoken.measurement.plan import Plan, PlanOptions
 from pairs import relative
 from tiny import byte_level, folder, llama, t5
 
-OTHER = "is not of the same command and models; remove it"
+OTHER = "has results of another command or models; remove it"
 QUICK = ("--max-new-tokens", 8, "--repeats", 2, "--gamma", "2")
 
 
@@ -87,7 +87,7 @@ def test_the_same_command_goes_on_where_it_was_stopped(
     interrupted(100)
     code, shown, err = call(*pair[:1], *drafts, *pair[3:], *QUICK, "--out", out, "--json")
     document = json.loads(shown)
-    assert code == 0 and "3 lines are done already" in err and not document["interrupted"]
+    assert code == 0 and "3 results are already there" in err and not document["interrupted"]
     assert document["figures"][:3] == first["figures"] and len(document["figures"]) == 6
     mistake(call(*pair, *QUICK, "--out", out), OTHER)
     for text in ("{", "[1]", json.dumps(document | {"figures": [{}]})):
@@ -110,7 +110,7 @@ def test_rows_of_a_draft_that_was_cut_short_are_done_again(
     assert {row["speedup"]["n"] for row in first["figures"]} == {1} and first["best"]
     interrupted(1)
     code, shown, err = call(*args)
-    assert code == 130 and not shown and "0 lines are done already" in err
+    assert code == 130 and not shown and "0 results are already there" in err
     interrupted(18 + 15)
     assert call(*args).code == 130
     document = json.loads(out.read_text())
@@ -119,7 +119,7 @@ def test_rows_of_a_draft_that_was_cut_short_are_done_again(
     interrupted(1)
     code, shown, err = call(*args, "--json")
     again = json.loads(shown)
-    assert code == 130 and "3 lines are done already" in err and len(again["figures"]) == 3
+    assert code == 130 and "3 results are already there" in err and len(again["figures"]) == 3
     assert again["best"]["tried"] == str(pair[2])
 
 
@@ -179,7 +179,7 @@ def test_ctrl_c_leaves_whole_rounds(
     assert {row["speedup"]["n"] for row in document["figures"]} == {1}
     interrupted(4)
     code, out, err = call(*pair, *QUICK, "--json")
-    assert code == 130 and not out and "interrupted before the first round" in err
+    assert code == 130 and not out and "interrupted before the end of the first round" in err
 
 
 @pytest.mark.prove
@@ -191,7 +191,7 @@ def test_what_is_printed_fits_the_terminal(
     code, out, _ = call(*pair, *QUICK, "--batch", "1,2", "--temperature", 1)
     assert code == 0
     heads = ("first ms", "tokens/s", "quartiles", "a call", "alpha", "theory", "speed-up")
-    for words in (*heads, "gamma 2", "automatic", "2 at once", "temperature 1", "process peak"):
+    for words in (*heads, "gamma 2", "automatic", "batch size 2", "temperature 1", "process peak"):
         assert words in " ".join(out.split())
     assert "other processes took 23% of" in out.replace("\n", " ")
     assert "speculate" in out and "foretoken generate --target" in out
@@ -235,7 +235,7 @@ def test_the_plan_loads_and_serves(call: Run, pair: tuple[object, ...], tmp_path
     [
         ("a/d", True, "speculate with a/d, gamma 2: 1.30x plain decoding"),
         ("none", True, "do not speculate: a/d gives 1.30x plain decoding at best"),
-        ("none", False, "do not speculate: no draft was certainly faster than plain decoding (a/d"),
+        ("none", False, "do not speculate: no draft was clearly faster than plain decoding (a/d"),
     ],
 )
 def test_the_verdict(draft: str, certain: bool, says: str, capsys: pytest.CaptureFixture[str]):

@@ -65,7 +65,7 @@ def test_conversions_are_listed_and_removed_by_model(console: Run) -> None:
     shown = console("cache", "list").out
     assert "2 MB  int8      a/one\n" in shown and "4 MB of conversions in " in shown
     unknown = console("cache", "clear", "no-model")
-    mistake(unknown, "no conversion of 'no-model' is kept")
+    mistake(unknown, "no conversion of 'no-model' is stored")
     assert "removed 1 conversions" in console("cache", "clear", "a/one").out
     (left,) = json.loads(console("cache", "list", "--json").out)["conversions"]
     assert left["name"] == "a/other" and left["dtype"] == "int8"
@@ -82,7 +82,7 @@ def test_a_folder_that_cannot_be_used(
     mistake(console("cache", "clear"), f"nothing is stored, so nothing can be removed: {why}")
     mistake(console("cache", "clear", "a/one"), why)
     told = " ".join(console("cache", "list").out.split())
-    assert f"No conversions and costs can be stored: {why}" in told and "0 MB" not in told
+    assert f"Conversions and costs cannot be stored: {why}" in told and "0 MB" not in told
     document = json.loads(console("cache", "list", "--json").out)
     assert document["folder"] is None and document["problem"].startswith(why)
 

@@ -52,14 +52,14 @@ def test_a_certificate_for_reading(run, base):
     line = " ".join(out.split())  # folders' names are of any length
     for part in (
         "computed in float32, rule block, gamma 3, 2 prompts, seed 0",
-        "logits of blocks against single tokens 144 places ok off by ",
-        "greedy text against plain 288 tokens ok",
+        "logits of blocks against single tokens 144 positions ok off by ",
+        "greedy output against plain 288 tokens ok",
         " 0 certain ",
         " ok temperature 1 target's distribution, by rank 288 tokens ",
         " pull towards the draft 288 tokens ",
         " against plain, prompt 1 16 outputs ",
         " next token from the wrong position: sampled output ",
-        "LOSSLESS: no test of 9 fell below ",
+        "LOSSLESS: no p-value of 9 tests is below ",
         "an exact pair would fail one certificate in 10,000",
     ):
         assert part in line, (part, line)

@@ -59,7 +59,7 @@ def test_answers_fill_what_the_context_holds(run, pair, template):
     mistake(run("chat", *pair, *template, stdin=""), "standard input is empty")
     result = run("chat", *pair, *template, stdin=b"Where?\nWhy?\n")
     assert result.code == 1  # the second turn has no room
-    assert "the text is cut off after" in result.err and "there is room for no more" in result.err
+    assert "the reply is cut off after" in result.err and "the context is full" in result.err
     assert "error: line 2: prompt 0 has" in result.err
 
 
@@ -84,7 +84,7 @@ def test_answers_follow_the_generation_config_up_to_a_limit(run, template, tmp_p
     raw = run("chat", "-q", "It", "--raw", *pair)
     assert raw.out == asks.generate("It")[0].text + "\n"
     assert "generation config suggests" in raw.err
-    told = "the text is cut off after 1024 tokens; --max-new-tokens allows more\n"
+    told = "the reply is cut off after 1024 tokens; --max-new-tokens allows more\n"
     assert run(*chat, "--temperature", 0) == Result(0, text(max_new_tokens=1024), told)
 
 
@@ -164,7 +164,7 @@ def test_on_a_terminal(long, template, tmp_path):
         screen.type("Why?\n")
         screen.until("> ")
         screen.type(f"/save {tmp_path / 'talk.json'}\n")
-        screen.until("4 messages are in")
+        screen.until("saved 4 messages in")
         screen.type(CTRL_D)
         assert screen.code() == 0
     talk = json.loads((tmp_path / "talk.json").read_text())

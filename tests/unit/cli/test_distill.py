@@ -72,7 +72,7 @@ def test_interrupted_while_a_text_is_written(run, base, tmp_path, monkeypatch):
     monkeypatch.setattr(spec, "generate", interrupted)
     args = ("--target", base / "target", "--data", base / "text", "--out", tmp_path / "run")
     result = run(*args, *SHAPE, *SHORT, "--on-policy", 1)
-    assert result.code == 130 and "the same command goes on from" in result.err
+    assert result.code == 130 and "the same command resumes from" in result.err
     assert (tmp_path / "run" / "checkpoint.pt").exists()
     monkeypatch.undo()
 

@@ -68,7 +68,10 @@ def test_json_is_one_document(run, pair, spec, base, monkeypatch):
 def test_lenience_is_said(run, pair, spec, temperature):
     flags = (*pair, "--max-new-tokens", 12, "--temperature", temperature, "--lenience", 0.2)
     result = run("generate", "It was", *flags)
-    away, greedy = r"distribution but 0\.\d+ away from it", r"greedy text: \d+ of 12 tokens are not"
+    away, greedy = (
+        r"distribution but 0\.\d+ away from it",
+        r"greedy output: \d+ of 12 tokens are not",
+    )
     says = f"lenience 0.2: not the target's {away if temperature else greedy}"
     assert result.code == 0 and re.match(says, result.err) and result.err.count("\n") == 1
     options = {"max_new_tokens": 12, "gamma": 2, "temperature": float(temperature)}
@@ -87,7 +90,7 @@ def test_compare(run, pair, spec, monkeypatch):
     *text, measured, predicted, said = result.out.splitlines()
     assert "\n".join(text) == spec.generate("It was", max_new_tokens=9)[0].text
     assert measured.startswith("plain ") and "gamma 2" in measured and measured.endswith("x")
-    assert "Theorem 3.8 for the draft tokens made" in predicted and "with alpha" in predicted
+    assert "Theorem 3.8 predicts for these draft tokens" in predicted and "with alpha" in predicted
     assert said.startswith("other processes took 23%")
 
 
@@ -100,7 +103,7 @@ def test_show_tokens(run, base):
     assert [line.split()[0] for line in steps[:3]] == ["1", "2", "3"]
     legend = "accepted draft token  ~rejected draft token~  [target's own]"  # there is no colour
     assert legend in result.out
-    assert lines[-1] == "9 tokens in 4 target runs (2.25 a run), alpha 1.00"
+    assert lines[-1] == "9 tokens in 4 target forwards (2.25 per forward), alpha 1.00"
 
 
 def test_show_tokens_says_that_automatic_gamma_decoded_plainly(run, base, monkeypatch):
@@ -132,7 +135,7 @@ def test_standard_input_is_one_prompt(run, base, monkeypatch):
     argument = run("generate", "It was\nthe day", *args)
     assert run("generate", *args, stdin="It was\nthe day\n").out == argument.out
     mistake(run("generate", *args, stdin=""), "no prompt")
-    mistake(run("generate", *args, stdin=b"\xff\xfe"), "standard input is no text")
+    mistake(run("generate", *args, stdin=b"\xff\xfe"), "standard input is not valid text")
 
 
 def test_a_target_by_its_place_or_by_name(run: Run, base: Path) -> None:
@@ -232,8 +235,8 @@ def test_several_texts_of_a_prompt(run, pair, spec, tmp_path):
     file = lines(tmp_path, {"prompt": "It was"}, {"prompt": "The", "num_return_sequences": 1})
     texts = spec.generate("It was", gamma=2, seed=5, **sampling)
     shown = run("generate", *file, *pair, *flags, "--seed", 5).out
-    assert shown.startswith(f"==> prompt 0, text 0: It was <==\n{texts[0].text}\n")
-    assert f"\n==> prompt 0, text 1: It was <==\n{texts[1].text}\n\n==> prompt 1: The" in shown
+    assert shown.startswith(f"==> prompt 0, output 0: It was <==\n{texts[0].text}\n")
+    assert f"\n==> prompt 0, output 1: It was <==\n{texts[1].text}\n\n==> prompt 1: The" in shown
     rows = completions(run("generate", *file, *pair, *flags, "--seed", 5, "--json"))
     assert [c["tokens"] for c in rows[:2]] == [c.tokens for c in texts]
     assert [(c["prompt"], c["seed"]) for c in rows] == [(0, [5, 0]), (0, [5, 1]), (1, [5, 2])]

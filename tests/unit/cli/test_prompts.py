@@ -74,10 +74,10 @@ def test_a_line_with_messages_and_options(tmp_path):
         ({"prompt": "a", "temprature": 1}, "temprature is unknown here; did you mean tem"),
         ({"prompt": "a", "stop": "x"}, "stop is unknown here; did you mean stop_strings?"),
         ({"prompt": "a", "top-k": 1}, "top-k is unknown here; did you mean top_k?"),
-        ({"prompt": "a", "zzz": 1}, "zzz is unknown here; give some of prompt, id, mess"),
+        ({"prompt": "a", "zzz": 1}, "zzz is unknown here; give any of prompt, id, mess"),
         ({"prompt": "a", "top_p": 2}, "top_p is 2"),
-        ({"prompt": "a", "messages": [USER]}, "give a prompt or messages, one of them"),
-        ({"id": 1}, "give a prompt or messages, one of them"),
+        ({"prompt": "a", "messages": [USER]}, "give either a prompt or messages"),
+        ({"id": 1}, "give either a prompt or messages"),
         ({"messages": []}, "the conversation is empty"),
         ({"messages": "a"}, "messages is 'a'; give a list of messages"),
         ({"messages": [{"role": "user"}]}, "message 0 has the content None"),
@@ -86,7 +86,7 @@ def test_a_line_with_messages_and_options(tmp_path):
         ({"prompt": []}, "the prompt is empty; give text or ids"),
         ({"prompt": [1, True]}, "prompt is [1, True]; give text or ids"),
         ({"prompt": None}, "prompt is None; give text or ids"),
-        ("[]", "it is no object"),
+        ("[]", "it is not a JSON object"),
         ("text", "it is 'text', which is no"),
         ('{"prompt": ', "it is '{\"prompt\": ', which is no"),
         ('{"prompt": ' + "[" * 100_000, 'it is \'{"prompt": [['),
@@ -104,7 +104,7 @@ def test_a_command_that_follows_no_options_refuses_them(tmp_path):
     for row in ({"prompt": "a", "top_k": 1}, {"messages": [USER]}):
         with pytest.raises(InputError, match="is unknown here"):
             parse(tmp_path, row, holding=PROMPT_KEYS)
-    with pytest.raises(InputError, match="line 1: give a prompt or messages"):
+    with pytest.raises(InputError, match="line 1: give either a prompt or messages"):
         parse(tmp_path, {"id": 1}, holding=PROMPT_KEYS)
 
 
@@ -133,11 +133,11 @@ def test_prompts_become_messages():
 
 def test_options_without_messages():
     for name in ("system", "chat_template", "chat_template_kwargs"):
-        with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is for messages, and"):
+        with pytest.raises(InputError, match=f"--{name.replace('_', '-')} needs messages, and"):
             wrap(MessageOptions(**{name: "x"}), PromptLine("a"))
-    with pytest.raises(InputError, match="^f, line 2: --chat takes a text or messages"):
+    with pytest.raises(InputError, match="^f, line 2: --chat needs a prompt of text"):
         wrap(MessageOptions(chat=True), PromptLine([1, 2], location="f, line 2"))
-    with pytest.raises(InputError, match="--chat takes a text"):
+    with pytest.raises(InputError, match="--chat needs a prompt of text"):
         wrap(MessageOptions(chat=True), PromptLine(""))
 
 

@@ -56,7 +56,7 @@ def test_a_benchmark_is_served_as_it_was_measured(
         result = console("serve", *given, "--speculative-config", file)
         assert result.code == 0
         flags = f"--adapter {adapter} --ignore-generation-config"
-        assert all(word in result.err for word in ("as it was measured: ", *flags.split()))
+        assert all(word in result.err for word in ("options of the benchmark: ", *flags.split()))
         ((setups, options),) = served
         setup = served.clear() or setups["target"]
         assert {n: setup.loading[n] for n in load if n not in ("target", "draft")}.items() <= (
@@ -65,10 +65,13 @@ def test_a_benchmark_is_served_as_it_was_measured(
         assert options.gamma is None and setup.draft == "lookup"
         assert setup.engine["rule"] == "coupled" and str(setup.target).rstrip("/") == str(target)
     for given, said in (
-        (("--dtype", "int4"), "--dtype is 'int4', but the file of --speculative-config was"),
-        (("--runtime", "native"), "--runtime is 'native', but .* was measured with 'auto'"),
-        (("elsewhere",), "--target is 'elsewhere', but .* was measured with '/"),
-        (("--rule", "block", "--gamma", 2), "sets --draft, --gamma and --rule; give it or these"),
+        (("--dtype", "int4"), "--dtype is 'int4', but the benchmark of --speculative-config"),
+        (("--runtime", "native"), "--runtime is 'native', but .* used 'auto'"),
+        (("elsewhere",), "--target is 'elsewhere', but .* used '/"),
+        (
+            ("--rule", "block", "--gamma", 2),
+            "sets --draft, --gamma and --rule; give either it or these",
+        ),
     ):
         result = console("serve", *given, "--speculative-config", file)
         mistake(result, "error: ")
@@ -138,8 +141,8 @@ def test_options_from_a_file(console: Run, tmp_path: Path) -> None:
     file.write_text("target: nowhere/at/all\napi-key: [a]\n")
     mistake(console("serve", "--config", file), "nowhere")
     for text, message in (
-        ("prot: 1", "holds the unknown option 'prot'; did you mean port?"),
-        ("- a", "no mapping"),
+        ("prot: 1", "has the unknown option 'prot'; did you mean port?"),
+        ("- a", "not a mapping"),
         ("a: [", "YAML"),
     ):
         file.write_text(text)

@@ -112,7 +112,7 @@ def test_one_answer(run):
     assert run(Said("..."), quick="Hi", talk=False, sampling={"max_new_tokens": 3}).err == ""
     assert run(Said("..."), quick="Hi", sampling={"max_new_tokens": 3}).err == ""
     cut = run(Said("..."), quick="Hi", talk=False)
-    assert cut.err == "the text is cut off after 3 tokens: there is room for no more\n"
+    assert cut.err == "the reply is cut off after 3 tokens: the context is full\n"
 
 
 def test_one_that_fails(run):
@@ -151,7 +151,7 @@ def test_standard_input_without_a_line(run):
     for piped in (b"", b"\n \n"):
         with pytest.raises(InputError, match="standard input is empty"):
             run(Said(), piped=piped)
-    with pytest.raises(InputError, match="standard input is no text"):
+    with pytest.raises(InputError, match="standard input is not valid text"):
         run(Said(), piped=b"\xff\n")
 
 
@@ -175,7 +175,7 @@ def test_turns_and_commands(run, tmp_path):
     assert [number for _, _, number in source.asked] == [0, 1, 2, 3, 4]
     assert result.err.splitlines()[:2] == [
         "said; /help lists the commands, Ctrl-D leaves",
-        "taken back: c",
+        "removed: c",
     ]
 
 
@@ -203,7 +203,7 @@ def test_plain_text_has_no_turns(run):
     source = Said("a", "b")
     result = run(source, typed=["x", "//y", "/undo", "/help"], talk=False)
     assert [question[0] for question in source.asked] == ["x", "/y"]
-    assert "/undo is no command" in result.err and "/system" not in result.out
+    assert "/undo is not a command" in result.err and "/system" not in result.out
     for name in ("/set [NAME VALUE]", "/stats", "/exit", "//..."):
         assert name in result.out
 
@@ -212,17 +212,19 @@ def test_stats_are_of_the_last_text(run):
     told = run(Said("abc", ("d", KeyboardInterrupt())), typed=["x", "/stats", "y", "/stats"]).err
     assert re.findall(r"^(\d tokens), \d\.\d\d s$", told, re.M) == ["3 tokens", "1 tokens"]
     lenient = run(Said("abc", bias=0.6), typed=["x", "/stats"]).err
-    assert "3 tokens, 0.2000 from the target's distribution (mean of its tokens), 0.0" in lenient
+    assert "3 tokens, 0.2000 from the target's distribution (mean over tokens), 0.0" in lenient
 
 
 def test_the_pace_of_an_answer_beside_plain_decoding(run):
     """But for the first, whose time is also that of a runtime's first passes."""
     told = run(Said("A good answer", "A good answer", plain=1e9), typed=["Hi", "Ho"]).err
-    lines = re.findall(r"^13 tokens, the first after 0.00 s, then \d+ a second(.*)$", told, re.M)
-    assert lines[0] == "" and re.match(r", about \d+\.\d\d times plain decoding's", lines[1])
+    lines = re.findall(r"^13 tokens, the first after 0.00 s, then \d+ tokens/s(.*)$", told, re.M)
+    assert lines[0] == "" and re.match(
+        r", about \d+\.\d\d times as fast as plain decoding", lines[1]
+    )
     alone = run(Said("A good answer"), typed=["Hi"]).err
-    assert "a second\n" in alone and "plain" not in alone
-    assert "a second" not in run(Said("No"), typed=["Hi"]).err  # too short to tell
+    assert "tokens/s\n" in alone and "plain" not in alone
+    assert "tokens/s" not in run(Said("No"), typed=["Hi"]).err  # too short to tell
 
 
 def test_a_developer_s_message_is_a_head_too(run, tmp_path):
@@ -256,7 +258,7 @@ def test_values_are_those_of_a_line_of_a_file(run, value, given):
     ("content", "says"),
     [
         (None, "there is no such file; give one with messages"),
-        ("[{", "talk.json holds no conversation: "),
+        ("[{", "talk.json is not a valid conversation: "),
         ("{}", "messages is {}; give a list of messages"),
         ('[{"role": "user"}]', "message 0 has the content None"),
     ],
@@ -278,23 +280,23 @@ def test_what_ctrl_c_leaves_of_an_answer_is_kept(run):
 
 def test_the_limit_that_cuts_an_answer_is_told(run, monkeypatch):
     told = run(Said("..."), typed=["x"], sampling={"max_new_tokens": 3}).err
-    assert "the text is cut off after 3 tokens; /set max_new_tokens allows more" in told
+    assert "the reply is cut off after 3 tokens; /set max_new_tokens allows more" in told
     monkeypatch.setattr(session, "DEFAULT_ANSWER_TOKENS", 3)
-    said = "the text is cut off after 3 tokens; {} allows more\n"
+    said = "the reply is cut off after 3 tokens; {} allows more\n"
     assert run(Said("..."), piped=b"x\n").err == said.format("--max-new-tokens")
     assert said.format("/set max_new_tokens") in run(Said("..."), typed=["x"]).err
 
 
 def test_mistakes_end_nothing(run):
     mistakes = {
-        "/zzzz": "/zzzz is no command; /help lists all",
-        "/": "/ is no command; /help lists all",
-        "/undo": "there is no turn to take back",
-        "/undo 2": "the command is /undo",
-        "/save": "the command is /save FILE",
+        "/zzzz": "/zzzz is not a command; /help lists all",
+        "/": "/ is not a command; /help lists all",
+        "/undo": "there is no turn to remove",
+        "/undo 2": "give the command as /undo",
+        "/save": "give the command as /save FILE",
         "/save /no/such/x": "x cannot be written: there is no folder /no/such; make it",
         "/load /no/such/file": "there is no such file",
-        "/stats": "there is no text yet",
+        "/stats": "there is no reply yet",
     }
     result = run(Said("a"), typed=[*mistakes, "x"])
     told = result.err.splitlines()[1:-1]
@@ -309,7 +311,7 @@ def test_errors_end_nothing(run):
     assert result.err.splitlines()[1:-1] == [
         "error: gone",
         "error: too long",
-        "the text is cut off after 3 tokens: there is room for no more",
+        "the reply is cut off after 3 tokens: the context is full",
     ]
 
 
@@ -383,6 +385,8 @@ def test_colours_on_a_terminal(direct):
             screen.until("\x1b[32m yes\x1b[0m")
             screen.until("> ")
             screen.type("/stats\n")
-            assert "1 tokens in 1 target runs (1.00 a run), alpha 0.90" in screen.until("> ")
+            assert "1 tokens in 1 target forwards (1.00 per forward), alpha 0.90" in screen.until(
+                "> "
+            )
             screen.type("/exit\n")
             assert screen.code() == 0

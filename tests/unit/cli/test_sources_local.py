@@ -117,7 +117,7 @@ def test_a_text_that_fails_is_not_the_last(spec):
 
 def test_what_cannot_be_is_told_at_once(spec):
     bare = foretoken.load(llama(64), "none")
-    says = "has no chat template, .* --chat-template FILE, .* foretoken chat --raw"
+    says = "has no chat template .* --chat-template FILE, .* foretoken chat --raw"
     known, bare_known = (SimpleNamespace(name="m", tokenizer=x) for x in (spec.tokenizer, None))
     with pytest.raises(InputError, match=says):
         require_template(ChatTemplate(), known)

@@ -35,14 +35,14 @@ def test_draft_gamma_and_rule_follow(config: dict[str, Any], settings: tuple[Any
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ("[1]", "give a JSON object"),
         ("{}", "method is None; give one of draft_model, ngram"),
-        ('{"methd": "ngram"}', "holds 'methd'; did you mean method?"),
-        ('{"draft_tensor_parallel_size": 1}', "known here are method, model"),
+        ('{"methd": "ngram"}', "unknown 'methd'; did you mean method?"),
+        ('{"draft_tensor_parallel_size": 1}', "give any of method, model"),
         ('{"method": "eagle", "model": "a"}', "method is 'eagle'"),
         ('{"method": "ngram", "model": "a"}', "model is 'a'"),
-        ('{"method": "dspark"}', "model is None; name the draft model"),
+        ('{"method": "dspark"}', "model is None; give the draft model"),
         ('{"model": "a", "num_speculative_tokens": 0}', "num_speculative_tokens is 0"),
         ('{"model": "a", "rejection_sample_method": "typical"}', "give one of standard, block"),
     ],

@@ -112,7 +112,7 @@ def test_what_is_no_address(address: str) -> None:
 def test_an_address_that_does_not_answer_is_told_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"127.0.0.1:{there.getsockname()[1]}"
-    with pytest.raises(InputError, match=f"no Ray answers at {address} .Connection refused."):
+    with pytest.raises(InputError, match=f"Ray does not answer at {address} .Connection refused."):
         session.prepare_environment(address)
 
 
@@ -131,13 +131,15 @@ def test_threads_are_shared_out_and_too_many_are_refused(cluster) -> None:
     assert session.choose_threads_per_replica(2, 3) == 3
     for replicas, count in ((9, None), (3, 3)):
         need = replicas * (count or 1)
-        with pytest.raises(InputError, match=f"need {need} processors; there are 8 in"):
+        with pytest.raises(InputError, match=f"need {need} CPUs, and the cluster has 8"):
             session.choose_threads_per_replica(replicas, count)
 
 
 def test_weights_count_once_a_machine_and_caches_for_every_replica(cluster) -> None:
     session.require_memory(4, 5_000_000_000, 10**9)
-    with pytest.raises(InputError, match=r"8 replicas need 21.2 GB \(5.0 GB of weights on each"):
+    with pytest.raises(
+        InputError, match=r"8 replicas need 21.2 GB \(5.0 GB of weights per machine"
+    ):
         session.require_memory(8, 5_000_000_000, 10**9)
     session.require_memory(1, 9_000_000_000, 0)
 
@@ -175,7 +177,7 @@ def test_what_listens_and_is_no_ray_is_told(monkeypatch, answer: bytes) -> None:
     """Ray itself would wait for ever."""
     monkeypatch.setattr(session, "ANSWER_SECONDS", 0.2)
     with answering(answer) as address:
-        with pytest.raises(InputError, match=f"no Ray answers at {address} .(timed|something)"):
+        with pytest.raises(InputError, match=f"Ray does not answer at {address} .(timed|another)"):
             session.prepare_environment(address)
 
 

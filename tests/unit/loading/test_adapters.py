@@ -170,10 +170,10 @@ def test_a_change_of_embeddings_that_are_the_output_layer_too_is_refused(tmp_pat
 
 def test_doctor_says_which_library_a_processor_lacks(tmp_path: Path, console: Run) -> None:
     llama(32, 64).save_pretrained(tmp_path)
-    assert "text alone" not in console("doctor", str(tmp_path)).out
+    assert "no images or audio" not in console("doctor", str(tmp_path)).out
     (tmp_path / "processor_config.json").write_text('{"processor_class": "NoSuchProcessor"}')
     shown = console("doctor", str(tmp_path))
-    assert shown.code == 0 and "text alone: the processor of" in shown.out
+    assert shown.code == 0 and "no images or audio: the processor of" in shown.out
     assert "pip install 'foretoken[media]'" in shown.out
 
 

@@ -97,7 +97,7 @@ def test_every_command_takes_the_same_default(
     (tmp_path / "prompts").write_text("It was\nOn the day\n")
     given = [str(each).format(tmp_path / "prompts") for each in COMMANDS[command]]
     code, printed, told = console(*command.split(), *given)
-    assert told.startswith("no target is given: /nowhere/model")
+    assert told.startswith("target: /nowhere/model")
     if command == "export vllm":  # which looks nothing up
         assert code == 0 and "/nowhere/model" in printed
     else:

@@ -143,8 +143,11 @@ def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: st
         (("--states", "0"), "states is 0"),
         (("--states", "inf"), "states is inf"),
         ((f"--{size}", "0"), f"{size} is 0"),
-        (("--out", str(tmp_path / "target")), "holds files of another origin; give another --out"),
-        (("--out", str(tmp_path / "prompts.jsonl")), "is a file; give another --out"),
+        (
+            ("--out", str(tmp_path / "target")),
+            "is not empty, and no run of it exists; give another --out",
+        ),
+        (("--out", str(tmp_path / "prompts.jsonl")), "is a file; give a folder as --out"),
         (("--length", "7"), "holds texts with length 8, not 7; give that, or another --out"),
     ):
         wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, *more])
