@@ -103,5 +103,5 @@ def test_a_broken_checkpoint_is_said(text, tmp_path):
     with pytest.raises(Killed):
         train(text, tmp_path / "run", kill_at=5)
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"broken")
-    with pytest.raises(InputError, match="is no checkpoint of this model"):
+    with pytest.raises(InputError, match="is not a checkpoint of this model"):
         train(text, tmp_path / "run")

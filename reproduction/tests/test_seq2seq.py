@@ -87,7 +87,7 @@ def test_killed_and_resumed_is_uninterrupted(pairs, tmp_path, dropout, bfloat16)
     a, b = weights(tmp_path / "whole"), weights(tmp_path / "cut")
     assert a.keys() == b.keys() and all(torch.equal(w, b[name]) for name, w in a.items())
     assert all(w.dtype == torch.bfloat16 for w in a.values())
-    with pytest.raises(InputError, match="was begun with length 12, not 9"):
+    with pytest.raises(InputError, match="began with length 12, not 9"):
         train(pairs, tmp_path / "cut", lesson | {"length": 9}, recipe)
 
 

@@ -117,14 +117,14 @@ def test_progress_sampled_speech_and_silence(spec: foretoken.Speculator) -> None
 def test_what_cannot_be_transcribed(spec: foretoken.Speculator) -> None:
     with pytest.raises(InputError, match="holds no samples"):
         transcribe(spec, np.zeros(0))
-    with pytest.raises(InputError, match="cannot transcribe so"):
+    with pytest.raises(InputError, match="cannot transcribe this"):
         transcribe(spec, noise(1), language="klingon")
     with pytest.raises(InputError, match="language is 5"):
         transcribe(spec, noise(1), language=5)  # pyright: ignore[reportArgumentType]
     assert transcribe(spec, noise(1), prompt="", language="") == transcribe(spec, noise(1))
-    with pytest.raises(InputError, match=r"prompt holds <\|en\|>, which is no text"):
+    with pytest.raises(InputError, match=r"prompt holds <\|en\|>, a special token"):
         transcribe(spec, noise(1), prompt="so <|en|>")
-    with pytest.raises(RefusedError, match="writes no speech down: its folder has no processor"):
+    with pytest.raises(RefusedError, match="transcribe speech: its folder has no processor"):
         transcribe(foretoken.load(), noise(1))
 
 

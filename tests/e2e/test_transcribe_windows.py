@@ -150,7 +150,7 @@ def test_what_a_model_is_not_told(heard: foretoken.Speculator) -> None:
     for wish in ({"language": "en"}, {"prompt": "so"}, {"translate": True}):
         with pytest.raises(InputError, match=f"the model takes no {next(iter(wish))}; leave"):
             transcribe(heard, talk(1), **wish)
-    with pytest.raises(RefusedError, match="does not tell when words were said"):
+    with pytest.raises(RefusedError, match="does not return the times of words"):
         transcribe(heard, talk(1), words=True)
 
 
@@ -159,7 +159,7 @@ def test_a_processor_that_is_to_be_told_the_language() -> None:
     extractor = t.CohereAsrFeatureExtractor(feature_size=16)
     processor = t.CohereAsrProcessor(extractor, words())
     spec = spec_of(built(cohere_asr), processor)
-    with pytest.raises(InputError, match="the model is to be told the language"):
+    with pytest.raises(InputError, match="the model needs the language"):
         transcribe(spec, talk(1))
     with pytest.raises(InputError, match="Unsupported language: 'tlh'"):
         transcribe(spec, talk(1), language="tlh")
@@ -305,6 +305,6 @@ def test_models_that_write_no_speech_down() -> None:
     model, _ = built(llava)
     eyes = t.LlavaProcessor(t.CLIPImageProcessorPil(), tokens)
     spec = replace(foretoken.load(model, "lookup"), processor=lambda: eyes)
-    with pytest.raises(RefusedError, match="LlavaFor.*its processor reads no sounds"):
+    with pytest.raises(RefusedError, match="LlavaFor.*its processor takes no audio"):
         transcribe(spec, talk(1))
     assert not can_transcribe(spec)

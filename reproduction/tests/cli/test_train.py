@@ -49,7 +49,7 @@ def test_a_model_is_trained_and_used(console, product, base, tmp_path):
     again = console("train", "lm", *args, "--json")  # nothing is left to do
     assert json.loads(again.out)["held_out_nats_per_token"] == summary["held_out_nats_per_token"]
     grown = console("train", "lm", *args, "--layers", 2)
-    mistake(grown, "checkpoint.pt is no checkpoint of this model (RuntimeError)")
+    mistake(grown, "checkpoint.pt is not a checkpoint of this model (RuntimeError)")
     from_it = ("--out", tmp_path / "more", "--init", tmp_path / "run" / "model", "--steps", 1)
     shown = console("train", "lm", "--data", base / "text", *from_it, *TINY)
     assert shown.code == 0 and f"{tmp_path / 'more' / 'model'}: " in shown.out

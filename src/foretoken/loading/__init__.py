@@ -1,2 +1,2 @@
-"""From names to running models: folders, the hub, runtimes, drafters by name. Knows no prompts and
-makes no text."""
+"""Loading of models: folders, the hub, backends, drafts given by name. Does not depend on prompts
+and generates nothing."""

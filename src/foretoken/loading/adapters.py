@@ -1,5 +1,5 @@
-"""Adapters: low-rank changes of a target's weights (LoRA, arXiv 2106.09685), as peft saves them: in
-a folder or on the hub. `merging` merges them into the target.
+"""LoRA adapters (arXiv 2106.09685), saved by peft in a folder or on the hub; `merging` merges them
+into the target.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from foretoken.storage.files import parse_json
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 SAFETENSORS_FILE, PICKLE_FILE = "adapter_model.safetensors", "adapter_model.bin"
-SENTENCE_END = re.compile(r"(?<=[^.])\. ")  # where the first one of a message ends
-MAX_MESSAGE_CHARS = 400  # characters of a message of peft's, which names modules
+SENTENCE_END = re.compile(r"(?<=[^.])\. ")
+MAX_MESSAGE_CHARS = 400  # peft's messages may list all modules
 
 
 def find_adapter(name: object) -> Path:
-    """Return the folder of an adapter, fetched from the hub where it is no folder. Raises
-    InputError where it holds none, RefusedError for one that cannot be merged."""
+    """Return the folder of an adapter, downloaded from the hub if it is not local. Raises
+    InputError if there is no adapter, RefusedError for one that cannot be merged."""
     if not isinstance(name, str | Path):
         raise InputError(f"adapter is {format_value(name)}; give a folder or a hub id")
     path = expand_home(name)
@@ -34,7 +34,7 @@ def find_adapter(name: object) -> Path:
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise RefusedError(
-            f"the adapter {name} is of kind {kind}, and only LORA is merged here; merge it into "
+            f"the adapter {name} is of kind {kind}, and only LORA is supported; merge it into "
             "its base model with peft"
         )
     if not any((folder / file).is_file() for file in (SAFETENSORS_FILE, PICKLE_FILE)):
@@ -45,10 +45,10 @@ def find_adapter(name: object) -> Path:
 
 
 def expand_home(name: str | Path) -> str:
-    """Return the name of a folder or of the hub with the home folder in place of a ~."""
+    """Return the name of a folder or hub id with a leading ~ replaced by the home folder."""
     try:
         return str(Path(name).expanduser()) if str(name).startswith("~") else str(name)
-    except RuntimeError:  # nobody of this name has one
+    except RuntimeError:  # no such user
         return str(name)
 
 
@@ -59,20 +59,19 @@ def _fetch(name: str) -> Path:
         )
     except InputError:
         raise InputError(f"adapter is {name!r:.100}; give a folder or a hub id") from None
-    except Exception as error:  # of many kinds
+    except Exception as error:  # of many types
         raise InputError(
-            f"there is no folder {name!r}, and the hub's cannot be had: "
-            f"{take_first_sentence(error)}; "
-            "give a folder or a hub id"
+            f"there is no folder {name!r}, and the hub does not provide it: "
+            f"{take_first_sentence(error)}; give a folder or a hub id"
         ) from None
 
 
 def take_first_sentence(error: Exception) -> str:
-    """Return the first sentence of a library's message, in a line."""
+    """Return the first sentence of a library's error message, on one line."""
     first, *_ = SENTENCE_END.split(" ".join(str(error).split()))
     return first[:MAX_MESSAGE_CHARS].rstrip(".") or type(error).__name__
 
 
 def list_files(adapter: Path) -> list[Path]:
-    """All that a merged model is made from beside its base."""
+    """Return all files of an adapter that a merged model depends on."""
     return sorted(file for file in adapter.glob("adapter_*") if file.is_file())

@@ -1,7 +1,7 @@
-"""Drafts by name: a model, a copy of the target, a look-up, a module that makes a drafter.
+"""Drafts given by name: a model, a copy of the target, look-up, or a module that makes a drafter.
 
-A draft that does not fit the target, or an option that it cannot honour, is refused before the
-target runs.
+A draft that does not fit the target, or an option that the draft does not support, is refused
+before the target is loaded.
 """
 
 from __future__ import annotations
@@ -41,31 +41,37 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOKENIZER_REMEDY = (
-    "give tokenizer=, and the draft's folder, or same_tokenizer=True where equal ids are equal "
+    "give tokenizer=, and the draft's folder, or same_tokenizer=True if equal ids are equal "
     "tokens in both"
 )
-MIN_NAME_SIMILARITY = 0.75  # of 1: from here on a draft is taken for a mistyped name
-MIN_ROUNDED_PARAMETERS = (
-    2_000_000  # parameters of a draft from which on its weights are worth rounding
-)
-DEFAULT_COPY_DTYPE = "int4"  # rounding
-MAKER_FUNCTION = "drafter"  # the function of a module of the user's that makes its drafter
+MIN_NAME_SIMILARITY = 0.75  # of 1: a draft name at least this close is taken for a typing error
+MIN_ROUNDED_PARAMETERS = 2_000_000  # rounding the weights of a smaller draft gains nothing
+DEFAULT_COPY_DTYPE = "int4"
+MAKER_FUNCTION = "drafter"  # the function of a user's module that makes its drafter
 
 
 def make_target_copy(
     name: str, dtype: str | None, target: LoadedTarget, layers: tuple[int, ...] = ()
 ) -> LMDrafter:
-    """Return the target with its weights in `dtype`, and with these layers alone where there are
-    some, as a drafter over the target's rows. None is the target's dtype where there are some, else
-    the smallest. Raises SameModelError where that would be the target itself, RefusedError where
-    the target shares no rows."""
+    """Return a drafter that runs the target's own weights over the target's KV cache.
+
+    Args:
+        name: The draft's name, for error messages.
+        dtype: Precision of the copy. None: the target's if `layers` are given, else int4.
+        target: The target, on the native decoder.
+        layers: Indices of the layers to run; empty for all.
+
+    Raises:
+        SameModelError: The copy would be the target itself.
+        RefusedError: The target's backend does not share its KV cache.
+    """
     _require_shared_cache(target.model.runtime)
     computed = target.model.compute_dtype
     dtype = dtype or (computed if layers else DEFAULT_COPY_DTYPE)
     copy = None
     if layers or dtype != computed:
         copy = make_companion(target.info.facts, target.model, dtype, layers)
-    # blocks of four bits stay so in eight
+    # converting int4 blocks to int8 leaves them in int4
     if copy is None or (not layers and copy.compute_dtype == computed):
         raise SameModelError(
             f"draft is {name!r}, but the target's weights are in {computed} too; give a target of "
@@ -77,9 +83,9 @@ def make_target_copy(
 def _plan_target_copy(
     kind: str | None, target: TargetInfo, options: LoadOptions
 ) -> Callable[..., Drafter]:
-    """Return what makes the copy that "self:KIND" names: a rounding, or layers of the target.
-    Raises InputError for another kind and for options that contradict it, RefusedError for a
-    runtime that was asked for and shares no rows."""
+    """Return a function that makes the copy of the target named "self:KIND": a rounding, or some
+    layers. Raises InputError for another kind and for options that contradict it, RefusedError for
+    a given backend that does not share its KV cache."""
     name, dtype = "self" if kind is None else f"self:{kind}", options.draft_dtype
     rounding = kind in ROUNDED_DTYPES
     layers = () if rounding or kind is None else _parse_layers(kind, target.facts.layers)
@@ -92,7 +98,7 @@ def _plan_target_copy(
 
 
 def _require_shared_cache(runtime: str) -> None:
-    """RefusedError for a runtime whose models cannot share their rows with a copy."""
+    """Raise RefusedError for a backend whose models cannot share their KV cache with a copy."""
     if runtime != "native":
         raise RefusedError(
             f"draft='self' reads the target's own keys and values, which {runtime} does not share; "
@@ -101,15 +107,15 @@ def _require_shared_cache(runtime: str) -> None:
 
 
 def list_target_copies(dtype: str, num_layers: int) -> list[str]:
-    """Name the copies that may pay for a target in `dtype` with so many layers: all roundings that
-    are smaller, and every other layer."""
+    """Return the names of the copies worth trying for a target in `dtype` with `num_layers` layers:
+    each smaller rounding, and every other layer."""
     every_other = sorted({*range(0, num_layers, 2), num_layers - 1})
     layer_subsets = [",".join(map(str, every_other))] if num_layers > len(every_other) else []
     return [f"self:{kind}" for kind in (*list_smaller_dtypes(dtype), *layer_subsets)]
 
 
 def _parse_layers(kind: str, num_layers: int) -> tuple[int, ...]:
-    """Read numbers and ranges of layers, such as "0-3,8"."""
+    """Parse indices and ranges of layers, such as "0-3,8"."""
     layers: list[int] = []
     for part in kind.split(","):
         first, dash, last = part.partition("-")
@@ -133,15 +139,15 @@ def _parse_layers(kind: str, num_layers: int) -> tuple[int, ...]:
 
 
 def is_import_path(draft: str) -> bool:
-    """Tell whether this is spelled MODULE:ARGUMENT."""
+    """Return whether a draft is spelled MODULE:ARGUMENT."""
     module, colon, _ = draft.partition(":")
     return bool(colon) and all(part.isidentifier() for part in module.split("."))
 
 
 def import_drafter(draft: str) -> Callable[[LoadedTarget], Drafter] | None:
-    """Import the module of MODULE:ARGUMENT, from the current folder too, and return what makes the
-    drafter of a target; None where there is no such module. Raises InputError for a module without
-    the function `drafter`, and whatever the module itself raises."""
+    """Import the module of MODULE:ARGUMENT, also from the current folder, and return a function
+    that makes the drafter for a target; None if there is no such module. Raises InputError for a
+    module without a function `drafter`, and any exception of the module itself."""
     name, _, argument = draft.partition(":")
     module = _import_module(name)
     if module is None:
@@ -150,14 +156,13 @@ def import_drafter(draft: str) -> Callable[[LoadedTarget], Drafter] | None:
     if not callable(make):
         raise InputError(
             f"draft is {draft!r:.100}, but the module {name} has no function {MAKER_FUNCTION}; "
-            "give it "
-            f"{MAKER_FUNCTION}(argument, target), which returns a Drafter"
+            f"define {MAKER_FUNCTION}(argument, target), which returns a Drafter"
         )
     return partial(_make_drafter, draft, make, argument)
 
 
 def _import_module(name: str) -> ModuleType | None:
-    """The module; None where it, or the package that it is in, cannot be found."""
+    """Return the module; None if it, or the package that contains it, cannot be found."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
@@ -165,27 +170,26 @@ def _import_module(name: str) -> ModuleType | None:
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
             return None
-        raise  # a package that the module needs
+        raise  # the module itself imports a missing package
 
 
 def _make_drafter(
     draft: str, make: Callable[[str, LoadedTarget], object], argument: str, target: LoadedTarget
 ) -> Drafter:
-    """The drafter that the module's function returns. Raises InputError for what is none, and for
-    one of another vocabulary."""
+    """Return the drafter that the module's function makes. Raises InputError if the result is not a
+    drafter or has another vocabulary."""
     result = make(argument, target)
     if isinstance(result, type) or not hasattr(result, "propose"):
         raise InputError(
             f"draft is {draft!r:.100}, but its function {MAKER_FUNCTION} returned "
-            f"{format_value(result)}; return a "
-            "Drafter"
+            f"{format_value(result)}; return a Drafter"
         )
     drafter = require_drafter(result)
     require_vocabulary(drafter, target.vocab_size, "the target")
     return drafter
 
 
-# Drafts by name; the name that ends in ":" is followed by a kind of copy
+# Drafts by name; a name that ends in ":" is followed by the kind of copy
 DRAFTS_BY_NAME: dict[str, Callable[[str, TargetInfo, LoadOptions], Callable[..., Drafter]]] = {
     "self": lambda kind, target, options: _plan_target_copy(None, target, options),
     "self:": _plan_target_copy,
@@ -197,7 +201,7 @@ DRAFTS_BY_NAME: dict[str, Callable[[str, TargetInfo, LoadOptions], Callable[...,
 
 
 def is_draft_name(draft: object) -> bool:
-    """Tell whether this is the name of a draft that asks nothing of how its target runs."""
+    """Return whether this is the name of a draft that does not restrict the target's backend."""
     if not isinstance(draft, str):
         return False
     return "".join(draft.partition(":")[:2]) in DRAFTS_BY_NAME or is_import_path(draft)
@@ -209,21 +213,22 @@ def resolve_draft(
     options: LoadOptions,
     placement: Placement,
 ) -> PendingDraft:
-    """Return the draft that fits the target; it is loaded where it is a model. Raises InputError
-    for an unknown one, RefusedError for one that does not fit."""
+    """Return the draft, checked against the target; a draft that is a model is loaded. Raises
+    InputError for an unknown draft, RefusedError for one that does not fit."""
     if draft == "mtp":
         return _resolve_hidden_state_draft(None, target, options)
     if (
         isinstance(draft, str)
         and (make_drafter := _resolve_named_draft(draft, target, options)) is not None
     ):
-        options.refuse("draft_taps", because=f"{draft} reads no states of the target")
+        options.refuse("draft_taps", because=f"{draft} does not use the target's hidden states")
         return PendingDraft(make_drafter)
     if isinstance(draft, str | Path):
         published_draft = published_drafts.find_published(draft, options.draft_revision)
         if published_draft is not None:
             return _resolve_hidden_state_draft(published_draft, target, options)
-    options.refuse("draft_taps", because=f"{get_name(draft)} reads no states of the target")
+    because = f"{get_name(draft)} does not use the target's hidden states"
+    options.refuse("draft_taps", because=because)
     if isinstance(draft, str | Path) or is_network(draft):
         return _load_model_draft(draft, target, options, placement)
     name = get_name(draft)
@@ -241,9 +246,9 @@ def resolve_draft(
 def _resolve_hidden_state_draft(
     draft: published_drafts.PublishedDraft | None, target: TargetInfo, options: LoadOptions
 ) -> PendingDraft:
-    """Return a draft that reads the target's states; None: the target's own, for multi-token
-    prediction."""
-    # late: it imports transformers' networks, which takes seconds and which other drafts do without
+    """Return a draft over the target's hidden states; `draft` None: the target's own layer for
+    multi-token prediction."""
+    # imported late: it imports transformers' networks, which takes seconds and only it needs
     from foretoken.loading.hidden_state_drafts import prepare_draft, prepare_mtp
 
     options.refuse("same_tokenizer", because="the draft has the target's tokens")
@@ -251,15 +256,15 @@ def _resolve_hidden_state_draft(
 
 
 def _refuse_model_options(name: str, options: LoadOptions) -> None:
-    because = f"{name} is no model that is loaded"
+    because = f"{name} is not loaded from a model"
     options.refuse("same_tokenizer", "draft_dtype", because=because)
 
 
 def _resolve_named_draft(
     draft: str, target: TargetInfo, options: LoadOptions
 ) -> Callable[[LoadedTarget], Drafter] | None:
-    """Return what makes the draft of that name; None for the name of a model. Raises InputError for
-    one that was mistyped, with all names, and as `import_drafter`."""
+    """Return a function that makes the draft of that name; None for the name of a model. Raises
+    InputError for a mistyped name, listing all names, and as `import_drafter` does."""
     name, colon, rest = draft.partition(":")
     if name + colon in DRAFTS_BY_NAME:
         if name != "self":
@@ -276,7 +281,7 @@ def _resolve_named_draft(
     if nearest:
         raise InputError(
             f"draft is {draft!r:.100}; did you mean {names[nearest[0]]!r}? A model is a folder or "
-            f"a hub id (owner/name), a drafter one of {', '.join(names.values())}, or of your own "
+            f"a hub id (owner/name), a drafter is one of {', '.join(names.values())}, or your own "
             "MODULE:ARGUMENT"
         )
     if is_import_path(draft):
@@ -302,7 +307,7 @@ def _load_model_draft(
         target.facts.V,
     )
     if not is_loaded_here:
-        options.refuse("draft_dtype", because=f"{name} is no model that is loaded")
+        options.refuse("draft_dtype", because=f"{name} is in memory and keeps its dtype")
     if not facts.encoder_decoder and not same_tokenizer:
         dictionary = make_dictionary((name, tokenizer, facts.V), (target.name, target.tokenizer, V))
         if dictionary is not None:
@@ -332,7 +337,8 @@ def _require_kind(name: str, encoder_decoder: bool, target: TargetInfo) -> None:
 
 
 def _require_ids(tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, int]) -> None:
-    """RefusedError where a model lacks ids of the tokenizer that both are said to share."""
+    """Raise RefusedError if a model lacks ids of the tokenizer that `same_tokenizer` declares
+    shared."""
     last = max(tokenizer.get_vocab().values(), default=-1) if tokenizer else -1
     for name, V in models:
         if V <= last:
@@ -343,6 +349,7 @@ def _require_ids(tokenizer: PreTrainedTokenizerBase | None, *models: tuple[str, 
 
 
 def get_name(source: object) -> str:
+    """Return the name of a model or drafter, for messages."""
     if isinstance(source, str | Path):
         return named_models.get_shipped_name(source)
     if is_network(source):

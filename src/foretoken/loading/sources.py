@@ -1,9 +1,9 @@
-"""Models and tokenizers from a folder or the hub, checked as they are read: what is missing is
-refused, never made up.
+"""Models and tokenizers from a folder or the hub. Missing or contradictory files are refused,
+never filled in.
 
-Names of transformers are taken from its module when they are needed: networks and families take
-seconds to import, which a cached conversion does without. Does not know what a model is used for,
-nor what it runs on.
+Names of transformers are looked up on its module at the time of use: importing networks and
+families takes seconds, which a cached conversion does not need. Depends neither on the use of a
+model nor on the backend that runs it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,18 @@ if TYPE_CHECKING:
 
 MODEL_FILE_PATTERNS = ("*.safetensors", "*.bin", "*.json", "*.py")
 TOKENIZER_CLASSES_FILE = "tokenizers.json"  # cached classes of tokenizers
-TOKENIZER_CLASS_INPUTS = ("config.json", "tokenizer_config.json")  # what the class follows from
-# Wrappers that change neither weights nor what is computed, and where they keep the network
+TOKENIZER_CLASS_INPUTS = ("config.json", "tokenizer_config.json")  # these determine the class
+# Wrappers that change neither the weights nor the results, and the attribute that holds the network
 WRAPPED_ATTRIBUTES = {
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
 }
-PROCESSOR_LIBRARIES = (
-    "torchaudio",
-    "mistral-common",
-    "librosa",
-)  # that some processors need beside
+# Libraries that some processors need in addition to transformers
+PROCESSOR_LIBRARIES = ("torchaudio", "mistral-common", "librosa")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = (
-    "tokenizer_config.json",  # a tokenizer of bytes has no other file
+    "tokenizer_config.json",  # a byte-level tokenizer has no other file
     "tokenizer.json",
     "tokenizer.model",
     "spiece.model",
@@ -61,16 +58,16 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that can be loaded; its parts are read when they are first needed."""
+    """A model that can be loaded; its parts are read on first use."""
 
     name: str
     path: str  # a folder or a hub id
-    options: dict[str, Any]  # of `from_pretrained`: revision, trust, and a GGUF file in the folder
+    options: dict[str, Any]  # of `from_pretrained`: revision, trust, a GGUF file in the folder
     adapter: Path | None = None  # a folder, to be merged into the weights
 
     @property
     def gguf(self) -> Path | None:
-        """The GGUF file that holds the model, if it is in one."""
+        """The GGUF file that holds the model; None if it is not in one."""
         name = self.options.get("gguf_file")
         return Path(self.path) / name if name else None
 
@@ -84,8 +81,8 @@ class ModelSource:
 
     @property
     def has_own_adapter(self) -> bool:
-        """True for a model that brings an adapter for its sounds, which its `generate` turns off
-        for text."""
+        """True if the model's files include a LoRA adapter, which its `generate` enables for audio
+        only."""
         folder = hub.is_folder(self.path)
         if self.gguf or (folder and not _has_any(self.path, (adapters.ADAPTER_CONFIG_FILE,))):
             return False
@@ -93,15 +90,15 @@ class ModelSource:
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """The model's config. Raises InputError where it cannot be read."""
+        """The model's config. Raises InputError if it cannot be read."""
         try:
             with gguf.parse_once(self.gguf):
                 config = transformers.AutoConfig.from_pretrained(self.path, **self.options)
-        except Exception as error:  # the library raises many kinds
+        except Exception as error:  # transformers raises many types
             revision = self.options.get("revision")
             if not self.gguf and (kind := get_cached_kind(self.path, revision)):
                 raise InputError(
-                    f"{self.name} is a draft ({kind}), no model; give it as --draft or draft="
+                    f"{self.name} is a draft ({kind}), not a model; give it as --draft or draft="
                 ) from None
             raise InputError(
                 f"{self.name} cannot be read as a model: {to_one_line(error)}{self._hint}"
@@ -115,7 +112,7 @@ class ModelSource:
 
     @cached_property
     def structure(self) -> PreTrainedModel:
-        """The structure, on the meta device, with the generation config. Raises InputError and
+        """The network on the meta device, with its generation config. Raises InputError and
         RefusedError."""
         if hub.is_folder(self.path) and not self.gguf:
             check_file(Path(self.path))
@@ -130,13 +127,13 @@ class ModelSource:
         weights.require_matching_layers(
             self.name, network, self._dtypes, in_gguf=self.gguf is not None
         )
-        if self.gguf:  # the model's config holds what else the file says
+        if self.gguf:  # the file's other settings are in the model's config
             settings: Any = network.generation_config
             settings.eos_token_id = gguf.find_end_ids(self.gguf, list_ids(settings, "eos_token_id"))
             return network.eval()
         options = {k: v for k, v in self.options.items() if k != "trust_remote_code"}
         options["revision"] = options["revision"] or "main"
-        with suppress(OSError):  # it is missing: the library makes one from the model's config
+        with suppress(OSError):  # without the file, the network derives one from the model's config
             own = transformers.GenerationConfig.from_pretrained(self.path, **options)
             network.generation_config = own
         return network.eval()
@@ -144,14 +141,14 @@ class ModelSource:
     def list_custom_code(self) -> list[str]:
         """Return the source code of the model's classes that are not transformers' own."""
         if self.gguf:
-            return ["all ends of the file"]  # earlier conversions of one know a single end
+            return ["all ends of the file"]  # earlier conversions of a GGUF file had one end token
         if not self.trust:
             return []
         return third_party_sources(self.structure)
 
     def load_network(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-        """Return the model with its weights. Raises InputError where some are missing, RefusedError
-        where there is no room for them."""
+        """Return the model with its weights. Raises InputError if weights are missing, RefusedError
+        if there is not enough memory for them."""
         memory.require_memory(self.name, memory.count_weight_bytes(self.structure, dtype), device)
         if self.adapter is not None:
             merging.require_fit(self.structure, self.adapter)
@@ -183,8 +180,8 @@ class ModelSource:
         return ready.to(device).eval()
 
     def list_files(self) -> list[Path] | None:
-        """Return all that it is made from, also where an index points outside the folder; None for
-        a model of the hub, which a commit identifies."""
+        """Return all files that the model is loaded from, including shards that an index names
+        outside the folder; None for a model on the hub, which its commit identifies."""
         folder = Path(self.path)
         if not hub.is_folder(self.path):
             return None
@@ -202,14 +199,14 @@ class ModelSource:
         return [file for file in files if file.is_file()]
 
     def require_weights(self) -> None:
-        """Raise InputError for a folder without a file of weights."""
+        """Raise InputError for a folder without a weight file."""
         files = self.list_files()
         if files is not None and all(file.suffix in (".json", ".py") for file in files):
             raise InputError(f"{self.name} holds no weights; {hub.FOLDER_CONTENTS}")
 
     @property
     def adapter_files(self) -> list[Path]:
-        """The files of its adapter."""
+        """The files of its adapter; [] without one."""
         return [] if self.adapter is None else adapters.list_files(self.adapter)
 
     @property
@@ -218,8 +215,8 @@ class ModelSource:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read the object in a file; {} where it cannot be read, which loading the model will
-    report."""
+    """Return the JSON object in a file; {} if it cannot be read, which loading the model
+    reports."""
     try:
         content = parse_json(file.read_text())
     except (OSError, ValueError):
@@ -230,16 +227,19 @@ def _read_json(file: Path) -> dict[str, Any]:
 def find_source(
     name: str | Path, revision: str | None, trust: bool, adapter: str | Path | None = None
 ) -> ModelSource:
-    """Return the model in a folder or on the hub, with an adapter where one is given. Raises
-    InputError where there is no such model, RefusedError for an adapter in its place."""
+    """Return the model in a folder or on the hub, with an adapter if one is given. Raises
+    InputError if there is no such model, RefusedError for an adapter given as the model and for a
+    second adapter."""
     path, options = hub.resolve_path(name), {"revision": revision, "trust_remote_code": trust}
     if hub.is_folder(path) and (Path(path) / adapters.ADAPTER_CONFIG_FILE).exists():
         if _read_json(Path(path) / "config.json").get("has_lora_adapter") is not True:
             problem = f"{name} holds an adapter; give its base model, and adapter={path!r}"
             raise RefusedError(problem)
-        adapters.find_adapter(path)  # says what it needs
+        adapters.find_adapter(path)  # raises an error with the remedy
         if adapter is not None:
-            raise RefusedError(f"{name} brings an adapter, and takes no other; leave adapter out")
+            raise RefusedError(
+                f"{name} has an adapter of its own and takes no second one; leave adapter out"
+            )
     adapter_folder = None if adapter is None else adapters.find_adapter(adapter)
     shown_name = named_models.get_shipped_name(name)
     shown_name = shown_name if adapter is None else f"{shown_name} with {adapter}"
@@ -254,8 +254,8 @@ def find_source(
 
 
 def is_network(model: object) -> TypeGuard[PreTrainedModel]:
-    """Tell whether it is a network. Before their module, slow to import, is imported, none
-    exists."""
+    """Return whether `model` is a network of transformers. Does not import transformers' model
+    module, which takes seconds: until something else has, no network exists."""
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)
 
@@ -266,8 +266,8 @@ def resolve_model(
     trust: bool,
     adapter: str | Path | None = None,
 ) -> ModelSource | PreTrainedModel:
-    """Return the model in a folder or on the hub, as `source` does, or the one in memory. Raises
-    InputError for one in memory with an adapter, or with a context of no tokens."""
+    """Return the model in a folder or on the hub, as `find_source` does, or the given network.
+    Raises InputError for a network given with an adapter, or with a context length of 0."""
     if not is_network(model):
         return find_source(cast(str | Path, model), revision, trust, adapter)
     if adapter is not None:
@@ -280,11 +280,15 @@ def resolve_model(
 
 
 def unwrap_model(model: object, name: str) -> object:
-    """Return the network that torch.compile, DataParallel or DistributedDataParallel wrapped, as
-    training leaves them; anything else as it is. `name`: of the argument, for an error.
+    """Return the network inside the wrapper of torch.compile, DataParallel or
+    DistributedDataParallel; any other object unchanged.
 
-    Raises InputError, with the remedy, for an adapter's wrapper, whose weights are not the
-    network's, and for a pipeline.
+    Args:
+        model: The network, its wrapper, or anything else.
+        name: Name of the argument, for error messages.
+
+    Raises:
+        InputError: A pipeline, or an adapter's wrapper, whose weights are not the network's.
     """
     while attribute := WRAPPED_ATTRIBUTES.get(
         f"{type(model).__module__}.{type(model).__qualname__}"
@@ -296,13 +300,13 @@ def unwrap_model(model: object, name: str) -> object:
         if has_lora and getattr(model, "_hf_peft_config_loaded", False):
             raise InputError(
                 f"{name} is a {type(model).__name__} whose generate turns its adapter on and off; "
-                "give its folder, of which the adapter is merged"
+                "give its folder instead: loading merges the adapter"
             )
         return model
     kind = type(model).__name__
     if hasattr(model, "merge_and_unload"):
         raise InputError(
-            f"{name} is a {kind}, a model with an adapter beside it; merge it first: "
+            f"{name} is a {kind}, a model wrapped with an adapter; merge it first: "
             f"give {name}.merge_and_unload()"
         )
     if is_network(getattr(model, "model", None)):
@@ -311,7 +315,8 @@ def unwrap_model(model: object, name: str) -> object:
 
 
 def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
-    """InputError where weights are missing or of another shape; transformers would invent them."""
+    """Raise InputError if weights are missing or have another shape; transformers would initialize
+    them at random."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing:
         raise InputError(
@@ -321,16 +326,17 @@ def _require_weights(name: str, kind: str, report: dict[str, Any]) -> None:
     if mismatched:
         key, shape, configured = mismatched[0]
         raise InputError(
-            f"{name} holds {key} as {tuple(shape)}, its config says {tuple(configured)}; "
+            f"{name} holds {key} as {tuple(shape)}, but its config gives {tuple(configured)}; "
             f"give a config and weights of one {kind}"
         )
 
 
 def _choose_auto_class(config: PreTrainedConfig, name: str, trust: bool) -> Any:
-    """Return the auto class that loads such a model."""
+    """Return the auto class that loads a model of this config. Raises RefusedError if there is
+    none."""
     library: Any = transformers
     text_classes = (library.AutoModelForSeq2SeqLM, library.AutoModelForCausalLM)
-    # Models that read pictures or sounds, too; older versions lack some
+    # Models that also take images or audio; older versions of transformers lack some classes
     names = ("ImageTextToText", "SpeechSeq2Seq", "MultimodalLM")
     media_classes = [getattr(library, f"AutoModelFor{name}", None) for name in names]
     media_classes.append(_make_image_auto_class())
@@ -342,7 +348,7 @@ def _choose_auto_class(config: PreTrainedConfig, name: str, trust: bool) -> Any:
         if type(config) in auto._model_mapping or (trust and auto.__name__ in remote)
         if auto not in text_classes or config.is_encoder_decoder == (auto is text_classes[0])
     ]
-    # Some configs are those of a class that reads text, and of one that reads pictures, too
+    # Some configs belong both to a class for text alone and to one that also takes images
     named = {*(config.architectures or ())}
     for auto in candidates:
         class_names = auto._model_mapping._model_mapping.get(config.model_type, ())
@@ -357,9 +363,9 @@ def _choose_auto_class(config: PreTrainedConfig, name: str, trust: bool) -> Any:
 
 
 def _make_image_auto_class() -> Any:
-    """Return the auto class of models that write images token by token (ImageGPT), of which
-    transformers has the mapping alone."""
-    auto: Any = transformers.models.auto  # its parts are imported when they are named
+    """Return an auto class for models that generate images token by token (ImageGPT): transformers
+    has only their mapping."""
+    auto: Any = transformers.models.auto  # its submodules are imported on attribute access
     mapping = {"_model_mapping": auto.modeling_auto.MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING}
     base = auto.auto_factory._BaseAutoModelClass
     return type("AutoModelForCausalImageModeling", (base,), mapping)
@@ -372,8 +378,8 @@ def load_tokenizer(
     *,
     required: bool = False,
 ) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer in a folder or on the hub; without one None, or InputError if
-    `required`."""
+    """Return the tokenizer in a folder or on the hub. If there is none, returns None, or raises
+    InputError if `required`."""
     if isinstance(model, transformers.PreTrainedTokenizerBase):
         return model
     if is_network(model):
@@ -395,19 +401,20 @@ def load_tokenizer(
         loaded = _load_tokenizer(model, options | hub.resolve_options(str(model), revision))
         needed = set(loaded.vocab_files_names.values())
         if local and needed and not _has_any(model, {*TOKENIZER_FILES[1:], *needed}):
-            raise OSError(f"there is none of {', '.join(sorted(needed))}")  # an empty one was made
+            # without these files, transformers makes an empty tokenizer
+            raise OSError(f"there is none of {', '.join(sorted(needed))}")
         return loaded
     except Exception as error:
         if not local and not required:
-            return None  # a hub model without one
+            return None  # a model on the hub without a tokenizer
         raise InputError(
             f"the tokenizer in {model!s:.100} cannot be read: {to_one_line(error)}"
         ) from None
 
 
 def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
-    """Return what loads a model's processor of pictures and sounds, once; None where its folder
-    holds none."""
+    """Return a function that loads a model's processor of images and audio, once; None if its
+    folder holds none."""
     if model.gguf or (hub.is_folder(model.path) and not _has_any(model.path, PROCESSOR_FILES)):
         return None
 
@@ -415,7 +422,7 @@ def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
     def load() -> Any:
         try:
             return transformers.AutoProcessor.from_pretrained(model.path, **model.options)
-        except Exception as error:  # the library raises many kinds, and its extras are missing
+        except Exception as error:  # of many types; also a missing extra package
             problem = f"the processor of {model.name} cannot be read: {to_one_line(error)}"
             named = next(
                 (each for each in PROCESSOR_LIBRARIES if each in str(error)), "'foretoken[media]'"
@@ -426,12 +433,12 @@ def get_processor_loader(model: ModelSource) -> Callable[[], Any] | None:
 
 
 def _load_tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that AutoTokenizer makes. The class that it chooses for a folder is
-    cached: to choose, it imports the configs of all families, which takes a second."""
+    """Return the tokenizer that AutoTokenizer makes. Its choice of a class for a folder is cached:
+    to choose, it imports the configs of all families, which takes a second."""
     local = hub.is_folder(name) and not options["trust_remote_code"]
     key = _compute_class_key(Path(name)) if local else ""
     module, _, kind = str(load_cached_values(TOKENIZER_CLASSES_FILE).get(key)).partition(":")
-    if module.startswith("transformers."):  # never another class, whatever the cache says
+    if module.startswith("transformers."):  # never another module's class, even if cached
         return getattr(import_module(module), kind).from_pretrained(name, **options)
     loaded = transformers.AutoTokenizer.from_pretrained(name, **options)
     if key:
@@ -442,7 +449,7 @@ def _load_tokenizer(name: str | Path, options: dict[str, Any]) -> PreTrainedToke
 
 
 def _compute_class_key(folder: Path) -> str:
-    """Return a digest of all that the choice of a tokenizer's class depends on."""
+    """Return a digest of everything that determines the class of a folder's tokenizer."""
     files = sorted(file.name for file in folder.iterdir())
     parts = [
         *files,

@@ -1,7 +1,6 @@
-"""A target, before it runs and after.
-
-All that a draft must fit is known from the model's files, so that a draft that does not fit is
-refused before the target is loaded or converted. Does not know which drafts there are.
+"""A target before and after loading. All facts that a draft is checked against come from the
+model's files, so that a draft that does not fit is refused before the target is loaded or
+converted. Does not depend on the kinds of drafts.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-GGUF_EMBEDDING, GGUF_OUTPUT = "token_embd.weight", "output.weight"  # in GGUF files
+GGUF_EMBEDDING, GGUF_OUTPUT = "token_embd.weight", "output.weight"  # names in GGUF files
 
 
 def add_turn_ends(
     ends: EndTokens, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[EndTokens, str | None]:
-    """Return a model's ends, with the token that ends the chat template's turns where it is known
-    to do so, and a remark where the model's files name none of the template's."""
+    """Return a model's end tokens and a remark. A token of the chat template that is known to end
+    turns is added if the model's files do not name it; for an unknown one, the remark alone says
+    so. The remark is None if there is nothing to add."""
     names = [] if tokenizer is None else find_turn_end_tokens(tokenizer)
     if tokenizer is None or not names:
         return ends, None
@@ -45,31 +45,30 @@ def add_turn_ends(
         return ends, None
     remark = f"the chat template ends turns with {names[-1]!r}, which eos_token_id does not name"
     if ids[-1] in find_turn_end_ids(get_special_ids(tokenizer)):
-        return replace(ends, eos=ends.eos | {ids[-1]}), f"{remark}: texts end there, too"
-    where = "where chats run past a turn, add it in generation_config.json"
-    return ends, f"{remark}; {where} (id {ids[-1]})"
+        return replace(ends, eos=ends.eos | {ids[-1]}), f"{remark}: it ends outputs as well"
+    remedy = "if chats continue past a turn, add it in generation_config.json"
+    return ends, f"{remark}; {remedy} (id {ids[-1]})"
 
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """A target that does not run yet: all that a draft must fit."""
+    """A target before it is loaded: everything that a draft is checked against."""
 
     name: str
     facts: ModelFacts
     settings: GenerationSettings
     tokenizer: PreTrainedTokenizerBase | None
-    processor: Callable[[], Any] | None = None  # loads that of pictures and sounds
+    processor: Callable[[], Any] | None = None  # loads the processor of images and audio
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
-    """A target that runs, as the function `drafter` of a module of yours is given it
-    (docs/drafts.md).
+    """A loaded target, as passed to the function `drafter` of your own module (docs/drafts.md).
 
     Attributes:
-        info: The facts that were known before it ran.
-        model: The model that scores tokens. `model.hidden`, where it has that, is what its output
-            layer read at the positions of the last forward pass.
+        info: The facts that were known before it was loaded.
+        model: The model that scores tokens. `model.hidden`, if present, holds the inputs of its
+            output layer at the positions of the last forward pass.
 
     Examples:
         >>> import foretoken
@@ -87,21 +86,22 @@ class LoadedTarget:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer; None where only ids are used."""
+        """The tokenizer; None if it has none and prompts must be token ids."""
         return self.info.tokenizer
 
     @property
     def structure(self) -> PreTrainedModel:
-        """Its network, whose weights may be missing (on the device "meta"), with its config."""
+        """The network; its weights may be missing (on the device "meta"). Holds the config."""
         return self.info.facts.structure
 
     @property
     def network(self) -> PreTrainedModel:
-        """Its network with weights: the one that runs where torch runs it, else loaded again in
-        float32, so that only the layers you keep should outlive your function."""
+        """The network with its weights: the running one if torch runs it, else loaded again in
+        float32, so keep references only to the layers that you need."""
         return TargetEmbeddings(self.info.facts, self.model).network
 
     def make_speculator(self, drafter: Drafter, draft_name: str) -> Speculator:
+        """Return a Speculator of this target and a drafter."""
         settings = self.info.settings
         return Speculator(
             target=self.model,
@@ -119,36 +119,34 @@ class LoadedTarget:
 
 @dataclass(frozen=True, slots=True)
 class PendingDraft:
-    """A draft that fits its target."""
+    """A draft that fits its target, before the target is loaded."""
 
-    attach: Callable[[LoadedTarget], Drafter]  # makes the drafter, once the target runs
-    # loads it in another precision, where none was asked for and another may be faster
+    attach: Callable[[LoadedTarget], Drafter]  # makes the drafter, once the target is loaded
+    # loads the draft in another precision that may be faster; None if a precision was given
     load_rounded: Callable[[str], LMDrafter] | None = None
-    taps: tuple[int, ...] = ()  # where the target is to show its states
-    runtime: str | None = None  # that the target must have; None: any
+    taps: tuple[int, ...] = ()  # layers whose inputs the target must expose
+    runtime: str | None = None  # that the target must run on; None: any
 
 
 class TargetEmbeddings:
     """A target's embeddings and output layer, read from its files without the rest if possible: a
-    draft that shares them must not load the target twice.
-
-    model: The target that runs; None: it does not run yet.
-    """
+    draft that shares them must not load the target twice."""
 
     def __init__(self, facts: ModelFacts, model: Model | None) -> None:
+        """`model`: the loaded target; None before it is loaded."""
         self.facts = facts
-        self._network: Any = None if model is None else model.model  # of torch
+        self._network: Any = None if model is None else model.model  # None unless on torch
         if self._network is None and facts.source is None:
             self._network = facts.structure
 
     @property
     def embedding(self) -> nn.Module:
-        """The embeddings, as the target computes them."""
+        """The embedding layer of the target, with its weights."""
         if self._network is None:
             structure: Any = self.facts.structure
             part = structure.get_input_embeddings()
             weight = self._read_weight(part.weight)
-            # a scale would be a buffer, whose value the structure on meta has not
+            # a buffer would be a scale, which has no value on the meta device
             if weight is not None and not list(part.buffers()):
                 part = copy.copy(part)
                 part._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
@@ -170,13 +168,13 @@ class TargetEmbeddings:
 
     @property
     def network(self) -> Any:
-        """The network with its weights, which is loaded where torch does not run it."""
+        """The network with its weights, loaded here unless torch runs it."""
         if self._network is None:
             self._network = self.facts.load_network("float32", torch.device("cpu"))
         return self._network
 
     def _read_weight(self, weight: Any) -> Tensor | None:
-        """Map the weight from the files of the target; None where it is not there by itself."""
+        """Read the weight from the target's files; None if they do not hold it by itself."""
         folder, structure = self.facts.folder, self.facts.structure
         if folder is None or folder.adapter:
             return None

@@ -1,8 +1,8 @@
-"""A draft model of another tokenizer than the target's: it is translated, and which way it guesses
-best is measured once the target runs.
+"""A draft model with another tokenizer than the target's: its draft tokens are translated, by the
+one of two methods that a trial on the loaded target finds better.
 
-Both ways are those of Timor et al. 2025 (arXiv 2502.05202); `models.vocabularies.translated` says
-what they are.
+Both methods are those of Timor et al. 2025 (arXiv 2502.05202); see
+`models.vocabularies.translated`.
 """
 
 from __future__ import annotations
@@ -31,31 +31,26 @@ TRIAL_PROMPTS = (
     "The answer to this question is",
     "She opened the door and",
 )
-TRIAL_TOKENS, TRIAL_GAMMA, TRIAL_SEED = (
-    24,
-    3,
-    0,
-)  # of each prompt's text, at the temperatures 0 and 1
-COVERAGE_STRIDE = 6  # tokens a look at the draft's whole distribution
-WAY_NAMES = {True: "by its text", False: "by shared words"}
+TRIAL_TOKENS, TRIAL_GAMMA, TRIAL_SEED = 24, 3, 0  # for each prompt, at temperature 0 and 1
+COVERAGE_STRIDE = 6  # the draft's coverage is measured at each sixth token
+WAY_NAMES = {True: "by its text", False: "by shared tokens"}
 
 
 class _Trial(NamedTuple):
-    """Acceptance with one way of drafting."""
+    """Acceptance with one method of drafting."""
 
-    tokens_per_step: float  # tokens per call of the target
+    tokens_per_step: float  # new tokens / forward passes of the target
     alpha: float
-    sequences: list[list[int]]  # the target's, prompts included
+    sequences: list[list[int]]  # of the target, prompts included
 
 
-ModelVocabulary = tuple[
-    str, "PreTrainedTokenizerBase | None", int
-]  # a model's name, tokenizer and V
+ModelVocabulary = tuple[str, "PreTrainedTokenizerBase | None", int]  # name, tokenizer and V
 
 
 def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> VocabularyMap | None:
-    """Return the words of both; None where ids mean the same, or without two tokenizers to compare.
-    RefusedError where they share no word, and as `Words.of`."""
+    """Return the map between both vocabularies; None if their ids mean the same tokens, or if a
+    tokenizer is missing. Raises RefusedError if they share no token, and as
+    `Vocabulary.from_tokenizer`."""
     (name, draft_tokenizer, draft_V), (target_name, target_tokenizer, V) = draft, target
     if (
         draft_tokenizer is None
@@ -74,16 +69,16 @@ def make_dictionary(draft: ModelVocabulary, target: ModelVocabulary) -> Vocabula
 def make_translated_drafter(
     name: str, model: Model, dictionary: VocabularyMap, target: LoadedTarget
 ) -> LMDrafter:
-    """Return the drafter that a model of other words than the target's makes: it guesses in the
-    better of both ways, greedily and sampled, by a few texts of the target's: in seconds, and the
-    same each time."""
+    """Return the drafter of a model with another vocabulary than the target's. A trial on a few
+    prompts, of seconds, chooses the better method at temperature 0 and above 0; its seed is
+    fixed."""
     V = target.model.vocab_size
 
     def make_drafter(by_text: TextDrafting) -> LMDrafter:
         return LMDrafter(TranslatedModel(model, dictionary, V, by_text))
 
     try:
-        with log_if_slow(log, "trying how %s guesses best", name):
+        with log_if_slow(log, "trying how %s drafts best", name):
             trials = {
                 (greedy, by_text): _run_trial(
                     target, make_drafter(TextDrafting(by_text, by_text)), greedy=greedy
@@ -91,8 +86,8 @@ def make_translated_drafter(
                 for greedy in (True, False)
                 for by_text in (True, False)
             }
-    except ForetokenError as error:  # such as a target that cannot read the prompts
-        log.info("%s guesses as it would by default: %s", name, error)
+    except ForetokenError as error:  # such as a target that cannot encode the prompts
+        log.info("%s drafts by the default method: %s", name, error)
         return make_drafter(TextDrafting())
     better = (
         trials[greedy, True].tokens_per_step > trials[greedy, False].tokens_per_step
@@ -104,7 +99,7 @@ def make_translated_drafter(
 
 
 def _run_trial(target: LoadedTarget, drafter: LMDrafter, *, greedy: bool) -> _Trial:
-    # its texts are nobody's: no warning of how the model would sample
+    # without suggested settings: a trial must not warn that sampling differs from them
     spec = replace(target.make_speculator(drafter, "a trial"), suggested={})
     completions = spec.generate(
         list(TRIAL_PROMPTS),
@@ -123,16 +118,17 @@ def _run_trial(target: LoadedTarget, drafter: LMDrafter, *, greedy: bool) -> _Tr
 
 
 def _log_choice(name: str, drafter: LMDrafter, trials: dict[tuple[bool, bool], _Trial]) -> None:
-    """Log the choice, and the draft's mass on tokens that the target lacks."""
+    """Log the choice, and the draft's probability mass on tokens that the target has."""
     model = drafter.model
     assert isinstance(model, TranslatedModel)
     sequences = trials[False, False].sequences
     coverage = model.measure_coverage(
-        [text[:n] for text in sequences for n in range(len(text), 0, -COVERAGE_STRIDE)]
+        [ids[:n] for ids in sequences for n in range(len(ids), 0, -COVERAGE_STRIDE)]
     )
     log.info(
-        "%s has another tokenizer: %d of its %d words are the target's too, with %.1f %% of its"
-        " mass in the target's texts; it guesses %s at temperature 0 and %s above (alpha %s)",
+        "%s has another tokenizer: the target has %d of its %d tokens, with %.1f %% of its"
+        " probability in the target's outputs; it drafts %s at temperature 0 and %s above (alpha"
+        " %s)",
         name,
         model.dictionary.num_shared,
         len(model.dictionary.draft.spellings),

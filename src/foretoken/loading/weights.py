@@ -1,8 +1,8 @@
-"""Weights in a model's files, read by name without the model; and what their headers contradict in
-its config, which is refused before anything is built or loaded. Weights that are stored in few bits
-are read as plain ones, where transformers can do so.
+"""Weights in a model's files, read by name without building the model. Headers that contradict the
+config are refused before anything is built or loaded; quantized weights are loaded dequantized if
+transformers can do so.
 
-Does not know shapes: transformers compares these as it loads.
+Does not check shapes: transformers does, as it loads.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from foretoken.loading.hub import is_folder
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # and their indices
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # or the index of each
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "num_layers", "num_encoder_layers", "num_decoder_layers")
 LAYER_COUNT_FIELDS += ("encoder_layers", "decoder_layers", "depth")
-MAX_LAYERS = 10_000  # layers of a model whose files are not here yet
+MAX_LAYERS = 10_000  # limit for a model on the hub, whose weight files are not there to compare
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
-INTEGER_DTYPE = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)  # a dtype
+INTEGER_DTYPE = re.compile(r"(torch\.)?(u?int\d+|[iu]\d+|bool)", re.IGNORECASE)
 
 
 class FolderWeights:
-    """The weights of a folder. Raises InputError where it holds none, or they cannot be read."""
+    """The weights in a folder. Raises InputError if there are none or they cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @cached_property
     def _file_of_key(self) -> dict[str, Path]:
-        """The file of each weight."""
+        """The file that holds each weight."""
         try:
             for name in WEIGHT_FILES:
                 if (index := self.folder / f"{name}.index.json").exists():
@@ -52,7 +52,7 @@ class FolderWeights:
                     return {key: self.folder / file for key, file in named.items()}
                 if (file := self.folder / name).exists():
                     return dict.fromkeys(_read_dtypes(file), file)
-        except Exception as error:  # of the libraries, of many kinds
+        except Exception as error:  # the libraries raise many types
             raise self._refusal(error) from None
         raise InputError(
             f"{self.folder} holds no weights; {' or '.join(WEIGHT_FILES)} must be there"
@@ -65,7 +65,7 @@ class FolderWeights:
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtypes of all weights by their names, as the files' headers have them."""
+        """The dtype of each weight by its name, from the files' headers."""
         try:
             files = {*self._file_of_key.values()}
             dtypes = {key: kind for file in files for key, kind in _read_dtypes(file).items()}
@@ -108,12 +108,12 @@ def _read_tensors(file: Path, keys: list[str]) -> dict[str, Tensor]:
 
 
 def read_dtypes(path: str, file: Path | None) -> dict[str, str]:
-    """Return the dtypes of a model's weights by their names, from the folder or its GGUF file; {}
-    if they are not here or are damaged, which loading reports."""
+    """Return the dtype of each weight by its name, from the folder or its GGUF file; {} if the
+    files are not on this machine or are damaged, which loading reports."""
     if file is not None:
         try:
             return {each.name: each.tensor_type.name for each in gguf.read_header(file).tensors}
-        except Exception:  # of the library, of many kinds
+        except Exception:  # the package gguf raises many types
             return {}
     try:
         return FolderWeights(Path(path)).dtypes if is_folder(path) else {}
@@ -122,7 +122,7 @@ def read_dtypes(path: str, file: Path | None) -> dict[str, str]:
 
 
 def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, str]) -> None:
-    """InputError for a config of more layers than there are weights, or of none."""
+    """Raise InputError for a config with more layers than there are weights, or with none."""
     parts = [getattr(config, part, None) for part in config.sub_configs]
     for part in filter(None, [config, *parts]):
         for entry in LAYER_COUNT_FIELDS:
@@ -137,20 +137,19 @@ def require_layer_count(name: str, config: PreTrainedConfig, dtypes: dict[str, s
                 )
                 raise InputError(
                     f"{name} has {entry} {format_value(count)} in its config, {held}; give a "
-                    "config and "
-                    "weights of one model"
+                    "config and weights of one model"
                 )
             if count < 1 and entry == "num_hidden_layers":
                 problem = f"{name} has {entry} {format_value(count)} in its config"
-                raise InputError(f"{problem}; give a whole number from 1 on")
+                raise InputError(f"{problem}; give an integer of 1 or more")
 
 
 def require_matching_layers(
     name: str, network: PreTrainedModel, dtypes: dict[str, str], *, in_gguf: bool
 ) -> None:
-    """InputError if the files hold more layers than a network has, or weights in integers that
-    nothing explains."""
-    if in_gguf:  # names of its own, by the same numbers
+    """Raise InputError if the files hold more layers than the network has, or integer weights
+    without a quantization_config."""
+    if in_gguf:  # weights have other names there, with the same layer numbers
         count = max(getattr(network.config, entry, None) or 0 for entry in LAYER_COUNT_FIELDS)
         blocks = {key: re.search(r"\bblk\.(\d+)\.", key) for key in dtypes}
         model_keys = [key for key, block in blocks.items() if block and int(block[1]) < count]
@@ -159,9 +158,8 @@ def require_matching_layers(
     ignored = [re.compile(each) for each in network._keys_to_ignore_on_load_unexpected or ()]
     stored_keys = [key for key in dtypes if not any(each.search(key) for each in ignored)]
     model_keys, prefix = {*network.state_dict()}, f"{network.base_model_prefix}."
-    model_keys |= {
-        key.removeprefix(prefix) for key in model_keys
-    }  # as files of a model without a head have them
+    # files of a model without a head omit the prefix
+    model_keys |= {key.removeprefix(prefix) for key in model_keys}
     require_layers(name, model_keys, stored_keys)
     parts: list[Any] = [network.config, network.config.get_text_config(decoder=True)]
     if any(getattr(part, "quantization_config", None) for part in parts):
@@ -172,8 +170,7 @@ def require_matching_layers(
         ):
             raise InputError(
                 f"{name} holds {key} in {dtypes[key]}, and its config has no quantization_config "
-                "for it; give weights in float32, float16 or "
-                "bfloat16"
+                "for it; give weights in float32, float16 or bfloat16"
             )
 
 
@@ -183,21 +180,21 @@ def _is_weight(network: PreTrainedModel, key: str) -> bool:
 
 
 def require_layers(name: str, model_keys: Iterable[str], stored_keys: Iterable[str]) -> None:
-    """InputError for weights of further layers of a stack that a model has. A layer with
-    weights that no layer of the stack has is another one, as for multi-token prediction."""
+    """Raise InputError if the files hold more layers of a stack than the model has. A further layer
+    whose weights have other names does not count: it may be for multi-token prediction."""
     model_stacks, stored_stacks = _group_by_layer(model_keys), _group_by_layer(stored_keys)
     for stack, layers in model_stacks.items():
         parts, last = set[str]().union(*layers.values()), max(layers)
         extra = [i for i, names in stored_stacks[stack].items() if i > last and names <= parts]
         if extra:
             raise InputError(
-                f"{name} holds weights of layer {max(extra)} of {stack}, its config has "
-                f"{last + 1}; give a config and weights of one model"
+                f"{name} holds weights of layer {max(extra)} of {stack}, but its config has "
+                f"{last + 1} layers; give a config and weights of one model"
             )
 
 
 def _group_by_layer(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
-    """The names of the weights in each layer, by its number, of each list of layers."""
+    """Return the names of each layer's weights: list of layers -> layer number -> names."""
     stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in names:
         for number in re.finditer(r"\.(\d+)\.", name):
@@ -206,35 +203,35 @@ def _group_by_layer(names: Iterable[str]) -> dict[str, dict[int, set[str]]]:
 
 
 def get_dequantize_options(config: PreTrainedConfig, name: str) -> dict[str, Any]:
-    """Return options of `from_pretrained` that make plain weights; {} where they are so. Raises
-    RefusedError for a method that transformers only runs by kernels of its own."""
+    """Return options of `from_pretrained` with which it dequantizes the weights; {} for plain
+    weights. Raises RefusedError for a quantization that transformers cannot undo."""
     stored = getattr(config, "quantization_config", None)
     if stored is None:
         return {}
     settings: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
     method = str(settings.get("quant_method") or "a method that it does not name")
-    library: Any = transformers  # whose parts are imported when they are named
+    library: Any = transformers  # its submodules are imported on attribute access
     kind = library.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
     if kind is None or "dequantize" not in inspect.signature(kind).parameters:
         raise RefusedError(
-            f"{name} is quantized by {method}, from which transformers makes no plain weights; "
-            "give the model that it was made from, or a GGUF file of it"
+            f"{name} is quantized by {method}, which transformers cannot dequantize; "
+            "give the model before quantization, or a GGUF file of it"
         )
     try:
         return {"quantization_config": kind(dequantize=True)}
-    except ImportError as error:  # it says what to install
+    except ImportError as error:  # the message names the package to install
         raise InputError(f"{name} is quantized by {method}: {to_one_line(error)}") from None
 
 
 def finish_dequantizing(network: PreTrainedModel, dtype: torch.dtype, name: str) -> None:
-    """Let a network with plain weights be used as such, in this dtype: transformers takes it for
-    quantized, and leaves what it made plain in another one. Raises InputError where weights are
-    not plain, as where their scales are missing."""
+    """Turn a dequantized network into a plain one in `dtype`: transformers still treats it as
+    quantized and leaves some weights in another dtype. Raises InputError if weights are still
+    quantized, for instance because their scales are missing."""
     for key, weight in network.named_parameters():
         if weight.dtype not in PLAIN_DTYPES:
             kind = str(weight.dtype).removeprefix("torch.")
             raise InputError(
-                f"{name} holds {key} in {kind} without what its values follow from; "
+                f"{name} holds {key} in {kind} without the scales of its values; "
                 "give a complete checkpoint"
             )
     if (quantizer := getattr(network, "hf_quantizer", None)) is not None:

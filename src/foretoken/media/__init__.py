@@ -1,8 +1,8 @@
-"""Pictures and sounds of a prompt: read from files, and as inputs of a model."""
+"""Images and audio of a prompt: loaded from files, and passed to a model as inputs."""
 
-# What a tokenizer returns, which says nothing beside the ids
+# Outputs of a tokenizer; anything else in a processor's output belongs to media
 TEXT_INPUTS = frozenset(
     "input_ids attention_mask token_type_ids special_tokens_mask length offset_mapping".split()
 )
-# What processors tell themselves: which sound each of their windows is of
+# Outputs that processors use themselves: the audio that each of their windows belongs to
 IGNORED_INPUTS = frozenset({"audio_chunk_index"})

@@ -1,4 +1,4 @@
-"""Data URLs, which hold a file themselves, and the base64 in them."""
+"""Data URLs, which contain a file in base64."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DATA_URL_PREFIX = "data:"
 
 
 def is_data_url(value: Any) -> bool:
-    """Tell whether a value is a URL that holds its file itself."""
+    """Return whether a value is a data URL."""
     return isinstance(value, str) and value[: len(DATA_URL_PREFIX)].lower() == DATA_URL_PREFIX
 
 
 def decode_data_url(url: str, label: str) -> bytes:
-    """Return the bytes in a data URL; InputError where they are not in base64."""
+    """Return the bytes in a data URL. Raises InputError if they are not in base64."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise InputError(f"{label} is {format_value(url)}; give a data URL in base64")
@@ -25,8 +25,8 @@ def decode_data_url(url: str, label: str) -> bytes:
 
 
 def decode_base64(text: str, label: str) -> bytes:
-    """Return the bytes of a text; InputError where it is not in base64."""
+    """Return the bytes of a base64 string. Raises InputError if it is invalid."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InputError(f"{label} is not in base64; encode it again") from None
+        raise InputError(f"{label} is not valid base64; encode it again") from None

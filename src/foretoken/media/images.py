@@ -1,4 +1,4 @@
-"""Pictures as callers give them, to PIL's: upright, in RGB, of a size that fits in memory."""
+"""Images in any form that callers give, converted to PIL: upright, RGB, of limited size."""
 
 from __future__ import annotations
 
@@ -16,47 +16,31 @@ from foretoken.media.data_urls import decode_data_url, is_data_url
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_PIXELS = 100_000_000  # 10,000 x 10,000, in memory 300 MB
-# Others run programs (EPS), or are seldom pictures of anything
+MAX_PIXELS = 100_000_000  # 10,000 x 10,000: 300 MB in memory
+# Other formats may run programs (EPS) or are rarely used for images
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM")
 # PIL's modes with known black and white points, unlike F (floats), I (32-bit integers) and LAB
-IMAGE_MODES = {
-    "1",
-    "L",
-    "LA",
-    "La",
-    "P",
-    "PA",
-    "RGB",
-    "RGBA",
-    "RGBa",
-    "RGBX",
-    "CMYK",
-    "YCbCr",
-    "HSV",
-}
+IMAGE_MODES = {"1", "L", "LA", "La", "P", "PA"}
+IMAGE_MODES |= {"RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 GREY16_MODES = {"I;16", "I;16B", "I;16L", "I;16N"}
-TIFF_BITS_TAG, TIFF_POLARITY_TAG, TIFF_SIGN_TAG = (
-    258,
-    262,
-    339,
-)  # tags of TIFF: per sample; 0 if 0 is white; 1: unsigned
+# TIFF tags: bits per sample; polarity (0: 0 is white); sample format (1: unsigned)
+TIFF_BITS_TAG, TIFF_POLARITY_TAG, TIFF_SIGN_TAG = 258, 262, 339
 IMAGE_REMEDY = "give a file, a data URL, a PIL image or an array [height, width, 3]"
 
 
 def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
-    """Return a picture as a model's processor takes it: upright, in RGB, on white where it is
-    transparent; of an animation the first image.
+    """Return an image as a model's processor takes it: upright, in RGB, with a white background in
+    place of transparency; the first frame of an animation.
 
     Args:
         value: A file's path, its bytes, a data URL, a PIL image or an array of bytes `[H, W]` or
             `[H, W, C]`.
-        label: Where it stands, for errors.
-        max_pixels: Pixels at most; None is 100 million.
+        label: Name of the value in error messages.
+        max_pixels: Maximum number of pixels; None is 100 million.
 
     Raises:
-        InputError: It is none of these, too large, of pixel values without a known range, or
-            cannot be decoded; Pillow is missing.
+        InputError: It is none of these, too large, has pixel values without a known range, or
+            cannot be decoded; or Pillow is missing.
 
     Examples:
         >>> import numpy
@@ -68,7 +52,7 @@ def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
     opened = value if isinstance(value, Image.Image) else _open_image(value, label, max_pixels)
     width, height = opened.size
     if not width * height:
-        raise InputError(f"{label} has {width} x {height} pixels; give a picture")
+        raise InputError(f"{label} has {width} x {height} pixels; give an image with at least one")
     if width * height > max_pixels:
         raise InputError(
             f"{label} has {width} x {height} pixels, more than {max_pixels:,}; make it smaller"
@@ -76,16 +60,16 @@ def load_image(value: Any, label: str, max_pixels: int | None = None) -> Image:
     _require_range(opened, label)
     try:
         return _to_rgb(ImageOps.exif_transpose(opened), _get_tiff_tags(opened))
-    except Image.DecompressionBombError:  # a tile, or another frame
+    except Image.DecompressionBombError:  # of a tile or another frame
         raise _make_size_error(label, max_pixels) from None
-    except Exception as error:  # a file that is cut off, or breaks its format's rules
+    except Exception as error:  # a truncated or invalid file
         raise InputError(
-            f"{label} cannot be read: {to_one_line(error)}; give a whole picture"
+            f"{label} cannot be read: {to_one_line(error)}; give a complete image"
         ) from None
 
 
 def _import_pillow(label: str):  # not annotated: the types are Pillow's
-    """Import Pillow, late as it is an extra; InputError where it is missing."""
+    """Import Pillow at the time of use: it is an extra. Raises InputError if it is missing."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
@@ -94,7 +78,7 @@ def _import_pillow(label: str):  # not annotated: the types are Pillow's
 
 
 def _open_image(value: Any, label: str, max_pixels: int) -> Image:
-    """The picture in a file, a data URL or an array; its pixels are not read yet."""
+    """Return the image in a file, a data URL or an array; its pixels are not decoded yet."""
     Image, _, UnidentifiedImageError = _import_pillow(label)
     array = getattr(value, "__array__", None)
     try:
@@ -112,38 +96,39 @@ def _open_image(value: Any, label: str, max_pixels: int) -> Image:
         raise
     except UnidentifiedImageError:
         raise InputError(
-            f"{label} is no picture in {', '.join(IMAGE_FORMATS[:-1])} or {IMAGE_FORMATS[-1]}; "
+            f"{label} is not an image in {', '.join(IMAGE_FORMATS[:-1])} or {IMAGE_FORMATS[-1]}; "
             f"{IMAGE_REMEDY}"
         ) from None
     except Image.DecompressionBombError:
         raise _make_size_error(label, max_pixels) from None
-    except Exception as error:  # files hold anything
-        raise InputError(f"{label} is no picture: {to_one_line(error)}; {IMAGE_REMEDY}") from None
+    except Exception as error:  # a damaged file raises any type
+        problem = f"{label} is not a valid image: {to_one_line(error)}"
+        raise InputError(f"{problem}; {IMAGE_REMEDY}") from None
     raise InputError(f"{label} is {format_value(value)}; {IMAGE_REMEDY}")
 
 
 def _make_size_error(label: str, max_pixels: int) -> InputError:
-    """For an image that PIL refused to open: its own limit may be the lower one."""
+    """Return the error for an image that PIL refused to open: PIL's limit may be the lower one."""
     Image, *_ = _import_pillow(label)
     max_pixels = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
     return InputError(f"{label} has more than {max_pixels:,} pixels; make it smaller")
 
 
 def _require_bytes(values: Any, label: str) -> Any:
-    """An array of bytes; InputError for others, whose range nobody knows."""
+    """Return an array of bytes. Raises InputError for other dtypes, which have no fixed range."""
     if str(values.dtype) == "uint8":
         return values
     raise InputError(f"{label} is an array of {values.dtype}; give bytes (uint8), 0 to 255")
 
 
 def _get_tiff_tags(image: Image) -> Mapping[int, Any]:
-    """The tags of a TIFF file; nothing for other formats."""
+    """Return the tags of a TIFF file; {} for other formats."""
     return getattr(image, "tag_v2", {})
 
 
 def _require_range(image: Image, label: str) -> None:
     """Raise InputError for pixel values whose black and white points are unknown."""
-    scaled = image.mode == "I" and image.format == "PPM"  # to 16 bits, whatever the file's maximum
+    scaled = image.mode == "I" and image.format == "PPM"  # PIL scales it to 16 bits
     unsigned = {*_get_tiff_tags(image).get(TIFF_SIGN_TAG, (1,))} == {1}
     if not (unsigned and (scaled or image.mode in IMAGE_MODES | GREY16_MODES)):
         kind = {"F": "floats", "LAB": "Lab colors"}.get(image.mode, "signed or 32-bit integers")
@@ -152,8 +137,8 @@ def _require_range(image: Image, label: str) -> None:
 
 
 def _to_rgb(image: Image, tags: Mapping[int, Any]) -> Image:
-    """The picture in RGB, on white."""
-    Image, *_ = _import_pillow("a picture")
+    """Return the image in RGB, on a white background."""
+    Image, *_ = _import_pillow("an image")
     if image.mode == "I" or image.mode in GREY16_MODES:
         image = _to_8_bits(image, tags)
     elif image.mode in ("La", "RGBa"):  # multiplied by alpha
@@ -167,7 +152,7 @@ def _to_rgb(image: Image, tags: Mapping[int, Any]) -> Image:
 
 def _to_8_bits(image: Image, tags: Mapping[int, Any]) -> Image:
     """Convert a grey image of 16 bits, or 12 in TIFF, to 8 bits with alpha."""
-    Image, *_ = _import_pillow("a picture")
+    Image, *_ = _import_pillow("an image")
     values = np.asarray(image)
     bits = 12 if tags.get(TIFF_BITS_TAG) == (12,) else 16
     grey = (values >> (bits - 8)).astype(np.uint8)

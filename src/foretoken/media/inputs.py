@@ -1,7 +1,7 @@
-"""Pictures and sounds of a prompt, as the model's own processor made them.
+"""Images and audio of a prompt, as converted by the model's own processor.
 
-A model reads them with the prompt, or with its encoder; from then on a sequence is its tokens.
-Knows no models and no processors.
+They are processed in the prefill or by the model's encoder; after that, a sequence is only its
+tokens. Does not depend on models or processors.
 """
 
 from __future__ import annotations
@@ -16,26 +16,23 @@ from torch import Tensor
 from foretoken.errors import InputError, format_value
 from foretoken.media import IGNORED_INPUTS, TEXT_INPUTS
 
-ENCODER_OUTPUTS = "encoder_outputs"  # states that an encoder has made of media, in place of these
-IGNORED_ENCODER_INPUTS = {
-    "attention_mask"
-}  # what encoders of one size are given too, and do not read
-DECODER_INPUT_IDS = (
-    "decoder_input_ids"  # what a decoder's text begins with, where an encoder reads media
-)
+ENCODER_OUTPUTS = "encoder_outputs"  # hidden states from an encoder, in place of media inputs
+IGNORED_ENCODER_INPUTS = {"attention_mask"}  # encoders with inputs of one size ignore it
+# Initial output tokens of an encoder-decoder whose encoder takes media
+DECODER_INPUT_IDS = "decoder_input_ids"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Media:
-    """The media of one prompt, beside its ids.
+    """The media of one prompt, with its token ids.
 
     Attributes:
-        ids: The prompt's ids, with those that stand for its media; for an encoder-decoder what the
-            decoder's text begins with, which may be nothing.
-        inputs: Arguments of the model's forward, or of its encoder, by name: tensors `[1, ..]` or
-            of all pictures of the prompt, or what the model itself has made of such.
-        encoded: The outputs of encoders that have read the inputs, by a key of each encoder: one
-            that target and draft share runs once.
+        ids: The prompt's token ids, with placeholders for its media; for an encoder-decoder the
+            initial tokens of the decoder, possibly none.
+        inputs: Arguments of the model's forward or of its encoder, by name: tensors `[1, ..]` or
+            of all images of the prompt, or outputs that the model has computed from them.
+        encoded: Outputs of encoders for these inputs, by a key of each encoder: target and draft
+            compute those of a shared encoder once.
     """
 
     ids: list[int]
@@ -43,8 +40,8 @@ class Media:
     encoded: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def fit_inputs(self, length: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """Return the inputs for a model, floats in its precision; what there is one of for each id
-        of the prompt, such as token types, is cut, or goes on with zeros, up to `length`."""
+        """Return the inputs for a model, floats in its dtype. Inputs with one value for each prompt
+        token, such as token types, are truncated or zero-padded to `length`."""
         n, inputs = len(self.ids), dict(self.inputs)
         for name, x in inputs.items():
             if not isinstance(x, Tensor):
@@ -57,26 +54,27 @@ class Media:
 
 
 def find_size_problem(media: Media, name: str, shape: tuple[int, ...]) -> str | None:
-    """Say why an encoder that reads this input alone, of one shape, cannot read these media."""
+    """Return why these media do not fit an encoder with the single input `name` of this shape; None
+    if they fit."""
     if ENCODER_OUTPUTS in media.inputs:
         return None
     others = sorted(media.inputs.keys() - {name} - IGNORED_ENCODER_INPUTS)
     if others or name not in media.inputs:
-        return f"it reads {name} alone, not {', '.join(others) or 'nothing'}"
+        return f"it takes {name} alone, not {', '.join(others) or 'nothing'}"
     own = tuple(media.inputs[name].shape)
     if own == shape:
         return None
-    return f"{name} has the shape {own}, and the encoder reads {shape}"
+    return f"{name} has the shape {own}, and the encoder takes {shape}"
 
 
 def has_media_inputs(output: Mapping[str, Any]) -> bool:
-    """Tell whether a processor's output holds more than text."""
+    """Return whether a processor's output contains media."""
     return not TEXT_INPUTS.issuperset(output)
 
 
 def get_main_input_name(network: Any) -> str:
-    """Return the name of what a network of transformers reads first; of a pair of models, what its
-    encoder does."""
+    """Return the name of a transformers network's main input; for an encoder-decoder, that of its
+    encoder."""
     own: str = network.main_input_name
     return getattr(getattr(network, "encoder", None), "main_input_name", own)
 
@@ -85,12 +83,12 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
     """Return the media of each prompt in a processor's output.
 
     Args:
-        output: Its tensors by name: `input_ids [B, n]`, which an attention mask may pad, and those
-            of the media; of several prompts only where each of them has B of something.
-        encodes: True where an encoder reads all of them, ids included.
+        output: Its tensors by name: `input_ids [B, n]`, possibly padded by an attention mask, and
+            those of the media. With B > 1 prompts, each tensor must have B entries.
+        encodes: True if an encoder takes all of them, ids included.
 
     Raises:
-        InputError: A value is no tensor, or cannot be divided among prompts.
+        InputError: A value is not a tensor, or cannot be divided among prompts.
     """
     named = {name: x for name, x in output.items() if x is not None and name not in IGNORED_INPUTS}
     inputs = {name: _to_tensor(name, x) for name, x in named.items()}
@@ -116,12 +114,12 @@ def split_media(output: Mapping[str, Any], *, encodes: bool) -> list[Media]:
 
 
 def _require_ids(ids: Tensor | None, mask: Tensor | None) -> None:
-    """InputError for ids that are none, and a mask of another shape."""
+    """Raise InputError for invalid ids or a mask of another shape."""
     if ids is None:
         return
     if ids.ndim != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         kind = f"{str(ids.dtype).removeprefix('torch.')} {[*ids.shape]}"
-        raise InputError(f"input_ids is {kind}; give whole numbers [B, n]")
+        raise InputError(f"input_ids is {kind}; give integers [B, n]")
     if mask is not None and mask.shape != ids.shape:
         raise InputError(
             f"attention_mask is {[*mask.shape]} and input_ids {[*ids.shape]}; both must be [B, n]"
@@ -131,7 +129,7 @@ def _require_ids(ids: Tensor | None, mask: Tensor | None) -> None:
 def _build_media(
     b: int, ids: Tensor | None, mask: Tensor | None, inputs: dict[str, Tensor]
 ) -> Media:
-    """The media of prompt b, without its padding."""
+    """Return the media of prompt b, without its padding."""
     if ids is None:
         return Media([], inputs)
     own = ids[b]
@@ -144,12 +142,12 @@ def _build_media(
 
 
 def _is_per_token(name: str) -> bool:
-    """Tell whether an input may have one number for each id: masks of frames do not."""
+    """Return whether an input may have one value for each token; masks of frames do not."""
     return not any(part in name for part in ("feature", "audio", "pixel", "values"))
 
 
 def _to_tensor(name: str, value: Any) -> Tensor:
-    """A tensor `[n, ..]` of numbers."""
+    """Return the value as a tensor `[n, ..]`. Raises InputError if it is not one."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Speech written down: pieces with their times, and their forms as text, subtitles and JSON."""
+"""Transcriptions: segments with their times, and their formats as text, subtitles and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word, with the seconds from the beginning of the sound at which it starts and ends."""
+    """A word, with its start and end in seconds from the beginning of the audio."""
 
     text: str
     start: float
@@ -19,14 +19,14 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of speech.
+    """A segment of speech.
 
     Attributes:
-        start: Seconds from the beginning of the sound.
-        end: Seconds from the beginning of the sound.
-        text: The words.
-        tokens: Their ids, with those of times.
-        words: The words with their times, where these were asked for.
+        start: Seconds from the beginning of the audio.
+        end: Seconds from the beginning of the audio.
+        text: The transcribed text.
+        tokens: Its token ids, with timestamp tokens.
+        words: The words with their times; None if these were not requested.
     """
 
     start: float
@@ -38,13 +38,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcription:
-    """The speech in a sound, written down.
+    """The transcription of an audio recording.
 
     Attributes:
-        seconds: The length of the sound.
-        segments: Its pieces, in order.
-        language: The code of the language, such as "en", that was given or heard; None where the
-            model does not say.
+        seconds: The duration of the audio.
+        segments: Its segments, in order.
+        language: The language code, such as "en", given or detected; None if neither.
     """
 
     seconds: float
@@ -78,7 +77,7 @@ def to_vtt(transcription: Transcription) -> str:
 def to_json(transcription: Transcription) -> str:
     document: dict[str, Any] = {"text": transcription.text, **asdict(transcription)}
     for segment in document["segments"]:
-        if segment["words"] is None:  # the model does not tell
+        if segment["words"] is None:  # not requested
             del segment["words"]
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -96,7 +95,7 @@ def _format_span(segment: Segment) -> str:
 
 
 def _format_time(seconds: float, point: str) -> str:
-    """hh:mm:ss.mmm, with that point."""
+    """Return hh:mm:ss.mmm, with `point` as the decimal separator."""
     total = round(seconds * 1000)
     minutes, thousandths = divmod(total, 60_000)
     hours, minutes = divmod(minutes, 60)

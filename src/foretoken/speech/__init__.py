@@ -1,1 +1,1 @@
-"""Speech to text: by Whisper, by other models window by window, and the times of words."""
+"""Speech to text: with Whisper, with other models window by window, and the times of words."""

@@ -1,7 +1,8 @@
-"""Speech to text, with speculation: Whisper's own `generate` cuts sounds into windows and times
-what is said, other models get windows cut where it is quiet; every window's text is generated here.
+"""Speech to text with speculative decoding. Whisper's own `generate` splits audio into windows and
+assigns times to segments; for other models, windows end at quiet places. The tokens of every window
+are generated here.
 
-Knows no files of text and no command line.
+Does not depend on transcript files or the command line.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from foretoken.speech.word_times import ALIGNMENT_HEADS, WordTimer
 if TYPE_CHECKING:
     from foretoken.speculator import Speculator
 
-PREVIOUS_TEXT_MARK = "<|startofprev|>"  # marks what came before, to Whisper
+PREVIOUS_TEXT_MARK = "<|startofprev|>"  # Whisper's token before the preceding transcript
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionOptions:
-    """A caller's wishes; `options`: those that transformers' `generate` knows."""
+    """A caller's options; `generate_options` are arguments of transformers' `generate`."""
 
     language: str | None
     translate: bool
@@ -57,38 +58,38 @@ def transcribe(
     progress: Callable[[float], None] | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> Transcription:
-    """Write down what is said, in the target's own distribution, window by window.
+    """Transcribe speech window by window, with tokens in the target's own distribution.
 
     Args:
-        spec: A model that hears, with its processor and perhaps a draft.
-        audio: A file, its bytes, or samples `[n]` at the rate that the processor reads.
-        language: The language, such as "en"; None lets the model say, where it can.
-        translate: Write it in English.
-        prompt: Text that comes before, or names and words that may be said: each window's text is
-            written as if behind it. A chat model is told this behind the sound, in place of
-            "can you transcribe the speech into a written format?".
-        words: Tell when each word was said. Whisper can, where its generation config names the
-            heads that follow the sound.
-        temperature: 0 takes the likeliest tokens.
+        spec: A model that takes audio, with its processor and optionally a draft.
+        audio: A file, its bytes, or samples `[n]` at the processor's sampling rate.
+        language: The language, such as "en"; None lets the model detect it, if it can.
+        translate: Translate into English.
+        prompt: A preceding transcript, or names and words that may occur: each window is
+            transcribed as its continuation. For a chat model it is the instruction after the
+            audio, in place of "can you transcribe the speech into a written format?".
+        words: Return the times of words. Needs a Whisper whose generation config has
+            alignment_heads.
+        temperature: 0 takes the most probable tokens.
         gamma: Draft tokens for each target forward; None chooses before every step.
-        progress: Is told the part that is done, from 0 to 1.
-        on_text: Is told the new text of each window, and "" with every token of it; an exception
+        progress: Called with the fraction that is done, from 0 to 1.
+        on_text: Called with the new text of each window, and with "" at every token; an exception
             that it raises ends the transcription.
 
     Returns:
-        The segments, with their times; of other models than Whisper one for each window.
+        The segments with their times; for models other than Whisper one segment for each window.
 
     Raises:
-        InputError: The sound cannot be read, or the model does not know the language.
-        RefusedError: The target writes no speech down, or does not tell when words were said.
+        InputError: The audio cannot be read, or the model does not support the language.
+        RefusedError: The target does not transcribe speech, or cannot return the times of words.
 
     Examples:
         >>> import foretoken
         >>> transcribe(foretoken.load("novels"), "talk.wav")
         Traceback (most recent call last):
-        foretoken.errors.RefusedError: the target (...) writes no speech down: ...
+        foretoken.errors.RefusedError: the target (...) does not transcribe speech: ...
     """
-    SamplingParams(temperature=temperature)  # InputError for one that is none
+    SamplingParams(temperature=temperature)  # raises InputError for an invalid one
     for name, value in (("language", language), ("prompt", prompt)):
         if value is not None and not isinstance(value, str):
             raise InputError(f"{name} is {format_value(value)}; give a str, or leave it out")
@@ -113,16 +114,16 @@ def transcribe(
     transcribe_samples = _transcribe_whisper if splits_audio(network) else _transcribe_windows
     try:
         segments, found_language = transcribe_samples(spec, network, processor, samples, options)
-    except ValueError as error:  # transformers', of a language that it does not know
+    except ValueError as error:  # transformers raises it for an unknown language
         if isinstance(error, InputError):
             raise
-        raise InputError(f"the model cannot transcribe so: {to_one_line(error)}") from None
-    segments = [piece for piece in segments if piece.text.strip()]
+        raise InputError(f"the model cannot transcribe this: {to_one_line(error)}") from None
+    segments = [segment for segment in segments if segment.text.strip()]
     return Transcription(len(samples) / sampling_rate, segments, found_language)
 
 
 def can_transcribe(spec: Speculator) -> bool:
-    """Tell whether `transcribe` takes this target."""
+    """Return whether `transcribe` supports this target."""
     try:
         _require_transcriber(spec)
     except (InputError, RefusedError):
@@ -131,7 +132,7 @@ def can_transcribe(spec: Speculator) -> bool:
 
 
 def can_time_words(spec: Speculator) -> bool:
-    """Tell whether `transcribe` can say when each word was said by this target."""
+    """Return whether `transcribe` can return the times of words for this target."""
     network: Any = spec.target.model
     config = getattr(network, "generation_config", None)
     return (
@@ -142,34 +143,36 @@ def can_time_words(spec: Speculator) -> bool:
 
 
 def _get_network(spec: Speculator) -> Any:
-    """The target's network; where it runs elsewhere than on torch, one without weights."""
+    """Return the target's network; without weights if it does not run on torch."""
     network = spec.target.model
     if network is not None or not spec.target.needs_media or spec.structure is None:
         return network
-    from foretoken.transformers_integration.weightless import make_weightless  # late: takes seconds
+    # imported late: takes seconds
+    from foretoken.transformers_integration.weightless import make_weightless
 
     return make_weightless(spec.structure(), spec)
 
 
 def splits_audio(network: Any) -> bool:
-    """Tell whether a network's `generate` cuts sounds into windows, as Whisper's."""
+    """Return whether a network's `generate` splits audio into windows, like Whisper's."""
     return "return_segments" in inspect.signature(type(network).generate).parameters
 
 
 def _require_transcriber(spec: Speculator) -> tuple[Any, Any]:
-    """The network that writes speech down, and its processor. RefusedError where it does not."""
+    """Return the target's network and its processor. Raises RefusedError if the target does not
+    transcribe speech."""
     network: Any = _get_network(spec)
     kind = spec.target.runtime if network is None else type(network).__name__
     processor = None
     if not hasattr(network, "generate"):
         reason: str | None = "its encoder has been converted; load it with runtime='transformers'"
     elif spec.processor is None:
-        reason = "its folder has no processor, which would read sounds"
+        reason = "its folder has no processor, which audio input needs"
     else:
         processor = spec.processor()
         reason = None if splits_audio(network) else find_problem(network, processor)
     if reason:
-        raise RefusedError(f"the target ({kind}) writes no speech down: {reason}")
+        raise RefusedError(f"the target ({kind}) does not transcribe speech: {reason}")
     return network, processor
 
 
@@ -178,7 +181,7 @@ def _transcribe_windows(
 ) -> tuple[list[Segment], str | None]:
     if options.words:
         raise RefusedError(
-            f"{type(network).__name__} does not tell when words were said; leave words out"
+            f"{type(network).__name__} does not return the times of words; leave words out"
         )
     processor_arguments, generate_options = build_arguments(
         network, processor, options.language, options.prompt, options.translate
@@ -218,7 +221,7 @@ def _transcribe_whisper(
     if not getattr(config, "is_multilingual", True):
         arguments = {}
         if options.translate or options.language is not None:
-            raise InputError("this Whisper knows one language; leave language and translate out")
+            raise InputError("this Whisper is not multilingual; leave language and translate out")
     if options.language is not None:
         arguments["language"] = options.language
     if options.prompt is not None:
@@ -226,7 +229,7 @@ def _transcribe_whisper(
     streamer = WhisperTextStreamer(processor.tokenizer, config, options.on_text)
     frames = int(inputs["attention_mask"].sum())
     if options.words and spec.target.model is None:
-        problem = f"words are timed by torch alone, and the target runs on {spec.target.runtime}"
+        problem = f"words are timed on torch only, and the target runs on {spec.target.runtime}"
         raise RefusedError(f"{problem}; load it with runtime='transformers'")
     timed = WordTimer(spec, network, frames, streamer) if options.words else None
 
@@ -259,21 +262,21 @@ def _transcribe_whisper(
 
 
 def _encode_prompt(network: Any, tokenizer: Any, text: str) -> torch.Tensor:
-    """The ids of what came before, the last of them where there are too many."""
+    """Return the ids of a preceding transcript; only the last ones if there are too many."""
     mark = tokenizer.convert_tokens_to_ids(PREVIOUS_TEXT_MARK)
     if mark is None or mark == tokenizer.unk_token_id:
         raise InputError(f"the tokenizer has no {PREVIOUS_TEXT_MARK}; leave prompt out")
     ids = tokenizer.encode(" " + text.strip(), add_special_tokens=False)
     if special := {*tokenizer.all_special_ids}.intersection(ids):
         named = tokenizer.convert_ids_to_tokens(min(special))
-        raise InputError(f"prompt holds {named}, which is no text; leave it out")
-    room = network.config.max_target_positions // 2 - 1  # as Whisper's own code leaves
+        raise InputError(f"prompt holds {named}, a special token; leave it out")
+    room = network.config.max_target_positions // 2 - 1  # the limit in Whisper's own code
     return torch.tensor([mark, *ids[-room:]], device=network.device)
 
 
 class WhisperTextStreamer:
-    """A streamer of transformers that tells the text of each window once it is whole: Whisper
-    throws a last piece away that the window cuts off, and hears it again in the next one."""
+    """A streamer of transformers that passes on the text of each window at its end. Whisper drops a
+    last segment that the window cuts off and transcribes it again in the next window."""
 
     def __init__(self, tokenizer: Any, config: Any, on_text: Callable[[str], None]) -> None:
         self.language: str | None = None
@@ -281,10 +284,8 @@ class WhisperTextStreamer:
         self._languages = {
             i: mark for mark, i in (getattr(config, "lang_to_id", None) or {}).items()
         }
-        self._first_time_id = (
-            getattr(config, "no_timestamps_token_id", 0) + 1
-        )  # the first id of a time
-        self._tokens: list[int] | None = None  # None: what comes next is what a window begins with
+        self._first_time_id = getattr(config, "no_timestamps_token_id", 0) + 1
+        self._tokens: list[int] | None = None  # None: the next ids are a window's prompt
 
     def put(self, value: torch.Tensor) -> None:
         ids = value.flatten().tolist()
@@ -305,8 +306,8 @@ class WhisperTextStreamer:
             self._on_text(text)
 
     def _drop_cut_piece(self, tokens: list[int]) -> list[int]:
-        """The tokens up to the last two times in a row, between which a piece ends; all where there
-        are none, or where the window ends with a piece."""
+        """Return the tokens up to the last two adjacent timestamps, between which a segment ends;
+        all tokens if there are none, or if the window ends with a complete segment."""
         ends = (self._tokenizer.eos_token_id, self._tokenizer.pad_token_id)
         times = [token >= self._first_time_id for token in tokens if token not in ends]
         pairs = [i + 1 for i in range(len(times) - 1) if times[i] and times[i + 1]]

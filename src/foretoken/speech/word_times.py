@@ -1,5 +1,5 @@
-"""When each word was said, as Whisper's attention to the sound tells: from a pass over a window's
-text once it is known, which transformers' own code turns into times.
+"""Times of words from Whisper's cross-attention: one more forward pass over a window's transcribed
+tokens, whose attention transformers' own code converts to times.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from transformers.utils.generic import ModelOutput
 from foretoken.errors import RefusedError
 from foretoken.models.stock.attention import make_twin_with_attention
 
-ALIGNMENT_HEADS = "alignment_heads"  # of a generation config: those that follow the sound
-FRAMES_PER_SECOND = 100  # of features, a second
+ALIGNMENT_HEADS = "alignment_heads"  # in a generation config: heads that attend in step with audio
+FRAMES_PER_SECOND = 100  # of audio features
 
 
 class WordTimer:
-    """A Speculator as a decoding method of Whisper's `generate`, whose windows have the times of
-    their tokens beside them.
+    """A Speculator as a decoding method of Whisper's `generate` that adds the times of tokens to
+    the output of each window.
 
     Args:
-        spec: The Speculator, which writes the text.
-        network: Its target. RefusedError where its generation config names no heads.
-        frames: The number of them in the whole sound, without padding.
-        streamer: A streamer of transformers, which `generate` does not hand on.
+        spec: The Speculator that generates the tokens.
+        network: Its target.
+        frames: Number of feature frames of the whole audio, without padding.
+        streamer: A streamer of transformers, which `generate` does not pass on.
+
+    Raises:
+        RefusedError: The network's generation config has no alignment heads.
     """
 
     def __init__(self, spec: Any, network: Any, frames: int, streamer: Any) -> None:
         if getattr(network.generation_config, ALIGNMENT_HEADS, None) is None:
             raise RefusedError(
                 f"the generation config of this {type(network).__name__} has no "
-                f"{ALIGNMENT_HEADS}, so it "
-                "does not tell when words were said; leave words out"
+                f"{ALIGNMENT_HEADS}, which times of words need; leave words out"
             )
         self.spec, self.frames, self.streamer = spec, frames, streamer
-        self.seek = 0  # the frame that the window at hand begins with
-        self.__signature__ = inspect.signature(spec)  # which transformers reads
-        self._network: Any = make_twin_with_attention(
-            network, "eager"
-        )  # the attention that can be looked at
+        self.seek = 0  # first frame of the current window
+        self.__signature__ = inspect.signature(spec)  # transformers inspects it
+        # only eager attention returns its weights
+        self._network: Any = make_twin_with_attention(network, "eager")
 
     def __call__(self, model: Any, input_ids: Tensor, **given: Any) -> dict[str, Any]:
         output_or_ids = self.spec(model, input_ids, streamer=self.streamer, **given)
@@ -60,8 +61,8 @@ class WordTimer:
     def _compute_token_times(
         self, ids: Tensor, num_prompt_tokens: int, encoder_outputs: Any
     ) -> Tensor:
-        """`[1, n]`, seconds from the window's beginning at which each token ends."""
-        left = max(2, self.frames - self.seek)  # windows go on over what a short sound is padded by
+        """Return `[1, n]`: the end of each token in seconds from the window's beginning."""
+        left = max(2, self.frames - self.seek)  # a window may extend into the padding of the audio
         attentions = self._network(
             encoder_outputs=encoder_outputs,
             decoder_input_ids=ids[:, :-1],
@@ -79,8 +80,8 @@ class WordTimer:
     def get_words(
         self, tokenizer: Any, piece: dict[str, Any], language: str | None
     ) -> list[tuple[str, float, float]]:
-        """Return the words of a piece that `generate` has made with this, and the seconds at which
-        each begins and ends. language: its code; it may have no blanks between words."""
+        """Return the words of a segment of `generate`'s output, with start and end in seconds.
+        `language`: its code; some languages have no spaces between words."""
         first = piece["idxs"][0]
         ends = piece["result"]["token_timestamps"].tolist()
         special, last = (
@@ -94,9 +95,9 @@ class WordTimer:
         ]
         library: Any = tokenization_whisper
         name, ids = library.LANGUAGES.get(language, "english"), [token for token, *_ in spoken]
-        texts, _, places = library._combine_tokens_into_words(tokenizer, ids, name)
+        words, _, indices = library._combine_tokens_into_words(tokenizer, ids, name)
         return [
-            (text.strip(), round(spoken[at[0]][1], 2), round(spoken[at[-1]][2], 2))
-            for text, at in zip(texts, places, strict=True)
-            if text.strip()
+            (word.strip(), round(spoken[at[0]][1], 2), round(spoken[at[-1]][2], 2))
+            for word, at in zip(words, indices, strict=True)
+            if word.strip()
         ]

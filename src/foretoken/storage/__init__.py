@@ -1,2 +1,2 @@
-"""Files: written whole or not at all, a cache of computed values, and the code that a kept result
-depends on. Knows neither models nor tokens."""
+"""Storage: files written atomically, and a cache of computed values. Depends on neither models nor
+tokens."""

@@ -1,8 +1,8 @@
-"""A cache of computed values: small JSON files in the user's cache folder; and the versions of the
-libraries that stored results depend on.
+"""A cache of computed values in small JSON files in the user's cache folder, and the versions of
+the libraries that stored results depend on.
 
-A file that is missing, broken or cannot be written only means that the next process computes its
-values again. Does not know what the values are.
+If a file is missing, damaged or cannot be written, the next process computes its values again. Does
+not depend on the meaning of the values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSIONED_LIBRARIES = ("foretoken", "torch", "transformers")
 
 @cache
 def get_versions(*packages: str) -> dict[str, str]:
-    """Versions of the installed ones among `packages`; without any, of LIBRARIES."""
+    """Return the versions of the installed `packages`, by default of VERSIONED_LIBRARIES."""
     installed: dict[str, str] = {}
     for name in packages or VERSIONED_LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 
 def get_cache_folder() -> Path | None:
-    """The system's folder for caches, `$XDG_CACHE_HOME/foretoken` or `~/.cache/foretoken` on Linux;
-    without a home, a folder of the user's own among the temporary files. It is made with access for
-    its owner alone.
+    """Return the folder for caches: `$XDG_CACHE_HOME/foretoken` or `~/.cache/foretoken` on Linux;
+    without a home folder, one of the user's own in the temporary folder. It is created with access
+    for its owner only.
 
-    None where it cannot be made, or where other users could have written to it: converted models
-    and measured costs are then not kept.
+    Returns None, with a warning, if it cannot be created or other users could write to it:
+    converted models and measured costs are then not stored.
     """
     folder = _locate_folder()
     if problem := _prepare_folder(folder):
@@ -54,19 +54,19 @@ def get_cache_folder() -> Path | None:
 
 
 def find_cache_problem() -> str | None:
-    """Return why there is no cache folder, and the remedy; None where there is one."""
+    """Return why there is no cache folder, and the remedy; None if there is one."""
     return _prepare_folder(_locate_folder())
 
 
 def _locate_folder() -> Path:
     try:
         return Path(user_cache_dir("foretoken", appauthor=False))
-    except RuntimeError:  # there is no home
+    except RuntimeError:  # no home folder
         return Path(tempfile.gettempdir()) / f"foretoken-{_get_user_id()}"
 
 
 def _prepare_folder(folder: Path) -> str | None:
-    """Make the folder, and return why it cannot be used."""
+    """Create the folder. Return why it cannot be used; None if it can."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         foreign_access = _find_foreign_access(folder)
@@ -74,28 +74,27 @@ def _prepare_folder(folder: Path) -> str | None:
         reason = error.strerror or "no reason given"
         return f"{folder} cannot be used as a cache ({reason}); set XDG_CACHE_HOME to another"
     return foreign_access and (
-        f"{folder} is not used as a cache, for {foreign_access}; remove it, and it is made anew "
-        "for "
-        "yourself alone, or set XDG_CACHE_HOME to another folder"
+        f"{folder} is not used as a cache, because {foreign_access}; remove it, and it is created "
+        "again for you alone, or set XDG_CACHE_HOME to another folder"
     )
 
 
 def _find_foreign_access(folder: Path) -> str | None:
-    """Why files in a folder may be another user's; None where they cannot be."""
-    for status in (folder.lstat(), folder.stat()):  # of a link, too
+    """Return why files in a folder may be another user's; None if they cannot be."""
+    for status in (folder.lstat(), folder.stat()):  # of a symbolic link and of its target
         if status.st_uid != _get_user_id():
             return f"it belongs to user {status.st_uid}"
     return "others may write to it" if folder.stat().st_mode & (S_IWGRP | S_IWOTH) else None
 
 
 def is_owned(*paths: Path) -> bool:
-    """Tell whether all of these are the user's own: others may have been planted while the folder
-    was open to all."""
+    """Return whether all of these files belong to the user: another user may have placed some while
+    the folder was writable for all."""
     return all(path.lstat().st_uid == path.stat().st_uid == _get_user_id() for path in paths)
 
 
 def _get_user_id() -> int:
-    return os.geteuid() if hasattr(os, "geteuid") else 0  # on Windows every file is user 0's
+    return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has no user ids
 
 
 @lru_cache
@@ -104,7 +103,7 @@ def _warn_once(problem: str) -> None:
 
 
 def load_cached_values(file: str) -> dict[str, Any]:
-    """All values in a file, by key."""
+    """Return all values in a file, by key; {} if it cannot be read."""
     folder = get_cache_folder()
     try:
         if folder is None or not is_owned(folder / file):
@@ -116,7 +115,7 @@ def load_cached_values(file: str) -> dict[str, Any]:
 
 
 def save_cached_value(file: str, key: str, value: Any) -> None:
-    """Add to a file, atomically: another process sees it before or after, never half of it."""
+    """Add a value to a file, atomically: other processes see the file before or after."""
     folder = get_cache_folder()
     try:
         if folder:
@@ -127,7 +126,7 @@ def save_cached_value(file: str, key: str, value: Any) -> None:
 
 
 def clear_cached_values() -> None:
-    """Remove every file of cached values, and tokenizers that GGUF files held."""
+    """Remove all files of cached values, and the cached tokenizers of GGUF files."""
     folder = get_cache_folder()
     for file in folder.glob("*.json") if folder else ():
         file.unlink(missing_ok=True)

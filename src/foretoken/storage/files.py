@@ -1,5 +1,5 @@
-"""Files and folders that appear whole or not at all, errors that name what could not be written,
-and JSON that others may have written. Does not know what the files mean.
+"""Files and folders that are written completely or not at all, errors that name the path, and
+parsing of untrusted JSON. Does not depend on the meaning of the files.
 """
 
 from __future__ import annotations
@@ -17,34 +17,38 @@ from foretoken.errors import InputError, to_one_line
 
 try:
     import fcntl
-except ImportError:  # Windows has none
+except ImportError:  # on Windows
     fcntl = None
 
 
 @contextmanager
 def name_path_in_errors(path: Path) -> Iterator[None]:
-    """Any error within becomes an OSError that names `path` and the remedy."""
+    """Convert any error of the context to an OSError that names `path` and the remedy."""
     try:
         yield
-    except Exception as error:  # safetensors and tokenizers have their own for a full disk
+    except Exception as error:  # safetensors and tokenizers raise their own for a full disk
         if not path.parent.is_dir():
             folder = f"there is no folder {path.parent}; make it"
             raise OSError(f"{path} cannot be written: {folder}, and run it again") from error
-        # An OSError's own text may name the file that would have been moved to `path`
+        # An OSError's own message may name the temporary file
         reason = (isinstance(error, OSError) and error.strerror) or to_one_line(error)
         raise OSError(
-            f"{path} cannot be written: {reason}; make room or allow it, and run it again"
+            f"{path} cannot be written: {reason}; free space or grant access, and run it again"
         ) from error
 
 
 def write_atomically(
     path: Path, content: bytes | memoryview, mode: int = 0o666, part: Path | None = None
 ) -> None:
-    """Write a file under another name beside `path`, then move it there: a link to a file is
-    replaced, not followed. A device or a pipe is written to. Raises OSError, naming `path`.
+    """Write a temporary file next to `path`, then rename it to `path`. A symbolic link is replaced,
+    not followed; a device or a pipe is written to directly. Raises OSError that names `path`.
 
-    mode: permissions, less the umask. part: the other name, where one process alone writes: what it
-    left there when it was killed is removed. None: a new one, as many may write at once.
+    Args:
+        path: The file.
+        content: Its bytes.
+        mode: Permissions, less the umask.
+        part: Fixed path of the temporary file, if only one process writes: what it left there when
+            it was killed is removed. None: a new path, as several processes may write at once.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with name_path_in_errors(path), open(path, "wb") as device:
@@ -55,7 +59,7 @@ def write_atomically(
         with name_path_in_errors(path):
             if stale:
                 stale.unlink(missing_ok=True)
-            # x: never into a file or link that somebody else has put there
+            # x: never write into a file or link that another user has placed there
             with open(part, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 file.write(content)
             os.replace(part, path)
@@ -64,34 +68,35 @@ def write_atomically(
 
 
 def read_text(file: Path, expected: str) -> str:
-    """Read a file in UTF-8; InputError where it cannot be read. holds: what it should contain."""
+    """Return a file's content as UTF-8 text. Raises InputError if it cannot be read; its message
+    names the `expected` content."""
     if not file.exists():
         raise InputError(f"{file} cannot be read: there is no such file; give one with {expected}")
     try:
         return file.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read as text in UTF-8: {error}") from None
+        raise InputError(f"{file} cannot be read as UTF-8 text: {error}") from None
 
 
 def lock_file(file: IO[bytes], path: Path) -> None:
-    """Let no other process lock a file that is open here, until it is closed; InputError where one
-    has it."""
+    """Lock an open file against other processes until it is closed. Raises InputError if another
+    process holds the lock. Does nothing on Windows."""
     if fcntl is None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(
-            f"another process writes to {path}; wait for it, or write to another place"
+            f"another process writes to {path}; wait for it, or write to another path"
         ) from None
 
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into; its files move to `path` once all are written, and until then
-    `path` is as it was. Raises OSError where something cannot be written."""
+    """Yield a folder to write into. At the end its files are moved to `path`, which is unchanged
+    until then. Raises OSError if a file cannot be written."""
     part = path.with_name(f"{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
     try:
         with name_path_in_errors(path):
             part.mkdir()
@@ -105,23 +110,23 @@ def _move_files(part: Path, path: Path) -> None:
     if not path.exists():
         os.replace(part, path)
         return
-    for file in sorted(part.rglob("*")):  # one by one: a kill leaves every file, old or new
+    for file in sorted(part.rglob("*")):  # one by one: after a kill, no file is half written
         destination = path / file.relative_to(part)
         destination.mkdir(exist_ok=True) if file.is_dir() else os.replace(file, destination)
 
 
 def read_own_json(file: Path) -> Any:
-    """The value in a file of JSON that was written here. Raises InputError for a damaged one."""
+    """Return the value of a JSON file of our own. Raises InputError if it is damaged."""
     try:
         return parse_json(file.read_text())
     except ValueError:
-        raise InputError(f"{file} is damaged; remove it, and what it held is made anew") from None
+        raise InputError(f"{file} is damaged; remove it, and it is computed again") from None
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """The value of JSON that others may have written; ValueError where it cannot be read, also
-    where it nests too deeply."""
+    """Return the value of untrusted JSON. Raises ValueError if it is invalid or nested too
+    deeply."""
     try:
         return json.loads(text, **options)
     except RecursionError:
-        raise ValueError("it nests too deeply") from None
+        raise ValueError("it is nested too deeply") from None

@@ -1,1 +1,1 @@
-"""Training of drafts: texts, losses, and runs that can be resumed."""
+"""Training of drafts: data, losses, and training runs that can be resumed."""

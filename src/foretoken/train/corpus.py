@@ -1,8 +1,8 @@
-"""Text in, token ids out: books from a folder, a split into training and held-out text; and
-examples that a model is taught on, prompts and what follows.
+"""Training data as token ids: text files, split into training and held-out text, and files of
+examples, each a prompt with or without a reference output.
 
-A decoder's text is cut into windows; a line of a file is a source, or a source and its target in
-JSON or on both sides of a tab. Knows nothing about models.
+For a decoder, text is cut into windows. In files of examples, each line is a source, or a source
+and its target, in JSON or separated by a tab. Does not depend on models.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from transformers import PreTrainedTokenizerBase
 from foretoken.errors import InputError, describe_mismatch
 
 T = TypeVar("T")
-PROMPT_TOKENS = 16  # tokens of a prompt
-HELD_OUT_EVERY = 16  # one text in sixteen, whole, never trained on
+PROMPT_TOKENS = 16  # of a window
+HELD_OUT_EVERY = 16  # one text in sixteen is never trained on
 
 
 def read_texts(folder: Path) -> list[str]:
-    """Every .txt and .txt.gz below `folder` (or that one file), sorted by path, with line ends and
-    blank lines made uniform."""
+    """Return the contents of every .txt and .txt.gz below `folder` (or of that one file), sorted by
+    path, with line ends and blank lines normalized. Raises InputError if there is none or one
+    cannot be read."""
     if not folder.exists():
         raise InputError(f"there is no {folder}; give a text file, or a folder of text")
     candidates = [folder] if folder.is_file() else folder.rglob("*")
     paths = sorted(p for p in candidates if p.name.endswith((".txt", ".txt.gz")))
     if not paths:
         raise InputError(
-            f"no .txt or .txt.gz file in {folder}; give a text file named so, or a folder of them"
+            f"no .txt or .txt.gz file in {folder}; give a file with this suffix, or a folder of "
+            "them"
         )
     return [_normalize_lines(_read_text(path)) for path in paths]
 
@@ -49,7 +51,8 @@ def _read_text(path: Path) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path} is not UTF-8 (byte {error.start}); convert it, such as by iconv -f latin1"
+            f"{path} is not UTF-8 (byte {error.start}); convert it, for instance with iconv -f "
+            "latin1"
         ) from None
 
 
@@ -59,7 +62,7 @@ def _normalize_lines(text: str) -> str:
 
 
 def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
-    """Training and held-out texts; a single text is cut, its last sixteenth held out."""
+    """Return training and held-out texts; of a single text, the last sixteenth is held out."""
     if len(texts) < 2:
         cut = len(texts[0]) - len(texts[0]) // HELD_OUT_EVERY
         return [texts[0][:cut]], [texts[0][cut:]]
@@ -67,13 +70,15 @@ def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def hold_out(items: Sequence[T], first: int = 0) -> tuple[list[T], list[T]]:
-    """Return the items to train on, and one in HELD_OUT_EVERY, from number `first` on, held out."""
+    """Return the items to train on, and the held-out ones: one in HELD_OUT_EVERY, starting at index
+    `first`."""
     train = [item for i, item in enumerate(items) if i % HELD_OUT_EVERY != first]
     return train, list(items[first::HELD_OUT_EVERY])
 
 
 def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """All texts as one row of ids, an end-of-text token before each and after the last."""
+    """Return all texts as one array of ids, with an end-of-text token before each text and after
+    the last. Raises InputError if the tokenizer has no such token."""
     end = tokenizer.eos_token_id
     if end is None:
         raise InputError(
@@ -81,7 +86,7 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
         )
     ids = [end]
     for text in texts:
-        # short pieces: in parallel, and time stays linear
+        # line by line: tokenized in parallel, and in time linear in the length
         lines = text.splitlines(keepends=True) or [""]
         for piece in tokenizer(lines, add_special_tokens=False, verbose=False).input_ids:
             ids.extend(piece)
@@ -89,21 +94,21 @@ def encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     return np.asarray(ids, dtype=np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
 
 
-TokenIds = Sequence[int] | np.ndarray  # an array is smaller, for a large corpus
+TokenIds = Sequence[int] | np.ndarray  # an array takes less memory, for a large corpus
 PAIR_SUFFIXES = (".jsonl", ".tsv")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Token ids; `reference` is empty where the data do not say what follows."""
+    """Token ids of a prompt and its reference output, which is empty if the data have none."""
 
-    prompt: TokenIds  # what a decoder continues, or an encoder reads
+    prompt: TokenIds  # for an encoder-decoder: the encoder's input
     reference: TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The examples to learn from, those held out, and a digest of their text."""
+    """Training examples, held-out examples, and a digest of their data."""
 
     train: list[Example]
     held_out: list[Example]
@@ -121,12 +126,12 @@ class ExampleLine(BaseModel):
 def read_examples(
     path: Path, tokenizer: PreTrainedTokenizerBase, length: int, *, encoder_decoder: bool
 ) -> Examples:
-    """Examples with up to `length` tokens behind the prompt, one in sixteen held out.
+    """Return examples with references of up to `length` tokens, one in sixteen held out.
 
-    A .jsonl file has {"source": ..., "target": ...} on each line, whose target may be left out, a
-    .tsv file source, tab, target. Other files give an encoder-decoder one source a line, and a
-    decoder windows of text (.txt and .txt.gz, a file or a folder of them). Raises InputError for
-    unreadable data and too little.
+    A .jsonl file has {"source": ..., "target": ...} on each line, with an optional target; a .tsv
+    file has source, tab, target. Other files contain one source per line for an encoder-decoder,
+    and text that is cut into windows for a decoder (.txt and .txt.gz, a file or a folder of them).
+    Raises InputError for unreadable or insufficient data.
     """
     if path.suffix not in PAIR_SUFFIXES and not encoder_decoder:
         _require_exists(path)
@@ -142,34 +147,34 @@ def read_examples(
         digest = hashlib.sha256(path.read_bytes())
     if not train or not held_out:
         raise InputError(
-            f"{path} gives {len(train)} examples to learn from and {len(held_out)} held out; "
-            "give more text, or a smaller length"
+            f"{path} gives {len(train)} examples for training and {len(held_out)} held out; "
+            "give more data, or a smaller length"
         )
     return Examples(train, held_out, digest.hexdigest()[:16])
 
 
 def read_lines(path: Path) -> dict[int, ExampleLine]:
-    """The lines of a file of sources or pairs by their numbers, without empty ones. Raises
-    InputError for one that cannot be read, with its number."""
+    """Return the nonempty lines of a file of sources or pairs, by line number. Raises InputError,
+    with the line number, for one that cannot be parsed."""
     _require_exists(path)
     try:
-        texts = path.read_bytes().decode("utf-8-sig").splitlines()
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
-    parsed = {n: _parse_line(path, n, text) for n, text in enumerate(texts, 1) if text.strip()}
+    parsed = {n: _parse_line(path, n, text) for n, text in enumerate(lines, 1) if text.strip()}
     for number, line in parsed.items():
         if not line.source:
-            raise InputError(f"{path}, line {number}: the source is empty; give text")
+            raise InputError(f"{path}, line {number}: the source is empty; give a nonempty one")
     return parsed
 
 
 def _require_exists(path: Path) -> None:
     if not path.exists():
-        raise InputError(f"there is no {path}; give text, or lines of sources")
+        raise InputError(f"there is no {path}; give a file of text or of sources")
 
 
 def _cut_windows(ids: np.ndarray, length: int) -> list[Example]:
-    """Consecutive pieces: a prompt of PROMPT tokens and `length` behind it."""
+    """Cut ids into consecutive examples: PROMPT_TOKENS of prompt, then `length` of reference."""
     size = PROMPT_TOKENS + length
     starts = range(0, len(ids) - size + 1, size)
     return [Example(ids[s : s + PROMPT_TOKENS], ids[s + PROMPT_TOKENS : s + size]) for s in starts]
@@ -191,7 +196,8 @@ def _parse_line(path: Path, number: int, text: str) -> ExampleLine:
         first = error.errors()[0]
         reason = ": ".join([*map(str, first["loc"]), describe_mismatch(first)])
         raise InputError(
-            f'{path}, line {number}: {reason}; give {{"source": text}}, and "target": text if any'
+            f'{path}, line {number}: {reason}; give {{"source": text}}, optionally with "target": '
+            "text"
         ) from None
 
 
@@ -207,7 +213,7 @@ def _make_examples(
     prompts = tokenizer([line.source for line in numbered_lines.values()], verbose=False).input_ids
     for number, prompt in zip(numbered_lines, prompts, strict=True):
         if not prompt:
-            raise InputError(f"{path}, line {number}: the source is empty; give text")
+            raise InputError(f"{path}, line {number}: the source is empty; give a nonempty one")
     targets = [line.target for line in numbered_lines.values() if line.target is not None]
     references = iter(_encode_references(targets, tokenizer, encoder_decoder))
     return [
@@ -219,7 +225,8 @@ def _make_examples(
 def _encode_references(
     targets: list[str], tokenizer: PreTrainedTokenizerBase, encoder_decoder: bool
 ) -> list[list[int]]:
-    """Ids of the targets, with the end that the tokenizer puts there or, for a decoder, its own."""
+    """Return ids of the targets, with the end token that the tokenizer adds for an encoder-decoder,
+    or its eos_token for a decoder."""
     if not targets:
         return []
     if encoder_decoder:

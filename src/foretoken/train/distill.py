@@ -1,10 +1,10 @@
-"""Teach a draft its target's distribution, so that more of its draft tokens are kept: `foretoken
-train distill`.
+"""Distillation: train a draft on its target's distribution, so that more of its draft tokens are
+accepted (`foretoken train distill`).
 
-Both distributions are compared at every position of texts by the data, the target or the draft
-itself (see `pair`), at the temperature of later use, by one of six distances (paper, section 3.6:
-custom-made approximation models). alpha on held-out prompts, over the target's own text, decides
-which weights are kept (DistillSpec, arXiv 2310.08461).
+Both distributions are compared at every position of sequences from the data, the target or the
+draft itself (see `pair`), at the temperature of later use, by one of six losses (paper, section
+3.6: custom-made approximation models). The weights with the best alpha on held-out prompts and
+outputs of the target are saved (DistillSpec, arXiv 2310.08461).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from foretoken.train.pair import (
 )
 from foretoken.train.recipe import TrainingRecipe, require_positive, require_share
 
-MIN_LOG_PROB = -100.0  # stands for log 0, so that an impossible token costs this, not infinity
+MIN_LOG_PROB = -100.0  # in place of log 0: the loss of an impossible token stays finite
 
 
 def compute_log_probs(logits: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature), as tokens are drawn at that temperature, at least LEAST.
+    """Return log softmax(logits / temperature), at least MIN_LOG_PROB.
 
     A logit of -inf, an impossible token, gets no gradient. The temperature must be above 0.
     """
@@ -48,39 +48,42 @@ def compute_log_probs(logits: Tensor, temperature: float) -> Tensor:
 
 
 def forward_kl(p: Tensor, q: Tensor) -> Tensor:
-    """sum p log(p / q): covers all of the target's support (Hinton et al., arXiv 1503.02531)."""
+    """Return KL(p, q) = sum p log(p / q), which covers all of the target's support (Hinton et al.,
+    arXiv 1503.02531). All losses take log probabilities `[N, V]` and return `[N]`."""
     return (p.exp() * (p - q)).sum(-1)
 
 
 def reverse_kl(p: Tensor, q: Tensor) -> Tensor:
-    """sum q log(q / p): seeks the target's modes (Gu et al., arXiv 2306.08543)."""
+    """Return KL(q, p) = sum q log(q / p), which seeks the target's modes (Gu et al., arXiv
+    2306.08543)."""
     return forward_kl(q, p)
 
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
-    """(KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2: symmetric, at most log 2 (Agarwal et al.,
-    arXiv 2306.13649)."""
+    """Return (KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2, symmetric and at most log 2 (Agarwal
+    et al., arXiv 2306.13649)."""
     m = torch.logaddexp(p, q) - log(2)
     return (forward_kl(p, m) + forward_kl(q, m)) / 2
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
-    """1 - alpha = 1 - sum min(p, q): the share that is rejected (paper, Theorem 3.5).
+    """Return 1 - alpha = 1 - sum min(p, q), the rejected fraction (paper, Theorem 3.5).
 
-    Its gradient in q's logits is -q_j (1[q_j < p_j] - sum_{i: q_i < p_i} q_i): it vanishes where
-    the distributions hardly overlap, so a cold draft does not learn from it.
+    Its gradient in q's logits is -q_j (1[q_j < p_j] - sum_{i: q_i < p_i} q_i). It vanishes if the
+    distributions hardly overlap, so an untrained draft does not learn from it.
     """
     return 1 - torch.minimum(p, q).exp().sum(-1)
 
 
 def log_alpha(p: Tensor, q: Tensor) -> Tensor:
-    """-log alpha: the gradient of total variation times 1 / alpha, which does not vanish."""
+    """Return -log alpha: its gradient is that of total variation / alpha, which does not vanish."""
     return -torch.minimum(p, q).logsumexp(-1)
 
 
 def lk(p: Tensor, q: Tensor) -> Tensor:
-    """lambda KL(p, q) + (1 - lambda) (1 - alpha), lambda = exp(-3 alpha) a constant: forward KL
-    while the distributions are apart, total variation once they are near (arXiv 2602.23881)."""
+    """Return lambda KL(p, q) + (1 - lambda) (1 - alpha), with lambda = exp(-3 alpha) held constant:
+    forward KL while the distributions differ, total variation once they are close (arXiv
+    2602.23881)."""
     rejected = total_variation(p, q)
     weight = torch.exp(-3 * (1 - rejected.detach()))
     return weight * forward_kl(p, q) + (1 - weight) * rejected
@@ -96,24 +99,25 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-# step, training loss, alpha where measured, the best so far
+# step, training loss, alpha if measured, the best alpha so far
 DistillationProgress = Callable[[int, float, float | None, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """The loss, whose texts it is taken on, and how alpha is measured.
+    """The loss, the origin of its sequences, and the measurement of alpha.
 
-    At temperature 0 texts are greedy and alpha is how often the argmax agrees; a one-hot
-    distribution has no slope, so the loss then compares the distributions at temperature 1.
+    At temperature 0, sequences are greedy and alpha is the fraction of positions with the same
+    argmax. A one-hot distribution has no gradient, so the loss then compares the distributions at
+    temperature 1.
     """
 
     loss: str = "lk"
     temperature: float = 1.0
-    on_policy: float = 0.0  # the share of texts that the draft writes
-    target_generated: float = 0.0  # the share that the target writes; the rest are the data's
-    length: int = 128  # new tokens of a text
-    held_out: int = 32  # prompts that alpha is measured on
+    on_policy: float = 0.0  # fraction of sequences that the draft generates
+    target_generated: float = 0.0  # fraction that the target generates; the rest is from the data
+    length: int = 128  # new tokens of a sequence
+    held_out: int = 32  # prompts on which alpha is measured
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
@@ -143,19 +147,19 @@ def distill(
     recipe: TrainingRecipe,
     report: DistillationProgress,
 ) -> dict[str, Any]:
-    """Train until `recipe.steps`, then write the draft with the best held-out alpha, the untaught
-    one included, to `out/model`; returns the summary.
+    """Train until `recipe.steps`, then write the draft with the best held-out alpha, possibly the
+    initial one, to `out/model`. Returns the summary.
 
-    A checkpoint in `out` is resumed, with the result of an unbroken run. Raises InputError where
-    examples do not fit the models, the run diverges, or the checkpoint is of another run.
+    A checkpoint in `out` is resumed, with the result of an uninterrupted run. Raises InputError if
+    the examples do not fit the models, the run diverges, or the checkpoint is of another run.
     """
     shares = {"on_policy": lesson.on_policy, "target_generated": lesson.target_generated}
-    authors = BatchSource(pair, lesson.temperature, lesson.length, **shares)
-    _require_context_length(pair, authors.make_requests([*examples.train, *examples.held_out]))
+    source = BatchSource(pair, lesson.temperature, lesson.length, **shares)
+    _require_context_length(pair, source.make_requests([*examples.train, *examples.held_out]))
     models = {name: compute_fingerprint(getattr(pair, name)) for name in ("target", "draft")}
     settings = asdict(lesson) | models | {"data": examples.digest}
     loop = TrainingLoop(make_run_folder(out), pair.draft, recipe, settings)
-    held_out = authors.generate_held_out(examples.held_out, lesson.held_out, recipe.seed)
+    held_out = source.generate_held_out(examples.held_out, lesson.held_out, recipe.seed)
     if not loop.saved_values:
         before = measure_alpha(pair, held_out, lesson.temperature)
         loop.saved_values["before"] = before
@@ -163,8 +167,8 @@ def distill(
         report(0, 0.0, before, before)
 
     def loss_at(step: int) -> Tensor:
-        texts = authors.make_batch(examples.train, recipe.batch, recipe.seed, step)
-        return _compute_loss(pair, texts, lesson)
+        sequences = source.make_batch(examples.train, recipe.batch, recipe.seed, step)
+        return _compute_loss(pair, sequences, lesson)
 
     try:
         for loss in loop.run_steps(loss_at):
@@ -173,21 +177,21 @@ def distill(
                 loop.record_score(measured)
                 loop.save(loss=loss, alpha=measured)
             report(loop.step, loss, measured, loop.best["score"])
-    except NumericsError:  # from the draft: the target has written the exam
+    except NumericsError:  # of the draft: the target has already generated the held-out outputs
         loop.require_finite(logits=nan)
         raise
     return _export(loop, pair, lesson)
 
 
 def measure_alpha(pair: Pair, sequences: list[TrainingSequence], temperature: float) -> float:
-    """Mean of sum min(p, q) over the texts (Corollary 3.6, C57); at temperature 0 how often the
-    argmax agrees. Positions without a draft token count as 0."""
+    """Return the mean of sum min(p, q) over the sequences (Corollary 3.6, C57); at temperature 0
+    the fraction of positions with the same argmax. Positions without a draft token count as 0."""
     target, drafter = pair.target_spec.target, pair.target_spec.drafter
     params = SamplingParams(temperature)
     overlaps_by_sequence = [
         compute_overlaps(target, drafter, t.request, t.new_tokens, params) for t in sequences
     ]
-    return fmean(beta or 0.0 for text in overlaps_by_sequence for beta in text)
+    return fmean(beta or 0.0 for overlaps in overlaps_by_sequence for beta in overlaps)
 
 
 def _compute_loss(pair: Pair, sequences: list[TrainingSequence], lesson: Distillation) -> Tensor:
@@ -196,7 +200,7 @@ def _compute_loss(pair: Pair, sequences: list[TrainingSequence], lesson: Distill
             compute_new_token_logits(pair.target, sequences), lesson.loss_temperature
         )
     scores = compute_new_token_logits(pair.draft, sequences)
-    padding = p.shape[-1] - scores.shape[-1]  # output rows of no token, which the draft lacks
+    padding = p.shape[-1] - scores.shape[-1]  # output rows without a token, which the draft lacks
     q = compute_log_probs(
         functional.pad(scores, (0, padding), value=-torch.inf), lesson.loss_temperature
     )
@@ -204,20 +208,20 @@ def _compute_loss(pair: Pair, sequences: list[TrainingSequence], lesson: Distill
 
 
 def _require_context_length(pair: Pair, requests: list[Request]) -> None:
-    """InputError, before the work, for a prompt that the draft cannot hold."""
+    """Raise InputError, before training, for a sequence that exceeds the draft's context."""
     draft = pair.draft_spec.target
     max_tokens = max(len(r.prompt) + r.limit for r in requests)
     max_source_tokens = max(len(r.source or ()) for r in requests)
     for count, limit in ((max_tokens, draft.context), (max_source_tokens, draft.source_context)):
         if limit is not None and count > limit:
             raise InputError(
-                f"a text has {count} tokens, the draft holds {limit}; "
+                f"a sequence has {count} tokens, but the draft's limit is {limit}; "
                 "give a smaller length, shorter prompts, or a draft with a longer context"
             )
 
 
 def _export(loop: TrainingLoop, pair: Pair, lesson: Distillation) -> dict[str, Any]:
-    """The best draft in float32, as it was measured, with the target's tokenizer."""
+    """Write the best draft in float32, as it was measured, with the target's tokenizer."""
     pair.draft.load_state_dict(loop.best["weights"])
     loop.export(pair.draft, pair.target_spec.tokenizer)
     return loop.summarize(

@@ -1,8 +1,9 @@
-"""DSpark (arXiv 2607.05147) in training: `foretoken train dspark`.
+"""Training of DSpark drafts (arXiv 2607.05147): `foretoken train dspark`.
 
-A block of guesses behind each of many anchors of a text, all in one pass: a block sees the target's
-states before its anchor and itself, as in use. Each guess follows the text's token before it, and
-learns the target's distribution there, and how much it has in common with it.
+Blocks of draft tokens after many anchors of a sequence are computed in one forward pass. A block
+attends to the target's hidden states before its anchor and to itself, as in use. Each draft token
+is conditioned on the sequence's own token before it; the draft learns the target's distribution
+there, and its overlap with that.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from foretoken.train.student import (
 
 @dataclass(frozen=True, slots=True)
 class DSparkLesson(Lesson):
-    """The draft's size, and how it is taught."""
+    """Size of the draft, and settings of its training."""
 
     layers: int = 2
-    block: int = 7  # guesses behind an anchor
-    rank: int = 64  # of the bias by the token before
-    anchors: int = 32  # of a text in a step
+    block: int = 7  # draft tokens after an anchor
+    rank: int = 64  # of the bias by the previous token
+    anchors: int = 32  # of each sequence in a step
 
     def make_student(
         self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
     ) -> BlockStudent:
-        """Return a random draft of such texts."""
+        """Return a randomly initialized draft for such sequences."""
         ids, mask = (
             find_frequent_tokens(sequences, self.draft_vocab),
             find_rarest_token(target, sequences),
@@ -54,16 +55,17 @@ class DSparkLesson(Lesson):
 
 
 def find_rarest_token(target: PreTrainedModel, sequences: NumberedSequences) -> int:
-    """A token that texts hardly have, to stand for those not known: the last of the rarest."""
+    """Return the rarest token of the sequences, the last one of several: a mask for unknown
+    tokens."""
     counts = Counter(token for ids in sequences.values() for token in ids)
     V = target.config.get_text_config(decoder=True).vocab_size
     return min(range(V), key=lambda token: (counts[token], -token))
 
 
 class BlockStudent(Student):
-    """A DSpark draft of the target's widths, of Qwen3's layers, as published ones have them.
+    """A DSpark draft of the target's widths with Qwen3's layers, like published ones.
 
-    mask: the id that stands for tokens not known.
+    `mask`: id that stands for unknown tokens.
     """
 
     def __init__(
@@ -95,9 +97,9 @@ class BlockStudent(Student):
     def gather_positions(
         self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Return what is to be compared behind anchors of texts, depth by depth.
-
-        By chance are the anchors, and how long half of the blocks are, as not all are whole in use.
+        """Yield the positions after anchors of the sequences, by depth, as `Student` specifies.
+        Anchors are random, and half of the blocks have a random length, because drafts in use may
+        be shorter than a block.
         """
         n, anchors = (
             self.depths,
@@ -112,7 +114,8 @@ class BlockStudent(Student):
     def gather_after_anchors(
         self, sequences: list[SequenceHiddenStates], anchors: Tensor, sizes: Tensor
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Return the same for so many guesses behind each of the anchors `[B, A]`."""
+        """Yield the positions after the given anchors `[B, A]`, in blocks of `sizes` draft tokens
+        `[B, A]`."""
         ids = pad_sequence([t.ids for t in sequences], batch_first=True)
         states = self._compute_states(sequences, ids, anchors, sizes)
         hidden = pad_sequence([t.hidden for t in sequences], batch_first=True)
@@ -124,7 +127,7 @@ class BlockStudent(Student):
             yield hidden[index], log_sum_exps[index], states[row, block, k], ids[index]
 
     def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
-        """Compare both at some of these places."""
+        """Return both distributions at some of the positions of `gather_positions`."""
         hidden_states, previous_tokens = own
         parts = self.blocks.markov_head, self.blocks.confidence_head
         logits, confidence, _ = apply_markov_head(
@@ -136,8 +139,8 @@ class BlockStudent(Student):
     def _choose_anchors(
         self, sequence: SequenceHiddenStates, rng: random.Random | None
     ) -> list[int]:
-        """Places from the prompt's last token on; as far apart as can be where there is no
-        chance."""
+        """Return positions from the prompt's last token on: random ones, or without `rng` evenly
+        spaced ones."""
         candidates, count = range(max(1, sequence.prompt) - 1, len(sequence.ids)), self.anchors
         if rng is not None:
             return rng.choices(candidates, k=count)
@@ -146,8 +149,8 @@ class BlockStudent(Student):
     def _compute_states(
         self, sequences: list[SequenceHiddenStates], ids: Tensor, anchors: Tensor, sizes: Tensor
     ) -> Tensor:
-        """States `[B, A, n, H]` of blocks behind the anchors `[B, A]`, by how many places of each
-        are there."""
+        """Return hidden states `[B, A, n, H]` of blocks after the anchors `[B, A]`, of which the
+        first `sizes` positions attend to each other."""
         (B, T), n, cache = ids.shape, self.depths, DynamicCache()
         taps = pad_sequence([t.taps for t in sequences], batch_first=True).float()
         keys_and_values = self.blocks.context(taps.flatten(0, 1), torch.arange(T).repeat(B))
@@ -169,5 +172,5 @@ class BlockStudent(Student):
         return states.unflatten(1, (-1, n))
 
     def get_stored_name(self, name: str) -> str:
-        """Return the name in speculators' layout of a weight of the network."""
+        """Return the name of a network's weight in speculators' layout."""
         return f"lm_{name}" if name.startswith("head.") else name.removeprefix("blocks.")

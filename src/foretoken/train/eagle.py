@@ -1,8 +1,8 @@
-"""EAGLE-3 (arXiv 2503.01840) in training: `foretoken train eagle`.
+"""Training of EAGLE-3 drafts (arXiv 2503.01840): `foretoken train eagle`.
 
-The draft is unrolled over several depths, as it will be used: at the first it reads the target's
-states, at each further one its own of the depth before, and learns the target's distribution at
-every one. Tokens are the text's.
+The draft is unrolled over several depths, as in use: at the first depth its input is the target's
+hidden states, at each further one its own states of the depth before. It learns the target's
+distribution at every depth. Its input tokens are those of the data.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ STORED_PREFIXES |= {"join.fc.": "fc."}
 
 @dataclass(frozen=True, slots=True)
 class EagleLesson(Lesson):
-    """The draft's size, and how it is taught."""
+    """Size of the draft, and settings of its training."""
 
     depths: int = 4
 
     def make_student(
         self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
     ) -> EagleStudent:
-        """Return a random draft of such texts."""
+        """Return a randomly initialized draft for such sequences."""
         return EagleStudent(target, find_frequent_tokens(sequences, self.draft_vocab), self, seed)
 
 
 class EagleStudent(Student):
-    """An EAGLE-3 draft of the target's widths, of Llama's parts, which other readers know."""
+    """An EAGLE-3 draft of the target's widths with Llama's layers, which other systems can load."""
 
     def __init__(
         self, target: PreTrainedModel, ids: Tensor, lesson: EagleLesson, seed: int
@@ -70,10 +70,11 @@ class EagleStudent(Student):
     def gather_positions(
         self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Return what is to be compared at the new tokens of texts, depth by depth.
+        """Yield the output positions of the sequences, by depth, as `Student` specifies.
 
-        At depth k (from 0) place i has read the states up to token i, and the tokens up to i + k +
-        1; it learns the target's distribution behind these. Nothing is left to chance.
+        At depth k (from 0), position i has the hidden states up to token i and the tokens up to i +
+        k + 1 as inputs, and learns the target's distribution of the token after these. Nothing is
+        random.
         """
         network: Any = self.network
         ids = pad_sequence([t.ids for t in sequences], batch_first=True)
@@ -99,21 +100,21 @@ class EagleStudent(Student):
                 "position_embeddings": network.rotary(states, position_ids=positions),
             }
             states = network.run_layers(inputs, states, {"full_attention": arguments})
-            token_positions = positions_from_0 + k + 1  # the token whose next one is learnt
+            token_positions = positions_from_0 + k + 1  # the token after each is predicted
             is_taught = (token_positions < lengths) & (token_positions + 1 >= prompts)
             row, column = is_taught.nonzero(as_tuple=True)
             index = row, column + k + 1
             yield hidden[index], log_sum_exps[index], network.head.norm(states[is_taught])
 
     def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
-        """Compare both at some of these places."""
+        """Return both distributions at some of the positions of `gather_positions`."""
         q = self.compute_logits(*own).float().log_softmax(-1)
         return ComparedDistributions(
             self.compute_target_log_probs(hidden, mass), q.clamp(min=MIN_LOG_PROB)
         )
 
     def get_stored_name(self, name: str) -> str:
-        """Return the name in speculators' layout of a weight of the network."""
+        """Return the name of a network's weight in speculators' layout."""
         return next(
             new + name.removeprefix(old)
             for old, new in STORED_PREFIXES.items()

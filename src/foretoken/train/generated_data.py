@@ -1,5 +1,5 @@
-"""A target's own texts behind given prompts, written before a draft is trained on them: a few at a
-time, kept on disk, so that a run which was killed goes on behind the last."""
+"""Outputs of the target for prompts without a reference, generated before a draft is trained on
+them. Each file holds a few, so that a run that was killed resumes after the last file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretoken.speculator import MAX_BATCH_SIZE, Speculator
 from foretoken.storage import files
 from foretoken.train.corpus import Example, Examples
 
-SEQUENCES_PER_FILE = 4 * MAX_BATCH_SIZE  # texts in a file
+SEQUENCES_PER_FILE = 4 * MAX_BATCH_SIZE
 
 
 def generate_references(
@@ -27,14 +27,15 @@ def generate_references(
     seed: int,
     report: Callable[[int], None],
 ) -> Examples:
-    """Return the examples, those without a reference with what the target writes: `length` tokens
-    at most, at each of the temperatures in turn. report: is told how many have been written.
+    """Return the examples, those without a reference with an output of the target as reference: at
+    most `length` tokens, at each of the temperatures in turn. `report` is called with the number of
+    outputs that are done.
 
-    Raises RefusedError for a target with an encoder, InputError where the folder holds the texts of
-    other prompts.
+    Raises RefusedError for an encoder-decoder target, InputError if the folder holds outputs of
+    other prompts or options.
     """
     if spec.target.encoder_decoder:
-        raise RefusedError("an encoder-decoder has no text of its own; give a decoder")
+        raise RefusedError("an encoder-decoder has no text of its own to learn; give a decoder")
     folder.mkdir(parents=True, exist_ok=True)
     _require_same_options(
         folder, spec, {"length": length, "temperatures": [*temperatures], "seed": seed}
@@ -52,13 +53,11 @@ def generate_references(
                 keys = [(seed, n) for n in indices[turn]]
                 options = {"temperature": temperature, "max_new_tokens": length, "seed": keys}
                 completions = spec.generate(prompts[turn], **options) if keys else []
-                ids[turn] = [text.tokens for text in require_uninterrupted(completions)]
+                ids[turn] = [output.tokens for output in require_uninterrupted(completions)]
             files.write_atomically(file, json.dumps({"prompts": prompts, "texts": ids}).encode())
         stored = files.read_own_json(file)
         if stored["prompts"] != prompts:
-            raise InputError(
-                f"{file} holds texts behind other prompts; give those, or another --out"
-            )
+            raise InputError(f"{file} holds outputs of other prompts; give those, or another --out")
         for n, tokens in zip(indices, stored["texts"], strict=True):
             examples_and_held_out[n] = Example(examples_and_held_out[n].prompt, tokens)
         report(start + len(indices))
@@ -67,7 +66,7 @@ def generate_references(
 
 
 def _require_same_options(folder: Path, spec: Speculator, options: dict[str, Any]) -> None:
-    """InputError where the folder holds texts of another target, or written in another way."""
+    """Raise InputError if the folder holds outputs of another target or of other options."""
     target = spec.target.identity or spec.target_name
     options |= {"target": target, "dtype": spec.target.compute_dtype}
     file = folder / "options.json"
@@ -78,6 +77,6 @@ def _require_same_options(folder: Path, spec: Speculator, options: dict[str, Any
     if changed:
         name = changed[0]
         raise InputError(
-            f"{folder} holds texts with {name} {stored.get(name)}, not {options[name]}; give that, "
-            "or another --out"
+            f"{folder} holds outputs with {name} {stored.get(name)}, not {options[name]}; give "
+            "that, or another --out"
         )

@@ -1,8 +1,8 @@
-"""States of a frozen target that a draft in training reads, for each token of its texts: computed
-once, kept on disk within a stated size, and mapped from there.
+"""Hidden states of a frozen target at each token of the training data, for drafts that use them:
+computed once, stored on disk up to a size limit, and memory-mapped.
 
-A shard is a few texts, written whole or not at all, so that a run which was killed goes on behind
-the last one.
+A shard holds a few sequences and is written atomically, so that a run that was killed resumes after
+the last shard.
 """
 
 from __future__ import annotations
@@ -27,23 +27,31 @@ from foretoken.storage import files
 from foretoken.train.corpus import Example, Examples
 from foretoken.train.pair import compute_fingerprint
 
-SEQUENCES_PER_SHARD = 16  # texts
-POSITIONS_PER_LOGITS = 256  # whose logits are made at a time: of all, they would fill the memory
-MAX_OPEN_SHARDS = 256  # shards that are kept open
+SEQUENCES_PER_SHARD = 16
+POSITIONS_PER_LOGITS = 256  # logits are computed for as many at a time, to limit memory
+MAX_OPEN_SHARDS = 256
 
 
 class SequenceHiddenStates(NamedTuple):
-    """A text, and what is read of the target at its tokens."""
+    """A sequence of T tokens and the target's hidden states at each of them."""
 
     ids: Tensor  # [T]
-    prompt: int  # tokens of its prompt, behind which it is the target's own
-    taps: Tensor  # [T, W], bfloat16: the states at the taps
-    hidden: Tensor  # [T, H], bfloat16: what the output layer reads
-    log_sum_exp: Tensor  # [T]: the logarithm of the sum of the exponentials of all logits
+    prompt: int  # tokens of its prompt; the output follows
+    taps: Tensor  # [T, W], bfloat16: the states at the taps, concatenated
+    hidden: Tensor  # [T, H], bfloat16: the inputs of the output layer
+    log_sum_exp: Tensor  # [T]: over all logits
 
 
 class HiddenStateDataset:
-    """Texts in `folder`, at most `max_bytes` bytes of them; bfloat16: multiply in it."""
+    """Sequences with hidden states in `folder`, in at most `max_bytes` bytes.
+
+    Args:
+        folder: The folder of shards.
+        target: The target.
+        taps: Layers whose inputs are stored.
+        max_bytes: Limit of all shards together.
+        bfloat16: Compute with bfloat16 autocast.
+    """
 
     def __init__(
         self,
@@ -61,8 +69,9 @@ class HiddenStateDataset:
     def compute_missing(
         self, examples: Examples, report: Callable[[int], None]
     ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Compute what is missing of the texts that there is room for. Returns those to learn from
-        and those held out, by their numbers. Raises InputError where there is room for none."""
+        """Compute the missing hidden states, for as many sequences as fit into `max_bytes`.
+        `report` is called with the number of sequences that are done. Returns ids by sequence
+        number: training sequences and held-out ones. Raises InputError if either is empty."""
         examples_and_flags = [*_interleave(examples.train, examples.held_out)]
         ids = [[*map(int, (*x.prompt, *x.reference))] for x, _ in examples_and_flags]
         count = self._count_fitting(ids)
@@ -83,15 +92,15 @@ class HiddenStateDataset:
             split[examples_and_flags[n][1]][n] = ids[n]
         if not split[False] or not split[True]:
             raise InputError(
-                f"there are {len(split[False])} texts to learn from and {len(split[True])} held "
-                "out; give more text, or more room for states"
+                f"there are {len(split[False])} sequences for training and {len(split[True])} held "
+                "out; give more data, or more room for states (--states)"
             )
         return split[False], split[True]
 
     def _count_fitting(self, ids: list[list[int]]) -> int:
-        """Count the texts whose states fit."""
+        """Return the number of sequences whose hidden states fit into `max_bytes`."""
         config = self.target.config.get_text_config(decoder=True)
-        bytes_per_token = 2 * config.hidden_size * (len(self.taps) + 1) + 4  # bytes of a token
+        bytes_per_token = 2 * config.hidden_size * (len(self.taps) + 1) + 4
         total, count = 0, 0
         while (
             count < len(ids)
@@ -101,7 +110,7 @@ class HiddenStateDataset:
         return count
 
     def _require_same_data(self, data: str) -> None:
-        """InputError where the folder holds states of another target or of other texts."""
+        """Raise InputError if the folder holds states of another target or of other data."""
         facts = {"target": compute_fingerprint(self.target), "data": data}
         facts |= {"taps": list(self.taps), "bytes": self.max_bytes}
         file = self.folder / "states.json"
@@ -109,8 +118,8 @@ class HiddenStateDataset:
             files.write_atomically(file, json.dumps(facts).encode())
         if files.read_own_json(file) != facts:
             raise InputError(
-                f"{self.folder} holds states of another target, of other texts or for another size "
-                "of --states; give these, or another --out"
+                f"{self.folder} holds states of another target, of other data or for another size "
+                "of --states; give the same ones, or another --out"
             )
 
     def _get_shard_file(self, n: int) -> Path:
@@ -140,16 +149,16 @@ class HiddenStateDataset:
         }
 
     def _require_plain_logits(self, logits: Tensor, products: Tensor) -> None:
-        """RefusedError where logits are no products of the output layer's rows: a draft learns
-        these."""
+        """Raise RefusedError unless logits are products of the hidden states and the output layer's
+        weights: training computes them so."""
         if not torch.allclose(logits, products, rtol=1e-2, atol=1e-2):
             raise RefusedError(
                 f"{type(self.target).__name__} changes the products of its output layer, by a cap, "
-                "a scale or a bias, which training does not follow; give another target"
+                "a scale or a bias, which training does not support; give another target"
             )
 
     def load(self, n: int) -> SequenceHiddenStates:
-        """Return text number n."""
+        """Return sequence number n."""
         first = n // SEQUENCES_PER_SHARD * SEQUENCES_PER_SHARD
         start = sum(len(x) for x in self.ids[first:n])
         span = slice(start, start + len(self.ids[n]))
@@ -167,8 +176,8 @@ def _open_shard(file: Path) -> dict[str, Tensor]:
 
 
 def _interleave(train: list[Example], held_out: list[Example]) -> list[tuple[Example, bool]]:
-    """All texts, those held out among the others in their proportion, so that any beginning has
-    some of both; and which they are."""
+    """Return all examples with a flag for held-out ones, which are spread evenly among the others,
+    so that any first part contains both."""
     ordered = [(i / max(1, len(train)), x, False) for i, x in enumerate(train)]
     ordered += [(i / max(1, len(held_out)), x, True) for i, x in enumerate(held_out)]
     return [(x, held) for _, x, held in sorted(ordered, key=lambda item: (item[0], item[2]))]

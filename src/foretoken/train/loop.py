@@ -1,8 +1,8 @@
-"""A training run and its folder: optimisers, the step, a checkpoint that is whole at any moment.
+"""A training run and its folder: optimizers, steps, and a checkpoint that is complete at any time.
 
-Where losses depend on the step alone, a run that was killed resumes from its last checkpoint and
-ends as an unbroken one would. Muon for the matrices, AdamW for the rest; warm-up, plateau, linear
-decay over the last quarter. Knows neither data nor what is learnt.
+If losses depend only on the step, a run that was killed resumes from its last checkpoint and ends
+with the result of an uninterrupted one. Muon for matrices, AdamW for the rest; warm-up, plateau,
+then linear decay. Depends on neither the data nor the kind of model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIXED_FIELDS = ("batch", "learning_rate", "warmup", "seed", "bfloat16")
 
 
 def make_run_folder(path: Path) -> Path:
-    """The folder, made where it is missing. InputError where a file is in its place."""
+    """Create the folder if it is missing. Raises InputError if there is a file of this name."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; give another --out: the run needs a folder there")
     path.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def make_run_folder(path: Path) -> Path:
 
 
 class TrainingLoop:
-    """A model in training. `kept` (tensors and plain values) is saved with it."""
+    """A model in training. `saved_values` (tensors and plain values) are part of the checkpoint."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class TrainingLoop:
         recipe: TrainingRecipe,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        """Resumes the checkpoint in `folder`, if there is one.
+        """Resume from the checkpoint in `folder`, if there is one.
 
         `settings`: plain values that the whole run shares. Raises InputError for a checkpoint of
-        another model, other settings or another recipe; only `steps`, `save_every` and
+        another model, of other settings or of another recipe; only `steps`, `save_every` and
         `patience` may change.
         """
         self.folder, self.model, self.recipe = folder, model, recipe
@@ -66,7 +66,7 @@ class TrainingLoop:
 
     @property
     def is_due(self) -> bool:
-        """True where this step is followed by a measurement and a save."""
+        """True if a measurement and a checkpoint follow this step."""
         return self.step % self.recipe.save_every == 0 or self.step == self.recipe.steps
 
     @property
@@ -75,26 +75,26 @@ class TrainingLoop:
         return self.saved_values.get("best", {})
 
     def record_score(self, score: float) -> None:
-        """Keep the weights as they are now if their score, the higher the better, is the best."""
+        """Store the current weights as the best if `score` is higher than the best so far."""
         if not self.best or score > self.best["score"]:
             weights = {name: w.detach().clone() for name, w in self.model.state_dict().items()}
             self.saved_values["best"] = {"score": score, "step": self.step, "weights": weights}
 
     @property
     def is_stalled(self) -> bool:
-        """True where as many measurements as `patience` says have brought nothing better."""
+        """True after `patience` measurements without improvement."""
         patience = self.recipe.patience * self.recipe.save_every
         return bool(patience and self.best and self.step - self.best["step"] >= patience)
 
     def run_steps(self, loss_at: Callable[[int], Tensor]) -> Iterator[float]:
-        """Every step that is left to make, by its loss."""
+        """Make the remaining steps, and yield the loss of each."""
         while self.step < self.recipe.steps and not self.is_stalled:
             yield self.advance(loss_at)
 
     def advance(self, loss_at: Callable[[int], Tensor]) -> float:
-        """One optimiser step down `loss_at(step)`; returns that loss.
+        """Make one optimizer step on `loss_at(step)`. Returns that loss.
 
-        Raises InputError for a loss or slope of NaN or infinity; the weights are then unchanged.
+        Raises InputError for a non-finite loss or gradient; the weights are then unchanged.
         """
         start = time.perf_counter()
         rate = compute_learning_rate(self.step, self.recipe)
@@ -113,7 +113,7 @@ class TrainingLoop:
         return loss.item()
 
     def require_finite(self, **figures: float) -> None:
-        """InputError, with the remedy, for a figure of NaN or infinity."""
+        """Raise InputError, with the remedy, for a non-finite figure."""
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise InputError(
@@ -123,8 +123,8 @@ class TrainingLoop:
                 )
 
     def save(self, **figures: float) -> None:
-        """Write the checkpoint, then a line of `log.csv`, under a line of names. A figure of NaN or
-        infinity is an InputError, and nothing is written."""
+        """Write the checkpoint, then append the figures to `log.csv`. Raises InputError for a
+        non-finite figure, before anything is written."""
         self.require_finite(**figures)
         self._write_checkpoint()
         rounded = {name: round(value, 4) for name, value in figures.items()}
@@ -137,7 +137,7 @@ class TrainingLoop:
             writer.writerow(line)
 
     def _write_checkpoint(self) -> None:
-        """Beside its final name first: a kill or a full disk leaves the old one whole."""
+        """Write the checkpoint atomically: a kill or a full disk leaves the old one complete."""
         state = {
             "settings": self.settings,
             "step": self.step,
@@ -152,7 +152,7 @@ class TrainingLoop:
         files.write_atomically(self.checkpoint, content.getbuffer(), part=part)
 
     def export(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """Write `model`, in transformers' layout."""
+        """Write `network` in transformers' layout to `model` in the folder."""
         with files.replace_folder(self.folder / "model") as part:
             network.save_pretrained(part)
             if tokenizer is not None:
@@ -171,23 +171,23 @@ class TrainingLoop:
     def _load(self) -> None:
         try:
             state = torch.load(self.checkpoint, weights_only=True)
-            settings = {"bfloat16": False} | state["settings"]  # older runs do not say
+            settings = {"bfloat16": False} | state["settings"]  # older checkpoints have no bfloat16
             if settings == self.settings:
                 self.model.load_state_dict(state["model"])
                 for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                     optimizer.load_state_dict(saved)
                 self.step, self.seconds = state["step"], state["seconds"]
                 self.saved_values = state["kept"]
-        except Exception as error:  # of many kinds for a broken file; RuntimeError: another shape
+        except Exception as error:  # a damaged file: many types; another shape: RuntimeError
             raise InputError(
-                f"{self.checkpoint} is no checkpoint of this model ({type(error).__name__}); "
-                "give the shape it was begun with, or another --out"
+                f"{self.checkpoint} is not a checkpoint of this model ({type(error).__name__}); "
+                "give the shape that the run began with, or another --out"
             ) from None
         for name in sorted(settings.keys() | self.settings.keys()):
             was, now = settings.get(name), self.settings.get(name)
             if was != now:
                 raise InputError(
-                    f"{self.checkpoint} was begun with {name} {was}, not {now}; "
+                    f"{self.checkpoint} began with {name} {was}, not {now}; "
                     "give that, or another --out"
                 )
         if self.step > self.recipe.steps:
@@ -198,14 +198,15 @@ class TrainingLoop:
 
 
 def compute_learning_rate(step: int, recipe: TrainingRecipe) -> float:
-    """Linear warm-up, plateau, linear decay to zero over the last `decay` of the steps."""
+    """Return the learning rate of a step: linear warm-up, plateau, linear decay to zero over the
+    last `recipe.decay` of the steps."""
     warmup_factor = (step + 1) / max(1, recipe.warmup)
     decay_factor = (recipe.steps - step) / max(1.0, recipe.decay * recipe.steps)
     return recipe.learning_rate * min(1.0, warmup_factor, decay_factor)
 
 
 def make_optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between embeddings and head, AdamW for the rest."""
+    """Return Muon for the matrices between embeddings and output layer, AdamW for the rest."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     outer = {id(p) for m in (*tables, head) if m is not None for p in m.parameters()}

@@ -1,8 +1,9 @@
-"""A draft that learns its target's distribution over the target's own states: what each kind of
-such drafts shares in `foretoken train`.
+"""Training of drafts over the target's hidden states: the part that all kinds of such drafts share
+in `foretoken train`.
 
-A student compares both distributions at the tokens of texts, depth by depth. The target's states
-are computed once and kept on disk.
+The draft learns the target's distribution at the tokens of the training data, at each depth
+(position within the draft tokens of a step). The target's hidden states are computed once and
+stored on disk.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from foretoken.train.loop import TrainingLoop, make_run_folder
 from foretoken.train.pair import compute_fingerprint
 from foretoken.train.recipe import TrainingRecipe, require_positive
 
-POSITIONS_PER_CHUNK = 128  # places whose distributions are made at a time
+POSITIONS_PER_CHUNK = 128  # positions whose distributions are computed at a time
 MIN_PROB = 1e-12
-BATCHES_PER_SORTED_GROUP = 16  # batches whose texts are sorted by length, so that little is padded
+BATCHES_PER_SORTED_GROUP = 16  # their sequences are sorted by length, to reduce padding
 
-NumberedSequences = dict[int, list[int]]  # ids by the texts' numbers
-# step, loss, and alpha at each depth where it is measured
+NumberedSequences = dict[int, list[int]]  # token ids by sequence number
+# step, loss, and alpha at each depth if it was measured
 TeachingProgress = Callable[[int, float, list[float] | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson(ABC):
-    """The draft's size, and how it is taught."""
+    """Size of the draft, and settings of its training."""
 
-    draft_vocab: int = 8192  # the most frequent tokens of the texts
-    intermediate: int | None = None  # width of its MLP; None: the target's
-    decay: float = 0.8  # weight of each depth, by that of the one before
+    draft_vocab: int = 8192  # the most frequent tokens of the data
+    intermediate: int | None = None  # width of the draft's MLP; None: the target's
+    decay: float = 0.8  # weight of each depth's loss relative to the depth before
     loss: str = "lk"
 
     def __post_init__(self) -> None:
@@ -64,10 +65,10 @@ class Lesson(ABC):
     def make_student(
         self, target: PreTrainedModel, sequences: NumberedSequences, seed: int
     ) -> Student:
-        """Return a random draft of such texts."""
+        """Return a randomly initialized draft for such sequences."""
 
     def get_layer_settings(self, target: PreTrainedModel) -> dict[str, Any]:
-        """Return what layers of the target's widths are made of, by transformers' names."""
+        """Return a config for layers of the target's widths, by transformers' names."""
         text: Any = target.config.get_text_config(decoder=True)
         same = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
         return {
@@ -81,10 +82,10 @@ class Lesson(ABC):
 
 
 class ComparedDistributions(NamedTuple):
-    """Logarithms of the target's distributions and the draft's, over the draft's tokens: `[N, Vd]`,
-    the former as they are among all tokens.
+    """Log probabilities of target and draft over the draft's tokens, `[N, Vd]`. The target's are
+    normalized over its whole vocabulary.
 
-    sure: the draft's own guess of how much they have in common, `[N]`, where it makes one.
+    `confidence`: the draft's estimate of alpha, `[N]`; None if it has no confidence head.
     """
 
     p: Tensor
@@ -98,15 +99,16 @@ class ComparedDistributions(NamedTuple):
 
 
 class Student(ABC):
-    """A draft in training. Its output layer has the target's rows, and is not trained: so a large
-    vocabulary costs no weights of its own.
+    """A draft in training. The target's weights serve as its output layer, untrained, so that a
+    large vocabulary adds no weights.
 
     Args:
-        network: All of it that learns, with the output layer `head`.
-        config: The description of it in its file, in speculators' format.
-        ids: The target's ids of its outputs, `[Vd]`.
+        network: All trained modules, with the output layer `head`.
+        head: The output layer.
+        config: The draft's config in speculators' format.
+        ids: The target's ids of the draft's tokens, `[Vd]`.
         target: The target.
-        depths: Draft tokens behind each other that it learns.
+        depths: Number of draft tokens that it learns to predict one after another.
     """
 
     def __init__(
@@ -129,25 +131,25 @@ class Student(ABC):
     def gather_positions(
         self, sequences: list[SequenceHiddenStates], rng: random.Random | None
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Return what is to be compared at N places of texts, depth by depth: what the target's
-        output layer reads there, `[N, H]`, the log mass of its logits `[N]`, and what the draft
-        makes its own of. dice: what is left to chance; None: nothing, as it is measured."""
+        """Yield, for each depth, tensors of N positions to compare: the inputs of the target's
+        output layer `[N, H]`, the log-sum-exp of its logits `[N]`, and the draft's own tensors.
+        `rng` makes the random choices; None for measuring alpha, without random choices."""
 
     @abstractmethod
     def compare(self, hidden: Tensor, mass: Tensor, *own: Tensor) -> ComparedDistributions:
-        """Compare both at some of these places."""
+        """Return both distributions at some of the positions of `gather_positions`."""
 
     @abstractmethod
     def get_stored_name(self, name: str) -> str:
-        """Return the name in speculators' layout of a weight of the network."""
+        """Return the name of a network's weight in speculators' layout."""
 
     def loss(
         self, sequences: list[SequenceHiddenStates], lesson: Lesson, rng: random.Random
     ) -> Tensor:
-        """Return the loss over all depths; a place counts at each depth as much as the others.
+        """Return the loss over all depths; every position of a depth has the same weight.
 
-        Distributions are made of a few places at a time, and again for their slopes: none of a
-        whole batch is in memory, and these are still in the processor's cache.
+        Distributions are computed for a few positions at a time, and again for the gradients: those
+        of a whole batch would not fit into memory, and small chunks stay in the CPU's cache.
         """
 
         def sum_losses(*some: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ class Student(ABC):
                 )
                 losses_by_position = (
                     losses_by_position - overlap * log_confidence - (1 - overlap) * log_doubt
-                )  # NaN where a run diverges
+                )  # NaN if the run diverges
             return losses_by_position.sum()
 
         losses: list[Tensor] = []
@@ -176,12 +178,12 @@ class Student(ABC):
 
     @torch.no_grad()
     def compute_target_log_probs(self, hidden: Tensor, mass: Tensor) -> Tensor:
-        """Logarithms of the target's distributions, by what its output layer reads `[N, H]`."""
+        """Return the target's log probabilities, from inputs of its output layer `[N, H]`."""
         logits = (hidden.to(self.output_weight.dtype) @ self.output_weight.T).float()
         return (logits - mass[:, None]).clamp(min=MIN_LOG_PROB)
 
     def compute_logits(self, states: Tensor) -> Tensor:
-        """Logits `[N, Vd]` of the output layer."""
+        """Return logits `[N, Vd]` of the output layer, from its inputs `[N, H]`."""
         return states.to(self.output_weight.dtype) @ self.output_weight.T
 
     @torch.no_grad()
@@ -201,7 +203,7 @@ class Student(ABC):
         return [total / max(1, n) for total, n in zip(totals, counts, strict=True)]
 
     def save(self, out: Path) -> None:
-        """Write the draft in speculators' format, whole or not at all."""
+        """Write the draft in speculators' format, completely or not at all."""
         has_draft_id = torch.zeros(
             self.config["transformer_layer_config"]["vocab_size"], dtype=torch.bool
         )
@@ -215,14 +217,14 @@ class Student(ABC):
 
 
 def split_positions(positions: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Split places into a few at a time."""
+    """Split the tensors of `gather_positions` into chunks of POSITIONS_PER_CHUNK."""
     return zip(*(x.split(POSITIONS_PER_CHUNK) for x in positions), strict=True)
 
 
 def make_config(
     kind: str, target: PreTrainedModel, layers: PreTrainedConfig, ids: Tensor, num_draft_tokens: int
 ) -> dict[str, Any]:
-    """The config of a draft of any kind, in speculators' format."""
+    """Return the config of a draft of any kind, in speculators' format."""
     named = {"vocab_size": layers.vocab_size, "model_type": layers.model_type}
     return {
         "speculators_model_type": kind,
@@ -244,7 +246,7 @@ def make_config(
 
 
 def choose_taps(target: PreTrainedModel) -> tuple[int, ...]:
-    """The taps whose states a draft reads that is trained here."""
+    """Return the taps whose hidden states a draft trained here uses."""
     return get_default_taps(target.config.get_text_config(decoder=True).num_hidden_layers)
 
 
@@ -259,22 +261,22 @@ def teach(
     max_bytes: int,
     report_states: Callable[[int], None],
 ) -> dict[str, Any]:
-    """Train a draft on texts until `recipe.steps` and write it to the folder `out`; returns the
-    summary. computed: is told of how many texts the target's states are there.
+    """Train a draft until `recipe.steps` and write it to the folder `out`. Returns the summary.
+    `report_states` is called with the number of sequences whose hidden states are computed.
 
-    The folder `out`.run holds the target's states, in `max_bytes` bytes at most, checkpoint and
-    log. It is resumed with the result of an unbroken run. Raises InputError where it is another
-    run's.
+    The folder `out`.run holds the target's hidden states, in at most `max_bytes` bytes, the
+    checkpoint and the log. A run that is resumed gives the result of an uninterrupted one. Raises
+    InputError if the folder is that of another run.
     """
     if out.is_file():
-        raise InputError(f"{out} is a file; give another --out, for a folder")
+        raise InputError(f"{out} is a file; give a folder as --out")
     folder = make_run_folder(out.with_name(f"{out.name}.run"))
     dataset = HiddenStateDataset(
         folder / "states", target, choose_taps(target), max_bytes, bfloat16=recipe.bfloat16
     )
     train, held_out = dataset.compute_missing(examples, report_states)
     student = lesson.make_student(target, train, recipe.seed)
-    if recipe.bfloat16:  # which autocast would make anew for every product
+    if recipe.bfloat16:  # converted once: autocast would convert it for every product
         student.output_weight = student.output_weight.bfloat16()
     settings = {
         "kind": student.config["speculators_model_type"],
@@ -311,15 +313,16 @@ def teach(
 
 
 def find_frequent_tokens(sequences: NumberedSequences, count: int) -> Tensor:
-    """The most frequent tokens of texts, ascending."""
+    """Return the most frequent tokens of the sequences, in ascending order."""
     counts = Counter(token for ids in sequences.values() for token in ids)
     return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
 
 
 def choose_batch(sequences: NumberedSequences, recipe: TrainingRecipe, step: int) -> list[int]:
-    """Numbers of the texts of a step's batch: each once an epoch, with others as long."""
+    """Return the sequence numbers of a step's batch: each occurs once per epoch, with others of
+    similar length."""
     size = min(recipe.batch, len(sequences))
-    steps_per_epoch = len(sequences) // size  # of an epoch
+    steps_per_epoch = len(sequences) // size
     epoch, index = divmod(step, steps_per_epoch)
     rng = random.Random(f"{recipe.seed} {epoch}")
     order = rng.sample(sorted(sequences), len(sequences))

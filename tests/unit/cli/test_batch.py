@@ -103,7 +103,7 @@ def test_a_disk_that_fills_leaves_whole_lines_and_is_named(tmp_path, full_disk) 
     path, text = tmp_path / "out.jsonl", "a" * 700
     with (
         full_disk(1000),
-        pytest.raises(OSError, match="out.jsonl cannot be written: .*make room"),
+        pytest.raises(OSError, match="out.jsonl cannot be written: .*free space"),
         ResultsFile.open(path) as out,
     ):
         out.write((1, 0), "", {"text": text})

@@ -56,7 +56,7 @@ def test_models_and_the_drafts_that_fit(tmp_path: Path, console: Run) -> None:
     assert document["models"][0]["drafts"] == ["novels (draft)"]
     assert document["conversions"] == document["costs"] == []
     nowhere = console("cache", "list", tmp_path / "nowhere")
-    mistake(nowhere, "is no folder")
+    mistake(nowhere, "is not a folder")
 
 
 def test_conversions_are_listed_and_removed_by_model(console: Run) -> None:

@@ -43,7 +43,7 @@ def test_a_draft_is_taught_and_used(run, base, tmp_path):
     spec = foretoken.load(base / "target", draft)
     assert spec.generate("It was", max_new_tokens=5, gamma=2)[0].stats.drafted
     other = run(*args, *SHAPE, "--loss", "tv")
-    assert other.code == 2 and "was begun with loss lk, not tv" in other.err
+    assert other.code == 2 and "began with loss lk, not tv" in other.err
     further = ("--target", base / "target", "--data", base / "text", "--out", tmp_path / "more")
     assert run(*further, "--draft", draft, *SHORT).code == 0
 

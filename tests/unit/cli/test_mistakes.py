@@ -68,7 +68,7 @@ MISTAKES = [
     ("bench --prompts wish.jsonl", "line 1: temperature is unknown here"),
     ("certify --prompts wish.jsonl", "line 1: temperature is unknown here"),
     # models
-    ("generate hi --target ./no", "is no folder"),
+    ("generate hi --target ./no", "is not a folder"),
     ("generate hi --target broken", "cannot be read as a model"),
     # what is no model, or lacks what a prompt needs
     ("generate bare 'It was'", "has no tokenizer"),
@@ -80,9 +80,9 @@ MISTAKES = [
     ("generate hi --target empty", "empty is an empty folder; a model's folder holds"),
     ("generate hi --target text", "text holds no config.json; a model's folder holds"),
     ("generate hi --target weightless", "weightless holds no weights; a model's folder holds"),
-    ("generate hi --target ids.txt", "ids.txt is a file that holds no model; give a model's"),
-    ("generate hi --target model", "model is a GGUF file, but not named so; rename it to"),
-    ("generate hi --target target/config.json", "is a part of a model; give the folder that"),
+    ("generate hi --target ids.txt", "ids.txt is not a model file; give a model's"),
+    ("generate hi --target model", "model is a GGUF file without the suffix .gguf; rename it to"),
+    ("generate hi --target target/config.json", "is one file of a model; give the folder that"),
     # chat, of models here and of servers
     ("chat -q x --api-key k", "--api-key needs a server; add --url"),
     ("chat -q x", "has no chat template"),  # the pair that ships
@@ -113,7 +113,7 @@ MISTAKES = [
     (f"{DISTILL} --on-policy 2", "on_policy is 2.0; give a share in [0, 1]"),
     (f"{DISTILL} --steps 0", "steps is 0; give 1 or more"),
     (f"{DISTILL} --shape hidden_size", "shape has 'hidden_size'; give name=value"),
-    (f"{DISTILL} --shape width=3", "width is no size of a llama model"),
+    (f"{DISTILL} --shape width=3", "width is not a size of a llama model"),
     # export
     ("export vllm --target a/t --gamma 4", "this target needs --draft"),
     (VLLM, "give --gamma, such as foretoken bench"),
@@ -184,7 +184,7 @@ LATER = [
     ("generate 1,2,3 --target nan", "the target's logits hold NaN at position 3 of row 0"),
     (f"{CERTIFY} --draft none", "draft is none, which is plain decoding; give a draft"),
     (f"{BENCH} --max-new-tokens 5000", "prompt 0 leaves room for 93 new tokens, not 5000"),
-    (f"{DISTILL} --data no", "there is no no; give text, or lines of sources"),
+    (f"{DISTILL} --data no", "there is no no; give a file of text or of sources"),
     (f"{DISTILL} --target bare", "the target has no tokenizer"),
     (f"{DISTILL} --out text/book.txt/run", "text/book.txt/run"),
 ]

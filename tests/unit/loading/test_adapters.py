@@ -97,7 +97,7 @@ def test_what_cannot_be_merged_is_said_in_a_line(tmp_path: Path) -> None:
     wide = {name: torch.zeros(9, 9) for name in weights}
     for wrong, says in (
         (few, "does not fit LlamaForCausalLM: .*it lacks base_model.*v_proj"),
-        (more, "does not fit LlamaForCausalLM: .*has no place in it for"),
+        (more, "does not fit LlamaForCausalLM: .*holds the unknown"),
         (bad, "does not fit LlamaForCausalLM: NaNs detected"),
         (wide, r"holds base_.* as \(9, 9\), not \(4, 32\)"),
     ):
@@ -196,9 +196,9 @@ def test_a_model_with_an_adapter_for_its_sounds(tmp_path: Path) -> None:
         spec.generate([[5, 6, 7]], max_new_tokens=4)
     with pytest.raises(RefusedError, match="guidance takes token ids only"):
         spec.guided(2.0)
-    refused(RefusedError, "brings an adapter, and takes no", tmp_path, "lookup", adapter=tmp_path)
+    refused(RefusedError, "adapter of its own and takes no", tmp_path, "lookup", adapter=tmp_path)
     refused(InputError, "generate turns its adapter on and off", theirs, "lookup")
-    refused(RefusedError, "merged on torch alone", tmp_path, "lookup", runtime="native")
+    refused(RefusedError, "only torch can merge", tmp_path, "lookup", runtime="native")
     weights = load_file(tmp_path / "adapter_model.safetensors")
     broken = {name: weight * float("nan") for name, weight in weights.items()}
     save_file(broken, tmp_path / "adapter_model.safetensors", {"format": "pt"})

@@ -107,7 +107,7 @@ def test_models_in_memory_padded_otherwise_are_taken_at_the_callers_word(V):
     """No guess is beyond the target's ids, and where a text has ids beyond the draft's it makes
     none. That the distribution stays is proved in tests/exact/test_step_law.py."""
     target, draft = llama(61), llama(V, seed=1)
-    says = f"{V} output rows and the target 61, .* or same_tokenizer=True where equal ids are"
+    says = f"{V} output rows and the target 61, .* or same_tokenizer=True if equal ids are"
     refused(RefusedError, says, target, draft)
     spec = foretoken.load(target, draft, same_tokenizer=True)
     prompts, options = [[3, 4], [59, 5, 60]], {"max_new_tokens": 40, "ignore_eos": True}

@@ -148,13 +148,13 @@ def test_files_that_are_refused(
         (tmp_path / f"{name}.gguf").write_bytes(held)
     part = tmp_path / "m-00001-of-00002.gguf"
     shutil.copy(folder / "tiny.gguf", part)
-    refused(InputError, "no.gguf is no GGUF file", tmp_path / "no.gguf")
+    refused(InputError, "no.gguf is not a GGUF file", tmp_path / "no.gguf")
     refused(InputError, "cut.gguf", tmp_path / "cut.gguf")
     refused(InputError, "head.gguf", tmp_path / "head.gguf")
     refused(InputError, "missing.gguf cannot be read: No such", tmp_path / "missing.gguf")
     refused(InputError, r"several GGUF files \(cut.gguf, head.gguf", tmp_path)
-    refused(InputError, "nobody/nothing:a.gguf cannot be had", "nobody/nothing:a.gguf")
-    refused(InputError, "a file, which has none", folder / "tiny.gguf", revision="main")
+    refused(InputError, "nobody/nothing:a.gguf cannot be downloaded", "nobody/nothing:a.gguf")
+    refused(InputError, "a file, which has no revision", folder / "tiny.gguf", revision="main")
     with pytest.raises(InputError, match="one of several parts"):
         hub.find_gguf(part)
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)

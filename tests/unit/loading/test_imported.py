@@ -87,7 +87,7 @@ def test_mistakes_are_one_line(here: Path) -> None:
     for draft, says in (
         ("mydrafts.theirs:a", "there is no module mydrafts.theirs; give one that can be imported"),
         ("nowhere:a", "there is no module nowhere"),
-        ("silentdraft:a", "the module silentdraft has no function drafter; give it drafter"),
+        ("silentdraft:a", "the module silentdraft has no function drafter; define drafter"),
         ("mydrafts.ours:nothing", "its function drafter returned 5; return a Drafter"),
         ("mydrafts.ours:half", "Half lacks start and commit and leave"),
         (
@@ -96,7 +96,7 @@ def test_mistakes_are_one_line(here: Path) -> None:
         ),
     ):
         refused(InputError, says, "target", draft)
-    says = "draft_dtype is 'int8', but mydrafts.ours:a is no model"
+    says = "draft_dtype is 'int8', but mydrafts.ours:a is not loaded from a model"
     refused(InputError, says, "target", "mydrafts.ours:a", draft_dtype="int8")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):  # what a module raises itself
         foretoken.load("target", "needydraft:a")

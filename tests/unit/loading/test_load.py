@@ -245,7 +245,7 @@ GENERATION, CONFIG, TOKENIZER = "generation_config.json", "config.json", "tokeni
 OWN_CODE = '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}'
 FOLDERS: list[tuple[Callable[[Path], Any], type[ForetokenError], str]] = [
     (lambda path: path.mkdir() or path, InputError, "is an empty folder"),
-    (lambda path: path / "missing", InputError, "is no folder"),
+    (lambda path: path / "missing", InputError, "is not a folder"),
     (bert, ForetokenError, "bert|Bert"),
     (lambda path: transformers.BertForMaskedLM.from_pretrained(bert(path)), RefusedError, "bert"),
     (vit, RefusedError, "is a vit model, neither causal nor encoder-decoder"),
@@ -256,7 +256,7 @@ FOLDERS: list[tuple[Callable[[Path], Any], type[ForetokenError], str]] = [
     (other(CONFIG, OWN_CODE), InputError, "cannot be read as a model"),  # which is not run
     (other(CONFIG, hidden_act="nosuch"), InputError, "cannot be built from its config: .*nosuch"),
     (other(CONFIG, intermediate_size=40), InputError,
-     r"model.layers.0.mlp.down_proj.weight as .*\(32, 48\), its config says \(32, 40\)"),
+     r"model.layers.0.mlp.down_proj.weight as .*\(32, 48\), but its config gives \(32, 40\)"),
     (changed(lambda file: file.write_bytes(file.read_bytes()[:1000])), InputError, "be loaded"),
     (changed(Path.unlink), InputError, "holds no weights"),
     (changed(lambda file: llama(64).model.save_pretrained(file.parent)), InputError,
@@ -275,14 +275,14 @@ def test_folders_that_are_refused(tmp_path, write, kind, says):
 MODEL = llama(64)
 ARGUMENTS: list[tuple[list[Any], dict[str, Any], str]] = [
     (["no-such/model"], {}, "there is no folder 'no-such/model', and HF_HUB_OFFLINE"),
-    (["no such thing!"], {}, "'no such thing!' is no folder"),
-    ([""], {}, "'' is no folder"),
-    (["a" * 5000], {}, "is no folder; give a model's folder"),
-    (["a\0b"], {}, "is no folder; give a model's folder"),
+    (["no such thing!"], {}, "'no such thing!' is not a folder"),
+    ([""], {}, "'' is not a folder"),
+    (["a" * 5000], {}, "is not a folder; give a model's folder"),
+    (["a\0b"], {}, "is not a folder; give a model's folder"),
     ([5], {}, "target is 5; give a folder, a hub id or a network"),
     ([torch.nn.Linear(2, 2)], {}, "target is Linear"),
     ([MODEL, "no-such"], {}, "there is no folder .no-such."),
-    ([MODEL, "a" * 5000], {}, "is no folder; give a model's folder"),
+    ([MODEL, "a" * 5000], {}, "is not a folder; give a model's folder"),
     ([MODEL, foretoken.Drafter], {}, "draft is <class .*Drafter'>; give a folder"),
     ([MODEL, LookupDrafter], {}, "draft is <class .*LookupDrafter'>; give a folder"),
     ([MODEL, 5], {}, "draft is 5"),

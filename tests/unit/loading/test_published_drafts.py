@@ -78,7 +78,7 @@ def test_blocks(kind: str, runtime: str, tmp_path: Path) -> None:
     assert spec.drafter.holds[0].compute_dtype == "bfloat16"
     assert_own_texts(spec)
     refused(
-        RefusedError, "draft_dtype='int8' runs on the native decoder only", folder, draft,
+        RefusedError, "draft_dtype='int8' is supported only by the native", folder, draft,
         draft_dtype="int8", runtime=runtime,
     )  # fmt: skip
 
@@ -106,7 +106,7 @@ def test_an_assistant_has_its_target_on_torch(tmp_path: Path) -> None:
     spec = foretoken.load(target, draft)
     assert spec.target.runtime == "transformers"
     assert_own_texts(spec)
-    refused(RefusedError, "which torch alone lends, not native", target, draft, runtime="native")
+    refused(RefusedError, "which only torch shares, not native", target, draft, runtime="native")
     refused(RefusedError, "not int8", target, draft, dtype="int8")
 
 
@@ -155,23 +155,23 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
     refused(RefusedError, "non-finite values in norm.weight", folder, broken)
     x = {"x": torch.ones(1)}
     draft = saved(tmp_path / "peagle", {"speculators_model_type": "peagle"}, x)
-    refused(RefusedError, "of kind 'peagle', which is not known here", folder, draft)
+    refused(RefusedError, "of kind 'peagle', which is not supported", folder, draft)
     layers = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 2}
     draft = saved(tmp_path / "mtp", layers, x)
-    refused(RefusedError, "num_nextn_predict_layers 2, a single layer", folder, draft)
+    refused(RefusedError, "num_nextn_predict_layers 2; only 1 is supported", folder, draft)
     refused(RefusedError, "holds no layer for multi-token prediction", folder, "mtp")
     for draft in ("lookup", folder):
-        says = "draft_taps is 'inputs', but .* reads no states"
+        says = "draft_taps is 'inputs', but .* does not use the target's"
         refused(InputError, says, folder, draft, draft_taps="inputs")
     draft = saved(tmp_path / "draft", blocks.ZLAB, blocks.tensors(blocks.ZLAB, target))
-    says = "revision is 'x', but .* is a folder, which has none"
+    says = "revision is 'x', but .* is a folder, which has no revision"
     refused(InputError, says, folder, draft, draft_revision="x")
     layer = pairdrafts.eagle_file(320, (2, 3, 3)).with_config(draft_taps="inputs")
     layer = layer.save(tmp_path / "eagle")
     for asked in ("inputs", "outputs"):
-        says = f"draft_taps is '{asked}', but .* says which states"
+        says = f"draft_taps is '{asked}', but .* specifies which hidden states"
         refused(InputError, says, folder, layer, draft_taps=asked)
-    refused(InputError, r"is a draft \(eagle3\), no model", layer)
+    refused(InputError, r"is a draft \(eagle3\), not a model", layer)
     assert get_draft_kind(json.loads((folder / "config.json").read_text())) is None
     assert get_draft_kind({"architectures": ["LlamaForCausalLMEagle3"]}) == "eagle3"
 

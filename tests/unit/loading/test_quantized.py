@@ -65,14 +65,14 @@ def test_eight_bit_floats_are_the_values_that_are_stored(tmp_path: Path) -> None
         assert other.generate(prompt, max_new_tokens=2)
     weights.pop(next(name for name in weights if name.endswith("_scale_inv")))
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    says = "in float8_e4m3fn without what its values follow from"
+    says = "in float8_e4m3fn without the scales of its values"
     refused(InputError, says, tmp_path, "lookup", runtime="transformers")
 
 
 @pytest.mark.parametrize("name", ["gptq", "nobody's"])
 def test_a_method_that_has_no_plain_weights_is_refused_by_name(tmp_path: Path, name: str) -> None:
     saved(tmp_path, {"quant_method": name, "bits": 4, "group_size": 32})
-    says = f"is quantized by {name}, from which.*GGUF file"
+    says = f"is quantized by {name}, which transformers.*GGUF file"
     refused(RefusedError, says, tmp_path, "lookup", runtime="transformers")
 
 

@@ -65,7 +65,7 @@ def unbuilt(*_: Any, **__: Any) -> None:
 def test_more_layers_than_the_config_says(model: Path, form: str) -> None:
     """They would be left out, and the text would be nonsense."""
     in_form(configure(model, num_hidden_layers=LAYERS - 1), form)
-    refused(InputError, "holds weights of layer 2 of model.layers, its config has", model)
+    refused(InputError, "holds weights of layer 2 of model.layers, but its config has", model)
     refused(InputError, "holds weights of layer 2 of model.layers", llama(64), model)  # as a draft
     for count in (10**6, 0, -3):
         configure(model, num_hidden_layers=count)

@@ -147,14 +147,14 @@ WHOLE = saved(Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64)
     ("value", "message"),
     [
         (url(WHOLE[: len(WHOLE) // 2]), "image 0 cannot be read"),
-        (url(b"<svg/>"), "image 0 is no picture"),
-        ("nowhere.png", "image 0 is no picture"),
+        (url(b"<svg/>"), "image 0 is not a"),
+        ("nowhere.png", "image 0 is not a"),
         ("data:image/png,abc", "give a data URL in base64"),
-        ("data:image/png;base64,???", "not in base64"),
+        ("data:image/png;base64,???", "not valid base64"),
         ("https://example.com/cat.png", "give a file, a data URL"),
         (7, "give a file, a data URL"),
-        (np.zeros((2, 2, 7), np.uint8), "image 0 is no picture"),
-        (Image.new("RGB", (0, 3)), "image 0 has 0 x 3 pixels; give a picture"),
+        (np.zeros((2, 2, 7), np.uint8), "image 0 is not a"),
+        (Image.new("RGB", (0, 3)), "image 0 has 0 x 3 pixels; give an image"),
     ],
 )
 def test_what_is_no_picture(value: Any, message: str) -> None:

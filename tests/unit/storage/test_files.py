@@ -43,7 +43,7 @@ def test_a_folder_that_is_not_finished_leaves_the_old_one(tmp_path, error):
     assert contents(tmp_path) == before and [p.name for p in tmp_path.iterdir()] == ["model"]
     if kind is OSError:
         assert str(raised.value).startswith(
-            f"{tmp_path / 'model'} cannot be written: no room; make"
+            f"{tmp_path / 'model'} cannot be written: no room; free"
         )
 
 
@@ -80,7 +80,7 @@ def test_json_of_others():
     for text in ("{broken", "", "[" * 100_000):
         with pytest.raises(ValueError):
             files.parse_json(text)
-    with pytest.raises(ValueError, match="^it nests too deeply$"):
+    with pytest.raises(ValueError, match="^it is nested too deeply$"):
         files.parse_json("[" * 100_000)
 
 
@@ -107,5 +107,5 @@ def test_files_that_cannot_be_read(tmp_path):
         files.read_text(tmp_path / "no", "a schema")
     (tmp_path / "b").write_bytes(b"\xff")
     for file in (tmp_path, tmp_path / "b"):
-        with pytest.raises(InputError, match="cannot be read as text in UTF-8"):
+        with pytest.raises(InputError, match="cannot be read as UTF-8 text"):
             files.read_text(file, "a schema")

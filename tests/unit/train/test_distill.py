@@ -115,11 +115,11 @@ def test_what_is_saved_is_a_draft(tmp_path):
     assert measure_alpha(again, [text], 1.0) == pytest.approx(
         measure_alpha(of, [text], 1.0), abs=1e-6
     )
-    with pytest.raises(InputError, match="was begun with loss lk, not tv"):
+    with pytest.raises(InputError, match="began with loss lk, not tv"):
         taught(models(), tmp_path, replace(LESSON, loss="tv"))
     for other in (make_pair(random("Llama", 3).float(), of.draft, None),
                   make_pair(of.target, llama(V=V, seed=9), None)):  # fmt: skip
-        with pytest.raises(InputError, match=r"was begun with (target|draft) \w+, not \w+; give"):
+        with pytest.raises(InputError, match=r"began with (target|draft) \w+, not \w+; give"):
             taught(other, tmp_path)
 
 
@@ -196,7 +196,7 @@ def test_an_invalid_lesson(wrong, said):
 def test_a_text_that_the_draft_cannot_hold_is_said_first(tmp_path):
     target = llama(V=V, context=32).requires_grad_(False)
     of = make_pair(target, llama(V=V, context=9), None)
-    with pytest.raises(InputError, match="a text has 10 tokens, the draft holds 9"):
+    with pytest.raises(InputError, match="a sequence has 10 tokens, but the draft's limit is 9"):
         taught(of, tmp_path)
     with pytest.raises(InputError, match="prompt 0 has 4 tokens, the model holds 3"):
         taught(make_pair(llama(V=V, context=3), llama(V=V), None), tmp_path)

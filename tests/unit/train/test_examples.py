@@ -77,7 +77,7 @@ def test_plain_lines_are_sources_and_one_in_sixteen_is_held_out(tmp_path):
         ('{"target": "a"}', "line 2: source: it is missing"),
         ('{"source": "a", "other": 1}', "line 2: other: it is unknown"),
         ('{"source": 3}', "line 2: source: it must be text"),
-        ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give text"),
+        ('{"source": "", "target": "a"}', "a.jsonl, line 2: the source is empty; give a nonempty"),
     ],
 )
 def test_an_invalid_line_is_named(tmp_path, row, said):
@@ -90,7 +90,7 @@ def test_an_invalid_line_is_named(tmp_path, row, said):
 def test_too_little_missing_and_unreadable(tmp_path):
     (tmp_path / "a.txt").write_text("It was")
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="0 examples to learn from"):
+    with pytest.raises(InputError, match="0 examples for training"):
         read_examples(tmp_path / "a.txt", byte_level(), LENGTH, encoder_decoder=False)
     with pytest.raises(InputError, match="1 held out"):
         read_examples(tmp_path / "a.txt", byte_level(), LENGTH, encoder_decoder=True)

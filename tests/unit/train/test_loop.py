@@ -45,7 +45,7 @@ def same(a: TrainingLoop, b: TrainingLoop) -> bool:
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, full_disk):
     advanced(loop(tmp_path, V=4096), 2)  # so large that it fills up amid a tensor
     before = (tmp_path / "checkpoint.pt").read_bytes()
-    said = "checkpoint.pt cannot be written: .*too large; make room"
+    said = "checkpoint.pt cannot be written: .*too large; free space"
     with full_disk(len(before) // 2), pytest.raises(OSError, match=said):
         advanced(loop(tmp_path, V=4096), 4)
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
@@ -55,12 +55,12 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, full_disk):
 
 def test_a_checkpoint_of_other_settings_or_another_model_is_refused(tmp_path):
     loop(tmp_path, loss="lk").save()
-    with pytest.raises(InputError, match="was begun with loss lk, not tv"):
+    with pytest.raises(InputError, match="began with loss lk, not tv"):
         loop(tmp_path, loss="tv")
-    with pytest.raises(InputError, match="is no checkpoint of this model"):
+    with pytest.raises(InputError, match="is not a checkpoint of this model"):
         loop(tmp_path, V=33, loss="lk")
     (tmp_path / "checkpoint.pt").write_bytes(b"broken")
-    with pytest.raises(InputError, match="is no checkpoint of this model"):
+    with pytest.raises(InputError, match="is not a checkpoint of this model"):
         loop(tmp_path, loss="lk")
 
 
@@ -69,14 +69,14 @@ def test_a_checkpoint_that_does_not_say_its_precision_is_of_float32(tmp_path):
     del run.settings["bfloat16"]
     run.save()
     loop(tmp_path)
-    with pytest.raises(InputError, match="was begun with bfloat16 False, not True"):
+    with pytest.raises(InputError, match="began with bfloat16 False, not True"):
         TrainingLoop(tmp_path, run.model, replace(RECIPE, bfloat16=True))
 
 
 def test_another_recipe_is_refused_and_more_steps_are_not(tmp_path):
     model = advanced(loop(tmp_path), 4).model
     for name in ("batch", "learning_rate", "warmup", "seed"):
-        with pytest.raises(InputError, match=f"was begun with {name} .*, not 9"):
+        with pytest.raises(InputError, match=f"began with {name} .*, not 9"):
             TrainingLoop(tmp_path, model, replace(RECIPE, **{name: 9}))
     with pytest.raises(InputError, match="has 4 steps, so steps 3 .*"):
         TrainingLoop(tmp_path, model, replace(RECIPE, steps=3))

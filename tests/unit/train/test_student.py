@@ -66,9 +66,9 @@ def test_a_run_that_was_killed_ends_as_an_unbroken_one(tmp_path: Path, lesson: L
     assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
     assert {**rest, "seconds": 0} == {**whole, "seconds": 0}
     check_format(tmp_path, target, "eagle3" if lesson is EAGLE else "dspark", files[0])
-    with pytest.raises(InputError, match="holds states of another target, of other texts"):
+    with pytest.raises(InputError, match="holds states of another target, of other data"):
         train(tmp_path / "whole", network(seed=1), lesson)
-    with pytest.raises(InputError, match="texts behind other prompts"):
+    with pytest.raises(InputError, match="outputs of other prompts"):
         examples(target, tmp_path / "whole.texts", 20)
 
 
@@ -148,7 +148,7 @@ def test_the_command_writes_texts_and_trains(tmp_path: Path, kind: str, size: st
             "is not empty, and no run of it exists; give another --out",
         ),
         (("--out", str(tmp_path / "prompts.jsonl")), "is a file; give a folder as --out"),
-        (("--length", "7"), "holds texts with length 8, not 7; give that, or another --out"),
+        (("--length", "7"), "holds outputs with length 8, not 7; give that, or another --out"),
     ):
         wrong = CliRunner().invoke(cli.app, ["train", kind, *asked, *more])
         assert isinstance(wrong.exception, InputError) and said in str(wrong.exception)

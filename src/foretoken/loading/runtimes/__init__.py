@@ -1,2 +1,2 @@
-"""A file for each backend: why it cannot run a model (`refusal`), and the model that runs on it
-(`build`); `place` tries them in a fixed order."""
+"""One module per backend: `refusal` returns why it cannot run a model, `build` the running model;
+`place` tries them in a fixed order."""

@@ -1,4 +1,4 @@
-"""Graphs of fixed shapes, recorded on CUDA; "compiled" are graphs whose layers torch compiles."""
+"""CUDA graphs of fixed shapes; in the variant "compiled", torch compiles their layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def refusal(model: ModelFacts, placement: Placement) -> str | None:
-    """Return why graphs do not run a model; None if its family passed the self-check."""
+    """Return why CUDA graphs cannot run a model; None if its family passed the self-check."""
     if placement.taps:
         return f"{placement.runtime} does not expose the hidden states that the draft reads"
     try:
@@ -26,8 +26,7 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
-    """Return the model, of which short passes were recorded. Raises RefusedError if they cannot
-    be."""
+    """Return the model with its first graphs recorded. Raises RefusedError if recording fails."""
     network = model.load_network(placement.dtype, placement.device)
     require_precision(network, GRAPHS_FORM)
     graphs = GraphModel(network, compiled=placement.runtime == "compiled")

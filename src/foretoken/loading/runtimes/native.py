@@ -1,7 +1,5 @@
-"""The native decoder, on CPUs, in float32 to int4.
-
-A conversion is cached, so that the next process needs neither the model's configuration nor its
-self-check; so is a refusal.
+"""The native decoder on CPUs, in float32 to int4. Conversions and refusals are cached, so that the
+next process needs neither the model's configuration nor its self-check.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ if TYPE_CHECKING:
     from foretoken.loading.facts import ModelFacts, Placement
     from foretoken.loading.sources import ModelSource
 
-REFUSALS_FILE = "not-native.json"  # by a digest of a folder: why the native decoder does not run it
+REFUSALS_FILE = "not-native.json"  # digest of a folder -> why the native decoder cannot run it
 
 
 def refusal(model: ModelFacts, placement: Placement) -> str | None:
-    """Return why the native decoder does not run a model; None if its family passed the self-check,
+    """Return why the native decoder cannot run a model; None if its family passed the self-check,
     now or when it was converted."""
     if placement.device.type != "cpu":
         return f"the native decoder runs on the CPU, not on {placement.device}"
@@ -44,7 +42,7 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
                 return None
             if known := load_cached_values(REFUSALS_FILE).get(_compute_refusal_key(folder, dtype)):
                 return known
-        # late: takes seconds, which a cached conversion does without
+        # imported late: takes seconds, which a cached conversion does not need
         from foretoken.models.stock.check_results import self_check
 
         with _save_refusals(model, placement):
@@ -63,8 +61,8 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
 
 @contextmanager
 def _save_refusals(model: ModelFacts, placement: Placement) -> Iterator[None]:
-    """Remember why a folder is refused, unless an error in the family's code or a draft's taps may
-    be the cause."""
+    """Store why a folder is refused, unless the cause may be an error in the family's code or a
+    draft's taps."""
     try:
         yield
     except RefusedError as error:
@@ -80,8 +78,8 @@ def _compute_refusal_key(folder: ModelSource, dtype: str) -> str:
 
 
 def read_cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any] | None:
-    """Return the facts of a folder's cached conversion, if the placement allows for it; None for a
-    model of the hub, whose configuration would have to be read."""
+    """Return the facts of a folder's cached conversion; None if there is none, the placement needs
+    another backend, or the model is on the hub, where its configuration would have to be loaded."""
     folder, dtype = model.folder, placement.dtype
     if placement.runtime not in ("auto", "native") or placement.device.type != "cpu":
         return None
@@ -94,8 +92,8 @@ def read_cached_facts(model: ModelFacts, placement: Placement) -> dict[str, Any]
 
 
 def start_loading(model: ModelFacts, placement: Placement) -> Future[Model | None]:
-    """Begin to read a folder's cached conversion in a thread, while a tokenizer is read by Python:
-    its model, or None if it is damaged."""
+    """Start to load a folder's cached conversion in a thread, in parallel with the tokenizer. The
+    future's result is None if the conversion is damaged."""
 
     def load() -> Model | None:
         with suppress(RefusedError):
@@ -111,14 +109,14 @@ def start_loading(model: ModelFacts, placement: Placement) -> Future[Model | Non
 def make_companion(
     model: ModelFacts, target: Model, dtype: str, layers: tuple[int, ...] = ()
 ) -> Model:
-    """Return a copy of `target`, made from the same model with weights in `dtype`, and with these
-    layers alone where there are some, that drafts over the target's own rows."""
-    host: Any = target  # one of the native decoder's
+    """Return a copy of `target`, made from the same model with weights in `dtype`, limited to
+    `layers` if any are given, that shares the target's KV cache."""
+    host: Any = target  # on the native decoder
     return replace(_make_conversion(model, dtype), layers=layers).companion(host)
 
 
 def describe_abilities() -> str:
-    """Return what the native decoder runs on here, or why it cannot be used."""
+    """Return the instruction set and dtypes of the native decoder here, or why it cannot run."""
     try:
         require_library()
         return f"runs on {library.choose_instruction_set()}, {', '.join(conversion.NATIVE_DTYPES)}"
@@ -127,17 +125,17 @@ def describe_abilities() -> str:
 
 
 def require_library() -> None:
-    """RefusedError if the native decoder was not compiled."""
+    """Raise RefusedError if the native decoder was not compiled."""
     library.load_library()
 
 
 def _choose_dtype(model: ModelFacts, placement: Placement) -> str:
-    return "float32" if model.source is None else placement.dtype  # a network in memory is copied
+    return "float32" if model.source is None else placement.dtype  # in memory: a float32 copy
 
 
 def _make_conversion(model: ModelFacts, dtype: str) -> NativeConversion:
-    """Return what converts a model, or a copy of one in memory. RefusedError for a precision that
-    the native decoder lacks, or if it was not compiled."""
+    """Return the conversion of a model; a model in memory is copied. Raises RefusedError for a
+    precision that the native decoder lacks, or if it was not compiled."""
     require_library()
     if dtype not in conversion.NATIVE_DTYPES:
         raise RefusedError(f"the native decoder has no {dtype}")
@@ -148,7 +146,7 @@ def _make_conversion(model: ModelFacts, dtype: str) -> NativeConversion:
 
 
 def _read_facts_to_store(model: ModelFacts) -> dict[str, Any]:
-    """Return the generation config; None if no target may have it."""
+    """Return the generation config to store; None if its model cannot be a target."""
     try:
         settings = read_settings(model.structure).to_dict()
     except ForetokenError:

@@ -1,5 +1,5 @@
-"""Each model gets the first backend that runs it exactly: the native decoder on a CPU, graphs of
-fixed shapes on CUDA, then transformers on torch.
+"""Choice of the backend: the first one that runs a model exactly. On a CPU that is the native
+decoder, on CUDA the graphs of fixed shapes, then transformers on torch.
 
 Does not depend on prompts, drafts or tokenizers.
 """
@@ -32,8 +32,8 @@ class PlacedModel:
 def place(model: ModelFacts, placement: Placement) -> PlacedModel:
     """Return the model on the first backend that runs its family exactly.
 
-    A network in memory is used as it is, where it is, unless a runtime is asked for by name, which
-    takes a copy. Raises RefusedError for a placement that cannot be honoured.
+    A network in memory is used as it is, on its own device, unless a backend is requested by name,
+    which then runs a copy. Raises RefusedError for a placement that no backend supports.
     """
     if model.source is None:
         placement = replace(placement, device=model.structure.device)
@@ -50,19 +50,18 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
                 reason = str(error)
         notes.append(reason)
         log.info("%s does not run on %s: %s", base_name(model.name), runtime, reason)
-    remedy = (
-        "" if runtimes[-1] == "transformers" else _describe_remedy(placement)
-    )  # torch's reasons say it
+    # torch's own reasons include the remedy
+    remedy = "" if runtimes[-1] == "transformers" else _describe_remedy(placement)
     raise RefusedError(f"{notes[-1]}{remedy}")
 
 
 def _list_candidates(model: ModelFacts, placement: Placement) -> tuple[list[str], list[str]]:
-    """Return the runtimes to try, in order, and why torch is the first where it is. RefusedError
-    for a precision that the runtime asked for lacks."""
+    """Return the backends to try, in order, and the reason if torch is the first. Raises
+    RefusedError for a precision that the requested backend lacks."""
     requested, is_rounded = placement.runtime, placement.dtype in ROUNDED_DTYPES
     if model.source is not None and model.source.has_own_adapter:
         if requested not in ("auto", "transformers") or is_rounded:
-            problem = f"{model.name} has an adapter of its own, which is merged on torch alone"
+            problem = f"{model.name} has an adapter of its own, which only torch can merge"
             raise RefusedError(f"{problem}; leave runtime, int8 and int4 out")
         return ["transformers"], ["its own adapter is merged there"]
     on_cuda = placement.device.type == "cuda"
@@ -70,7 +69,7 @@ def _list_candidates(model: ModelFacts, placement: Placement) -> tuple[list[str]
         return ["transformers"], ["it was in memory"]
     if is_rounded and requested not in ("auto", "native"):
         raise RefusedError(
-            f"dtype={placement.dtype!r} runs on the native decoder only, not on {requested}; leave "
+            f"dtype={placement.dtype!r} runs only on the native decoder, not on {requested}; leave "
             "runtime at 'auto'"
         )
     if requested != "auto":
@@ -80,17 +79,17 @@ def _list_candidates(model: ModelFacts, placement: Placement) -> tuple[list[str]
     return ["graphs" if on_cuda else "native", "transformers"], []
 
 
-def _get_backend(runtime: str):  # not annotated: the modules are of one form
+def _get_backend(runtime: str):  # not annotated: the modules have the same functions, not a type
     if runtime == "native":
         return native
-    # late: these import transformers' networks, which takes seconds; a cached conversion needs none
+    # imported late: transformers' networks take seconds to import; cached conversions need none
     from foretoken.loading.runtimes import graphs, stock
 
     return stock if runtime == "transformers" else graphs
 
 
 def _describe_remedy(placement: Placement) -> str:
-    """Return what to give instead of a placement that cannot be honoured."""
+    """Return the remedy for a placement that no backend supports."""
     changes = ["give dtype='float32'"] if placement.dtype in ROUNDED_DTYPES else []
     if placement.runtime != "auto":
         changes.insert(0, f"leave runtime at 'auto' (not {placement.runtime!r})")

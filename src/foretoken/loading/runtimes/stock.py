@@ -1,5 +1,5 @@
-"""transformers' own code on torch, over a ragged cache, or row by row where a family is not exact
-so."""
+"""transformers' own code on torch: batched over a ragged cache, or one sequence at a time for a
+family that is not exact in batches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def refusal(model: ModelFacts, placement: Placement) -> str | None:
-    """Return why torch does not run a model exactly; None if its family passed the self-check, or
-    `build` checks the model itself, as no small copy of it can be made."""
+    """Return why torch cannot run a model exactly; None if its family passed the self-check, or if
+    no small copy of the model can be made, in which case `build` checks the model itself."""
     try:
         model.form_on_torch = _find_exact_form(model.structure)
     except SmallCopyError as error:
@@ -37,13 +37,13 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
 
 
 def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
-    """Return the model, and remarks on how it runs. Raises RefusedError if it cannot expose its
-    hidden states at the taps, or does not run in its precision."""
+    """Return the model, and remarks on how it runs. Raises RefusedError if it cannot expose hidden
+    states at the taps, or does not run in its precision."""
     network = model.load_network(placement.dtype, placement.device)
     form, notes = model.form_on_torch or _find_exact_form(network)
     remarks = [*notes]
     require_precision(network, form)
-    if model.source is not None:  # before it is run: runners keep its layers
+    if model.source is not None:  # before the model is run, which stores references to its layers
         packing = pack(network)
         packed = f"{packing.layers} layers packed"
         remarks.append(packed if packing.layers else f"unpacked: {packing.reason}")
@@ -59,8 +59,8 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
 
 
 def _find_exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str]]:
-    """Return the first form on torch that passes the self-check; what it costs, and the objection
-    to the one before it. Raises RefusedError if none passes."""
+    """Return the first form on torch that passes the self-check, with remarks: its cost and why the
+    form before it failed. Raises RefusedError if none passes."""
     network, form, remarks = get_language_model(network), TORCH_BACKEND, list[str]()
     try:
         checked_itself = self_check(network, form).on_full_model
@@ -79,8 +79,8 @@ def _find_exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str
 
 
 def require_precision(network: PreTrainedModel, form: CheckedBackend) -> None:
-    """RefusedError if torch cannot run the network in its precision, tried on one token unless
-    that is float32, in which the self-check has run."""
+    """Raise RefusedError if torch cannot run the network in its precision. One token is tried;
+    float32 needs no trial, as the self-check ran in it."""
     if network.dtype == torch.float32:
         return
     model = form.build(network)
