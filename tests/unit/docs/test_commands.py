@@ -15,6 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SKIPPED = {  # a pattern, and why what it matches is not run here
     r"^make ": "it makes .venv, and its recipes are these commands, the tests and the site",
     r"^foretoken serve|--base-url|--url ": "a server runs until it is stopped: tests/e2e",
+    r"benchmarks/gpu/": "a GPU",
     r"smollm2": "93 MB from PyPI: make chat",
     r"^foretoken transcribe ": "a model that hears: tests/e2e/test_transcribe.py",
     r"--ray ": "several processes: tests/e2e",
