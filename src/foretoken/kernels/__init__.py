@@ -1,4 +1,5 @@
-"""Our own kernels for CPUs: C++ for every instruction set, defined to the bit in NumPy.
+"""Foretoken's own kernels for CPUs: C++ for several instruction sets, whose results equal those of
+a NumPy reference to the bit.
 
-`build` compiles `cpp/`; `library` calls what was compiled; `reference` is the arithmetic.
+`build` compiles `cpp/`, `library` loads and calls it, `reference` defines the arithmetic.
 """

@@ -1,7 +1,7 @@
-"""Compile the kernels, for every instruction set of this kind of processor, into one library.
+"""Compile the kernels, for all instruction sets of this processor architecture, into one library.
 
-Runs where the package is built, so it imports nothing but Python's own modules.
-By hand, in a checkout: `python src/foretoken/kernels/build.py`.
+Runs while the package is built, so that it imports only the standard library. To run it by hand in
+a checkout: `python src/foretoken/kernels/build.py`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 KERNELS_FOLDER = Path(__file__).parent
 CPP_FOLDER, LIBRARY_PATH = KERNELS_FOLDER / "cpp", KERNELS_FOLDER / "kernels.so"
-# No -ffast-math, no contraction: the arithmetic is exactly what is written. Nothing of C++'s own
-# library is needed where it runs. GCC 12 takes undefined vectors of its own headers for mistakes.
+# No -ffast-math and no contraction, so that the arithmetic is exactly as written. The result does
+# not need the C++ standard library. GCC 12 warns of uninitialized vectors in its own headers.
 COMPILER_FLAGS = [
     "-std=c++17",
     "-O3",
@@ -50,11 +50,12 @@ COMPILER_REMEDY = "install g++ or clang, or pip install ziglang"
 
 
 class BuildError(Exception):
-    """There is no compiler, or it fails."""
+    """No compiler was found, or it failed."""
 
 
 def find_own_compiler() -> list[str]:
-    """Return the words that begin a compiler's command: $CXX or the machine's; none without one."""
+    """Return the command of a compiler as a list of words: $CXX or an installed one; [] if there is
+    none."""
     if given := os.environ.get("CXX"):
         return shlex.split(given)
     found = filter(None, map(shutil.which, ("c++", "g++", "clang++")))
@@ -62,20 +63,20 @@ def find_own_compiler() -> list[str]:
 
 
 def find_compiler() -> list[str]:
-    """Return the same, or those of the package ziglang.
+    """Return the command of a compiler, as a list of words; ziglang's if there is no other.
 
     Raises:
-        BuildError: There is no compiler.
+        BuildError: No compiler was found.
     """
     if own := find_own_compiler():
         return own
     if find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "c++"]
-    raise BuildError(f"there is no C++ compiler; {COMPILER_REMEDY}")
+    raise BuildError(f"no C++ compiler was found; {COMPILER_REMEDY}")
 
 
 def compute_digest() -> str:
-    """Return a digest of the sources and of how they are compiled."""
+    """Return a digest of the sources and the compiler flags."""
     total = hashlib.sha256(repr((COMPILER_FLAGS, INSTRUCTION_SET_FLAGS)).encode())
     for file in sorted(CPP_FOLDER.iterdir()):
         total.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -88,14 +89,14 @@ def is_current() -> bool:
 
 
 def build(library: Path = LIBRARY_PATH, flags: tuple[str, ...] = ()) -> None:
-    """Compile the library, whole or not at all.
+    """Compile the library. If that fails, an existing file is not changed.
 
     Args:
         library: The file to write.
-        flags: More options, as for a sanitizer.
+        flags: More compiler flags, such as a sanitizer's.
 
     Raises:
-        BuildError: There is no compiler, or it fails.
+        BuildError: No compiler was found, or it failed.
     """
     sets = (
         INSTRUCTION_SET_FLAGS
@@ -116,7 +117,7 @@ def build(library: Path = LIBRARY_PATH, flags: tuple[str, ...] = ()) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         built = Path(folder) / library.name
-        # Zig would compile C++'s library for it, which takes minutes; GCC 12 lacks the option
+        # else Zig compiles the C++ standard library, which takes minutes; GCC 12 lacks the option
         zig = {"zig", "ziglang"} & {Path(word).name for word in command}
         without = ["-nostdlib++", "-s"] if zig else []
         _run([*command, "-shared", *without, *map(str, objects), "-lm", "-o", str(built)])

@@ -1,5 +1,5 @@
-"""The compiled kernels and their C interface (`cpp/network.h`): records by ctypes, and a
-network that runs passes. Callers have checked what they give: C++ trusts every number."""
+"""The C interface of the compiled kernels (`cpp/network.h`): records as ctypes structures, and
+networks that run forward passes. Callers must check all arguments: the C++ code checks none."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from foretoken.kernels import build
 
 LIBRARY_FILE = Path(__file__).parent / "kernels.so"
 INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
-INSTRUCTIONS_VARIABLE = "FORETOKEN_INSTRUCTIONS"  # holds the library to one of INSTRUCTION_SETS
+INSTRUCTIONS_VARIABLE = "FORETOKEN_INSTRUCTIONS"  # selects one of INSTRUCTION_SETS
 
 
 def make_fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Return the fields of a record in their order: several of a kind, by their names."""
+    """Return a structure's fields in order, from pairs of a type and names separated by spaces."""
     return [(name, kind) for kind, names in kinds for name in names.split()]
 
 
@@ -206,7 +206,7 @@ class VerificationRecord(Structure):
     )
 
 
-# What each function returns, and what it is given
+# Types of each function's result and arguments
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "open": (c_void_p, c_char_p, POINTER(NetworkRecord)),
     "close": (None, c_void_p),
@@ -224,10 +224,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Load the library. Raises RefusedError where it was not compiled, or of other sources, or
-    cannot be loaded."""
-    checkout = build.CPP_FOLDER.is_dir()  # wheels have the library alone
-    remedy = f"{sys.executable} {build.__file__}" if checkout else "install foretoken again"
+    """Return the loaded library. Raises RefusedError if it was not compiled, was compiled from
+    other sources, or cannot be loaded."""
+    checkout = build.CPP_FOLDER.is_dir()  # wheels have no sources
+    remedy = f"run {sys.executable} {build.__file__}" if checkout else "install foretoken again"
     if not LIBRARY_FILE.exists():
         raise RefusedError(
             f"the native decoder was not compiled: {build.COMPILER_REMEDY}; then {remedy}"
@@ -238,7 +238,7 @@ def load_library() -> ctypes.CDLL:
         raise RefusedError(f"the native decoder cannot be loaded: {error}") from None
     kernels.foretoken_digest.restype = c_char_p
     if checkout and kernels.foretoken_digest().decode() != build.compute_digest():
-        raise RefusedError(f"the native decoder was compiled of other sources: {remedy}")
+        raise RefusedError(f"the native decoder was compiled from other sources; {remedy}")
     for name, (result, *given) in SIGNATURES.items():
         function = getattr(kernels, f"foretoken_{name}")
         function.restype, function.argtypes = result, given
@@ -246,47 +246,48 @@ def load_library() -> ctypes.CDLL:
 
 
 def list_instruction_sets() -> list[str]:
-    """Return the instruction sets that this processor has, the fastest first."""
+    """Return the instruction sets that this processor supports, fastest first."""
     return [name for name in INSTRUCTION_SETS if load_library().foretoken_has(name.encode())]
 
 
 def choose_instruction_set() -> str:
-    """Return the instruction set to run on: the fastest, or the one that the environment names.
-    Raises InputError for one that this processor lacks."""
+    """Return the instruction set to use: the fastest, or that of INSTRUCTIONS_VARIABLE. Raises
+    InputError if this processor does not support it."""
     available, requested = list_instruction_sets(), os.environ.get(INSTRUCTIONS_VARIABLE)
     if requested and requested not in available:
         raise InputError(
-            f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; this processor has "
+            f"{INSTRUCTIONS_VARIABLE} is {requested!r:.40}; give one that this processor supports: "
             f"{', '.join(available)}"
         )
     return requested or available[0]
 
 
 class OpenNetwork:
-    """A network with its workspace; `owned`: what its pointers are to."""
+    """A network with its workspace. owned: The objects that the record points to."""
 
     def __init__(self, network: NetworkRecord, owned: Any, instructions: str | None = None) -> None:
         self.instructions = instructions or choose_instruction_set()
         self.network, self._owned = network, owned
-        kernels = load_library()  # at the end of the process there may be none
+        # bound here: at interpreter shutdown, `load_library` may be gone before `__del__`
+        kernels = load_library()
         self._run, self._close = kernels.foretoken_run, kernels.foretoken_close
         self._chain = kernels.foretoken_chain
         self._handle = kernels.foretoken_open(self.instructions.encode(), network)
         if not self._handle:
-            raise MemoryError("no memory for the states of a pass")
+            raise MemoryError("not enough memory for the activations of a forward pass")
 
     def run(self, record: PassRecord) -> None:
-        """Run a pass. Raises MemoryError."""
+        """Run a forward pass. Raises MemoryError."""
         if not self._run(self._handle, record):
-            raise MemoryError("no memory, or no threads, for a pass")
+            raise MemoryError("not enough memory or threads for a forward pass")
 
     def chain(self, record: PassRecord, chain: ChainRecord) -> None:
-        """Run a pass and a draft's passes after it. Raises MemoryError."""
+        """Run a forward pass, then one for each further draft token. Raises MemoryError."""
         if not self._chain(self._handle, record, chain):
-            raise MemoryError("no memory, or no threads, for the passes of a draft")
+            raise MemoryError("not enough memory or threads for a draft's forward passes")
 
     def settle(self, row: int, length: int) -> None:
-        """Bring the recurrent states of a row, at this address, forward to its last token."""
+        """Advance a sequence's recurrent states, at address `row`, to its last token."""
         load_library().foretoken_settle(self._handle, row, length)
 
     def __del__(self) -> None:

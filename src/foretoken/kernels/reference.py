@@ -1,6 +1,6 @@
-"""The arithmetic of the native decoder, in NumPy: what every instruction set must equal to the bit.
+"""The arithmetic of the native decoder, in NumPy. Every instruction set gives the same bits.
 
-Slow and plain. `cpp/arithmetic.h` summarizes it in ten lines.
+Slow and simple. `cpp/arithmetic.h` summarizes it in ten lines.
 """
 
 from __future__ import annotations
@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-VECTOR_LANES, BLOCK_WEIGHTS, ATTENTION_BLOCK_POSITIONS = (
-    16,
-    32,
-    128,
-)  # of a vector; of a block of weights; positions of attention's
-MASS_BLOCK_IDS = 256  # ids of a distribution that are added up at once
-MAX_WEIGHT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a block's largest weight
+VECTOR_LANES, BLOCK_WEIGHTS, ATTENTION_BLOCK_POSITIONS = 16, 32, 128
+MASS_BLOCK_IDS = 256  # ids of a distribution that are summed in float32
+MAX_WEIGHT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a block's largest weight, to map to -8
 
 Floats = NDArray[Any]  # of float32
 
@@ -24,8 +20,8 @@ Floats = NDArray[Any]  # of float32
 def fma(a: Any, b: Any, c: Any) -> Floats:
     """Return a * b + c, rounded once to float32.
 
-    The product of two float32 is exact in float64. The sum is rounded to odd there (Boldo and
-    Melquiond 2008), so that rounding it again, to float32, is as rounding once.
+    The product of two float32 is exact in float64. The sum is rounded to odd in float64 (Boldo and
+    Melquiond 2008), so that rounding it to float32 equals a single rounding.
     """
     a, b, c = (np.asarray(x, np.float32).astype(np.float64) for x in (a, b, c))
     product, shape = a * b, np.broadcast_shapes(a.shape, b.shape, c.shape)
@@ -41,7 +37,7 @@ def fma(a: Any, b: Any, c: Any) -> Floats:
 
 
 def sum_lanes(x: Floats) -> Floats:
-    """Sum vectors of 16 `[..., 16]` in the order of the arithmetic."""
+    """Sum vectors `[..., 16]` in the kernels' order: halves are added until one number is left."""
     for n in (8, 4, 2, 1):
         x = x[..., :n] + x[..., n : 2 * n]
     return x[..., 0]
@@ -53,13 +49,14 @@ def split_into_vectors(x: Floats) -> Floats:
 
 
 def pad_to_multiple(x: Any, multiple: int) -> Any:
-    """Return `[..., n]` with zeros up to a multiple."""
+    """Return `[..., n]`, padded with zeros to a multiple of `multiple`."""
     width = -x.shape[-1] % multiple
     return np.concatenate([x, np.zeros((*x.shape[:-1], width), x.dtype)], -1)
 
 
 def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
-    """Round states `[n, K]` by blocks of 32: integers, scales, scales times sums, sums of 16."""
+    """Round states `[n, K]` to int8 in blocks of 32. Returns the integers q `[n, K]`, scales
+    d `[n, blocks]`, d times the sum of q `[n, blocks]`, and the sums of q over 16 numbers each."""
     blocks = pad_to_multiple(x, BLOCK_WEIGHTS).reshape(len(x), -1, BLOCK_WEIGHTS)
     bits = (blocks.view(np.int32) & 0x7FFFFFFF).max(-1)
     largest = bits.view(np.float32)
@@ -81,8 +78,9 @@ def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
 
 
 def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Round weights `[n, 32]` to integers from -8 to 7: of the scales by which -8 is a share
-    of the largest weight, the one of the least squared error, fitted to its integers."""
+    """Round weights `[n, 32]` to integers from -8 to 7 with scales `[n, 1]`. For each share in
+    MAX_WEIGHT_SHARES, -8 stands for this share of the largest weight, and the scale is then fitted
+    by least squares to the integers; the share with the least squared error is taken."""
     peak = np.take_along_axis(blocks, np.abs(blocks).argmax(1, keepdims=True), 1)
     best: tuple[Any, ...] = ()
     for share in MAX_WEIGHT_SHARES:
@@ -99,15 +97,15 @@ def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]
 
 
 def multiply_levels(factors: Any, supers: Any) -> Floats:
-    """Return scales or offsets `[N, blocks]` of two levels: small integers times the float16 of
-    their super-block `[N, super-blocks]`, which is exact."""
+    """Return scales or offsets of two levels: int8 factors `[N, blocks]` times the float16 of their
+    super-block `[N, super-blocks]`. The products are exact in float32."""
     each = np.repeat(supers.astype(np.float32), factors.shape[1] // supers.shape[1], axis=1)
     return factors.astype(np.float32) * each
 
 
 def multiply_integers(q: Any, scales: Floats, offsets: Floats | None, x: Floats) -> Floats:
-    """Multiply states `[n, K]` by rounded weights `[N, K]`, of which w = scale * q + offset in each
-    block, of 32 or 16: `[n, N]`."""
+    """Multiply states `[n, K]` by quantized weights `[N, K]`, w = scale * q + offset in each block
+    of 32 or 16: `[n, N]`."""
     states, d, s, z = round_states(x)
     y = np.zeros((len(x), len(q)), np.float32)
     size = BLOCK_WEIGHTS // (2 if scales.shape[1] > d.shape[1] else 1)
@@ -126,7 +124,7 @@ def multiply_integers(q: Any, scales: Floats, offsets: Floats | None, x: Floats)
 
 
 def multiply_floats(w: Floats, x: Floats) -> Floats:
-    """Multiply states `[n, K]` by weights `[N, K]` that are numbers: `[n, N]`."""
+    """Multiply states `[n, K]` by float weights `[N, K]`: `[n, N]`."""
     y = np.zeros((len(x), len(w)), np.float32)
     for k in range(w.shape[1]):
         y = fma(w[:, k], x[:, k, None], y)
@@ -134,7 +132,7 @@ def multiply_floats(w: Floats, x: Floats) -> Floats:
 
 
 def exponential(x: Floats) -> Floats:
-    """Return e to the power of x, which is held between -87 and 88."""
+    """Return exp(x), with x clamped to [-87, 88]."""
     x = np.where(np.isnan(x), x, np.clip(x, np.float32(-87), np.float32(88)))
     with np.errstate(all="ignore"):
         r = np.rint(x * np.float32(1.44269504)).astype(np.float32)
@@ -148,7 +146,7 @@ def exponential(x: Floats) -> Floats:
 
 
 def softplus(x: Floats) -> Floats:
-    """Return log(1 + exp(x)), by the series of the inverse of tanh."""
+    """Return log(1 + exp(x)), by the series of artanh."""
     y = exponential(np.float32(0) - np.abs(x))
     z = y / (np.float32(2) + y)
     p, squared = np.full_like(x, 0.0769230769), z * z
@@ -179,8 +177,8 @@ def error_function(x: Floats) -> Floats:
 
 
 def activate(name: str, x: Floats, curve: Floats) -> Floats:
-    """Return an activation of x, by its name; `curve`: of xIELU's squares, exponentials and x, or
-    the slope and the limit of a clamped one."""
+    """Return the activation `name` of x. curve: xIELU's factors of squares, exponentials and x, or
+    the slope and limit of "clamped"."""
     one, half = np.float32(1), np.float32(0.5)
     with np.errstate(all="ignore"):
         match name:
@@ -206,7 +204,7 @@ def activate(name: str, x: Floats, curve: Floats) -> Floats:
 
 
 def normalize(x: Floats, weight: Floats, bias: Floats | None, epsilon: float, centred: bool) -> Any:
-    """Return a layer norm (centred) or a root-mean-square norm of `[n, width]`."""
+    """Return the LayerNorm (centred) or RMSNorm of `[n, width]`."""
     n = np.float32(x.shape[-1])
     with np.errstate(all="ignore"):
         if centred:
@@ -235,9 +233,11 @@ def attention(
     *,
     attend_to_all: bool = False,
 ) -> Floats:
-    """Return what the query heads `[G, D]` of one key head, scaled, at position `at`, make of keys
-    and values `[positions, D]`: block after block of 128 positions, each with its own maximum.
-    biases: added to the scores, `[G, positions]`; whole: all positions are attended to."""
+    """Return the attention of scaled queries `[G, D]` of one key head, at position `at`, over keys
+    and values `[positions, D]`, in blocks of 128 positions, each with its own maximum.
+
+    biases: Added to the scores, `[G, positions]`. attend_to_all: Not causal, as in encoders.
+    """
     begin, end = max(0, at - window + 1) if window else 0, len(keys) if attend_to_all else at + 1
     maximum: Any = None
     total: Any = None
@@ -283,8 +283,8 @@ def attention(
 
 
 def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
-    """Return a convolution of each channel of states `[n, channels]` over the last tokens, by
-    filters `[taps, channels]` of which the last is the token's own."""
+    """Return the causal convolution of each channel of states `[n, channels]` with filters `[taps,
+    channels]`; the last tap is the token's own."""
     y = np.zeros_like(x) if bias is None else np.broadcast_to(bias, x.shape).copy()
     for tap, weight in enumerate(filters):
         back = len(filters) - 1 - tap
@@ -293,7 +293,7 @@ def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
 
 
 def normalize_length(x: Floats, scale: float) -> Floats:
-    """Return vectors `[.., width]` divided by their lengths, times a scale."""
+    """Return vectors `[.., width]` divided by their L2 norms, times a scale."""
     squares = np.zeros((*x.shape[:-1], VECTOR_LANES), np.float32)
     for part in np.moveaxis(split_into_vectors(x), -2, 0):
         squares = fma(part, part, squares)
@@ -304,8 +304,8 @@ def normalize_length(x: Floats, scale: float) -> Floats:
 def recurrence(
     q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, *, delta: bool
 ) -> Floats:
-    """Return o_t = S_t^T q_t of tokens `[n, heads, ..]`, where S = decay S + k u^T and u = beta v,
-    or by the delta rule (arXiv 2412.06464) beta (v - decay S^T k)."""
+    """Return o_t = S_t^T q_t of tokens `[n, heads, ..]`, for S = decay S + k u^T and u = beta v, or
+    by the delta rule (arXiv 2412.06464) u = beta (v - decay S^T k)."""
     S, made = np.zeros((*k.shape[1:], v.shape[2]), np.float32), np.zeros_like(v)
     for t in range(len(v)):
         u, fade = np.zeros_like(v[t]), decay[t, :, None]
@@ -320,7 +320,7 @@ def recurrence(
 
 
 def sum_blocks(x: Floats) -> Floats:
-    """Sum rows `[n, V]` by blocks of 256 ids: `[n, blocks]`."""
+    """Sum `[n, V]` over blocks of 256 ids: `[n, blocks]`."""
     blocks = -(-x.shape[-1] // MASS_BLOCK_IDS)
     parts = pad_to_multiple(x, MASS_BLOCK_IDS).reshape(
         len(x), blocks, MASS_BLOCK_IDS // VECTOR_LANES, VECTOR_LANES
@@ -332,7 +332,7 @@ def sum_blocks(x: Floats) -> Floats:
 
 
 def sum_mass(x: Floats) -> Floats:
-    """Sum rows `[n, V]` in float64, block after block: `[n]`."""
+    """Sum `[n, V]` over all ids, its blocks in float64: `[n]`."""
     return sum_blocks(x).cumsum(-1, dtype=np.float64)[:, -1]
 
 
@@ -340,7 +340,7 @@ def softmax(
     x: Floats, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Floats:
     """Return the distributions of logits `[n, V]` at a temperature, after top-k, top-p and min-p;
-    NaN where they hold NaN, +inf, or -inf alone."""
+    NaN for rows with NaN, with +inf, or with only -inf."""
     with np.errstate(all="ignore"):
         scores = x * (np.float32(1) / np.float32(temperature))
         shifted = scores - np.fmax.reduce(scores, -1, keepdims=True)
@@ -352,8 +352,8 @@ def softmax(
 
 
 def filter_ids(x: Floats, w: Floats, top_k: int, top_p: float, min_p: float) -> Any:
-    """Return which ids of a row top-k, top-p and min-p leave, `[V]`, by its logits and masses: the
-    likeliest, and of equals, where top-p cuts, the highest ids."""
+    """Return which ids remain after top-k, top-p and min-p, `[V]`, given logits x and masses w. If
+    top-p cuts through equal logits, the highest of these ids remain."""
     order, num_kept = np.lexsort((np.arange(len(x)), x))[::-1], len(x)
     total = float(sum_mass(w[None])[0])
     if 0 < top_k < len(x):
@@ -369,8 +369,8 @@ def filter_ids(x: Floats, w: Floats, top_k: int, top_p: float, min_p: float) -> 
 
 
 def locate(p: Floats, u: float) -> tuple[int, float]:
-    """Return the first id of masses `[V]` whose running sum is above u times their total, and that
-    total."""
+    """Return the first id at which the cumulative sum of masses `[V]` exceeds u times their total,
+    and the total."""
     masses = sum_blocks(p[None])[0].astype(np.float64)
     sums = masses.cumsum()
     total = float(sums[-1])
@@ -383,7 +383,7 @@ def locate(p: Floats, u: float) -> tuple[int, float]:
 
 
 def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
-    """Return (a p - q)+ `[V]`; q is all on x where it is None."""
+    """Return max(0, a p - q) `[V]`; q None: a draft with probability 1 for x."""
     rest = p * np.float32(a)
     if q is None:
         rest[x] = 0
@@ -394,8 +394,9 @@ def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
 def compute_acceptance(
     rule: str, p: Floats, q: Floats | None, x: list[int]
 ) -> tuple[Any, list[float]]:
-    """Return P(n > i) for each of a row's draft tokens x `[G]`, and the factor of p in the residual
-    at each n, by `sampling.verify`'s rule of that name: p `[G+1, V]`, q `[G, V]` or None."""
+    """Return P(n > i) for each draft token i of a sequence, and the factor of p in the residual for
+    each n, by the acceptance method `rule`: p `[G+1, V]`, q `[G, V]` or None, draft tokens x
+    `[G]`."""
     G = len(x)
     px = [float(p[i, x[i]]) for i in range(G)]
     qx = [1.0 if q is None else float(q[i, x[i]]) for i in range(G)]
@@ -416,8 +417,8 @@ def compute_acceptance(
 def verify(
     rule: str, p: Floats, q: Floats | None, x: list[int], accept: float, following: float
 ) -> tuple[int, int, Any, float]:
-    """Return how many of a row's draft tokens are accepted, the token after them, the sums of
-    min(p, q), and the mass of what that token was drawn from."""
+    """Return how many of a sequence's draft tokens are accepted, the token after them, the sums of
+    min(p, q), and the mass of the distribution that this token was drawn from."""
     survival, a = compute_acceptance(rule, p, q, x)
     n = int((accept < survival).sum())
     t, total = 0, 0.0

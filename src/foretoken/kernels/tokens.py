@@ -1,7 +1,6 @@
-"""Distributions, draws and verifications by the compiled kernels: float32 tensors of a CPU.
+"""Softmax, sampling and verification by the compiled kernels, for float32 tensors on the CPU.
 
-`reference` defines them. Where the kernels are missing, or tensors are of another kind, callers
-compute with torch.
+`reference` defines the results. If `can_compute` returns False, callers use torch.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from foretoken.kernels.library import (
 )
 
 KERNEL_RULES = ("speculative", "block")  # in network.h's order
-MIN_THREADED_NUMBERS = 1 << 20  # numbers from which on rows are divided between threads
+MIN_THREADED_NUMBERS = 1 << 20  # smaller tensors use one thread
 
 
 class VerifiedTokens(NamedTuple):
-    """The decisions about every row's draft tokens."""
+    """The result of `verify`."""
 
-    n: Tensor  # [B]: draft tokens accepted
+    n: Tensor  # [B]: accepted draft tokens
     t: Tensor  # [B]: the token after them
-    beta: Tensor  # [B, G], float64: sum min(p, q), 0 past a row's length
-    masses: Tensor  # [B], float64: of what t was drawn from
+    beta: Tensor  # [B, G], float64: sum min(p, q); 0 after a row's last draft token
+    masses: Tensor  # [B], float64: of the distributions that t was drawn from
 
 
 def can_compute(*tensors: Tensor | None) -> bool:
-    """Return whether the kernels compute with these."""
+    """Return whether the kernels are compiled and support these tensors (float32 on the CPU)."""
     kinds = [each for each in tensors if each is not None]
     return all(x.is_cpu and x.dtype == torch.float32 for x in kinds) and _is_compiled()
 
@@ -52,12 +51,15 @@ def softmax(
     Args:
         logits: `[..., V]`.
         temperature: Above 0.
-        top_k: Ids that stay, and their equals; 0: all.
-        top_p: The mass that stays, by the likeliest ids; of equals, by the highest.
-        min_p: The least probability that stays, in parts of the largest.
+        top_k: Number of most probable ids that remain, with all equal to the last; 0: all.
+        top_p: Mass of the most probable ids that remain; of equal ones, the highest ids.
+        min_p: Minimum probability that remains, relative to the largest.
 
     Returns:
-        `[..., V]`; NaN where logits hold NaN, +inf, or -inf alone.
+        `[..., V]`; NaN for rows with NaN, with +inf, or with only -inf.
+
+    Raises:
+        MemoryError: There is not enough memory, or threads cannot be started.
 
     Examples:
         >>> import torch
@@ -75,19 +77,20 @@ def softmax(
     filters = 0 if top_k >= V else top_k, temperature, min_p, top_p
     record = SoftmaxRecord(rows, V, threads, *filters, matrix, p.data_ptr(), addressof(failed))
     if not load_library().foretoken_softmax(_get_instruction_set(), record):
-        raise MemoryError("no memory, or no threads, for distributions")
+        raise MemoryError("not enough memory or threads for distributions")
     return p
 
 
 def draw(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ids that numbers draw by inverting the CDF, and the distributions' masses.
+    """Sample an id from each distribution by inverting its CDF.
 
     Args:
         distributions: `[B, V]`.
-        uniforms: `[B]`, float64, in [0, 1).
+        uniforms: Random numbers, `[B]`, float64, in [0, 1).
 
     Returns:
-        `[B]` each; any id where the mass is not a positive number.
+        The ids and the distributions' masses, `[B]` each. An id is arbitrary if the mass is not a
+        positive number.
     """
     B, V = distributions.shape
     ids, masses = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.float64)
@@ -109,19 +112,19 @@ def verify(
     accept: Tensor,
     following: Tensor,
 ) -> VerifiedTokens:
-    """Decide about every row's draft tokens by one of RULES, and draw the token after them.
+    """Verify every row's draft tokens, and sample the token after the accepted ones.
 
     Args:
-        rule: Its name.
+        rule: The acceptance method, one of KERNEL_RULES.
         p: `[B, G+1, V]`.
-        q: `[B, G, V]`, or None where draft tokens are certain.
+        q: `[B, G, V]`, or None if each draft token has probability 1.
         x: Draft tokens, `[B, G]`.
-        lengths: How many each row has, `[B]`.
-        accept: The numbers that decide how many are accepted, `[B]`, float64, in [0, 1).
-        following: The numbers that draw the tokens after them, `[B]`, float64, in [0, 1).
+        lengths: Number of draft tokens of each row, `[B]`.
+        accept: Random numbers that decide how many are accepted, `[B]`, float64, in [0, 1).
+        following: Random numbers that sample the tokens after them, `[B]`, float64, in [0, 1).
 
     Returns:
-        The decisions.
+        Numbers of accepted tokens, the tokens after them, betas and masses.
 
     Raises:
         InputError: A draft token is not in the vocabulary.
@@ -130,7 +133,7 @@ def verify(
     V = p.shape[-1]
     n, t = torch.empty(2, B, dtype=torch.int64)
     beta, masses = torch.empty(B, G, dtype=torch.float64), torch.empty(B, dtype=torch.float64)
-    survival, scale = torch.empty(2, B, G + 1, dtype=torch.float64)  # room for the kernels' own
+    survival, scale = torch.empty(2, B, G + 1, dtype=torch.float64)  # the kernels' workspace
     (p, of_p), (q, of_q) = (
         _make_matrix(p),
         _make_matrix(q) if q is not None and G else (q, MatrixRecord()),
@@ -143,17 +146,19 @@ def verify(
     for name, tensor in zip(("survival", "scale", "n", "t", "beta", "masses"), made, strict=True):
         setattr(record, name, tensor.data_ptr())
     if not load_library().foretoken_verify(_get_instruction_set(), record):
-        raise InputError(f"a draft token is not one of the target's {V:,} ids; look at the drafter")
+        raise InputError(
+            f"a draft token is not one of the target's {V:,} ids; correct the drafter's tokens"
+        )
     return VerifiedTokens(n, t, beta, masses)
 
 
 def count_threads() -> int:
-    """Return as many threads as torch has, of the processors that this process may use."""
+    """Return the number of threads for the kernels: torch's, at most the process's processors."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(torch.get_num_threads(), allowed or 1, 256))  # MOST_THREADS of team.h
 
 
-NUM_THREADS = count_threads()  # before a run takes torch's to one
+NUM_THREADS = count_threads()  # at import: later, torch may be set to one thread
 
 
 @cache
@@ -175,8 +180,8 @@ def _choose_instruction_set(requested: str | None) -> bytes:
 
 
 def _make_matrix(x: Tensor) -> tuple[Tensor, MatrixRecord]:
-    """Return a tensor `[..., V]`, or a copy where its rows do not lie in two strides, and its rows
-    for the kernels."""
+    """Return the kernels' record of a tensor `[..., V]`, after the tensor that owns its memory: x,
+    or a contiguous copy if two strides cannot describe x's rows."""
     if x.dim() > 3 or x.stride(-1) != 1:
         x = x.contiguous().view(-1, x.shape[-1]) if x.dim() > 3 else x.contiguous()
     inner = x.shape[-2] if x.dim() > 1 else 1

@@ -37,7 +37,7 @@ def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) 
     if not library.LIBRARY_FILE.exists():
         pytest.skip("the native decoder was not compiled")
     monkeypatch.setattr(build, "compute_digest", lambda: "0" * 16)
-    with pytest.raises(RefusedError, match=r"compiled of other sources: .*build\.py"):
+    with pytest.raises(RefusedError, match=r"compiled from other sources; .*build\.py"):
         library.load_library()
 
 

@@ -140,7 +140,7 @@ def test_drafts_that_do_not_fit(tmp_path: Path) -> None:
     for i, (config, more, says) in enumerate(
         (
             (own, {"speculators_config": other}, r"drafts for x/y \(Qwen3ForCausalLM\)"),
-            (own, {"aux_hidden_state_layer_ids": [7]}, "after layer 7, but the target has 6"),
+            (own, {"aux_hidden_state_layer_ids": [7]}, "layer 7, .*the target has 6"),
             (own, {"mask_token_id": 320}, "mask_token_id 320"),
             (blocks.ZLAB, {"vocab_size": 151936}, "vocab_size 151936, this one has 320"),
             (blocks.ZLAB, {"num_target_layers": 36}, "num_target_layers 36, this one has 6"),

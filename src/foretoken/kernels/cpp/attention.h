@@ -1,13 +1,13 @@
-// Attention over pages of 16 positions: keys lie number by number, [width, 16], so that a vector holds the scores
-// of 16 positions; values lie position by position, [16, width in full vectors].
+// Attention over pages of 16 positions. Keys of a head are [width, 16], so that a vector holds the scores of 16
+// positions; values are [16, width padded to full vectors].
 //
-// Positions are read in blocks of BLOCK, counted from 0, whatever the pass. A block's part of a query is its
-// maximum, the sum of its weights and the weighted sum of its values; parts are joined in order.
+// Positions are taken in blocks of BLOCK, counted from position 0 in every pass. Of each block and query, a "part" is
+// computed: the maximum score, the sum of weights and the weighted sum of values. Parts are joined in order.
 //
-// Both are stored as float32, or as float16 where a model's weights are rounded.
+// Keys and values are float32, or float16 if the model's weights are quantized.
 #pragma once
 
-// Queries that share a key or value; pages of keys scored, and vectors of values summed, at a time
+// Computed at a time: queries for each loaded key or value, pages of keys, vectors of values
 #if defined(FORETOKEN_AVX512)
 enum { QUERIES = 6, PAGES = 2, COLUMNS = 2 };
 #else
@@ -19,10 +19,10 @@ INLINE F stored(const uint16_t* p) { return from_half(p); }
 
 static inline int whole_vectors(int n) { return (n + LANES - 1) / LANES * LANES; }
 
-// A part in memory: its maximum, its sum, then from number LANES on the weighted sums of values
+// Size of a part: maximum, sum of weights, and, from number LANES on, weighted sums of values
 static inline size_t part_floats(int width) { return LANES + whole_vectors(width); }
 
-// Join a later block's part to `memory`, the parts before it
+// Join the part of the next block, `later`, to `memory`, that of all blocks before it
 static void join(float* memory, const float* later, int width) {
   const float most = memory[0] > later[0] ? memory[0] : later[0];
   float factors[2 * LANES];
@@ -35,7 +35,7 @@ static void join(float* memory, const float* later, int width) {
     store(memory + i, fma(load(later + i), after, mul(load(memory + i), before)));
 }
 
-// Divide by the weights' sum, a sink's included; the result of a query
+// Write the result of a query: the weighted values divided by the sum of weights, including the sink's
 static void finish(const float* memory, const float* sink, float* result, int width) {
   float total = memory[1], factor = 1.0f;
   if (sink) {
@@ -61,16 +61,16 @@ static void finish(const float* memory, const float* sink, float* result, int wi
 
 struct Query {
   const float* x;  // [width], scaled
-  int first, last; // positions of the block that it attends to: from first up to, not including, last
+  int first, last; // it attends to positions first to last - 1 of the block
   float slope;     // of ALiBi
   int at;          // its position
-  const float* bias;  // of position 0 on, or null
-  float* part;
+  const float* bias;  // [positions], or null
+  float* part;        // result for the block
 };
 
-// The scores of n queries with `count` pages of keys from page `page` on. Pages lie anywhere,
-// no processor foresees the next one: with each key the value at its place is fetched, and with each value the key
-// of the next block
+// The scores of n queries with the keys of `count` pages, from page `page` on. The processor cannot predict where the
+// next page is: while keys are loaded, the values of the same page are prefetched, and while values are loaded, the
+// keys of the next block
 template <class T, int n, int count>
 INLINE void scores_of_pages(const Layer& layer, T* const* pages, size_t keys, int start,
                             const Query* queries, int page, float* scores) {
@@ -101,7 +101,7 @@ INLINE void scores_of_pages(const Layer& layer, T* const* pages, size_t keys, in
     }
 }
 
-// The scores of n queries in a block that begins at position `start`: [n, BLOCK]
+// The scores [n, BLOCK] of n queries in the block that begins at position `start`
 template <class T, int n>
 INLINE void scores_of(const Layer& layer, T* const* pages, size_t keys, int start,
                       const Query* queries, int first, int last, float* scores) {
@@ -113,7 +113,7 @@ INLINE void scores_of(const Layer& layer, T* const* pages, size_t keys, int star
     scores_of_pages<T, n, 1>(layer, pages, keys, start, queries, page, scores);
 }
 
-// Weights in place of the scores, and the part's maximum and sum
+// Replace scores by weights, and write the part's maximum and sum
 static void weigh(const Query& query, int start, float* scores) {
   const int from = query.first - start, to = query.last - start;
   const F lowest = all(-INFINITY);
@@ -132,7 +132,8 @@ static void weigh(const Query& query, int start, float* scores) {
   query.part[1] = sum(total);
 }
 
-// Add the weighted values of positions `first` up to `last`: `columns` vectors from number `column` on
+// Add the weighted values of positions first to last - 1 to the parts: `columns` vectors, from number `column` on.
+// there: number of pages of the sequence
 template <class T, int n, int columns>
 INLINE void values_of(int stride, T* const* pages, int there, size_t keys, size_t values, int start,
                       const Query* queries, int first, int last, const float* scores, int column) {
@@ -184,7 +185,7 @@ static __attribute__((noinline)) void attend_some(const Layer& layer, T* const* 
   float scores[n * BLOCK];
   const int stride = whole_vectors(layer.width);
   const size_t values = keys + layer.values;
-  // from `first` to `last` any of them attends, from `from` to `to` all do
+  // some queries attend to first..last - 1, all attend to from..to - 1
   int first = queries[0].first, last = queries[0].last, from = first, to = last;
   for (int i = 1; i < n; i++) {
     first = queries[i].first < first ? queries[i].first : first;
@@ -201,7 +202,7 @@ static __attribute__((noinline)) void attend_some(const Layer& layer, T* const* 
     const int before = from < q.first ? q.first : from;
     values_of_one<T>(stride, pages, there, keys, values, start, q, q.first, before, scores + i * BLOCK);
   }
-  // A position that not all attend to is left out, not given the weight 0: its values may be infinite
+  // positions to which not all queries attend are not given the weight 0: their values may be infinite
   all_values<T, n>(stride, pages, there, keys, values, start, queries, from, to, scores);
   for (int i = 0; i < n; i++) {
     const Query& q = queries[i];
@@ -218,10 +219,10 @@ static void attend_up_to(const Layer& layer, T* const* pages, int there, size_t 
   attend_some<T, n>(layer, pages, there, keys, start, queries);
 }
 
-// The parts of `count` queries, of one block that all of them reach; `there`: pages of the row
+// Compute the parts of `count` queries for one block, to which each of them attends. there: pages of the sequence
 static void attend(const Layer& layer, void* const* pages, int there, size_t keys, int start,
                    const Query* queries, int count) {
-  // as evenly as it goes: one query alone reads all keys for itself
+  // groups of equal size: each group loads all keys again
   for (int left = (count + QUERIES - 1) / QUERIES; left; left--) {
     const int n = (count + left - 1) / left;
     if (layer.halved)

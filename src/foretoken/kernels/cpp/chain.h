@@ -1,7 +1,7 @@
-// A draft's tokens, one after the other: the network's passes, and what is drawn of their logits.
+// Draft tokens one after the other: forward passes of the draft, and sampling from their logits.
 #pragma once
 
-// The first id of the largest of a row's logits, and that logit: NaN where there is one
+// Return the first id with the largest logit, and write that logit to `top`; NaN if any logit is NaN
 static int peak_of(const float* x, int V, float* top) {
   const F ones = all(1.0f);
   F numbers = ones;
@@ -16,7 +16,7 @@ static int peak_of(const float* x, int V, float* top) {
   return found;
 }
 
-// Draw a row's next token from its logits, which are taken for alike where they are invalid; false: no memory
+// Sample a row's next token from its logits; invalid logits count as all equal. Return false without memory
 static bool draw_next(const Chain& c, int row, int step, float* logits, int64_t* drawn) {
   const size_t at = size_t(row) * c.steps + step;
   const int best = peak_of(logits, c.choice.V, c.tops + at);
@@ -36,7 +36,7 @@ static bool draw_next(const Chain& c, int row, int step, float* logits, int64_t*
   return true;
 }
 
-// The embedding of an id; width: a multiple of 16
+// Write the embedding of an id in float32. width: a multiple of 16
 INLINE void embed_into(const void* embeddings, int kind, int64_t id, int width, float* to) {
   const size_t first = size_t(id) * width;
   for (int i = 0; i < width; i += LANES) {
@@ -48,7 +48,7 @@ INLINE void embed_into(const void* embeddings, int kind, int64_t id, int width, 
   }
 }
 
-// Let row b's token be the next one of a pass, after `on` others
+// Add row b's token to the arrays of the next pass, after `on` other tokens
 static void add_to_pass(const Network& net, const Pass& pass, const Chain& c, int b, int step, int64_t drawn, int on) {
   c.pages[on] = c.pages_of[b];
   if (c.sources_of) {
@@ -68,8 +68,8 @@ static void add_to_pass(const Network& net, const Pass& pass, const Chain& c, in
   memcpy(given + net.beside, pass.hidden + size_t(b) * net.width, size_t(net.width) * sizeof(float));
 }
 
-// Run the pass, then one over each row's token after the other, of as many rows as a pass takes. Of a row that drafts
-// no more nothing is run
+// Run the pass, then for each further step a pass over one token of each row that still drafts, split if there are
+// more rows than a pass takes tokens. The last draft token of a row is not run. Return false without memory or threads
 static bool run_chain(const Network& net, Pass pass, const Chain& c, void* workspace) {
   if (!run_pass(net, pass, workspace)) return false;
   pass.ids = c.id;

@@ -1,20 +1,22 @@
-// Experts: several MLPs, of which each token has a few, chosen by a router. A token's sum goes over its experts from
-// the likeliest on, so its bits do not depend on whose else there are.
+// Mixture of experts. The outputs of a token's experts are summed in descending order of their scores, so that the bits
+// do not depend on the other tokens of the pass.
 #pragma once
 
-// Which experts tokens have: found by each thread for itself
+// The experts of all tokens; every thread computes its own copy. A slot is a pair of a token and one of its experts;
+// slots are ordered by expert, then by token
 struct Routing {
-  float* weight;  // [tokens, chosen], from the likeliest on
-  int* slot;      // [tokens, chosen], where these tokens are among those of all experts
-  int* token;     // [slots], the token that is there
-  int* begin;     // [count + 1], where those of an expert begin
-  int* active;    // experts that have tokens
+  float* weight;  // [tokens, chosen], in descending order of scores
+  int* slot;      // [tokens, chosen]
+  int* token;     // [slots]
+  int* begin;     // [count + 1], each expert's first slot
+  int* active;    // [actives], experts with tokens
   int actives;
 };
 
 static size_t routing_numbers(const Experts& e, int tokens) { return size_t(tokens) * e.chosen * 3 + 2 * e.count + 1; }
 
-// Let only experts of the groups be chosen whose two best scores add up to most; of equals the first
+// Mark as taken all experts but those of the groups whose two best scores have the largest sums; of equal sums, the
+// first group is chosen
 static void choose_groups(const Experts& e, const float* scores, bool* taken) {
   const int size = e.count / e.groups;
   float best[MOST_EXPERTS];
@@ -37,7 +39,7 @@ static void choose_groups(const Experts& e, const float* scores, bool* taken) {
   for (int i = 0; i < e.count; i++) taken[i] = !stays[i / size];
 }
 
-// The experts of a token with the highest scores by its logits, from the highest on; of equals the first
+// Write a token's experts and their weights, in descending order of scores; of equal scores, the first expert is chosen
 static void choose_experts(const Experts& e, const float* logits, int* chosen, float* weight) {
   float masses[MOST_EXPERTS], scores[MOST_EXPERTS], most_of = logits[0], total = 0;
   bool taken[MOST_EXPERTS] = {};
@@ -67,6 +69,7 @@ static void choose_experts(const Experts& e, const float* logits, int* chosen, f
   for (int j = 0; j < e.chosen; j++) weight[j] = weight[j] / total * e.scale;
 }
 
+// Choose the experts of all tokens by the logits in w.routes
 static Routing routed(const Workspace& w, int me, const Experts& e, int tokens) {
   const int slots = tokens * e.chosen;
   Routing r;
@@ -86,7 +89,7 @@ static Routing routed(const Workspace& w, int me, const Experts& e, int tokens) 
     if (r.begin[i + 1]) r.active[r.actives++] = i;
     r.begin[i + 1] += r.begin[i];
   }
-  // each expert's tokens in their order: `begin` moves on to the next one's, and back
+  // fill the slots in the order of tokens: `begin` advances to the next expert's first slot and is then shifted back
   for (int i = 0; i < slots; i++) {
     const int at = r.begin[chosen[i]]++;
     r.slot[i] = at;
@@ -97,7 +100,7 @@ static Routing routed(const Workspace& w, int me, const Experts& e, int tokens) 
   return r;
 }
 
-// The states of one expert's tokens, of n numbers each
+// The states [slots of the expert, n] of one expert's tokens
 static States of_expert(const States& every, const Routing& r, int expert, int n) {
   States some = view(every, n, r.begin[expert + 1] - r.begin[expert]);
   some.x += size_t(r.begin[expert]) * some.stride;
@@ -105,7 +108,7 @@ static States of_expert(const States& every, const Routing& r, int expert, int n
   return some;
 }
 
-// What the experts of a token, and one that all tokens have, make of it, added up: into y
+// Write to y the weighted sum of the outputs of a token's experts, and of the shared MLP if there is one
 static void sum_of_experts(Running& r, const Layer& layer, const Routing& route, int t, float* y) {
   const Experts& e = layer.experts;
   const int stride = whole_vectors(r.net.width);
@@ -123,11 +126,12 @@ static void sum_of_experts(Running& r, const Layer& layer, const Routing& route,
   }
 }
 
+// Add the weighted outputs of experts, and of the shared MLP, to the states. a: their input, [tokens, width]
 static void run_experts(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Experts& e = layer.experts;
   Workspace& w = r.work;
   const int tokens = r.pass.tokens, width = r.net.width, stride = whole_vectors(width), inner = e.up->outputs;
-  if (layer.up.panels) {  // one that all tokens have
+  if (layer.up.panels) {  // the shared MLP
     gate(r, team, me, layer, a);
     for (int first, last; team.take(me, layer.down.outputs / LANES, PANELS, &first, &last);)
       product(layer.down, view(w.inner, layer.up.outputs, tokens), first, last,

@@ -1,11 +1,11 @@
-// exp and what is made of it, sixteen numbers at a time.
+// exp and functions based on it, on vectors of 16 numbers.
 #pragma once
 
-// exp(x), x held between -87 and 88; NaN stays NaN
+// exp(x) with x clamped to [-87, 88]; NaN for NaN
 static inline F exponential(F x) {
   x = least(all(88.0f), most(all(-87.0f), x));
   const F r = whole(mul(x, all(1.44269504f)));
-  // ln 2 in two parts, so that the rest is exact to the last bits
+  // ln 2 in two parts, so that `rest` is exact to the last bits
   const F rest = fma(r, all(-1.42860677e-6f), fma(r, all(-0.693145752f), x));
   F p = all(1.98756912e-4f);
   p = fma(p, rest, all(1.39819994e-3f));
@@ -19,7 +19,7 @@ static inline F exponential(F x) {
 static inline F sigmoid(F x) {
   return quot(all(1.0f), add(all(1.0f), exponential(sub(all(0.0f), x))));
 }
-static inline F tangent(F x) {  // of the hyperbola
+static inline F tangent(F x) {  // tanh(x)
   return sub(all(1.0f), quot(all(2.0f), add(all(1.0f), exponential(add(x, x)))));
 }
 // log(1 + exp(x)) = max(x, 0) + log(1 + y), y = exp(-|x|): log(1 + y) = 2 atanh(z), z = y / (2 + y), by its series
@@ -35,7 +35,7 @@ static inline F softplus(F x) {
   p = fma(p, squared, all(1.0f));
   return add(most(all(0.0f), x), mul(add(z, z), p));
 }
-// Abramowitz and Stegun 7.1.26: 1.5e-7 off at most
+// erf(x), by Abramowitz and Stegun 7.1.26; the error is at most 1.5e-7
 static inline F error_function(F x) {
   const F t = quot(all(1.0f), fma(all(0.3275911f), magnitude(x), all(1.0f)));
   F p = all(1.061405429f);
@@ -74,7 +74,7 @@ static inline F activated(int activation, const float* curve, F x) {
       return mul(x, sigmoid(x));
   }
 }
-// What a gate's result multiplies
+// The factor of an activated gate, given the output x of `up`: for CLAMPED, x clamped, plus 1
 static inline F partner(int activation, const float* curve, F x) {
   if (activation != CLAMPED) return x;
   return add(least(all(curve[1]), most(all(-curve[1]), x)), all(1.0f));

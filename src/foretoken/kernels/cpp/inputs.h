@@ -1,7 +1,7 @@
-// What layers read beside states, and the MLPs that read it.
+// Per-layer inputs (Gemma 4), and the MLPs that use them.
 #pragma once
 
-// The inputs of all layers, of every token
+// Compute the inputs of all layers for every token, [tokens, layers * width]
 static void make_inputs(Running& r, Team& team, int me) {
   const LayerInputs& c = r.net.inputs;
   const int n = c.product.outputs, stride = whole_vectors(r.net.width);
@@ -25,7 +25,7 @@ static void make_inputs(Running& r, Team& team, int me) {
   team.meet();
 }
 
-// Add what a layer makes of its inputs to the states
+// Add norm(out(act(gate x) * part)) to the states; `part` is the layer's slice of the per-layer inputs
 static void add_inputs(Running& r, Team& team, int me, const Layer& layer) {
   const Weight& gate = layer.input_gate;
   const int n = r.net.inputs.product.outputs, panels = gate.outputs / LANES;

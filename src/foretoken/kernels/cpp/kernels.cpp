@@ -1,6 +1,6 @@
-// Everything that computes, in one file: compiled for each instruction set by itself (../build.py), with
-// FORETOKEN_KERNELS as the name of what it gives. All is static, and no template of the standard library is used:
-// the linker would take one set's code for another's.
+// All arithmetic, compiled once for each instruction set (../build.py); FORETOKEN_KERNELS is the name of the set's
+// function table. Everything is static, and no template of the standard library is used: the linker would merge the
+// code of different sets.
 #include "kernels.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ namespace {
 #else
 #include "vector_portable.h"
 #endif
-// in this order: each uses those before it
+// in this order: each uses the ones before it
 #include "functions.h"
 #include "states.h"
 #include "products.h"
@@ -53,6 +53,7 @@ void free_states(States* a) {
   for (void* each : {(void*)a->x, (void*)a->rounded}) free(each);
 }
 
+// The size of a thread's scratch memory, in floats
 size_t scratch_of(const Network& net) {
   size_t most = size_t(net.most_tokens) * 2 * LANES + whole_vectors(net.width);
   for (int i = 0; i < net.layers; i++) {
@@ -90,7 +91,7 @@ void release(void* memory) {
   free(w);
 }
 
-// Room for the experts of layers, of the largest of each size
+// Allocate the workspace of experts, for the layer with the largest of each size
 bool room_for_experts(const Network& net, Workspace* w) {
   size_t slots = 0, inner = 0, routes = 0, numbers = 0;
   for (int i = 0; i < net.layers; i++) {
@@ -111,7 +112,7 @@ bool room_for_experts(const Network& net, Workspace* w) {
   return done;
 }
 
-// Room for layers of recurrences and of latents, and for the gates of attention
+// Allocate the workspace of recurrences, attention by latents, and gates of attention
 bool room_for_mixers(const Network& net, Workspace* w) {
   size_t projected = 0, mixed = 0, steps = 0;
   for (int i = 0; i < net.layers; i++) {
@@ -127,7 +128,7 @@ bool room_for_mixers(const Network& net, Workspace* w) {
     if (!mixer) continue;
     grow(projected, mixer->qkv.outputs);
     grow(mixed, channels_of(*mixer));
-    grow(steps, 2 * whole_vectors(mixer->heads));  // those of decays, which a scan has fewer of
+    grow(steps, 2 * whole_vectors(mixer->heads));  // `decays` has two numbers a head, also for a scan
   }
   const size_t tokens = net.most_tokens, inputs = net.inputs.width ? net.inputs.product.outputs : 0;
   return (!inputs || allot(&w->inputs, tokens * inputs + LANES)) &&
@@ -157,13 +158,13 @@ void* workspace(const Network& net) {
   return nullptr;
 }
 
-// Room for the parts of attention that is divided by blocks
+// Allocate the parts of attention whose context is divided between threads
 bool room_for_parts(const Network& net, const Pass& pass, Workspace* w) {
   size_t most = 0;
   Running r = {net, pass, *w};
   for (int i = 0; i < net.layers; i++) {
     const Layer& layer = net.layer[i];
-    // a team may be smaller
+    // at least 2: the team may have fewer threads than net.threads
     if (!layer.kv_heads || !layer.out.panels || !divided(r, layer, net.threads > 1 ? 2 : 1)) continue;
     const size_t blocks = span_of(r, layer, 0, pass.tokens - 1).blocks();
     const size_t floats = blocks * pass.tokens * layer.heads * part_floats(layer.width);
@@ -177,7 +178,7 @@ bool room_for_parts(const Network& net, const Pass& pass, Workspace* w) {
   return true;
 }
 
-// Subnormals are numbers here, whatever the caller's thread makes of them
+// Enables subnormals and rounding to nearest while it exists: the caller's thread may flush subnormals to zero
 struct Exact {
 #if defined(__x86_64__)
   unsigned before = _mm_getcsr();

@@ -1,13 +1,13 @@
-// Attention by latents (DeepSeek-V2, arXiv 2405.04434, section 2.1). A head's keys and values are products of a token's
-// latent, which is cached in their place: K = [keys^T c, k'], V = values c, where k' is turned and is every head's. So
-// q K = (keys q) c + q' k': the product goes to the query, all heads attend to the latents, and `values` multiplies
-// what they give.
+// Attention by latents (MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1). A head's keys and values are linear in a
+// token's latent c, which is cached instead: K = [keys^T c, k'], V = values c; k' is the rotary key that all heads
+// share. As q K = (keys q) c + q' k', `keys` is applied to the query, all heads attend to the latents, and `values` is
+// applied to the result.
 #pragma once
 
-// Tokens whose queries, or results, a thread multiplies at a time
+// Tokens whose queries or results a thread multiplies at a time
 enum { LATENT_TOKENS = ALONE };
 
-// Write the latents of tokens, normed, and the keys behind them, turned, where attention reads them
+// Write each token's normed latent and its rotary key into its page, both as key and as value
 static void write_latents(Running& r, int me, const Layer& layer) {
   const Latent& c = layer.latent;
   const int whole = whole_vectors(c.rank), from = layer.qkv.outputs - layer.width;
@@ -26,7 +26,7 @@ static void write_latents(Running& r, int me, const Layer& layer) {
   }
 }
 
-// Multiply a head's numbers of some tokens, rows of `stride`, by its own weight: done(panel, token, 16 outputs)
+// Multiply a head's numbers of all tokens, `stride` apart, by the head's weight: done(panel, token, 16 outputs)
 template <class Done>
 static void multiply_head(Running& r, int me, const Weight& w, const float* x, int stride, const Done& done) {
   for (int begin = 0; begin < r.pass.tokens; begin += LATENT_TOKENS) {
@@ -41,7 +41,7 @@ static void multiply_head(Running& r, int me, const Weight& w, const float* x, i
   }
 }
 
-// A head's queries of all tokens, as they attend to latents
+// Write a head's queries of all tokens, in the form that attends to latents
 static void absorb_queries(Running& r, int me, const Layer& layer, int h, const float* heads, int stride) {
   const Latent& c = layer.latent;
   const Weight& w = c.keys[h];
@@ -60,7 +60,7 @@ static void absorb_queries(Running& r, int me, const Layer& layer, int h, const 
   }
 }
 
-// What attention by latents gives, as the product behind it reads it
+// Attention by latents: return its results [tokens, heads * values], quantized if `out` needs that
 static States attended_latents(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Latent& c = layer.latent;
   Workspace& w = r.work;

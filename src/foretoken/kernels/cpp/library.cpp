@@ -1,4 +1,4 @@
-// The C interface, called by ../library.py, which has checked every number before.
+// The C interface, called by ../library.py. Arguments are not checked here.
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,8 +13,8 @@
 namespace {
 
 #if defined(__x86_64__)
-// Whether the processor has these features, and the system keeps the registers `kept` of a thread. Not by
-// __builtin_cpu_supports: in a library that Zig links it finds none.
+// Whether the processor has these features, and the system saves the registers `kept` at context switches.
+// __builtin_cpu_supports is not used: in a library that Zig links it reports no features.
 bool supports(unsigned of_leaf_1, unsigned ebx_of_leaf_7, unsigned ecx_of_leaf_7, unsigned kept) {
   unsigned a, b, c, d, low, high;
   of_leaf_1 |= bit_OSXSAVE;
@@ -25,7 +25,7 @@ bool supports(unsigned of_leaf_1, unsigned ebx_of_leaf_7, unsigned ecx_of_leaf_7
 }
 #endif
 
-// What the processor has, asked once: a virtual machine takes microseconds to answer
+// The processor's instruction sets, queried once: in a virtual machine a query takes microseconds
 struct Processor {
   bool avx2 = false, avxvnni = false, avx512 = false;
   Processor() {
@@ -60,13 +60,13 @@ struct Running {
 
 extern "C" {
 
-// A digest of the sources that this was compiled from
+// The digest of the sources and compiler flags (build.py)
 EXPORTED const char* foretoken_digest() { return FORETOKEN_DIGEST; }
 
-// Whether this processor has an instruction set
+// Whether this processor supports an instruction set
 EXPORTED int foretoken_has(const char* name) { return kernels_named(name) != nullptr; }
 
-// A network on an instruction set; null where memory does not suffice
+// Open a network on an instruction set; null: not enough memory
 EXPORTED void* foretoken_open(const char* name, const Network* net) {
   const Kernels* kernels = kernels_named(name);
   Running* r = (Running*)malloc(sizeof(Running));
@@ -83,7 +83,7 @@ EXPORTED void foretoken_close(void* network) {
   free(r);
 }
 
-// 0 where memory or threads do not suffice
+// 0: not enough memory or threads
 EXPORTED int foretoken_run(void* network, const Pass* pass) {
   Running* r = (Running*)network;
   return r->kernels->run(r->net, *pass, r->workspace);
@@ -94,18 +94,18 @@ EXPORTED int foretoken_chain(void* network, const Pass* pass, const Chain* chain
   return r->kernels->chain(r->net, *pass, *chain, r->workspace);
 }
 
-// Bring the recurrent states of a row forward to its last token
+// Advance a sequence's recurrent states, at `row`, to its last token
 EXPORTED void foretoken_settle(void* network, float* row, int length) {
   Running* r = (Running*)network;
   r->kernels->settle(r->net, row, length);
 }
 
-// 0 where memory or threads do not suffice
+// 0: not enough memory or threads
 EXPORTED int foretoken_softmax(const char* name, const Softmax* softmax) {
   return kernels_named(name)->softmax(*softmax);
 }
 EXPORTED void foretoken_draw(const char* name, const Draws* draws) { kernels_named(name)->draw(*draws); }
-// 0 where a draft token is none of the vocabulary
+// 0: a draft token is outside the vocabulary
 EXPORTED int foretoken_verify(const char* name, const Verification* verification) {
   return kernels_named(name)->verify(*verification);
 }
@@ -114,7 +114,7 @@ EXPORTED void foretoken_round(const char* name, const float* x, int tokens, int 
                      float* s, int32_t* z) {
   kernels_named(name)->round(x, tokens, n, q, d, s, z);
 }
-// 0 where memory does not suffice
+// 0: not enough memory
 EXPORTED int foretoken_product(const char* name, const Weight* w, const float* x, int tokens, float* y) {
   return kernels_named(name)->product(*w, x, tokens, y);
 }

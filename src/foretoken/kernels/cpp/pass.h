@@ -1,34 +1,34 @@
-// A pass through a network: five phases a layer, between which all threads meet.
+// A forward pass of a network. A layer consists of several phases; all threads meet at the end of each.
 #pragma once
 
-// Tokens up to which each thread norms and rounds all states itself: cheaper than to meet once more
+// Up to this many tokens, each thread norms and quantizes all states itself: cheaper than one more meeting
 enum { ALONE = 4 };
-// Pieces of work that a thread takes at a time
+// Work that a thread takes at a time
 enum { PANELS = 4, TOKENS = 8 };
 
-struct Piece {  // tokens of a row that read its keys together
+struct Piece {  // tokens first to last - 1, of one row, that attend together
   int row, first, last;
 };
 
-struct Workspace {  // for `tokens` tokens; made once per network
+struct Workspace {  // for passes of up to `tokens` tokens; allocated once per network
   int tokens, count;
-  Piece* pieces;         // [count], those of a pass
-  float *x, *after;      // [tokens, width]: states; what attention or MLP gave, before a norm of it
+  Piece* pieces;         // [count], of the current pass
+  float *x, *after;      // [tokens, width]: hidden states; outputs of attention or MLP before their norm
   float *queries;        // [tokens, attention]
   States attended, inner;
   States shared, shared_mlp;         // normed states of all tokens
-  States own[MOST_THREADS];          // the same, of one thread
+  States own[MOST_THREADS];          // the same, by thread, for up to ALONE tokens
   States own_mlp[MOST_THREADS], own_attended[MOST_THREADS];
   float* scratch[MOST_THREADS];      // a head of all tokens, or parts of attention
-  float* parts;                      // of attention by blocks
+  float* parts;                      // of attention that is divided between threads
   size_t part_bytes;
   float* routes;                     // [tokens, router's outputs]: logits of experts
-  States slots, slots_inner;         // of the tokens of all experts, one after the other
+  States slots, slots_inner;         // inputs and inner states of experts, by slot (experts.h)
   float* slot_results;               // [slots, width]
-  float* projected;                  // [tokens, outputs]: what convolutions read, and gates
-  float* mixed;                      // [tokens, channels]: what they give, then results
-  float *steps, *decays;             // [tokens, outputs of steps]: decays' logits, and beta's; and what they are
-  float* inputs;                     // [tokens, inputs of all layers]
+  float* projected;                  // [tokens, outputs]: inputs of convolutions, and gates
+  float* mixed;                      // [tokens, channels]: outputs of convolutions, then of recurrences
+  float *steps, *decays;             // [tokens, outputs]: logits of decays and betas; decays and betas
+  float* inputs;                     // [tokens, per-layer inputs of all layers]
   int* routing[MOST_THREADS];
   float* route_weights[MOST_THREADS];
 };
@@ -41,14 +41,15 @@ struct Running {
 
 static inline bool any_rounded(const Weight& a, const Weight& b) { return rounded(a) || rounded(b); }
 
-static inline States view(const States& a, int n, int tokens) {  // of rows of n numbers
+static inline States view(const States& a, int n, int tokens) {  // as [tokens, n]
   States b = a;
   b.tokens = tokens;
   b.stride = (n + BLOCK_OF_WEIGHTS - 1) / BLOCK_OF_WEIGHTS * BLOCK_OF_WEIGHTS;
   return b;
 }
 
-// Prepare states of all tokens by one(states, token): each thread its own, or all together
+// Fill states of all tokens by one(states, token). Up to ALONE tokens, each thread fills its own copy; else all threads
+// fill the shared one
 template <class One>
 static States prepared(Team& team, int me, int tokens, const States& own, const States& shared,
                        const One& one) {
@@ -62,11 +63,12 @@ static States prepared(Team& team, int me, int tokens, const States& own, const 
   return shared;
 }
 
+// Set the padding of a token's n numbers to zero
 static void clear_behind(const States& a, int token, int n) {
   for (int i = whole_vectors(n); i < a.stride; i++) a.x[size_t(token) * a.stride + i] = 0.0f;
 }
 
-// The states that a product reads: normed, and rounded where its weights are
+// Return the inputs of a product: normed states, quantized if `round`
 static States normed(Running& r, Team& team, int me, const Norm& norm, const float* x, int tokens,
                      bool round, const States& own, const States& shared) {
   const int n = r.net.width, stride = whole_vectors(n);
@@ -81,12 +83,12 @@ static States normed(Running& r, Team& team, int me, const Norm& norm, const flo
   });
 }
 
-// What a token of a decoder of pairs has beside its state, then the state
+// The inputs of a token of a draft of pairs: `beside` numbers of an embedding, then `width` of a hidden state
 static const float* given(const Running& r, int token) {
   return r.pass.given + size_t(token) * (r.net.beside + r.net.width);
 }
 
-// The states that the first layer of a decoder of pairs reads
+// The inputs of the first layer of a draft of pairs: normed embedding, then normed state
 static States paired(Running& r, Team& team, int me, const Layer& layer) {
   const int E = r.net.beside, H = r.net.width, tokens = r.pass.tokens;
   const States own = view(r.work.own[me], E + H, tokens), shared = view(r.work.shared, E + H, tokens);
@@ -103,6 +105,7 @@ static States paired(Running& r, Team& team, int me, const Layer& layer) {
   });
 }
 
+// Write the inputs of the first layer, [tokens, width]: given states or embeddings, plus learned positions, normed
 static void embed(Running& r, Team& team, int me) {
   const Network& net = r.net;
   const int stride = whole_vectors(net.width);
@@ -113,7 +116,7 @@ static void embed(Running& r, Team& team, int me) {
         memcpy(x, given(r, t) + net.beside, size_t(net.width) * sizeof(float));
       else
         unpack_row(net.embeddings, r.pass.ids[t], x);
-      for (int i = net.width; i < stride; i++) x[i] = 0.0f;  // an earlier token's may be NaN
+      for (int i = net.width; i < stride; i++) x[i] = 0.0f;  // padding may hold NaN of an earlier pass
       const F factor = all(r.pass.given ? 1.0f : net.embedding_factor);
       for (int i = 0; i < net.width; i += LANES) store(x + i, mul(load(x + i), factor));
       if (net.positions.panels) {
@@ -127,7 +130,7 @@ static void embed(Running& r, Team& team, int me) {
   team.meet();
 }
 
-// Write a head's keys, with numbers `step` apart, or its values; in float16 as it rounds, held within its range
+// Write a head's key or value, its numbers `step` apart; in float16, rounded and clamped to its range, if halved
 static void write_head(const Layer& layer, void* page, size_t at, int step, const float* head) {
   if (!layer.halved) {
     for (int d = 0; d < layer.width; d++) ((float*)page)[at + size_t(d) * step] = head[d];
@@ -150,13 +153,14 @@ static void write_values(const Layer& layer, void* page, size_t keys, int place,
   write_head(layer, page, keys + layer.values + size_t(place) * whole_vectors(layer.width), 1, head);
 }
 
+// The row of a token
 static int row_of(const Pass& pass, int token) {
   int r = 0;
   while (pass.row[r + 1] <= token) r++;
   return r;
 }
 
-// Norm and turn a head of queries, keys or values, and write it where attention reads it
+// Norm and rotate a head of queries, keys or values, and write it to the queries or to its page
 static void place_head(Running& r, const Layer& layer, int row, int t, int h, float* x, bool norm) {
   const int D = layer.width, kv = h - layer.heads;
   const bool query = kv < 0, key = !query && kv < layer.kv_heads;
@@ -181,7 +185,7 @@ static void place_head(Running& r, const Layer& layer, int row, int t, int h, fl
     write_values(layer, page, keys, r.pass.at[t] % PAGE, x);
 }
 
-// Norm the queries and keys of each token together, which `project` has left in the order of tokens
+// Norm all heads of a token's queries together, and of its keys; `project` has left them unnormed by token
 static void norm_together(Running& r, Team& team, int me, const Layer& layer) {
   const int D = layer.width, stride = r.net.attention;
   float* x = r.work.scratch[me];
@@ -201,13 +205,13 @@ static void norm_together(Running& r, Team& team, int me, const Layer& layer) {
   team.meet();
 }
 
-// Queries, keys and values, head by head: normed, turned, and written where attention reads them
+// Compute queries, keys and values, norm and rotate them, and write them to the queries and pages
 static void project(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Pass& pass = r.pass;
   const int heads = layer.heads + (layer.source || layer.borrowed ? 0 : 2 * layer.kv_heads);
   const int D = layer.width, stride = r.net.attention;
   float* out = r.work.scratch[me];
-  // Panels are of 16 outputs: heads that share one are computed together
+  // a panel has 16 outputs: heads that share one are computed together
   const int group = D % LANES == 0 ? 1 : D % 8 == 0 ? 2 : LANES;
   const int panels = group * D / LANES, width = group * D;
   for (int first, last; team.take(me, (heads + group - 1) / group, 1, &first, &last);)
@@ -237,22 +241,22 @@ static void project(Running& r, Team& team, int me, const Layer& layer, const St
   if (layer.norms & TOGETHER) norm_together(r, team, me, layer);
 }
 
-// Positions from first up to, not including, last, and the blocks and pages that they are in
+// Positions first to last - 1, and their blocks and pages
 struct Span {
   int first, last;
   int block() const { return first / BLOCK; }
-  int blocks() const { return (last - 1) / BLOCK + 1; }  // up to the end of the last one
+  int blocks() const { return (last - 1) / BLOCK + 1; }  // the block after the last one
   int pages() const { return (last - 1) / PAGE + 1; }
 };
 
-// What a token of a row attends to
+// The positions to which a token attends
 static Span span_of(const Running& r, const Layer& layer, int row, int t) {
   const int at = r.pass.at[t];
   if (layer.source) return {0, r.pass.source_length[row]};
   if (r.net.encoder) return {0, r.pass.at[r.pass.row[row + 1] - 1] + 1};
   return {layer.window && at >= layer.window ? at - layer.window + 1 : 0, r.pass.ends ? r.pass.ends[t] : at + 1};
 }
-// What tokens t0 up to t1 of a row attend to, together
+// The positions to which any of the tokens t0 to t1 - 1 of a row attends
 static Span span_of(const Running& r, const Layer& layer, int row, int t0, int t1) {
   return {span_of(r, layer, row, t0).first, span_of(r, layer, row, t1 - 1).last};
 }
@@ -261,7 +265,7 @@ static void* const* pages_of(const Running& r, const Layer& layer, int row) {
   return layer.source ? r.pass.sources[row] : r.pass.pages[row];
 }
 
-// The queries of tokens t0 up to t1 of one key head in a block that reach it
+// Write the queries of tokens t0 to t1 - 1, for one key head, that attend to positions of a block; return their number
 static int queries_in(const Running& r, const Layer& layer, int kv, int row, int t0, int t1, int block,
                       float* parts, size_t part, Query* queries) {
   const int group = layer.heads / layer.kv_heads, start = block * BLOCK;
@@ -284,11 +288,13 @@ static int queries_in(const Running& r, const Layer& layer, int kv, int row, int
   return count;
 }
 
+// The result of attention of a token's query head, [width]
 static float* result_of(const Running& r, const Layer& layer, int token, int head) {
   const States& to = r.work.attended;
   return to.x + size_t(token) * view(to, layer.heads * layer.width, r.pass.tokens).stride + head * layer.width;
 }
 
+// Split the tokens of each row into pieces of up to TOKENS
 static void cut_into_pieces(const Pass& pass, Workspace* w) {
   w->count = 0;
   for (int row = 0; row < pass.rows; row++)
@@ -296,7 +302,7 @@ static void cut_into_pieces(const Pass& pass, Workspace* w) {
       w->pieces[w->count++] = {row, t, t + TOKENS < end ? t + TOKENS : end};
 }
 
-// Attention of a few tokens of one key head, block after block
+// Attention of a piece's tokens with one key head, block after block
 static void attend_along(Running& r, int me, const Layer& layer, const Piece& piece, int kv) {
   const int row = piece.row, t0 = piece.first, t1 = piece.last;
   const int group = layer.heads / layer.kv_heads, n = (t1 - t0) * group;
@@ -326,12 +332,14 @@ static void attend_along(Running& r, int me, const Layer& layer, const Piece& pi
   }
 }
 
-// Whether a lone short block of tokens leaves threads idle unless its context is divided too
+// Whether to divide the context between threads: a pass over a few tokens of one row would leave threads idle
 static bool divided(const Running& r, const Layer& layer, int threads) {
   return threads > 1 && r.pass.rows == 1 && r.pass.tokens <= TOKENS &&
          span_of(r, layer, 0, r.pass.tokens - 1).blocks() * layer.kv_heads >= threads;
 }
 
+// Attention of all tokens and heads: one piece and key head at a time; or, if divided, one key head and block at a
+// time, whose parts join_blocks() then joins
 static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
   const Pass& pass = r.pass;
   if (divided(r, layer, team.size)) {
@@ -356,7 +364,7 @@ static void attend_all(Running& r, Team& team, int me, const Layer& layer) {
   team.meet();
 }
 
-// Join what `attend_all` divided: the result of one token
+// Join the parts of a token that `attend_all` has computed in different threads, and write its result
 static void join_blocks(const Running& r, const Layer& layer, int t, const States& to) {
   const int group = layer.heads / layer.kv_heads, n = r.pass.tokens * group;
   const Span span = span_of(r, layer, 0, 0, r.pass.tokens), own = span_of(r, layer, 0, t);
@@ -376,7 +384,7 @@ static void join_blocks(const Running& r, const Layer& layer, int t, const State
   }
 }
 
-// Gate what attention gave of a token
+// Multiply attention's result of a token by sigmoids of its gates
 static void gate_attended(const Running& r, const Layer& layer, int t, float* x) {
   const int D = layer.width, n = layer.heads * D;
   const float* gates = r.work.projected + size_t(t) * layer.attention_gate.outputs;
@@ -392,7 +400,7 @@ static void gate_attended(const Running& r, const Layer& layer, int t, float* x)
   }
 }
 
-// What attention gives, as the product behind it reads it
+// Attention: return its results [tokens, heads * width], gated, and quantized if `out` needs that
 static States attended_to(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   Workspace& w = r.work;
   const int tokens = r.pass.tokens, n = layer.heads * layer.width;
@@ -419,7 +427,8 @@ static States attended_to(Running& r, Team& team, int me, const Layer& layer, co
                   });
 }
 
-// Add what a part of a layer gave to the states: directly, through a norm of it, or before one of both
+// Add the product of w and `a`, the output of attention or MLP, to the states: as it is, after a norm, or, if
+// added_first, with the norm after the addition
 static void added(Running& r, Team& team, int me, const Layer& layer, const Norm& norm,
                   const Weight& w, const States& a) {
   const int stride = whole_vectors(r.net.width), tokens = r.pass.tokens;
@@ -445,7 +454,7 @@ static void added(Running& r, Team& team, int me, const Layer& layer, const Norm
   team.meet();
 }
 
-// Fill up a block of 32, of which panels `from` up to `to` are written, and round it
+// Complete a block of 32 numbers, of which panels from..to - 1 are written, with zeros, and quantize it
 static void end_pair(const States& inner, int from, int to, bool round) {
   for (int t = 0; t < inner.tokens; t++) {
     if (to - from < 2) store(inner.x + size_t(t) * inner.stride + to * LANES, all(0.0f));
@@ -453,7 +462,7 @@ static void end_pair(const States& inner, int from, int to, bool round) {
   }
 }
 
-// Two panels of an MLP's inner states, which make a block of 32 and are rounded at once
+// Compute two panels of an MLP's inner states: a block of 32, which can then be quantized
 static void gate_pair(const Layer& layer, const Weight& gate, const Weight& up, bool round, const States& a,
                       const States& inner, int pair, float* gates) {
   const int from = 2 * pair, panels = up.outputs / LANES;
@@ -472,6 +481,7 @@ static void gate_pair(const Layer& layer, const Weight& gate, const Weight& up, 
   end_pair(inner, from, to, round);
 }
 
+// Compute an MLP's inner states act(gate a) * (up a)
 static void gate(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const States inner = view(r.work.inner, layer.up.outputs, r.pass.tokens);
   for (int first, last; team.take(me, (layer.up.outputs / LANES + 1) / 2, 1, &first, &last);)
@@ -485,8 +495,8 @@ static void gate(Running& r, Team& team, int me, const Layer& layer, const State
 #include "latent.h"
 #include "recurrence.h"
 
-// Attention or a recurrence, added to the states, if a layer has one; `mlp`: of a layer whose parts both read what the
-// layer reads, what its MLP does. False: nothing stands behind it
+// Add attention or a recurrence to the states. `mlp`: receives the inputs of the MLP of a parallel layer. Return false
+// if the layer only computes keys and values
 static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool first_of_pairs, States* mlp) {
   Workspace& w = r.work;
   const int tokens = r.pass.tokens;
@@ -516,6 +526,7 @@ static bool mix_tokens(Running& r, Team& team, int me, const Layer& layer, bool 
   return true;
 }
 
+// Run layer `number`
 static void layer_of(Running& r, Team& team, int me, int number) {
   const Layer& layer = r.net.layer[number];
   Workspace& w = r.work;
@@ -543,7 +554,7 @@ static void layer_of(Running& r, Team& team, int me, int number) {
   team.meet();
 }
 
-// Add rows of `width` numbers to the states of all tokens
+// Add rows [tokens, width] to the states
 static void add_to_states(Running& r, Team& team, int me, const float* rows) {
   const int n = r.net.width;
   for (int first, last; team.take(me, r.pass.tokens, TOKENS, &first, &last);)
@@ -552,6 +563,7 @@ static void add_to_states(Running& r, Team& team, int me, const float* rows) {
   team.meet();
 }
 
+// Copy the hidden states to tap `number`, if it is wanted
 static void tap(Running& r, Team& team, int me, int number) {
   float* to = r.pass.taps ? r.pass.taps[number] : nullptr;
   if (!to) return;
@@ -563,6 +575,7 @@ static void tap(Running& r, Team& team, int me, int number) {
   team.meet();
 }
 
+// Write the last tap, and the head's inputs and logits of the needed tokens
 static void read_out(Running& r, Team& team, int me) {
   const Network& net = r.net;
   const Pass& pass = r.pass;
@@ -578,7 +591,7 @@ static void read_out(Running& r, Team& team, int me) {
     team.meet();
   }
   if (!pass.needed) return;
-  if (me == 0)  // the needed ones move up; they ascend
+  if (me == 0)  // compact the rows of needed tokens, which are in ascending order
     for (int i = 0; i < pass.needed; i++)
       if (pass.need[i] != i)
         memcpy(r.work.x + size_t(i) * stride, r.work.x + size_t(pass.need[i]) * stride,
@@ -601,6 +614,7 @@ static void read_out(Running& r, Team& team, int me) {
   team.meet();
 }
 
+// A thread's part of a pass; what: a Running
 static void run(void* what, Team& team, int me) {
   Running& r = *(Running*)what;
   embed(r, team, me);

@@ -1,17 +1,17 @@
-// Products of states with weights in panels of 16 outputs.
+// Products of states [tokens, inputs] with weights in panels of 16 outputs.
 #pragma once
 
-// Weights on their way, which the states of one tile read once
+// Prefetch weights; past the caches if one tile of tokens uses them only once
 INLINE void prefetch_weights(const States& a, const void* p) {
   if (a.tokens <= TILE)
     prefetch_once(p);
   else
     prefetch(p);
 }
-// AHEAD: bytes of weights that are on their way, as many as a core gets while it waits for the first
+// AHEAD: distance of the prefetch in bytes; about what a core loads during the latency of memory
 enum { BLOCKS_OF_SUPER = 8, AHEAD = 4096 };
 
-// Bytes of 16 factors, scales or offsets; of the integers of a block; of a block; of what a super-block begins with
+// Bytes of 16 scales or offsets; of the integers of a block; of a block; of the head of a super-block
 INLINE int factor_bytes(int form) { return form & SUPER ? 16 : form & WIDE ? 64 : 32; }
 static constexpr int integer_bytes(int kind) {
   return kind == INT8 ? 512 : kind == INT6 ? 384 : kind == INT5 ? 320 : 256;
@@ -20,7 +20,7 @@ INLINE int block_bytes(int kind, int form) {
   return (form & OFFSETS ? 2 : 1) * (form & HALVES ? 2 : 1) * factor_bytes(form) + integer_bytes(kind);
 }
 INLINE int super_bytes(int form) { return form & SUPER ? (form & OFFSETS ? 64 : 32) : 0; }
-// Whether a product with w, or with one of its parts, reads rounded states
+// Whether w, or one of its parts, is quantized: a product with it needs quantized states
 INLINE bool rounded(const Weight& w) {
   for (const Weight* part = &w; part; part = part->rest)
     if (part->kind >= INT8) return true;
@@ -33,23 +33,23 @@ INLINE size_t panel_bytes(const Weight& w) {
          (blocks + BLOCKS_OF_SUPER - 1) / BLOCKS_OF_SUPER * super_bytes(w.form);
 }
 
-// The integers of IQ4_NL and IQ4_XS, and of MXFP4, with their zeros
+// The integers of the codes of IQ4_NL and IQ4_XS, and of MXFP4, plus zero_of()
 static const uint8_t CODES[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                   129, 141, 153, 166, 181, 197, 217, 241};
 static const uint8_t FLOATS[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 static constexpr bool coded(int kind) { return kind == CODE4 || kind == FP4; }
 INLINE const uint8_t* codes_of(int kind) { return kind == FP4 ? FLOATS : CODES; }
 
-// What was added to a weight where it is stored
+// The number that was added to make stored integers unsigned
 static constexpr int zero_of(int kind, int form) {
   return form & OFFSETS ? 0 : kind == INT6 ? 32 : kind == INT5 || kind == FP4 ? 16 : kind == INT4 ? 8 : 128;
 }
-// 16 scales or offsets; `super`: those of the super-block
+// Load 16 scales or offsets; `super`: the factors of their super-block
 INLINE F factors(const uint8_t* p, int form, F super) {
   if (form & SUPER) return mul(from_bytes((const int8_t*)p), super);
   return form & WIDE ? load((const float*)p) : from_half((const uint16_t*)p);
 }
-// Weight k of an output of a block as it is stored
+// The stored integer of weight k of a block, for output `lane`
 INLINE int stored(int kind, const uint8_t* p, int lane, int k) {
   const int at = k % 16 / 4 * 64 + lane * 4 + k % 4, c = k / 4;
   if (kind == INT8) return p[at + k / 16 * 256];
@@ -68,7 +68,7 @@ INLINE int stored(int kind, const uint8_t* p, int lane, int k) {
 #include "products_portable.h"
 #endif
 
-// Weights that are numbers: `panels` side by side, so that chains of sums do not wait for each other
+// Products with float weights. Several panels at a time, so that independent fma chains overlap
 template <int kind, int n, int panels>
 INLINE void float_panels(const uint8_t* p, size_t bytes, int K, const States& a, int token,
                                 F* out) {
@@ -98,11 +98,11 @@ INLINE void float_panels(const uint8_t* p, size_t bytes, int K, const States& a,
     for (int t = 0; t < n; t++) out[g * n + t] = y[g][t];
 }
 
-struct Super {  // what the factors of a super-block are multiples of
+struct Super {  // float16 factors of a super-block's scales and offsets
   F scale, offset;
 };
 
-// Where integer sums begin: weights are stored with their zero added, or as they are where they have offsets
+// Start the integer sums of a block, at -zero * sum(q): stored weights include the zero. With offsets the zero is 0
 template <int kind, bool offsets, int halves, int n>
 INLINE void begin_sums(const Rounded* x, Sums (*sums)[n]) {
   constexpr int eighths = zero_of(kind, 0) / 8;
@@ -114,7 +114,7 @@ INLINE void begin_sums(const Rounded* x, Sums (*sums)[n]) {
         sums[h][t] = integers(halves == 1 ? x[t].sum : h ? x[t].second : x[t].sum - x[t].second, eighths);
 }
 
-// The integer sums of a block become numbers: in halves or as one
+// Add the integer sums of a block, or of each of its halves, times scales, to y; and the offsets' products
 template <bool offsets, int halves, int n>
 INLINE void add_block(const uint8_t* p, int form, const Super& super, const Rounded* x,
                       const Sums (*sums)[n], F* y) {
@@ -132,7 +132,7 @@ INLINE void add_block(const uint8_t* p, int form, const Super& super, const Roun
   }
 }
 
-// A panel times n tokens
+// The product of a panel with n tokens
 template <int kind, bool offsets, int halves, int n>
 INLINE void integer_panel(const uint8_t* p, const Weight& w, const States& a, int token,
                                  F* out) {
@@ -157,7 +157,7 @@ INLINE void integer_panel(const uint8_t* p, const Weight& w, const States& a, in
   for (int t = 0; t < n; t++) out[t] = y[t];
 }
 
-// Compiled once, not for each caller of `product`
+// Not inlined: compiled once, not for each caller of `product`
 template <int kind, int n>
 static __attribute__((noinline)) void tile(const uint8_t* p, const Weight& w, const States& a, int token, F* out) {
   if constexpr (kind < INT8)
@@ -199,10 +199,10 @@ static void panels_of(const Weight& w, const States& a, int first, int last, con
     }
 }
 
-// Panels `first` up to `last` of w times all tokens of `a`: done(panel, token, 16 outputs, bias included)
+// The product of panels first to last - 1 of w with all tokens of `a`: done(panel, token, 16 outputs including bias)
 template <class Done>
 static void product(const Weight& w, const States& a, int first, int last, const Done& done) {
-  int begin = 0;  // of a part
+  int begin = 0;  // first panel of `part`
   for (const Weight* part = &w; part && begin < last; part = part->rest) {
     const int panels = (part->outputs - (part->rest ? part->rest->outputs : 0)) / LANES;
     const int from = first > begin ? first - begin : 0;
@@ -225,7 +225,7 @@ static void product(const Weight& w, const States& a, int first, int last, const
   }
 }
 
-// Row `output` of w as numbers
+// Write row `output` of w in float32
 static void unpack_row(const Weight& w, int output, float* y) {
   const uint8_t* p = w.panels + size_t(output / LANES) * panel_bytes(w);
   const int lane = output % LANES, form = w.form;

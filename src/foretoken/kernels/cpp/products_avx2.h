@@ -1,6 +1,6 @@
-// Integer sums by AVX2, eight outputs at a time. `maddubs` adds pairs of products in 16 bits: eight of four bits
-// fit (8 x 2 x 15 x 127 < 32,768), four of five (and of FP4), two of six; eight bits are two halves of four. AVX-VNNI multiplies
-// bytes and adds in 32 bits.
+// Integer sums by AVX2, eight outputs at a time. `maddubs` adds pairs of products in 16 bits. Eight results fit for
+// weights of four bits (8 x 2 x 15 x 127 < 32,768), four for five bits and FP4, two for six bits; eight bits are
+// treated as two halves of four. AVX-VNNI multiplies bytes and adds in 32 bits.
 #pragma once
 
 struct Sums {  // of 16 outputs
@@ -13,9 +13,9 @@ INLINE Sums integers(int32_t x, int times) {
 }
 INLINE F numbers(Sums x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
-enum Part { ALL, LOWER, UPPER };  // bits of a weight: all, or four of eight
+enum Part { ALL, LOWER, UPPER };  // bits of a weight: all, or the lower or upper four of eight
 
-// Weights 4 k up to 4 k + 4 of eight outputs of a block at p
+// Load weights 4 k to 4 k + 3 of eight outputs of the block at p
 template <int kind, int part, int k>
 INLINE __m256i weights_of(const uint8_t* p) {
   const __m256i low = _mm256_set1_epi8(15);
@@ -59,13 +59,13 @@ INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
 
 #else
 
-// Compilers would multiply first and add in a tree, for which there are not enough registers
+// Keeps the order of additions: compilers would multiply first and then add in a tree, and run out of registers
 INLINE __m256i in_order(__m256i x) {
   asm("" : "+x"(x));
   return x;
 }
 
-// Sums of weights 4 k up to 4 k + 4 in 16 bits, then in 32
+// Add the products of weights 4 k to 4 k + 3 in 16 bits; before these overflow, add them to the sums in 32 bits
 template <int kind, int part, int halves, int n, int k>
 INLINE void add_four(const uint8_t* p, const Rounded* x, Sums* some, Sums (*sums)[n]) {
   constexpr int fit = kind == INT6 ? 2 : kind == INT5 || kind == FP4 || halves == 2 ? 4 : 8;
@@ -93,7 +93,7 @@ INLINE void add_part(const uint8_t* p, const Rounded* x, Sums* some, Sums (*sums
 
 template <int kind, int halves, int n>
 INLINE void add_products(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
-  Sums some[n];  // of 16 bits
+  Sums some[n];  // in 16 bits
   if (kind == INT8 || kind == CODE4) {
     add_part<kind, LOWER, halves, n>(p, x, some, sums);
     add_part<kind, UPPER, halves, n>(p, x, some, sums);

@@ -1,4 +1,4 @@
-// Integer sums by AVX-512 VNNI: four bytes a lane, sixteen outputs an instruction.
+// Integer sums by AVX-512 VNNI: one instruction adds four products for each of 16 outputs.
 #pragma once
 
 typedef __m512i Sums;  // of 16 outputs
@@ -8,7 +8,7 @@ INLINE Sums integers(int32_t x, int times) {
 }
 INLINE F numbers(Sums x) { return _mm512_cvtepi32_ps(x); }
 
-// Add the products of weights 4 j up to 4 j + 4 of both halves of a block
+// Add the products of weights 4 j to 4 j + 3 of both halves of a block
 template <int kind, int halves, int n, int j>
 INLINE void add_four(const uint8_t* p, const Rounded* x, Sums (*sums)[n]) {
   const __m512i low = _mm512_set1_epi8(15);

@@ -1,20 +1,20 @@
-// Layers of convolutions and recurrences, whose rows go back to any of their last tokens. Of each token the update u is
-// kept beside its key and decay: S = decay S + k u^T brings a state forward by the very multiply-adds that the token
-// itself took, so that bits do not depend on how far a row has gone back.
+// Layers of convolutions and recurrences. A sequence can be rolled back to any of its last tokens: for each token, its
+// key, decay and update u are stored, and S = decay S + k u^T advances an earlier state. These are the multiply-adds of
+// the token's own pass, so that the bits do not depend on rollbacks.
 #pragma once
 
-// Panels of 16 columns of a state that a thread has in its registers and nearest cache
+// Panels of 16 columns of a state that a thread computes at a time: they fit its registers and first-level cache
 enum { COLUMNS_OF_STATE = 2 };
 
-// How a pass finds a row's states, and leaves them
+// A row's states before and after a pass; all lengths in tokens
 struct Course {
-  int past, end;  // the row's tokens before and after the pass
-  int from;       // tokens behind which the state lies that is brought forward to `past`
-  bool from_base; // it is the base
-  int base, next; // tokens of the base before and after the pass
+  int past, end;  // the row's length before and after the pass
+  int from;       // length of the state that is advanced to `past`
+  bool from_base; // whether that is the base, else the head
+  int base, next; // length of the base before and after the pass
 };
 
-// The recurrence of a layer, or null
+// The recurrence of a layer, its own or the one parallel to attention; or null
 static const Layer* recurrent(const Layer& layer) { return layer.recurrence.rule ? &layer : layer.beside; }
 
 static RowStates& states_of(const Layer& layer, float* row) { return *(RowStates*)(row + layer.recurrence.at); }
@@ -28,6 +28,7 @@ static Course course_of(const Pass& pass, const Layer& layer, int row) {
   return {past, end, int(from_base ? now.base : now.head), from_base, base, next};
 }
 
+// Record the lengths of all rows' base and head states after a pass
 static void move_states(const Running& r) {
   for (int row = 0; row < r.pass.rows; row++)
     for (int i = 0; i < r.net.layers; i++) {
@@ -38,12 +39,13 @@ static void move_states(const Running& r) {
     }
 }
 
+// The number of channels of a layer's convolution
 static inline int channels_of(const Layer& layer) {
   const Recurrence& c = layer.recurrence;
   return (c.rule == CONVOLUTION ? 0 : 2 * c.key_heads * c.key_width) + layer.heads * layer.width;
 }
 
-// Where a layer's parts lie in a row's memory
+// A layer's parts in a sequence's memory (RowStates)
 struct Kept {
   float *window, *base, *head, *keys, *updates, *decays;
 };
@@ -61,13 +63,13 @@ static Kept kept_of(const Layer& layer, float* row) {
   return k;
 }
 
-// 16 inputs of a token's convolution, which the pass has projected
+// Inputs of the convolution of token t, for 16 channels
 static F input_of(const Running& r, const Layer& layer, int t, int channel) {
   const float* x = r.work.projected + size_t(t) * layer.qkv.outputs + channel;
   return layer.recurrence.rule == CONVOLUTION ? mul(load(x), load(x + channels_of(layer))) : load(x);
 }
 
-// A token's convolution over channels c0 up to c1
+// The convolution of token t, for channels c0 to c1 - 1
 static void convolve(Running& r, const Layer& layer, int row, int t, int c0, int c1) {
   const Recurrence& c = layer.recurrence;
   const int channels = channels_of(layer), at = r.pass.at[t], past = r.pass.at[r.pass.row[row]];
@@ -86,7 +88,7 @@ static void convolve(Running& r, const Layer& layer, int row, int t, int c0, int
   }
 }
 
-// Divide a head of queries or keys by its length
+// Divide a head of queries or keys by its L2 norm, and multiply it by `scale`
 static void make_unit(float* x, int n, float scale) {
   F squares = all(0.0f);
   for (int i = 0; i < n; i += LANES) squares = fma(load(x + i), load(x + i), squares);
@@ -94,7 +96,7 @@ static void make_unit(float* x, int n, float scale) {
   for (int i = 0; i < n; i += LANES) store(x + i, mul(load(x + i), inverse));
 }
 
-// A token's decays and, behind them, its betas or steps
+// Write a token's decays, then its betas (DELTA) or steps (SCAN)
 static void find_decays(Running& r, const Layer& layer, int t) {
   const Recurrence& c = layer.recurrence;
   const int heads = whole_vectors(layer.heads);
@@ -108,7 +110,7 @@ static void find_decays(Running& r, const Layer& layer, int t) {
   }
 }
 
-// What the recurrence reads of all tokens: convolutions, head by head, and decays
+// Compute the inputs of the recurrence for all tokens: convolutions, head by head, and decays
 static void mix_inputs(Running& r, Team& team, int me, const Layer& layer) {
   const Recurrence& c = layer.recurrence;
   const int keys = c.rule == CONVOLUTION ? 0 : 2 * c.key_heads, heads = keys + layer.heads;
@@ -129,7 +131,7 @@ static void mix_inputs(Running& r, Team& team, int me, const Layer& layer) {
   team.meet();
 }
 
-// Bring n panels of a state forward by tokens `from` up to `to`, whose updates are kept
+// Advance n panels of a state by the stored updates of tokens from..to - 1
 template <int n>
 static void replay(const Layer& layer, const Kept& kept, int head, int column, int from, int to, float* state) {
   const Recurrence& c = layer.recurrence;
@@ -149,7 +151,7 @@ static void replay(const Layer& layer, const Kept& kept, int head, int column, i
   }
 }
 
-// A token of the recurrence, from one state to another, which may be the same
+// Compute the recurrence of token t from `state` to `to`, which may be the same, and store the update
 template <int n>
 static void recur(const Running& r, const Layer& layer, const Kept& kept, int t, int head, int column,
                   const float* state, float* to) {
@@ -180,11 +182,11 @@ static void recur(const Running& r, const Layer& layer, const Kept& kept, int t,
   for (int p = 0; p < n; p++) {
     store(kept.updates + (size_t(slot) * layer.heads + head) * layer.width + column + p * LANES, u[p]);
     if (c.skip) y[p] = fma(all(c.skip[head]), load(v + p * LANES), y[p]);
-    store(v + p * LANES, y[p]);  // in place of the values, which no other thread reads
+    store(v + p * LANES, y[p]);  // replaces the value, which no other thread reads
   }
 }
 
-// Bring n panels of a row's state forward to the tokens that it has
+// Advance n panels of a row's state to its length before the pass; return them
 template <int n>
 static float* bring_forward(const Layer& layer, const Kept& kept, const Course& course, int head, int column) {
   const size_t D = layer.recurrence.key_width, from = (size_t(head) * layer.width + column) * D;
@@ -194,7 +196,7 @@ static float* bring_forward(const Layer& layer, const Kept& kept, const Course& 
   return state;
 }
 
-// The same of all of a row's states, which has `length` tokens
+// Advance all states of a sequence to its length
 static void settle(const Network& net, float* row, int length) {
   for (int i = 0; i < net.layers; i++) {
     if (!recurrent(net.layer[i])) continue;
@@ -210,7 +212,7 @@ static void settle(const Network& net, float* row, int length) {
   }
 }
 
-// Some columns of a head's states, over all tokens of a row
+// Compute n panels of a head's state over all new tokens of a row, and the new base
 template <int n>
 static void run_columns(const Running& r, const Layer& layer, int row, int head, int column, float* scratch) {
   const Course course = course_of(r.pass, layer, row);
@@ -226,7 +228,7 @@ static void run_columns(const Running& r, const Layer& layer, int row, int head,
   }
 }
 
-// Gate a token's results, and norm them, in groups of numbers
+// Gate a token's results and norm them in groups
 static void gate_results(const Running& r, const Layer& layer, int t, float* y) {
   const Recurrence& c = layer.recurrence;
   const int n = layer.heads * layer.width, channels = channels_of(layer);
@@ -257,7 +259,7 @@ static void gate_results(const Running& r, const Layer& layer, int t, float* y) 
   }
 }
 
-// Keep what later passes read of a token: nothing of those that the ring has no room for
+// Store a token's convolution inputs, key and decay in the rings, unless later tokens of the pass would overwrite them
 static void keep_token(const Running& r, const Layer& layer, int t) {
   const Recurrence& c = layer.recurrence;
   const int row = row_of(r.pass, t), at = r.pass.at[t], end = course_of(r.pass, layer, row).end;
@@ -272,7 +274,7 @@ static void keep_token(const Running& r, const Layer& layer, int t) {
   memcpy(kept.decays + size_t(slot) * heads, r.work.decays + size_t(t) * 2 * heads, size_t(heads) * sizeof(float));
 }
 
-// What a layer's convolution and recurrence give, as the product behind them reads it
+// A convolution and recurrence: return the results [tokens, heads * width], quantized if `out` needs that
 static States recurred(Running& r, Team& team, int me, const Layer& layer, const States& a) {
   const Recurrence& c = layer.recurrence;
   Workspace& w = r.work;

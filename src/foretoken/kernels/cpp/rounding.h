@@ -1,7 +1,7 @@
-// Weights rounded to four bits: the same as `nearest` of ../../models/rounding.py, to the bit.
+// Weights rounded to four bits, with the same bits as `round_weights` of ../reference.py.
 #pragma once
 
-// The nearest number that float16 has
+// x rounded to float16
 static inline float as_half(float x) {
   if (fabsf(x) < 0x1p-14f) return (x + 0.75f) - 0.75f;  // a multiple of 2^-24
   uint32_t bits;
@@ -11,15 +11,15 @@ static inline float as_half(float x) {
   return fabsf(x) < 65536.0f ? x : x > 0 ? INFINITY : x < 0 ? -INFINITY : x;
 }
 
-// In the order of NumPy
+// The sum of 32 numbers, in NumPy's order
 static inline float block_sum(const float* x) {
   float r[8];
   for (int i = 0; i < 8; i++) r[i] = ((x[i] + x[i + 8]) + x[i + 16]) + x[i + 24];
   return ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
 }
 
-// Round blocks of 32 weights to integers and scales: of several scales for the first integers, the one from which
-// the nearest weights come
+// Round blocks of 32 weights to integers from -8 to 7. Several scales are tried for the integers, and each is then
+// fitted to its integers by least squares; the result with the least squared error is taken
 static void round_weights(const float* w, int64_t blocks, int8_t* q, float* scales) {
   for (int64_t b = 0; b < blocks; b++, w += BLOCK_OF_WEIGHTS, q += BLOCK_OF_WEIGHTS) {
     float peak = w[0], least_error = 0.0f;

@@ -1,7 +1,7 @@
-// States of a pass: rows of numbers, as they are and rounded for the products.
+// States of a pass: [tokens, numbers] in float32, and quantized for products with quantized weights.
 #pragma once
 
-struct Rounded {  // 32 numbers
+struct Rounded {  // a block of 32 numbers
   int8_t q[BLOCK_OF_WEIGHTS];
   float d, s;           // the scale, and the scale times the sum of q
   int32_t sum, second;  // of q, and of the last 16 q: times -8
@@ -10,16 +10,16 @@ struct Rounded {  // 32 numbers
 struct States {
   float* x;          // [tokens, stride], or null
   Rounded* rounded;  // tile by tile of up to TILE tokens, each [stride / 32, tokens of the tile]
-  int stride;        // a multiple of 32; what lies behind a row's numbers is zero
+  int stride;        // a multiple of 32; the padding of a row is zero
   int tokens;
 };
 
-// The blocks of the tile that begins at a token
+// The blocks of the tile that begins with `token`
 INLINE Rounded* tile_of(const States& a, int token) {
   return a.rounded + size_t(token) * (a.stride / BLOCK_OF_WEIGHTS);
 }
 
-// Round numbers k0 up to k1, multiples of 32, of a token
+// Quantize numbers k0 to k1 - 1 of a token; k0 and k1 are multiples of 32
 static inline void round_states(const States& a, int token, int k0, int k1) {
   const size_t row = size_t(token) * a.stride;
   const int begin = token / TILE * TILE, left = a.tokens - begin, n = left < TILE ? left : TILE;
@@ -32,7 +32,7 @@ static inline void round_states(const States& a, int token, int k0, int k1) {
     memcpy(&most, &bits, 4);
     inverse = 127.0f / most;
     if (bits >= 0x7f800000 || !(inverse <= 3.40282347e38f)) {
-      // not finite: the product is NaN; too small to be divided by: zero
+      // non-finite numbers make products NaN; numbers too small to divide by become zero
       block = Rounded();
       block.d = block.s = bits >= 0x7f800000 ? NAN : 0.0f;
       continue;
@@ -46,7 +46,7 @@ static inline void round_states(const States& a, int token, int k0, int k1) {
   }
 }
 
-// A norm of `n` numbers at x into y, which may be x; both have zeros up to a multiple of 16
+// Write the norm of n numbers at x to y, which may be x; both are padded with zeros to a multiple of 16
 static void normalize(const Norm& norm, const float* x, float* y, int n) {
   F mean = all(0.0f), squares = all(0.0f);
   if (norm.centred) {
@@ -68,7 +68,7 @@ static void normalize(const Norm& norm, const float* x, float* y, int n) {
   }
 }
 
-// Turn the first `rotated` numbers of a head by cosines and sines, `rotated / 2` of each
+// Rotate the first `rotated` numbers of a head. turns: [rotated / 2] cosines, then as many sines
 static void rotate(float* x, const float* turns, int rotated, bool interleaved) {
   const int half = rotated / 2;
   for (int i = 0; i < half; i++) {
@@ -79,7 +79,7 @@ static void rotate(float* x, const float* turns, int rotated, bool interleaved) 
   }
 }
 
-// The same of a head, whose weights are padded: its neighbours stay as they are
+// Norm a head in place. It is not padded, unlike its weights: the next head's numbers must not change
 static void normalize_head(const Norm& norm, float* x, int n) {
   float copy[1024];
   const int whole = (n + LANES - 1) / LANES * LANES;

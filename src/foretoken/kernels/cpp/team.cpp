@@ -1,3 +1,4 @@
+// The threads of a team: helpers are started when first needed and never end. See team.h.
 #include "team.h"
 
 #include <pthread.h>
@@ -16,11 +17,11 @@
 
 namespace {
 
-// A processor that another process holds is waited for in the kernel: spinning on would take the time that the
-// thread there needs.
+// Spins before a waiting thread yields: another process may occupy a processor that a thread of the team needs.
 const int SPINS = 4000;
-// In nanoseconds: how long threads spin between runs; a wait after which a thread is one too many, as another process
-// has its processor; how long runs do with fewer then, twice as long each time that it proves true
+// In nanoseconds. AWAKE: how long threads spin between runs before they sleep. LATE: a longer wait shows that another
+// process occupies a processor. Runs then use fewer threads, for FIRST_REST, and twice as long each time it recurs, up
+// to LONGEST_REST
 const int64_t AWAKE = 100000, LATE = 1000000, FIRST_REST = 8000000, LONGEST_REST = 256000000;
 
 struct Threads {
@@ -29,10 +30,10 @@ struct Threads {
   pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
   Team team;
   int helpers = 0;
-  std::atomic<uint64_t> job{0};  // its number, then 16 bits of how many threads it has
+  std::atomic<uint64_t> job{0};  // a counter of runs, then 16 bits for the run's number of threads
   std::atomic<int> busy{0};
-  std::atomic<bool> late{false};  // whether somebody was waited for too long
-  int spared = 0;  // threads that runs do without, until then
+  std::atomic<bool> late{false};  // whether a wait of this run took longer than LATE
+  int spared = 0;  // runs use this many threads fewer, until time `until`
   int64_t rest = 0, until = 0;
   Work work = nullptr;
   void* what = nullptr;
@@ -40,7 +41,7 @@ struct Threads {
 
 Threads all;
 
-// A child has no threads but the one that forked, whatever the others held
+// After a fork, the child has only the forking thread: start with fresh locks and no helpers
 const int forked = pthread_atfork(nullptr, nullptr, [] { new (&all) Threads; });
 
 int64_t now() {
@@ -49,7 +50,7 @@ int64_t now() {
   return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-// Wait, in the kernel after a while, until there is another job than `seen`
+// Wait for a job other than `seen`: spin, then sleep
 uint64_t job_after(uint64_t seen) {
   const int64_t until = now() + AWAKE;
   for (unsigned spins = 1; all.job.load(std::memory_order_acquire) == seen; spins++) {
@@ -64,6 +65,7 @@ uint64_t job_after(uint64_t seen) {
   return all.job.load(std::memory_order_acquire);
 }
 
+// The body of helper thread `number`
 void* help(void* number) {
   const int me = int(intptr_t(number));
   for (uint64_t seen = 0;;) {
@@ -74,7 +76,7 @@ void* help(void* number) {
   }
 }
 
-// Add a thread, which leaves all signals to the others; false where there can be no more
+// Add a thread that blocks all signals; return false if the system gives no more threads
 bool add_helper() {
   sigset_t every, before;
   sigfillset(&every);
@@ -87,6 +89,7 @@ bool add_helper() {
   return made;
 }
 
+// Spin, then yield, until done()
 template <class Done>
 void wait_until(const Done& done) {
   int64_t since = 0;
@@ -101,13 +104,13 @@ void wait_until(const Done& done) {
   if (since && now() - since > LATE) all.late.store(true, std::memory_order_relaxed);
 }
 
-// How many threads the next run has, of `size`
+// Return the number of threads of the next run, at most `size`
 int team_size(int size) {
-  if (all.spared && now() > all.until) all.spared = 0;  // are all on time again?
+  if (all.spared && now() > all.until) all.spared = 0;  // try with all threads again
   return size > all.spared ? size - all.spared : 1;
 }
 
-// Learn from a run whether the processors are there
+// Update the number of spared threads after a run
 void judge(int size, int wanted) {
   if (all.late.exchange(false, std::memory_order_relaxed)) {
     all.rest = all.rest ? (2 * all.rest < LONGEST_REST ? 2 * all.rest : LONGEST_REST) : FIRST_REST;
@@ -139,7 +142,7 @@ bool Team::take(int me, int count, int grain, int* first, int* last) {
 void Team::meet() {
   const unsigned here = phase.load(std::memory_order_relaxed);
   if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
-    // everybody has left this phase's counters; the next phase's were reset one phase ago
+    // no thread uses this phase's counters any more; those of the next phase were reset one phase ago
     for (int i = 0; i < size; i++) counters[here & 1][i].taken.store(0, std::memory_order_relaxed);
     arrived.store(0, std::memory_order_relaxed);
     phase.store(here + 1, std::memory_order_release);

@@ -1,4 +1,4 @@
-// A team of threads that works on one pass at a time: it spins between the parts of a pass and sleeps between passes.
+// A team of threads that runs one pass at a time. Threads spin while they wait within a pass, and sleep between passes.
 #pragma once
 #include <stdint.h>
 
@@ -10,7 +10,7 @@ struct alignas(64) Counter {
   std::atomic<int> taken;
 };
 
-// What the threads of a running pass share. A phase ends where all have met.
+// The shared state of the threads of a run. A phase ends when all threads have called meet().
 struct Team {
   int size;
   std::atomic<int> arrived{0};
@@ -19,14 +19,14 @@ struct Team {
 
   void meet();
 
-  // Take up to `grain` of `count` pieces of this phase's work: a thread's own part first, then what others have
-  // left; false once nothing is left
+  // Take up to `grain` of the `count` pieces of this phase's work, first to last - 1: of the thread's own share first,
+  // then of the others'. Return false if none is left
   bool take(int me, int count, int grain, int* first, int* last);
 };
 
 typedef void (*Work)(void* what, Team& team, int me);
 
-// Run work(what, team, me) in so many threads, this one included, and wait for all; in fewer for a while where another
-// process holds the processors, as a run is as slow as its slowest thread. One run at a time per process:
-// others wait for their turn. False where the system gives no more threads.
+// Run work(what, team, me) in `wanted` threads, including this one, and wait for all. Fewer threads are used for a
+// while if other processes occupy the processors, as the slowest thread determines the time. A process does one run at
+// a time; other callers wait. Return false if the system gives no more threads.
 bool run_in_team(int wanted, Work work, void* what);

@@ -1,10 +1,10 @@
-// Tokens: distributions `[rows, V]` of logits, and what is drawn and compared of them. Sums go through blocks of
-// MASS ids: a sum of 16 lanes each, in float32, then their sum in order, in float64.
+// Softmax, sampling and verification of draft tokens. Masses are summed in float32 over blocks of MASS ids (16 lanes),
+// and over blocks in float64, in order.
 #pragma once
 
 enum { MASS = 256 };
 
-// Write numbers i up to i + 16 of a row of V, but none behind it
+// Store numbers i to i + 15 of a row of V, but none after its end
 INLINE void put_at(float* row, int i, int V, F y) {
   if (V - i >= LANES) return store(row + i, y);
   float last[LANES];
@@ -12,8 +12,8 @@ INLINE void put_at(float* row, int i, int V, F y) {
   memcpy(row + i, last, size_t(V - i) * sizeof(float));
 }
 
-// Make a row's numbers, 16 at a time, by make(first id), and add them up; written to `out`, if that is not null.
-// What lies at V and behind it counts as zero
+// Return the sum of V numbers, computed by make(i), 16 at a time, and write them to `out`, if it is not null. Numbers
+// from V on count as zero
 template <class Make>
 INLINE double mass_of(int V, float* out, const Make& make) {
   double total = 0;
@@ -28,7 +28,7 @@ INLINE double mass_of(int V, float* out, const Make& make) {
   }
   return total;
 }
-// Numbers i up to i + 16 of a row of V; zeros at V and behind it
+// Load numbers i to i + 15 of a row of V; zeros from V on
 INLINE F numbers_at(const float* row, int i, int V) {
   if (V - i >= LANES) return load(row + i);
   float last[LANES] = {};
@@ -39,7 +39,7 @@ INLINE void scale_row(float* row, int V, float factor) {
   for (int i = 0; i < V; i += LANES) put_at(row, i, V, mul(numbers_at(row, i, V), all(factor)));
 }
 
-// How a row's logits become masses: exp(factor x - top), without exp(-87), the least that there is
+// Turns logits into masses: exp(factor x - top) - exp(-87); exponential() clamps at -87, so that the least mass is 0
 struct Softening {
   F factor, top, floor;
   F mass(F x) const { return sub(exponential(sub(mul(x, factor), top)), floor); }
@@ -57,7 +57,7 @@ struct Candidate {
   int id;
 };
 
-// The largest first; of equals the highest id
+// Order by logit, descending, then by id, descending
 static int compare(const void* a, const void* b) {
   const Candidate &one = *(const Candidate*)a, &other = *(const Candidate*)b;
   if (one.x != other.x) return one.x > other.x ? -1 : 1;
@@ -65,11 +65,12 @@ static int compare(const void* a, const void* b) {
 }
 
 struct Edge {
-  float least;  // logit that stays
-  int dropped;  // of its equals, those of the lowest ids
+  float least;  // smallest remaining logit
+  int dropped;  // number of ids with this logit that are removed: the lowest ids
 };
 
-// Where top-k, then top-p, cut sorted candidates; false where that takes more of them. `every`: there are no others
+// Apply top-k, then top-p, to sorted candidates, and write the edge. Return false if more candidates are needed.
+// every: no other ids have mass
 static bool cut(const Softmax& s, const Softening& soft, const Candidate* found, int count, bool every, double total,
                 Edge* edge) {
   int kept = count;
@@ -101,12 +102,12 @@ static bool cut(const Softmax& s, const Softening& soft, const Candidate* found,
   return true;
 }
 
-// The edge of a row, from its likeliest ids, ever more until they suffice; false where there is no memory
+// Find the edge of a row, from its most probable ids, more and more until they suffice. Return false without memory
 static bool find_edge(const Softmax& s, const Softening& soft, const float* x, float top, double total, Edge* edge) {
   Candidate* found = (Candidate*)malloc(size_t(s.V) * sizeof(Candidate));
   if (!found) return false;
   for (float apart = 8;; apart *= 2) {
-    const bool every = apart > 88;  // what is further below the largest has no mass
+    const bool every = apart > 88;  // ids further below the largest logit have no mass
     const float least = top - apart * s.temperature;
     int count = 0;
     for (int i = 0; i < s.V; i += 4 * LANES) {
@@ -126,8 +127,8 @@ static bool find_edge(const Softmax& s, const Softening& soft, const float* x, f
   return true;
 }
 
-// The distribution of logits at a temperature, after top-k, top-p and min-p; NaN throughout where they hold NaN,
-// +inf, or -inf alone. False where there is no memory
+// Write the distribution of logits at a temperature, after top-k, top-p and min-p; all NaN if the logits contain NaN or
+// +inf, or only -inf. Return false without memory
 static bool softmax_row(const Softmax& s, const float* x, float* p) {
   const int V = s.V;
   const float top = largest_of(x, V), factor = 1.0f / s.temperature;
@@ -151,8 +152,8 @@ static bool softmax_row(const Softmax& s, const float* x, float* p) {
   return true;
 }
 
-// The first of the numbers that `make` gives whose running sum is above u times their mass; any where that is no
-// positive number
+// Return the first id at which the cumulative sum of the masses, computed by `make`, exceeds u times their total, which
+// is written to `mass`; an arbitrary id if the total is not positive
 template <class Make>
 INLINE int locate(int V, double u, double* mass, const Make& make) {
   const double total = *mass = mass_of(V, nullptr, make);
@@ -168,14 +169,14 @@ INLINE int locate(int V, double u, double* mass, const Make& make) {
   const double here = mass_of(n, inner, [&](int i) { return make(block + i); });
   double sum = 0, running = 0;
   for (int i = 0; i < n; i++) sum += double(inner[i]);
-  mark = (mark - before) / here * sum;  // the block's sum in float64 may differ a little
+  mark = (mark - before) / here * sum;  // rescaled: the block's sum in float64 differs a little from that in float32
   mark = mark < nextafter(sum, 0) ? mark : nextafter(sum, 0);
   for (int i = 0; i < n; i++)
     if ((running += double(inner[i])) > mark) return block + i;
   return block + n - 1;
 }
 
-// Numbers i up to i + 16 of (a p - q)+, q being all on x where it is null
+// Numbers i to i + 15 of max(0, a p - q); q null: probability 1 for x
 INLINE F residual_at(const float* p, const float* q, int x, float a, int i, int V) {
   const F zero = all(0.0f), y = mul(numbers_at(p, i, V), all(a));
   if (q) return most(zero, sub(y, numbers_at(q, i, V)));
@@ -186,9 +187,9 @@ INLINE const float* row_of(const Matrix& m, int row) {
   return m.numbers + row / m.inner * m.of_group + row % m.inner * m.of_part;
 }
 
-// A row's draft tokens, judged: P(n > i) for each i, and by which factor p stands in the residual at each n
+// The acceptance of a row's draft tokens
 struct Judged {
-  double *survival, *scale;  // [G], [G + 1]
+  double *survival, *scale;  // [G]: P(n > i); [G + 1]: factor of p in the residual for each n
 };
 
 struct DraftRow {  // of a Verification
@@ -201,7 +202,7 @@ struct DraftRow {  // of a Verification
   double qx(int i) const { return v.q.numbers ? double(q(i)[x(i)]) : 1; }
 };
 
-// Algorithm 1: min(1, p / q) each
+// "speculative", algorithm 1 of arXiv 2211.17192: each token is accepted with min(1, p / q)
 static void judge_alone(const DraftRow& d, Judged to) {
   double survival = 1;
   for (int i = 0; i < d.v.G; i++) {
@@ -212,7 +213,7 @@ static void judge_alone(const DraftRow& d, Judged to) {
   for (int i = 0; i <= d.v.G; i++) to.scale[i] = 1;
 }
 
-// Block verification (arXiv 2403.10444)
+// "block": block verification (arXiv 2403.10444)
 static void judge_block(const DraftRow& d, Judged to) {
   const int V = d.v.V;
   double* a = to.scale;  // a_i = min(1, a_{i-1} p / q)
@@ -221,14 +222,14 @@ static void judge_block(const DraftRow& d, Judged to) {
     const double next = i < d.length && d.qx(i) > 0 ? a[i] * d.px(i) / d.qx(i) : 0;
     a[i + 1] = next < 1 ? next : 1;
   }
-  double none = 1;  // that no longer block is accepted
+  double none = 1;  // probability that no longer block is accepted
   for (int i = d.v.G; i > 0; i--) {
     double h = i == d.length ? a[i] : 0;
     if (i < d.length) {
       const float *p = d.p(i), *q = d.q(i), factor = float(a[i]);
       const int x = d.x(i);
       const double mass = mass_of(V, nullptr, [&](int j) { return residual_at(p, q, x, factor, j, V); });
-      const double rest = mass + (1 - a[i]);  // so bracketed it is never below the mass
+      const double rest = mass + (1 - a[i]);  // the parentheses ensure rest >= mass
       h = rest > 0 ? mass / rest : 1;
     }
     none *= 1 - h;
@@ -236,7 +237,7 @@ static void judge_block(const DraftRow& d, Judged to) {
   }
 }
 
-// False where a draft token is none of the V
+// Verify a row. Return false if a draft token is outside the vocabulary
 static bool verify_row(const Verification& v, int row) {
   const DraftRow d = {v, row, int(v.lengths[row])};
   for (int i = 0; i < d.length; i++)
@@ -252,7 +253,7 @@ static bool verify_row(const Verification& v, int row) {
   *mass = 0;
   if (n < d.length)
     v.t[row] = locate(V, v.next[row], mass, [&](int i) { return residual_at(p, q, x, a, i, V); });
-  if (!(*mass > 0))  // all were accepted; or rounding rejected one where nothing is left
+  if (!(*mass > 0))  // all were accepted; or, by rounding, one was rejected although its residual is empty
     v.t[row] = locate(V, v.next[row], mass, [&](int i) { return numbers_at(p, i, V); });
   for (int i = 0; i < v.G; i++) {
     double both = i < d.length ? d.px(i) : 0;
@@ -263,7 +264,7 @@ static bool verify_row(const Verification& v, int row) {
   return true;
 }
 
-// Rows are divided between threads
+// Softmax of all rows, divided between threads
 static void soften(const Softmax& s, Team& team, int me) {
   for (int row, last; team.take(me, s.rows, 1, &row, &last);)
     if (!softmax_row(s, row_of(s.logits, row), s.p + size_t(row) * s.V)) *s.failed = 1;

@@ -21,7 +21,7 @@ INLINE F fma(F x, F y, F z) {
 }
 INLINE F least(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 INLINE F most(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-INLINE F at_least(F x, F least, F y) {  // y where x is, else zero
+INLINE F at_least(F x, F least, F y) {  // y where x >= least, else zero
   return {_mm256_and_ps(_mm256_cmp_ps(x.a, least.a, _CMP_GE_OQ), y.a),
           _mm256_and_ps(_mm256_cmp_ps(x.b, least.b, _CMP_GE_OQ), y.b)};
 }
@@ -39,7 +39,7 @@ INLINE __m256 power(__m256 r) {
   const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(r), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
-// 2 to the power of whole numbers from -126 to 127
+// 2 to the power of integers from -126 to 127
 INLINE F power(F r) { return {power(r.a), power(r.b)}; }
 INLINE __m256 between(__m256 x, __m256 other, int from, int to) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -47,7 +47,7 @@ INLINE __m256 between(__m256 x, __m256 other, int from, int to) {
   const __m256i reached = _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(from - 1));
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(_mm256_and_si256(below, reached)));
 }
-// The lanes from `from` up to, not including, `to`; `other` elsewhere
+// Lanes `from` to `to` - 1 of x, and the other lanes of `other`
 INLINE F between(F x, F other, int from, int to) {
   return {between(x.a, other.a, from, to), between(x.b, other.b, from - 8, to - 8)};
 }
@@ -67,7 +67,7 @@ INLINE F from_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
           _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-INLINE void to_half(F x, uint16_t* p) {  // to the nearest, ties to even
+INLINE void to_half(F x, uint16_t* p) {  // rounded half to even
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -87,7 +87,7 @@ INLINE int32_t sum_of(__m256i x) {
   z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(z, _mm_shuffle_epi32(z, 0xb1)));
 }
-// The bits of the largest magnitude of 32 numbers, NaN above infinity
+// The bits of the largest magnitude of 32 numbers; NaN counts as larger than infinity
 INLINE uint32_t largest_bits(F x, F y) {
   const F a = magnitude(x), b = magnitude(y);
   const __m256i one = _mm256_max_epi32(_mm256_castps_si256(a.a), _mm256_castps_si256(a.b));
@@ -97,7 +97,7 @@ INLINE uint32_t largest_bits(F x, F y) {
   z = _mm_max_epi32(z, _mm_shuffle_epi32(z, 0x4e));
   return uint32_t(_mm_cvtsi128_si32(_mm_max_epi32(z, _mm_shuffle_epi32(z, 0xb1))));
 }
-// Round 32 numbers from -127 to 127 into bytes, ties to even; the sums of both 16
+// Round 32 numbers in [-127, 127] to bytes, half to even; write the sums of each 16
 INLINE void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   const __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
   const __m256i c = _mm256_cvtps_epi32(y.a), d = _mm256_cvtps_epi32(y.b);
@@ -108,7 +108,7 @@ INLINE void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   sums[1] = sum_of(_mm256_add_epi32(c, d));
 }
 INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-// Of memory that is read once, past the caches that others' data are in
+// For memory that is used once: does not displace other data from the caches
 INLINE void prefetch_once(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_NTA); }
 
-enum { TILE = 4 };  // tokens whose sums the registers hold
+enum { TILE = 4 };  // tokens whose sums fit the registers

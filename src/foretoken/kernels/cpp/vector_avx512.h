@@ -12,9 +12,9 @@ INLINE F sub(F x, F y) { return _mm512_sub_ps(x, y); }
 INLINE F mul(F x, F y) { return _mm512_mul_ps(x, y); }
 INLINE F quot(F x, F y) { return _mm512_div_ps(x, y); }
 INLINE F fma(F x, F y, F z) { return _mm512_fmadd_ps(x, y, z); }
-INLINE F least(F x, F y) { return _mm512_min_ps(x, y); }  // y where one is NaN
-INLINE F most(F x, F y) { return _mm512_max_ps(x, y); }   // y where one is NaN
-INLINE F at_least(F x, F least, F y) {  // y where x is, else zero
+INLINE F least(F x, F y) { return _mm512_min_ps(x, y); }  // y if either is NaN
+INLINE F most(F x, F y) { return _mm512_max_ps(x, y); }   // y if either is NaN
+INLINE F at_least(F x, F least, F y) {  // y where x >= least, else zero
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_GE_OQ), y);
 }
 INLINE F whole(F x) { return _mm512_roundscale_ps(x, 0); }
@@ -24,12 +24,12 @@ INLINE F signed_as(F x, F sign) {
   return _mm512_castsi512_ps(_mm512_or_si512(
       _mm512_castps_si512(x), _mm512_and_si512(_mm512_castps_si512(sign), bit)));
 }
-// 2 to the power of whole numbers from -126 to 127
+// 2 to the power of integers from -126 to 127
 INLINE F power(F r) {
   const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(r), _mm512_set1_epi32(127));
   return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
 }
-// The lanes from `from` up to, not including, `to`; `other` elsewhere
+// Lanes `from` to `to` - 1 of x, and the other lanes of `other`
 INLINE F between(F x, F other, int from, int to) {
   const unsigned below = to >= 16 ? 0xffffu : to <= 0 ? 0u : (1u << to) - 1;
   const unsigned before = from <= 0 ? 0u : from >= 16 ? 0xffffu : (1u << from) - 1;
@@ -45,7 +45,7 @@ INLINE float largest(F x) { return _mm512_reduce_max_ps(x); }
 INLINE F from_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
-INLINE void to_half(F x, uint16_t* p) {  // to the nearest, ties to even
+INLINE void to_half(F x, uint16_t* p) {  // rounded half to even
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
 INLINE F from_bytes(const int8_t* p) {
@@ -55,12 +55,12 @@ INLINE F from_bfloat16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-// The bits of the largest magnitude of 32 numbers, NaN above infinity
+// The bits of the largest magnitude of 32 numbers; NaN counts as larger than infinity
 INLINE uint32_t largest_bits(F x, F y) {
   const __m512i a = _mm512_castps_si512(magnitude(x)), b = _mm512_castps_si512(magnitude(y));
   return uint32_t(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)));
 }
-// Round 32 numbers from -127 to 127 into bytes, ties to even; the sums of both 16
+// Round 32 numbers in [-127, 127] to bytes, half to even; write the sums of each 16
 INLINE void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   const __m512i a = _mm512_cvtps_epi32(x), b = _mm512_cvtps_epi32(y);
   _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(a));
@@ -69,7 +69,7 @@ INLINE void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   sums[1] = _mm512_reduce_add_epi32(b);
 }
 INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
-// Of memory that is read once, past the caches that others' data are in
+// For memory that is used once: does not displace other data from the caches
 INLINE void prefetch_once(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_NTA); }
 
-enum { TILE = 8 };  // tokens whose sums the registers hold
+enum { TILE = 8 };  // tokens whose sums fit the registers

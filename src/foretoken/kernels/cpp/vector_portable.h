@@ -1,4 +1,4 @@
-// Sixteen floats in an array: any processor whose fused multiply-add rounds once.
+// Sixteen floats in an array, for any processor whose fused multiply-add rounds once.
 #pragma once
 #include <math.h>
 
@@ -38,7 +38,7 @@ static inline F fma(F x, F y, F z) {
   FORETOKEN_EACH z.lane[i] = fmaf(x.lane[i], y.lane[i], z.lane[i]);
   return z;
 }
-static inline F at_least(F x, F least, F y) {  // y where x is, else zero
+static inline F at_least(F x, F least, F y) {  // y where x >= least, else zero
   FORETOKEN_EACH if (!(x.lane[i] >= least.lane[i])) y.lane[i] = 0.0f;
   return y;
 }
@@ -50,7 +50,7 @@ static inline F magnitude(F x) {
   FORETOKEN_EACH x.lane[i] = fabsf(x.lane[i]);
   return x;
 }
-// 2 to the power of whole numbers from -126 to 127
+// 2 to the power of integers from -126 to 127
 static inline F power(F r) {
   FORETOKEN_EACH {
     const float x = r.lane[i];
@@ -59,7 +59,7 @@ static inline F power(F r) {
   }
   return r;
 }
-// The lanes from `from` up to, not including, `to`; `other` elsewhere
+// Lanes `from` to `to` - 1 of x, and the other lanes of `other`
 static inline F between(F x, F other, int from, int to) {
   FORETOKEN_EACH if (i < from || i >= to) x.lane[i] = other.lane[i];
   return x;
@@ -74,7 +74,7 @@ static inline float largest(F x) {
   FORETOKEN_EACH most = x.lane[i] > most ? x.lane[i] : most;
   return most;
 }
-static inline float from_half(uint16_t h) {  // exact, by a product with a power of two
+static inline float from_half(uint16_t h) {  // exact: a product with a power of two
   const uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7fff;
   uint32_t bits = rest << 13;
   float x;
@@ -95,7 +95,7 @@ static inline F from_half(const uint16_t* p) {
   FORETOKEN_EACH x.lane[i] = from_half(p[i]);
   return x;
 }
-static inline uint16_t to_half(float x) {  // to the nearest, ties to even; held below 65,520
+static inline uint16_t to_half(float x) {  // rounded half to even; for magnitudes below 65,520
   uint32_t bits;
   memcpy(&bits, &x, 4);
   const uint16_t sign = bits >> 16 & 0x8000;
@@ -118,7 +118,7 @@ static inline F from_bfloat16(const uint16_t* p) {
   }
   return x;
 }
-// The bits of the largest magnitude of 32 numbers, NaN above infinity
+// The bits of the largest magnitude of 32 numbers; NaN counts as larger than infinity
 static inline uint32_t largest_bits(F x, F y) {
   uint32_t most = 0;
   for (const F* each : {&x, &y}) FORETOKEN_EACH {
@@ -129,7 +129,7 @@ static inline uint32_t largest_bits(F x, F y) {
   }
   return most;
 }
-// Round 32 numbers from -127 to 127 into bytes, ties to even; the sums of both 16
+// Round 32 numbers in [-127, 127] to bytes, half to even; write the sums of each 16
 static inline void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
   sums[0] = sums[1] = 0;
   FORETOKEN_EACH {
@@ -142,4 +142,4 @@ static inline void to_bytes(F x, F y, int8_t* q, int32_t* sums) {
 static inline void prefetch(const void*) {}
 static inline void prefetch_once(const void*) {}
 
-enum { TILE = 4 };  // tokens whose sums the registers hold
+enum { TILE = 4 };  // tokens whose sums fit the registers

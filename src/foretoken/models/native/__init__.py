@@ -1,1 +1,1 @@
-"""Our own decoder for CPUs, over `kernels`: `conversion` makes and loads what it runs."""
+"""Foretoken's own decoder for CPUs, over `kernels`; `conversion` packs and loads models for it."""

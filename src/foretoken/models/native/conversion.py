@@ -1,6 +1,6 @@
-"""Decoders for the native kernels: packed once and stored on disk, and their loading.
+"""Packs models for the native kernels, stores the result on disk, and loads it.
 
-Does not know names, folders or tokenizers, nor how a runtime is chosen.
+Does not depend on model names, folders or tokenizers, nor on the choice of a backend.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from foretoken.models.stock.sizes import (
 )
 from foretoken.models.store import ConversionSource, StoredConversion
 
-# Raised where the same weights become other panels or other facts, or other models are refused:
-# what is kept is found anew
+# Raise this number if the same weights get other panels or other facts, or if other models are
+# refused: stored conversions are then made again
 CONVERSION_FORMAT = 9
 NATIVE_DTYPES = ("float32", "bfloat16", "int8", "int4")
-LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # of a layer
+LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # a layer's weights that are rounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,10 +47,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativeConversion:
-    """A decoder to pack: where it is, in which precision, and how it is loaded.
+    """A model to pack for the native kernels, and its precision.
 
-    source: None for a model in memory, which is not stored. more: facts to store with the
-    description. some: layers, where it is not to have all; taps: where it is to show its states.
+    Attributes:
+        source: Files of the model; None for one in memory, whose conversion is not stored.
+        dtype: One of NATIVE_DTYPES.
+        network: Loads transformers' model.
+        get_extra_facts: Returns facts to store with the description.
+        layers: The layers of a copy of the target; (): all.
+        taps: The hidden states that the model returns, as in `NativePasses`.
     """
 
     source: ConversionSource | None
@@ -65,13 +70,13 @@ class NativeConversion:
         return "the model in memory" if self.source is None else self.source.name
 
     def model(self) -> NativeModel:
-        """Return the model. It is loaded only if no conversion of the same files, code and versions
-        is kept on disk."""
+        """Return the native model. Transformers' model is loaded only if no conversion of the same
+        files, code and versions is stored."""
         passes, facts = self._load_passes()
         return self._build_model(passes, facts)
 
     def kept(self) -> NativeModel | None:
-        """Return the model from its kept conversion; None where none is kept."""
+        """Return the model from its stored conversion; None if none is stored."""
         assert self.source is not None
         found = store.find(self._compute_key(self.source))
         return found and self._build_model(*self._open_conversion(found))
@@ -86,20 +91,20 @@ class NativeConversion:
         return (NativeHiddenStateDraft if passes.facts["beside"] else NativeModel)(passes, facts)
 
     def _build_exact_model(self, network: PreTrainedModel) -> NativeModel:
-        """Return this model in float32, of a network that is loaded."""
+        """Return this model in float32, converted in memory from a network that is loaded."""
         return replace(self, source=None, dtype="float32", network=lambda: network).model()
 
     def companion(self, target: NativeModel) -> NativeTargetCopy:
-        """Return a copy of `target` in this precision, or with `layers` of its layers alone, over
-        its rows. Raises RefusedError where it would keep its cache in another form."""
+        """Return a copy of `target` that drafts over its KV cache, in this precision or with only
+        `layers` of its layers. Raises RefusedError if its keys and values have another shape."""
         passes, facts = self._load_passes()
         layers = passes.list_layer_records(self.layers) if self.layers else passes.layers
         shape = "heads", "kv_heads", "width"
         own, targets = passes.facts["layers"], target.passes.facts["layers"]
         if any(own[i][name] != targets[i][name] for i in layers for name in shape):
             raise RefusedError(
-                "the copy of the target would keep its keys and values in another form, and cannot "
-                "draft over the target's rows; give draft='lookup', or a model"
+                "the copy's keys and values have another shape than the target's, so that it "
+                "cannot draft over the target's KV cache; give draft='lookup' or a draft model"
             )
         passes.share_pages(target.passes, layers)
         return NativeTargetCopy(target, passes, facts)
@@ -122,7 +127,7 @@ class NativeConversion:
         return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype)
 
     def _convert_temporarily(self) -> tuple[NativePasses, dict[str, Any]]:
-        """Return the same from files that end with the passes."""
+        """Convert into a temporary folder, which is removed when the passes are deleted."""
         place = Path(tempfile.mkdtemp(prefix="foretoken-"))
         try:
             passes, facts = self._open_conversion(StoredConversion(place, self._convert(place)))
@@ -162,8 +167,8 @@ class NativeConversion:
 
 
 def _describe_media_encoder(network: PreTrainedModel) -> dict[str, Any] | None:
-    """Return what an encoder of media reads, and a name of it; None for one of text. Raises
-    RefusedError for media of many sizes."""
+    """Return the input and output shapes of an encoder of media, and a key of its weights; None for
+    an encoder of token ids. Raises RefusedError if inputs have no fixed size."""
     if takes_ids(network):
         return None
     media = import_stock_media()
@@ -177,20 +182,21 @@ def _describe_media_encoder(network: PreTrainedModel) -> dict[str, Any] | None:
 
 
 def _get_compute_dtype(network: dict[str, Any], dtype: str) -> str:
-    """Return the precision of the products: a file's blocks of four bits stay so in int8, which
-    then is the same model as int4."""
+    """Return the precision of the matrix products: a checkpoint's own blocks of four bits are not
+    widened for int8, so that the model is the same as in int4."""
     products = [layer[name] for layer in network["layers"] for name in LAYER_PRODUCTS]
     kinds = {each["kind"] for each in products if each is not None}
     return "int4" if dtype == "int8" and kinds == {"int4"} else dtype
 
 
 def load_facts(source: ConversionSource, dtype: str) -> dict[str, Any] | None:
-    """Return the facts of a kept conversion, without its panels; None where none is kept."""
+    """Return the facts of a stored conversion, without its panels; None if none is stored."""
     return store.load_facts(store.compute_key(source, CONVERSION_FORMAT, "native", dtype))
 
 
 def make_form() -> CheckedBackend:
-    """Return how the self-check tries a family on the native kernels: in memory, in float32."""
+    """Return the backend with which the self-check tests a family on the native kernels, converted
+    in memory to float32."""
     from foretoken.models.stock import cache, selfcheck  # late: these take seconds
 
     return selfcheck.CheckedBackend(

@@ -1,8 +1,7 @@
-"""A network described for the kernels: packed weights in one file, and what each layer does with
-them, as JSON.
+"""A network's description for the kernels: packed weights in one file, and facts as JSON.
 
-Read from transformers' modules by `with_target`; turned into the records of `library` by `records`,
-over the mapped file.
+`describe` writes both from transformers' modules; `make_network_record` turns the facts into the
+records of `library`, over the mapped file.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from foretoken.models.native.packing import LANES, STORAGE_KINDS, Panels, pack
 from foretoken.models.native.pages import LayerOffsets, PageLayout, compute_page_layout
 from foretoken.models.quantized_blocks import Floats
 
-if TYPE_CHECKING:  # which takes seconds to import
+if TYPE_CHECKING:  # takes seconds to import
     from transformers import PreTrainedModel
 
 WEIGHTS_FILE = "weights.bin"
@@ -49,11 +48,11 @@ PRECISION_BITS = {"int8": 8, "int4": 4}
 NORM_FIELDS = "before_attention", "after_attention", "before_mlp", "after_mlp"
 NORM_FIELDS += "of_queries", "of_keys", "of_values"
 NORM_EACH_HEAD, NORM_ALL_HEADS, NORM_AFTER_ROTARY = 1, 2, 4  # norms of heads, as in network.h
-RING_TOKENS = 72  # tokens that a row keeps of its recurrences, as in network.h
-NO_HEADS = 1, LANES  # of pages that no layer attends to
-LAYER_HEADER_NUMBERS = 16  # numbers before what a row keeps of a layer, as in network.h
+RING_TOKENS = 72  # tokens in the rings of a sequence's recurrent states, as in network.h
+NO_HEADS = 1, LANES  # shape of keys for the pages of a network without attention
+LAYER_HEADER_NUMBERS = 16  # size of the header of a layer's recurrent states, as in network.h
 OFFSET_FIELDS = {"panels", "bias", "weight", "at", "sinks", "slopes"}  # of arrays in the file
-MAX_LOSSLESS_BITS = 4  # bits of a file's own blocks that are kept in float32, too
+MAX_LOSSLESS_BITS = 4  # a checkpoint's own blocks of up to so many bits stay, also in float32
 
 
 class WeightFile:
@@ -61,10 +60,11 @@ class WeightFile:
 
     def __init__(self, file: BinaryIO, dtype: str) -> None:
         self.file, self.bits = file, PRECISION_BITS.get(dtype)
-        self.digest, self.hashing = blake2b(digest_size=16), False  # of an encoder
+        # of an encoder's weights, for `EncoderStateHandoff`
+        self.digest, self.hashing = blake2b(digest_size=16), False
 
     def append(self, *arrays: NDArray[Any]) -> int:
-        """Append arrays, one behind the other; return where they begin."""
+        """Append arrays back to back; return the offset of the first, in bytes."""
         at = self.file.tell()
         for array in arrays:
             written = np.ascontiguousarray(array).data
@@ -75,7 +75,7 @@ class WeightFile:
         return at
 
     def append_floats(self, array: Floats | None) -> int | None:
-        """Append numbers, padded with zeros to a full vector."""
+        """Append numbers, padded with zeros to full vectors; return their offset."""
         if array is None:
             return None
         return self.append(
@@ -98,9 +98,12 @@ class WeightFile:
     def weight(
         self, linears: list[Linear], bits: int | None = None, *, rounding: bool = True
     ) -> dict[str, Any]:
-        """Append a weight, or several as one, their outputs concatenated: those that are stored
-        alike side by side, others behind them as the `rest`. bits: at most, if not those of the
-        precision; rounding: to the precision, else as it is."""
+        """Append one weight, or several with their outputs concatenated, and return its facts.
+        Neighbours stored alike form one array; the others follow as its `rest`.
+
+        bits: Maximum bits; None: those of the file's dtype. rounding: If False, no weight is
+        rounded (see `pack`).
+        """
         if rounding and self.bits is None:
             bits, rounding = MAX_LOSSLESS_BITS, False
         max_bits = bits or self.bits or MAX_LOSSLESS_BITS
@@ -141,10 +144,12 @@ def _get_bias(linear: Linear) -> Floats:
 def describe(
     network: PreTrainedModel, folder: Path, dtype: str, switch: int | None = None
 ) -> dict[str, Any]:
-    """Write a network's weights into a folder; return its description. Raises RefusedError for one
-    that is built in another way than the kernels know. switch: it turns rows of more tokens by
-    other frequencies; None: it does not."""
-    # late: what reads networks imports transformers, and kept ones do without
+    """Write a network's weights into a folder; return its facts. Raises RefusedError for a network
+    that the kernels do not support.
+
+    switch: Sequences of more tokens have other rotary frequencies; None: all have the same.
+    """
+    # late: the readers import transformers, which a stored conversion loads without
     from foretoken.models.native import encoder_decoder_reader, network_reader
 
     with (folder / WEIGHTS_FILE).open("wb") as file:
@@ -179,7 +184,7 @@ def describe(
 
 
 def _drop_offsets(facts: Any) -> Any:
-    """Return facts without where arrays lie in the file."""
+    """Return facts without the offsets of arrays in the file."""
     if isinstance(facts, dict):
         return {name: _drop_offsets(x) for name, x in facts.items() if name not in OFFSET_FIELDS}
     return [_drop_offsets(x) for x in facts] if isinstance(facts, list) else facts
@@ -188,8 +193,8 @@ def _drop_offsets(facts: Any) -> Any:
 def _write_network(
     decoder: Decoder, writer: WeightFile, shared: tuple[Any, float] | None = None
 ) -> dict[str, Any]:
-    """Write the weights of a decoder, or an encoder; return its facts, without its rotary
-    positions. shared: what `_write_embeddings` returned for another network, which has the same."""
+    """Write the weights of a decoder or an encoder; return its facts, without "ropes". shared: The
+    result of `_write_embeddings` for another network with the same embeddings."""
     head, pairs = decoder.head and writer.weight([decoder.head], 8), decoder.pairs
     embeddings, factor = shared or (None, 1.0)
     if not shared and (vectors := _get_vectors(decoder)):
@@ -232,18 +237,19 @@ def _describe_rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
         return facts
     rotary = base.rotary_emb
 
-    def of_rows_to(position: int) -> dict[str, Any]:
+    def compute_frequencies(position: int) -> dict[str, Any]:
         cosine, _ = rotary(torch.zeros(1), torch.tensor([[0, position]]))
         frequencies = rotary.inv_freq.double().tolist()
-        still = [0.0] * (len(rope.frequencies) - len(frequencies))
-        return {"frequencies": [*frequencies, *still], "scale": float(cosine[0, 0, 0])}
+        unrotated = [0.0] * (len(rope.frequencies) - len(frequencies))
+        return {"frequencies": [*frequencies, *unrotated], "scale": float(cosine[0, 0, 0])}
 
-    # what the reader tried may be either kind
-    return facts | {"long": of_rows_to(switch)} | of_rows_to(0)
+    # both again: the reader may have inferred either kind
+    return facts | {"long": compute_frequencies(switch)} | compute_frequencies(0)
 
 
 def _get_vectors(stack: Decoder) -> tuple[Floats, Floats] | None:
-    """Return a stack's vectors of all ids, and the weight that they are made of; None without."""
+    """Return the embeddings of all ids and the weight that they come from; None if the stack has no
+    embeddings."""
     if stack.embeddings is None or stack.embedded_weight is None:
         return None
     return stack.embeddings.detach().numpy(), stack.embedded_weight.detach().float().numpy()
@@ -256,7 +262,8 @@ def _write_embeddings(
     writer: WeightFile,
     head: dict[str, Any] | None,
 ) -> tuple[dict[str, Any] | None, float]:
-    """The table of embeddings and a factor of it: the head's own weight where that is the same."""
+    """Return the facts of the table of embeddings, and the factor that multiplies it. A tied table
+    is not written again: its facts are the head's."""
     known = weight != 0
     factors = np.unique((table[known] / weight[known]).astype(np.float32)) if known.any() else []
     factor = float(np.median(factors)) if len(factors) else 1.0
@@ -271,7 +278,7 @@ def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> d
     part, gated, recurrence = layer.attention, layer.gated, None
     if isinstance(part, RecurrentMixer):
         recurrence = _write_recurrence(part, writer)
-        # none of its own; its values are the heads
+        # no attention: `heads` and `width` are those of the recurrence's values
         part = Attention(part.projections, part.out, part.heads, 0, part.width, 1.0)
     part = part or Attention([], None, 0, 0, 0, 1.0)
     act = layer.experts.each[0] if layer.experts else gated
@@ -339,7 +346,7 @@ def _make_mixer_layer(mixer: RecurrentMixer) -> DecoderLayer:
 
 
 def list_recurrent_layers(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return those that are recurrences, also those that stand beside a layer's attention."""
+    """Return the recurrent layers, including recurrences parallel to a layer's attention."""
     every = [one for layer in layers for one in (layer, layer["beside"]) if one]
     return [layer for layer in every if layer["recurrence"]]
 
@@ -372,20 +379,20 @@ def _write_recurrence(part: RecurrentMixer, writer: WeightFile) -> dict[str, Any
         "beta_scale": part.beta_scale,
         "least_step": part.min_step,
         "most_step": min(part.max_step, float(np.finfo(np.float32).max)),
-        # as it is: a decay is multiplied by itself at every token
+        # not rounded: the error of a decay grows with every token
         "steps": part.steps and writer.weight([part.steps], rounding=False),
     }
 
 
 def count_channels(layer: dict[str, Any]) -> int:
-    """Return how many channels a layer's convolution goes over."""
+    """Return the number of channels of a layer's convolution."""
     part, values = layer["recurrence"], int(layer["heads"] * layer["width"])
     keys = 0 if part["rule"] == CONVOLUTION else part["key_heads"] * part["key_width"]
     return 2 * keys + values
 
 
 def count_state_numbers(layer: dict[str, Any]) -> int:
-    """Return how many numbers a row keeps of a layer's convolution and recurrence."""
+    """Return the size of a sequence's states of a layer's convolution and recurrence, in floats."""
     part, channels = layer["recurrence"], count_channels(layer)
     if part["rule"] == CONVOLUTION:
         return LAYER_HEADER_NUMBERS + RING_TOKENS * channels
@@ -409,7 +416,7 @@ def _write_experts(experts: Experts, writer: WeightFile) -> dict[str, Any]:
 
 
 def _get_norm_flags(part: Attention) -> int:
-    """Return flags for how queries and keys are normed."""
+    """Return the flags of the norms of queries and keys."""
     if part.norms[0] is None:
         return 0
     weight = part.norms[0].weight
@@ -418,16 +425,16 @@ def _get_norm_flags(part: Attention) -> int:
 
 
 def get_kv_shape(layer: dict[str, Any]) -> tuple[int, int]:
-    """Return how many heads of keys a layer has, and of which width, in full vectors."""
+    """Return a layer's number of key heads, and their width, padded to full vectors."""
     return int(layer["kv_heads"]), -(-int(layer["width"]) // LANES) * LANES
 
 
 def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets]]:
-    """Return where a network's layers have their keys and values in pages of its rows, and each
-    layer's place there; that of a layer that attends to a source means nothing.
+    """Return the page layout of a network's keys and values, and each layer's offsets in a page.
+    The offsets of cross-attention are placeholders (see `NativePasses.open_cross_kv`).
 
-    The layers of an encoder are done with theirs when the next one begins: those of a shape share
-    a place.
+    An encoder's layer needs its keys and values only until the next layer begins, so that layers
+    of the same shape share their offsets.
     """
     shapes, indices = list[tuple[int, int]](), list[int]()
     for layer in facts["layers"]:
@@ -444,7 +451,7 @@ def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets
 
 
 def _count_attention_numbers(layer: dict[str, Any]) -> int:
-    """Return how many numbers a layer's attention has of a token, at most."""
+    """Return the room that a layer's attention needs for one token, in floats."""
     latent, heads = layer["latent"], max(layer["heads"], 1)
     values = latent["values"][0]["outputs"] if latent else 0
     if layer["beside"]:
@@ -455,7 +462,8 @@ def _count_attention_numbers(layer: dict[str, Any]) -> int:
 def make_weight_record(
     part: dict[str, Any] | None, memory: NDArray[np.uint8], owned: list[Any]
 ) -> library.WeightRecord:
-    """Return the record of a weight in memory; `owned` gets those that it points to."""
+    """Return the record of a weight in mapped memory. Records that it points to are appended to
+    `owned`, which must outlive it."""
     if part is None:
         return library.WeightRecord()
     if part["rest"] is not None:
@@ -479,9 +487,8 @@ def make_network_record(
     threads: int,
     max_tokens: int,
 ) -> Any:
-    """Return the record of a network for the kernels, over its weights in memory and with each
-    layer's keys and values where `layer_offsets` says, and what must be held for as long as it is
-    used."""
+    """Return the kernels' record of a network, over its weights in mapped memory, with each layer's
+    keys and values at `layer_offsets`; and the objects that it points to, which must outlive it."""
     base, owned = memory.ctypes.data, list[Any]([memory])
 
     def value(kind: Any, fact: Any) -> Any:
@@ -505,12 +512,12 @@ def make_network_record(
         fields = [(name, value(own, facts[name])) for name, own in kind._fields_ if name in facts]
         return kind(**dict(fields))
 
-    def layer(part: dict[str, Any], place: LayerOffsets) -> Any:
+    def layer(part: dict[str, Any], offsets: LayerOffsets) -> Any:
         made = record(library.LayerRecord, {k: x for k, x in part.items() if k != "beside"})
-        made.keys, made.values, made.step = place
+        made.keys, made.values, made.step = offsets
         made.halved = facts["halved"]
         if part["beside"]:
-            owned.append(layer(part["beside"], place))
+            owned.append(layer(part["beside"], offsets))
             made.beside = ctypes.addressof(owned[-1])
         return made
 

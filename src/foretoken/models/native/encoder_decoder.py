@@ -1,5 +1,5 @@
-"""Encoder-decoders on the native kernels, as Models: the encoder's states become keys and values of
-each row's source, once. An encoder of sounds or pictures is transformers' own, on torch."""
+"""Encoder-decoders on the native kernels, as Models. The keys and values of cross-attention are
+computed once per sequence. Encoders of images and audio are transformers' own, on torch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class EncoderStateHandoff:
-    """Encoders' states of the last sources, by encoder and source, for another model to take
-    once."""
+    """Hidden states of recently encoded sources, by encoder and source. A draft with the target's
+    encoder takes them, each once, instead of running its own."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, tuple[int, Tensor]] = OrderedDict()
@@ -37,7 +37,7 @@ class EncoderStateHandoff:
             self._known.popitem(last=False)
 
     def take(self, key: Hashable, taker: object) -> Tensor | None:
-        """Return and forget these states, if another one made them."""
+        """Return and remove these states, if another model put them here; else None."""
         owner, states = self._known.get(key, (id(taker), None))
         if owner == id(taker):
             return None
@@ -49,9 +49,10 @@ ENCODER_HANDOFF, MAX_HANDED_SOURCES = EncoderStateHandoff(), 32
 
 
 class NativeEncoderDecoder(NativeModel):
-    """A decoder that attends to what the encoder makes of each row's source."""
+    """A decoder with cross-attention to each sequence's source, and its encoder."""
 
-    capabilities = replace(NativeModel.capabilities, prefix_cache=False)  # keys are of a source
+    # keys and values depend on the source, too
+    capabilities = replace(NativeModel.capabilities, prefix_cache=False)
     encoder_decoder = True
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
@@ -61,9 +62,7 @@ class NativeEncoderDecoder(NativeModel):
         self.source_vocab_size = facts["source_vocab_size"]
         self.source_pool = PagePool(self.cross_kv.layout, self.pool.dtype.name)
         self.handoff_key: str | None = passes.facts["encoder_key"]
-        self._joining_sources: list[
-            PagedSequence
-        ] = []  # sources of the rows that are about to join
+        self._joining_sources: list[PagedSequence] = []  # of the sequences that join next
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         pages = sum(-(-n // PAGE_POSITIONS) for n in sources)
@@ -82,8 +81,8 @@ class NativeEncoderDecoder(NativeModel):
     def _encode_sources(
         self, prompts: list[list[int]], sources: list[list[int]] | None
     ) -> list[Tensor]:
-        """Return the encoder's states of each source, `[n, H]`. States that another model with the
-        same encoder has just made are taken: a draft joins after its target."""
+        """Return the encoder's hidden states of each source, `[n, H]`. States that another model
+        with the same encoder has put in the handoff are taken: a draft joins after its target."""
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
         made = [ENCODER_HANDOFF.take((self.handoff_key, tuple(source)), self) for source in sources]
@@ -96,10 +95,10 @@ class NativeEncoderDecoder(NativeModel):
         return states
 
     def _run_encoder(self, sources: list[list[int]]) -> list[Tensor]:
-        """Run the encoder; it reads each source in one pass."""
+        """Return the encoder's hidden states; each source is in one pass."""
         assert self.encoder is not None
         self.encoder.reserve_tokens(max(map(len, sources)))
-        pool = PagePool(self.encoder.layout, self.pool.dtype.name)  # until the next layer
+        pool = PagePool(self.encoder.layout, self.pool.dtype.name)
         made, parts = list[Tensor](), list[SequencePart]()
         for source in sources:
             if sum(len(part.tokens) for part in parts) + len(source) > self.encoder.max_tokens:
@@ -109,11 +108,11 @@ class NativeEncoderDecoder(NativeModel):
         return made + _run_encoder_parts(self.encoder, parts)
 
     def _compute_cross_kv(self, states: list[Tensor]) -> list[PagedSequence]:
-        """Return the keys and values that the decoder reads of sources with these states."""
+        """Return the cross-attention keys and values of sources with these hidden states."""
         seqs = [PagedSequence(self.source_pool) for _ in states]
         parts = [
-            SequencePart(row, 0, [0] * len(each), 0, 0)
-            for row, each in zip(seqs, states, strict=True)
+            SequencePart(seq, 0, [0] * len(each), 0, 0)
+            for seq, each in zip(seqs, states, strict=True)
         ]
         self.cross_kv.input_states = torch.cat(states).float().contiguous()
         self.cross_kv.run(parts, 0, 0, return_tapped=False)
@@ -123,7 +122,7 @@ class NativeEncoderDecoder(NativeModel):
 
     @property
     def hidden(self) -> Tensor:
-        factor = self.passes.facts["logit_factor"]  # T5's, of what the head reads
+        factor = self.passes.facts["logit_factor"]  # T5 scales the head's input
         return super().hidden if factor == 1 else super().hidden * factor
 
     def _make_seqs(self, count: int) -> list[PagedSequence]:
@@ -137,10 +136,10 @@ class NativeEncoderDecoder(NativeModel):
 
 
 class NativeMediaDecoder(NativeEncoderDecoder):
-    """The same, whose encoder reads sounds or pictures of one size, on torch.
+    """An encoder-decoder whose encoder takes images or audio of one size and runs on torch.
 
-    network: Loads the model, whose encoder it is, when that is first needed: a draft that shares
-    the target's states never needs its own.
+    network: Loads transformers' model when its encoder is first needed: a draft that takes the
+    target's hidden states never loads its own.
     """
 
     capabilities = replace(NativeEncoderDecoder.capabilities, media=True)
@@ -172,7 +171,8 @@ class NativeMediaDecoder(NativeEncoderDecoder):
 
     @torch.inference_mode()
     def _encode_media(self, media: Media | None) -> Tensor:
-        """The encoder's states of media, `[S, H]`, or random ones, by which passes are measured."""
+        """Return the encoder's hidden states of media, `[S, H]`; without media, for measurements of
+        time, random ones."""
         if media is None:
             return torch.randn(self.width, generator=torch.Generator().manual_seed(0))
         if ENCODER_OUTPUTS in media.inputs:

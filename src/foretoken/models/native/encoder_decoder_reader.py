@@ -1,5 +1,5 @@
-"""The two stacks of layers of an encoder-decoder, read from transformers' modules, as T5, BART and
-their kin are built."""
+"""Builds the kernels' encoder and decoder from the modules of transformers' encoder-decoders, of
+families built like T5 or BART."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ from foretoken.models.stock.sizes import get_context_limit, get_encoder_limit, t
 
 PROJECTION_NAMES = ("q", "k", "v", "o"), ("q_proj", "k_proj", "v_proj", "out_proj")
 LAYER_LIST_NAMES, STACK_NORM_NAMES = ("block", "layers"), ("final_layer_norm", "layer_norm")
-# Parts of a layer: attention, its norm, attention to the source, its norm, the MLP's norm
+# Modules of a layer: attention and its norm, cross-attention and its norm, the MLP's norm
 SELF_ATTENTION_NAMES = "self_attn", "self_attn_layer_norm"
 CROSS_ATTENTION_NAMES = "encoder_attn", "encoder_attn_layer_norm"
 MLP_NORM_NAME = "final_layer_norm"
 
 
 class EncoderDecoderStacks(NamedTuple):
-    """An encoder-decoder as networks. `cross_kv` makes the keys and values to which the decoder
-    attends of the encoder's states; encoder: None where it reads no ids, and runs on torch."""
+    """The networks of an encoder-decoder."""
 
-    encoder: Decoder | None
-    cross_kv: Decoder
+    encoder: Decoder | None  # None: it takes images or audio, and runs on torch
+    cross_kv: Decoder  # computes the keys and values of cross-attention from hidden states
     decoder: Decoder
 
 
 class EncoderDecoderReader(NetworkReader):
-    """Reads both stacks of a network, and notes what it has read."""
+    """Builds the networks of an encoder-decoder, and records which weights it has used."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         super().__init__(network)
-        self.distance_biases: list[Floats] = []  # biases by distance, of the stack that is read
+        self.distance_biases: list[Floats] = []  # of the current stack
 
     def read_stacks(self) -> EncoderDecoderStacks:
-        """Return both stacks. Raises RefusedError for a network that is built in another way."""
+        """Return the networks. Raises RefusedError for one that the kernels do not support."""
         stack: Any = self.network.get_encoder()
         own: Any = self.network.get_decoder()
         inner = own.get_decoder()  # of a decoder with a head, else itself
@@ -65,7 +64,7 @@ class EncoderDecoderReader(NetworkReader):
                 id(weight) for weight in stack.state_dict(keep_vars=True).values()
             }
         head: Any = self.network.get_output_embeddings()
-        self.require(head is not None, "its head")
+        self.require(head is not None, "no output layer")
         linear = self.linear(head)
         bias = getattr(self.network, "final_logits_bias", None)
         if bias is not None:
@@ -76,30 +75,30 @@ class EncoderDecoderReader(NetworkReader):
         return EncoderDecoderStacks(encoder, cross_kv, decoder)
 
     def _infer_logit_factor(self, head: Any) -> float:
-        """The factor of what the head reads, and so of logits, tried: T5 has one where embeddings
-        are tied."""
-        read, token = list[Tensor](), torch.tensor([[0]])
+        """Return the factor of the head's input, and so of logits, found by running the network: T5
+        has one if embeddings are tied."""
+        head_inputs, token = list[Tensor](), torch.tensor([[0]])
         given = {"decoder_input_ids": token, **make_encoder_input(self.network, token)}
-        hook = head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+        hook = head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0]))
         try:
             made = self.network(**given, output_hidden_states=True).decoder_hidden_states[-1]
         finally:
             hook.remove()
-        factor = float((read[-1] / made).median())
+        factor = float((head_inputs[-1] / made).median())
         same = torch.allclose(
-            read[-1], made * factor, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE
+            head_inputs[-1], made * factor, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE
         )
-        self.require(same, "a head of other states")
+        self.require(same, "a head whose input is not the last hidden states")
         return factor
 
     def _read_stack(self, stack: Any, limit: int | None) -> tuple[Decoder, list[Any]]:
-        """Return a stack, without a head, and its parts that attend to a source."""
+        """Return a stack of layers, without a head, and its cross-attention modules."""
         self.distance_biases = []
         self.base = stack
         self.positions = self._read_positions(limit)
         layers, cross_attentions = list[DecoderLayer](), list[Any]()
         last = next((p for name in STACK_NORM_NAMES if (p := getattr(stack, name, None))), None)
-        norms_after = last is None  # then norms read what a part was added to
+        norms_after = last is None  # post-norm: norms come after the residual addition
         for layer in self.find_part(stack, LAYER_LIST_NAMES, "layers"):
             attention, cross, mlp = self._find_parts(layer)
             own = self._read_attention_layer(*attention, norm_after_add=norms_after)
@@ -125,8 +124,7 @@ class EncoderDecoderReader(NetworkReader):
         return made, cross_attentions
 
     def _find_parts(self, layer: Any) -> tuple[tuple[Any, Any], tuple[Any, Any] | None, Any]:
-        """Return attention with its norm, attention to the source with its own, and the MLP with
-        its norm."""
+        """Return a layer's attention, cross-attention (or None) and MLP, each with its norm."""
         if hasattr(layer, "layer"):  # T5's
             first, *cross, last = layer.layer
             self.require(hasattr(first, "SelfAttention"), "attention to a part of the source")
@@ -146,11 +144,11 @@ class EncoderDecoderReader(NetworkReader):
     def _read_attention_layer(
         self, part: Any, norm: Any, *, norm_after_add: bool, attends_to_source: bool = False
     ) -> DecoderLayer:
-        """Return attention alone."""
-        reads, out = self._read_projections(part)
-        heads, width = self._get_heads(part, reads[0])
+        """Return a layer of attention alone."""
+        projections, out = self._read_projections(part)
+        heads, width = self._get_heads(part, projections[0])
         attention = Attention(
-            reads[:1] if attends_to_source else reads,
+            projections[:1] if attends_to_source else projections,
             out,
             heads,
             heads,
@@ -171,30 +169,30 @@ class EncoderDecoderReader(NetworkReader):
         return replace(layer, norms=norms, gated=self.read_mlp(part))
 
     def _read_cross_kv(self, part: Any) -> DecoderLayer:
-        """Return a layer that makes the keys and values of a source, of what the encoder gives."""
-        (queries, *reads), _ = self._read_projections(part)
+        """Return a layer that computes cross-attention's keys and values from hidden states."""
+        (queries, *projections), _ = self._read_projections(part)
         _, width = self._get_heads(part, queries)
-        heads = len(reads[0].weight) // width
-        attention = Attention(reads, None, 0, heads, width, 1.0)
+        heads = len(projections[0].weight) // width
+        attention = Attention(projections, None, 0, heads, width, 1.0)
         return DecoderLayer((None, None, None, None), attention, None)
 
     def _read_projections(self, part: Any) -> tuple[list[Linear], Linear]:
         names = next((n for n in PROJECTION_NAMES if all(hasattr(part, one) for one in n)), None)
         if names is None:
             raise self.make_refusal(f"attention by a {type(part).__name__}")
-        *reads, out = (self.linear(getattr(part, name)) for name in names)
-        return reads, out
+        *projections, out = (self.linear(getattr(part, name)) for name in names)
+        return projections, out
 
     def _get_heads(self, part: Any, queries: Linear) -> tuple[int, int]:
-        """Return how many heads attention has, and their width."""
+        """Return the number of attention heads, and their width."""
         heads = getattr(part, "n_heads", getattr(part, "num_heads", None))
-        self.require(isinstance(heads, int), "heads of no known number")
+        self.require(isinstance(heads, int), "an unknown number of heads")
         assert isinstance(heads, int)
         return heads, len(queries.weight) // heads
 
     def _read_distance_bias(self, part: Any) -> int:
-        """Return the number of a part's biases by distance, from 1 on; 0: it has none. A part
-        without its own has the first one's."""
+        """Return the table of an attention's biases by distance, counted from 1; 0 for none. Layers
+        without a table of their own use the first one."""
         learned = getattr(part, "relative_attention_bias", None)
         if learned is None:
             return min(1, len(self.distance_biases))
@@ -205,6 +203,6 @@ class EncoderDecoderReader(NetworkReader):
         return len(self.distance_biases)
 
     def _compute_embeddings(self, stack: Any) -> Tensor:
-        """Return the vectors that a stack reads for every id, `[V, width]`."""
+        """Return a stack's embeddings of all ids, `[V, width]`."""
         table: Any = self.find_part(stack, ("embed_tokens",), "embeddings")
         return self.compute_vectors(table, float(getattr(stack, "embed_scale", 1.0)))

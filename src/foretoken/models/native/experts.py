@@ -1,5 +1,5 @@
-"""Experts of a layer, read from transformers' modules: MLPs of which each token has a few, and how
-a router chooses and weighs them, which is tried."""
+"""Builds the kernels' `Experts` from transformers' modules. The router's rule is found by its
+results on random inputs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ROUTER_NAMES = "gate", "router"
 ROUTER_WEIGHT_NAMES = "gate", "wg"  # of a router that has it in a linear layer
 SCORE_BIAS_NAMES = "e_score_correction_bias", "expert_bias"  # to the scores, for the choice
 SHARED_EXPERT_NAMES = "shared_expert", "shared_experts", "shared_mlp"
-MAX_EXPERTS = 1024  # what kernels have room for
-NUM_TRIAL_TOKENS = 64  # tokens
+MAX_EXPERTS = 1024  # the kernels' limit
+NUM_TRIAL_TOKENS = 64
 
 
 def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts, GatedMLP | None]:
-    """Return a block's experts, and the MLP that all tokens have beside them: a layer's own
-    `shared` one, or the block's, which may have a gate."""
+    """Return a block's experts, and the shared MLP or None: the layer's own, `shared`, or the
+    block's, which may have a gate."""
     router = reader.find_part(part, ROUTER_NAMES, "router")
     owner = router
     if not hasattr(router, "weight"):
@@ -56,7 +56,7 @@ def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts
     gate = getattr(part, "shared_expert_gate", None)
     if gate is not None:
         last = reader.linear(gate)
-        reader.require(len(last.weight) == 1, "a gate of another kind")
+        reader.require(len(last.weight) == 1, "a shared expert's gate with several outputs")
         rows = rows.concatenate([last])
     each = _read_expert_mlps(reader, part.experts)
     shared_part = shared if shared_part is None else shared_part
@@ -92,7 +92,8 @@ def _read_expert_mlps(reader: NetworkReader, experts: Any) -> list[GatedMLP]:
 def _read_clamped_mlps(
     reader: NetworkReader, experts: Any, both: Tensor, down: Tensor
 ) -> list[GatedMLP]:
-    """GPT-OSS's: inputs before outputs, with biases, gates and their partners in turn."""
+    """Return GPT-OSS's experts: weights are `[inputs, outputs]`, and outputs of gate and up
+    alternate."""
     known = hasattr(experts, "alpha") and hasattr(experts, "limit")
     reader.require(known and both.shape[2] == 2 * down.shape[1], "experts of other shapes")
     biases = experts.gate_up_proj_bias, experts.down_proj_bias
@@ -116,7 +117,7 @@ def _find_score_bias(reader: NetworkReader, part: Any, router: Any) -> Tensor | 
 
 @contextmanager
 def _fill_randomly(bias: Tensor | None) -> Generator[None]:
-    """Put random numbers in place meanwhile: a new network has zeros, which show nothing."""
+    """Fill the bias with random numbers meanwhile: a new network's zeros would not show its use."""
     if bias is None:
         yield
         return
@@ -136,14 +137,14 @@ def _infer_routing(
     bias: Tensor | None,
     score_bias: Tensor | None,
 ) -> Routing:
-    """Return the rule that chooses and weighs experts as the router does, tried."""
+    """Return the rule that gives the same experts and weights as the router."""
     states = make_random_states(1, NUM_TRIAL_TOKENS, weight.shape[1])
     given = [x for x in inspect.signature(router.forward).parameters if x in SCORE_BIAS_NAMES]
     groups = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1
     with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
         try:
             _, weights, chosen = router(states[0], *([score_bias] * len(given)))
-        except ValueError:  # it reads a batch
+        except ValueError:  # it takes [B, tokens, width]
             _, weights, chosen = router(states, *([score_bias] * len(given)))
         k = chosen.shape[-1]
         order = chosen.reshape(NUM_TRIAL_TOKENS, k).argsort(-1)
@@ -172,8 +173,8 @@ def _infer_routing(
 
 
 def _choose_experts(scores: Tensor, k: int, groups: int, chosen_groups: int) -> Tensor:
-    """Return the experts of the highest scores, `[tokens, k]`, out of those groups whose two best
-    add up to most."""
+    """Return the experts of the highest scores, `[tokens, k]`, out of the groups whose two best
+    scores have the largest sums."""
     if groups > 1:
         each = scores.unflatten(-1, (groups, -1))
         best_groups = each.topk(2).values.sum(-1).topk(chosen_groups).indices

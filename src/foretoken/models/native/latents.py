@@ -1,6 +1,6 @@
-"""Attention by latents (DeepSeek-V2, arXiv 2405.04434, section 2.1), read from transformers'
-modules. Keys and values of heads are products of latents; the products that make them go to the
-queries and to what heads attend to, so that latents are cached (`kernels/cpp/latent.h`)."""
+"""Builds attention by latents (MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1) from transformers'
+modules. Latents are cached: the weights that would turn them into keys and values are applied to
+queries and to attention's results instead (`kernels/cpp/latent.h`)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,16 @@ from foretoken.models.native.network import (
 if TYPE_CHECKING:
     from foretoken.models.native.network_reader import NetworkReader
 
-ROTARY_FUNCTIONS = (
-    "apply_rotary_pos_emb",
-    "apply_rotary_emb",
-)  # functions that turn queries and keys
+ROTARY_FUNCTIONS = "apply_rotary_pos_emb", "apply_rotary_emb"
 INTERLEAVED_ROTARY_FUNCTION = "apply_rotary_pos_emb_interleave"
-NUM_TRIAL_POSITIONS = 6  # positions at which these are tried
+NUM_TRIAL_POSITIONS = 6
 
 
 def read_latents(reader: NetworkReader, part: Any) -> Attention:
     """Return attention whose keys and values are products of latents."""
     rank, rotary_width = int(part.kv_lora_rank), int(part.qk_rope_head_dim)
     inner, width, heads = int(part.qk_nope_head_dim), int(part.v_head_dim), int(part.num_heads)
-    reader.require(rank > 0 and rotary_width > 0 and inner > 0, "latents of no known width")
+    reader.require(rank > 0 and rotary_width > 0 and inner > 0, "latents of unknown width")
     reader.require(not reader.queries_grow(), "queries that grow, of latents")
     down = reader.linear(part.kv_a_proj_with_mqa)
     fits = len(down.weight) == rank + rotary_width and len(part.kv_b_proj.weight) == heads * (
@@ -90,8 +87,8 @@ def read_latents(reader: NetworkReader, part: Any) -> Attention:
 
 
 def _order_outputs(heads: int, inner: int, rotary_width: int) -> RowIndices:
-    """Return the outputs of heads' queries: those that are not turned, then those that are, each
-    in full vectors."""
+    """Return the weight rows of all heads' queries: of each head, those without rotation, then the
+    rotary ones, each padded to full vectors."""
     each = [
         np.concatenate(
             [pad_head_rows(1, inner, start), pad_head_rows(1, rotary_width, start + inner)]
@@ -102,8 +99,8 @@ def _order_outputs(heads: int, inner: int, rotary_width: int) -> RowIndices:
 
 
 def _infer_rope(reader: NetworkReader, part: Any, rotary_width: int) -> Rope:
-    """Return rotary positions, which are tried by products of queries and keys: some families
-    leave what they turned in another order."""
+    """Return rotary positions, found by products of queries and keys: some families permute the
+    rotated numbers, which does not change the products."""
     module, rotary = sys.modules[type(part).__module__], reader.find_rotary(part)
     positions = torch.arange(NUM_TRIAL_POSITIONS)
     made = rotary(torch.zeros(1), positions[None])

@@ -1,9 +1,8 @@
-"""A decoder on the native kernels whose prompts may hold pictures and sounds.
+"""A decoder on the native kernels whose prompts may contain images and audio.
 
-transformers' own code makes of these, on torch, what the decoder reads of a prompt: embeddings,
-positions of one or several axes, up to where each token attends, what is added between layers, once
-for each prompt. The decoder's own layers are not kept there. A family whose decoder reads more is
-refused.
+transformers' own code on torch computes the decoder's inputs, once for each prompt: embeddings,
+positions on one or several axes, attention masks, and states to add between layers. The torch
+network is stripped of its decoder layers. A family whose decoder takes other inputs is refused.
 """
 
 from __future__ import annotations
@@ -26,17 +25,14 @@ from foretoken.models.native.model import NativeModel, UnsharedSalt
 from foretoken.models.row_slots import check_room
 from foretoken.storage.cache import load_cached_values, save_cached_value
 
-if TYPE_CHECKING:  # which takes seconds to import
+if TYPE_CHECKING:  # takes seconds to import
     from transformers import PreTrainedModel
 
     from foretoken.models.native.passes import NativePasses
 
 SLIDING_LAYERS = "sliding_attention"
-# Arguments of a decoder's forward that are read here, or mean nothing for a prompt
-VISUAL_ARGUMENTS = {
-    "visual_pos_masks",
-    "deepstack_visual_embeds",
-}  # states that are added behind layers
+# Arguments of a decoder's forward that are used here, or have no effect on a prefill
+VISUAL_ARGUMENTS = {"visual_pos_masks", "deepstack_visual_embeds"}  # states added after layers
 LAYER_INPUTS_ARGUMENT = "per_layer_inputs"
 KNOWN_ARGUMENTS = {
     "inputs_embeds",
@@ -53,16 +49,16 @@ TORCH_REMEDY = "give runtime='transformers'"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedPrompt:
-    """Arrays that a decoder reads of a prompt of n tokens with media.
+    """A decoder's inputs for a prompt of n tokens with media.
 
     Attributes:
-        ids: The tokens, as inputs of layers are looked up by.
+        ids: Token ids, for the look-up of per-layer inputs.
         embeddings: `[n, H]`.
         positions: `[axes, n]`.
-        axes: The axis that turns each pair of rotary positions, where there are several.
-        ends: `[n]`, the position up to, not including, which each token attends; None: its own,
-            included.
-        added: By layers, what is added to the states behind them, `[n, H]`.
+        axes: The axis that rotates each pair of a head; [] for one axis.
+        ends: `[n]`, each token attends to the positions before this one; None: to all up to its
+            own, included.
+        added: `[n, H]` by layer, added to the layer's output.
     """
 
     ids: list[int]
@@ -74,8 +70,8 @@ class EmbeddedPrompt:
 
     @property
     def position_shift(self) -> int:
-        """Return how far the tokens behind are from their places: pictures take fewer positions
-        than tokens."""
+        """Return the difference between the next token's rotary position and its index: an image
+        takes fewer positions than tokens."""
         return int(self.positions.max()) + 1 - len(self.ids)
 
     def take_first(self, n: int) -> EmbeddedPrompt:
@@ -83,7 +79,7 @@ class EmbeddedPrompt:
         return replace(self, ids=self.ids[:n], embeddings=self.embeddings[:n], ends=ends)
 
     def drop_first(self, n: int) -> EmbeddedPrompt | None:
-        """Return what is left behind the first n tokens."""
+        """Return the inputs after the first n tokens; None if there are none."""
         if n >= len(self.ids):
             return None
         return replace(
@@ -97,10 +93,10 @@ class EmbeddedPrompt:
 
 
 class NativeMediaModel(NativeModel):
-    """A Model over `passes`, with media in prompts.
+    """A Model over `passes` whose prompts may contain media.
 
-    network: Loads the model, of which all but the decoder's layers is used, when the first media
-    come. exact: Makes a model of it in float32, to check how this one reads media.
+    network: Loads transformers' model with the first media; all but its decoder layers is used.
+    exact: Makes a native float32 model of it, to compare with transformers on media.
     """
 
     capabilities = replace(NativeModel.capabilities, media=True)
@@ -115,7 +111,7 @@ class NativeMediaModel(NativeModel):
         super().__init__(passes, facts)
         self.joining_media: list[Media | None] = []
         self._load, self._exact, self._axes = network, exact, facts["sees"]["axes"]
-        self._checked_inputs: set[frozenset[str]] = set()  # names of inputs that are read exactly
+        self._checked_inputs: set[frozenset[str]] = set()  # names of inputs that passed the check
 
     @cached_property
     def _network(self) -> Any:
@@ -124,7 +120,7 @@ class NativeMediaModel(NativeModel):
     def find_media_problem(self, media: Media) -> str | None:
         names, network = frozenset(media.inputs), None
         if names not in self._checked_inputs and not self._was_checked(names):
-            network = self._load().float().eval()  # once for the check and what is left of it
+            network = self._load().float().eval()  # loaded once, for the check and for `_network`
             vars(self).setdefault("_network", import_stock_media().strip_decoder_layers(network))
         try:
             self._embed(media)
@@ -139,7 +135,7 @@ class NativeMediaModel(NativeModel):
         return None
 
     def _was_checked(self, names: frozenset[str]) -> bool:
-        """Tell whether media of this kind were compared before, of a folder."""
+        """Return whether a model of the same files passed the check of these inputs before."""
         return self.identity is not None and bool(
             load_cached_values(CHECKS_FILE).get(self._get_check_key(names))
         )
@@ -148,8 +144,8 @@ class NativeMediaModel(NativeModel):
         return f"{self.identity} {' '.join(sorted(names))}"
 
     def _compare_with_stock(self, network: PreTrainedModel, media: Media) -> str | None:
-        """Compare with transformers' own `generate` of all of the model, in float32, until they
-        agree, once for each kind of media; return why they differ."""
+        """Compare with transformers' `generate` of the whole model in float32, once for each kind
+        of media that passes. Return why they differ, or None."""
         with use_all_torch_threads():
             exact: Any = self._exact(network)
             reason, judged = import_stock_media().find_media_objection(network, exact, media)
@@ -161,7 +157,7 @@ class NativeMediaModel(NativeModel):
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         media, self.joining_media = self.joining_media or [None] * len(prompts), []
-        # a draft that cannot read a prompt begins with nothing
+        # a draft that cannot take a prompt's media starts with an empty prompt
         pairs = zip(prompts, media, strict=True)
         made = [self._embed(one) if one and prompt else None for prompt, one in pairs]
         limits = self.compute_max_lengths([self._long_context] * len(prompts))
@@ -173,8 +169,8 @@ class NativeMediaModel(NativeModel):
                 self._prefill_embedded(b, prompts[b - first], one)
 
     def _prefill_embedded(self, b: int, prompt: list[int], embedded: EmbeddedPrompt) -> None:
-        """Read a prompt with media, or the first part of it, into row b; and what follows them in
-        a sequence that joins again, which is text, whatever its tokens stand for."""
+        """Prefill a prompt with media, or its first tokens, into row b. The output tokens of a
+        sequence that joins again are embedded as text, even if their ids are those of media."""
         seq, n = self.seqs[b], len(embedded.ids)
         self.salts[b], seq.may_share, seq.position_shift = (
             UnsharedSalt(),
@@ -197,8 +193,8 @@ class NativeMediaModel(NativeModel):
 
     @torch.inference_mode()
     def _embed(self, media: Media) -> EmbeddedPrompt:
-        """Return what the decoder reads of a prompt with media, which keep it. Raises RefusedError
-        where a token attends to the last one, which is read by itself."""
+        """Return the decoder's inputs for a prompt with media, cached in `media`. Raises
+        RefusedError if a token attends to the last one, which a later pass scores by itself."""
         key = f"embedded {id(self)}"
         if key in media.encoded:
             return media.encoded[key]
@@ -215,7 +211,8 @@ class NativeMediaModel(NativeModel):
         return made
 
     def _make_prompt(self, ids: list[int], given: dict[str, Any]) -> EmbeddedPrompt:
-        """RefusedError where the decoder is given what this one does not read."""
+        """Return the decoder's inputs from the arguments of transformers' decoder. Raises
+        RefusedError for masks and per-layer inputs of an unknown kind."""
         n, network = len(ids), self._network
         positions = given.get("position_ids")
         position_ids = torch.arange(n)[None] if positions is None else positions[-3:].reshape(-1, n)
@@ -224,7 +221,7 @@ class NativeMediaModel(NativeModel):
         if given.get(LAYER_INPUTS_ARGUMENT) is not None:
             ids = self._find_lookup_ids(ids, given[LAYER_INPUTS_ARGUMENT])
         config = network.config.get_text_config(decoder=True)
-        factor = getattr(config, "embedding_multiplier", None) or 1.0  # which the decoder applies
+        factor = getattr(config, "embedding_multiplier", None) or 1.0  # the decoder applies it
         embeddings = given["inputs_embeds"][0] * factor
         window = getattr(config, "sliding_window", None)
         return EmbeddedPrompt(
@@ -237,21 +234,22 @@ class NativeMediaModel(NativeModel):
         )
 
     def _find_lookup_ids(self, ids: list[int], inputs: Tensor) -> list[int]:
-        """Return the tokens whose inputs of layers these are: another one stands for media."""
+        """Return the ids whose per-layer inputs these are: families look up the padding id in place
+        of media tokens."""
         config = self._network.config.get_text_config(decoder=True)
         marked = import_stock_media().get_media_token_ids(self._network)
         other = [config.pad_token_id if id in marked else id for id in ids]
         table = self._network.get_decoder().embed_tokens_per_layer
         if not torch.equal(table(torch.tensor(other)).reshape(inputs[0].shape), inputs[0]):
             raise RefusedError(
-                f"the native decoder does not know its inputs of layers; {TORCH_REMEDY}"
+                f"the native decoder does not support its per-layer inputs; {TORCH_REMEDY}"
             )
         return other
 
 
 @contextmanager
 def use_all_torch_threads() -> Generator[None]:
-    """Torch on as many threads as the kernels, which wait meanwhile."""
+    """Let torch use as many threads as the kernels, which are idle meanwhile."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(NUM_THREADS)
@@ -261,9 +259,11 @@ def use_all_torch_threads() -> Generator[None]:
 
 
 def find_attention_ends(mask: Any, n: int, window: int | None) -> NDArray[np.int64] | None:
-    """Return up to where each of n tokens attends, by masks as transformers makes them: None, of
-    padding, or of all pairs, for each kind of layers; None: up to itself. Raises RefusedError for
-    masks of other shapes."""
+    """Return ends `[n]`: token i attends to positions before ends[i]. None if masks are causal.
+
+    mask: As transformers makes it: None, of padding `[B, n]`, or of all pairs `[B, 1, n, n]`, or a
+    dict of these by kind of layer. Raises RefusedError for other masks.
+    """
     if isinstance(mask, dict):
         found = [
             find_attention_ends(x, n, window if k == SLIDING_LAYERS else None)
@@ -295,7 +295,7 @@ def _make_mask_refusal() -> RefusedError:
 
 
 def collect_added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
-    """Return what is added to states behind layers (Qwen3-VL's features of pictures)."""
+    """Return the states `[n, H]` to add to the output of each layer (Qwen3-VL's image features)."""
     features, positions = given.get("deepstack_visual_embeds"), given.get("visual_pos_masks")
     if features is None:
         return {}
@@ -308,15 +308,16 @@ def collect_added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
 
 
 def import_stock_media():  # not annotated: the type is the module's
-    """Import what reads media on torch, late as it takes seconds, which text does without."""
+    """Return the module that encodes media on torch; imported late, as it takes seconds."""
     from foretoken.models.stock import media
 
     return media
 
 
 def describe_media(network: PreTrainedModel) -> dict[str, Any]:
-    """Return what is stored of a decoder that reads media. Raises RefusedError for one that reads
-    more of them than `EmbeddedPrompt` has, or that is within a model whose `generate` differs."""
+    """Return the facts to store of a model that takes media. Raises RefusedError if its decoder
+    takes inputs that `EmbeddedPrompt` lacks, or if the decoder belongs to a model within it, whose
+    `generate` differs."""
     media = import_stock_media()
     more = media.get_forward_parameters(type(network.get_decoder())) - KNOWN_ARGUMENTS
     if more or media.get_language_model(network) is not network:
@@ -325,8 +326,8 @@ def describe_media(network: PreTrainedModel) -> dict[str, Any]:
 
 
 def find_position_axes(network: PreTrainedModel) -> list[int]:
-    """Return which axis of positions turns each pair of a head, of a decoder of three axes, as
-    Qwen-VL's; [] for one axis. Raises RefusedError for others."""
+    """Return which axis of positions rotates each pair of a head, for a decoder with three axes
+    (Qwen-VL); [] for one axis. Raises RefusedError for others."""
     config: Any = network.config.get_text_config(decoder=True)
     rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
     settings: Any = getattr(config, "rope_parameters", None) or {}
@@ -336,7 +337,7 @@ def find_position_axes(network: PreTrainedModel) -> list[int]:
     if not isinstance(sections, list) or len(sections) != 3:
         raise make_media_refusal(network, "positions of other axes")
     each = [rotary(torch.zeros(1), places)[1] for places in torch.eye(3).long()[:, :, None, None]]
-    if each[0].ndim == 4:  # families mix these later
+    if each[0].ndim == 4:  # [axes, ..]: such families mix the axes after the rotary module
         return [axis for axis, count in enumerate(sections) for _ in range(count)]
     sines = torch.stack([sine.reshape(-1) for sine in each])
     half, expected = sines.shape[1] // 2, rotary.inv_freq.sin()

@@ -1,6 +1,6 @@
 """A decoder on the native kernels, as a Model.
 
-A row is pages and a length; rollback is a smaller length, a fork or a shared prefix the same pages.
+The KV cache is paged. A rollback lowers a sequence's length; forks and shared prefixes reuse pages.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from foretoken.models.prefix_cache import PrefixCache, count_shared_tokens
 from foretoken.models.rewindable_states import MAX_REWIND_TOKENS
 from foretoken.models.row_slots import check_lengths, check_room, list_remaining_rows
 
-MAX_STATE_CACHE_BYTES = 2**28  # bytes of recurrent states behind prefixes
-MIN_SHARED_TOKENS = PAGE_POSITIONS  # tokens that sequences must share
+MAX_STATE_CACHE_BYTES = 2**28  # of recurrent states at the ends of cached prefixes
+MIN_SHARED_TOKENS = PAGE_POSITIONS  # shorter common prefixes are not shared
 
 
 class UnsharedSalt:
-    """The salt of a row whose pages follow from more than its tokens."""
+    """The salt of a sequence with media: its pages depend on more than its tokens, so that no other
+    sequence may share them."""
 
 
 class NativeModel(Model):
@@ -62,31 +63,32 @@ class NativeModel(Model):
         self.compute_dtype: str = facts.get("computed", "float32")
         self.pool = PagePool(passes.layout, "float16" if passes.facts["halved"] else "float32")
         self.seqs: list[PagedSequence] = []
-        # recurrent states behind prefixes, for rows that begin with them
+        # recurrent states at the ends of prefixes, for sequences that begin with these
         self.state_cache: PrefixCache | None = None
-        self.token_ids: list[list[int]] = []  # whose keys and values are there
+        self.token_ids: list[list[int]] = []  # of each row, with their keys and values cached
         self.salts: list[Hashable] = []
-        self.salt = ""  # of the rows that join next
-        self.num_cached_tokens: list[int] = []  # tokens of the rows that joined last
+        self.salt = ""  # of the sequences that join next
+        # tokens found in the prefix cache, for each sequence of the last `start`
+        self.num_cached_tokens: list[int] = []
         self.max_rewind = None if passes.states is None else MAX_REWIND_TOKENS
         self.taps = passes.taps
-        self._hidden_states = HiddenStateStore()  # states there, until they are taken
-        # how many of a sequence's first tokens need not show theirs; None: no drafter reads them
+        self._hidden_states = HiddenStateStore()  # at the taps, until a drafter takes them
+        # counts a prompt's first tokens whose states the drafter already has; None: it needs none
         self._count_shareable: Callable[[list[int]], int] | None = None
 
     def __reduce__(self) -> Any:
         raise RefusedError(
-            "a model on the native decoder is not copied or pickled; load it once more, also in "
+            "a model on the native decoder is not copied or pickled; load it once more, in this or "
             "another process: both map the same weights"
         )
 
     @property
     def lengths(self) -> list[int]:
-        return [row.length for row in self.seqs]
+        return [seq.length for seq in self.seqs]
 
     @property
     def long(self) -> list[bool]:
-        return [row.long for row in self.seqs]
+        return [seq.long for seq in self.seqs]
 
     def memory(self, lengths: list[int], sources: list[int]) -> int:
         states = 4 * self.passes.facts["row_numbers"] * len(lengths)
@@ -104,7 +106,7 @@ class NativeModel(Model):
     def set_prefix_caching(self, enabled: bool) -> None:
         if (cached := self.pool.prefix_cache) is not None:
             cached.clear()
-        pages = PrefixCache(None, divisible=True, release=lambda row: row.release())
+        pages = PrefixCache(None, divisible=True, release=lambda seq: seq.release())
         self.pool.prefix_cache = pages if enabled else None
         stores = enabled and self.passes.states is not None
         self.state_cache = PrefixCache(MAX_STATE_CACHE_BYTES, divisible=False) if stores else None
@@ -118,12 +120,14 @@ class NativeModel(Model):
 
     @property
     def _prefix_key(self) -> Hashable:
-        """Return the key of rows that share pages: their salt, and the way they are read in."""
+        """Return the key under which the sequences that join next share pages: their salt, and
+        whether they have the rotary positions of long contexts."""
         return (self.salt, "long") if self._long_context else self.salt
 
     def _find_resumable(self, prompt: list[int], length: int) -> tuple[int, Any]:
-        """Return behind how many of the `length` first tokens of a prompt, which another row
-        shares, a row can go on, and copies of the recurrent states there."""
+        """Return how many of a prompt's first `length` tokens a new sequence can skip, and copies
+        of the recurrent states after them. Pages could be shared up to `length`, but recurrent
+        states are cached at a few positions only."""
         if self.passes.states is None:
             return length, None
         if self.state_cache is None:
@@ -131,7 +135,7 @@ class NativeModel(Model):
         return self.state_cache.find(self._prefix_key, prompt[:length])
 
     def _store(self, b: int) -> None:
-        """Store row b's recurrent states for others that begin with all of its tokens."""
+        """Cache row b's recurrent states for sequences that begin with all of its tokens."""
         layout, seq = self.passes.states, self.seqs[b]
         if (
             layout is None
@@ -145,8 +149,8 @@ class NativeModel(Model):
         self.state_cache.add(self.salts[b], self.token_ids[b][: seq.length], copies)
 
     def _find_shared(self, prompt: list[int]) -> tuple[int, PagedSequence | None]:
-        """Return how many first tokens of a prompt another row shares, whose states need not be
-        shown, and that row."""
+        """Return how many first tokens of a prompt to share with another sequence, and that
+        sequence. Tokens whose hidden states a drafter still needs are not shared."""
         length, seq = self._find_common(prompt)
         if length < MIN_SHARED_TOKENS:
             return 0, None
@@ -155,7 +159,8 @@ class NativeModel(Model):
         ), seq
 
     def _find_common(self, prompt: list[int]) -> tuple[int, PagedSequence | None]:
-        """Return how many first tokens of a prompt another row shares, and that row."""
+        """Return the length of the longest prefix that a prompt has in common with a cached or
+        running sequence, and that sequence."""
         if self.pool.prefix_cache is None:
             return 0, None
         salt = self._prefix_key
@@ -170,7 +175,7 @@ class NativeModel(Model):
         limits = self.compute_max_lengths([self._long_context] * len(prompts))
         check_room([0] * len(prompts), [len(p) for p in prompts], limits)
         first = len(self.seqs)
-        # at once, for a Ctrl-C in between
+        # in one assignment: a Ctrl-C in between would leave lists of different lengths
         self.seqs, self.token_ids, self.salts, self._hidden_states = (
             [*self.seqs, *self._make_seqs(len(prompts))],
             [*self.token_ids, *([] for _ in prompts)],
@@ -183,7 +188,7 @@ class NativeModel(Model):
             head = prompt[:MIN_SHARED_TOKENS]
             if self.pool.prefix_cache is not None and any(
                 head == prompts[other - first][:MIN_SHARED_TOKENS] for other in unread
-            ):  # it may share what these are about to read
+            ):  # it may share pages with these, once they are prefilled
                 self._prefill(unread)
                 unread = {}
             length, seq = self._find_shared(prompt)
@@ -199,7 +204,7 @@ class NativeModel(Model):
         self._prefill(unread)
 
     def _make_seqs(self, count: int) -> list[PagedSequence]:
-        """Return so many rows that hold nothing yet."""
+        """Return `count` empty sequences."""
         seqs = [PagedSequence(self.pool, long=self._long_context) for _ in range(count)]
         if self.passes.states is not None:
             for seq in seqs:
@@ -215,7 +220,7 @@ class NativeModel(Model):
         assert isinstance(blocks, list)
         past = self.lengths
         for b, seq in enumerate(self.seqs):
-            if seq.states is not None:  # a companion may have moved them
+            if seq.states is not None:  # a copy of the target may have advanced them
                 seq.states.check_rewind(b, past[b], past[b])
         check_room(past, [len(block) for block in blocks], self.compute_max_lengths(self.long))
         if self.state_cache is not None:
@@ -223,8 +228,8 @@ class NativeModel(Model):
         return self._append_blocks(blocks, need)
 
     def _prefill_to_forks(self, blocks: list[list[int]], need: list[int]) -> list[list[int]]:
-        """Read prompts up to where they leave other sequences, and store the recurrent states
-        there. Return the rest of all blocks."""
+        """Prefill prompts up to the token at which they diverge from other sequences, and cache the
+        recurrent states there. Return the rest of all blocks."""
         heads: list[list[int]] = [[] for _ in blocks]
         for b, (seq, block) in enumerate(zip(self.seqs, blocks, strict=True)):
             if not seq.may_share or not block:
@@ -243,10 +248,10 @@ class NativeModel(Model):
         return [block[len(one) :] for block, one in zip(blocks, heads, strict=True)]
 
     def _append_blocks(self, blocks: list[list[int]], need: list[int]) -> Tensor:
-        """Return logits as `score` does, of blocks that there is room for."""
+        """Append blocks, which must fit, and return logits as `score` does."""
         past = self.lengths
         logits = self.score_with(self.passes, past, blocks, need)
-        # last, so that a row is as it was where memory does not suffice
+        # after the pass, so that sequences are unchanged if memory does not suffice
         for seq, token_ids, start, block in zip(
             self.seqs, self.token_ids, past, blocks, strict=True
         ):
@@ -257,8 +262,8 @@ class NativeModel(Model):
     def score_with(
         self, passes: NativePasses, past: list[int], blocks: list[list[int]], need: list[int]
     ) -> Tensor:
-        """Return logits as `score` does, by any network over these pages, where row b has past[b]
-        tokens in place; no row moves on."""
+        """Return logits as `score` does, computed by any network over these pages, with past[b]
+        tokens of row b cached. Lengths do not change."""
         B, most, own = len(blocks), max(need, default=0), passes is self.passes
         parts = [
             SequencePart(self.seqs[b], past[b], block, need[b], b * most)
@@ -305,9 +310,11 @@ class NativeModel(Model):
         choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> tuple[ChainedTokens, list[int]]:
-        """Make a draft's tokens as `chain` does, by any network over these pages, where row b has
-        past[b] tokens in place; no row moves on. Returns how many each has in place behind it, too:
-        the last token is not read. limits: tokens that rows may have, as `check_room` takes them.
+        """Draft as `chain` does, with any network over these pages, with past[b] tokens of row b
+        cached. Lengths do not change. limits: maximum lengths, as `check_room` takes them.
+
+        Returns the draft tokens, and each row's number of cached tokens afterwards: all but the
+        last draft token are cached.
         """
         counts = [len(block) + max(0, g - 1) for block, g in zip(blocks, budget, strict=True)]
         check_room(past, counts, limits)
@@ -317,10 +324,10 @@ class NativeModel(Model):
             if block:
                 seq.reserve(start, length)
         ends = [start + len(block) for start, block in zip(past, blocks, strict=True)]
-        shifts = [passes.get_position_shift(row) for row in self.seqs]
+        shifts = [passes.get_position_shift(seq) for seq in self.seqs]
         chain = DraftChain(budget, ends, shifts, self.seqs, self.vocab_size, choice, embeddings)
         every = enumerate(zip(self.seqs, past, blocks, budget, strict=True))
-        parts = [SequencePart(row, start, x, int(g > 0), b) for b, (row, start, x, g) in every if x]
+        parts = [SequencePart(seq, start, x, int(g > 0), b) for b, (seq, start, x, g) in every if x]
         passes.run(parts, len(blocks), 1, return_tapped=False, chain=chain)
         return chain.result, lengths
 
@@ -331,7 +338,7 @@ class NativeModel(Model):
             if seq.states is not None:
                 seq.states.check_rewind(b, seq.length, length)
         for seq, length in zip(self.seqs, lengths, strict=True):
-            if not length:  # it begins anew
+            if not length:  # the sequence starts again
                 seq.position_shift = 0
                 seq.states = layout and RecurrentStates.create(layout)
         for seq, token_ids, length in zip(self.seqs, self.token_ids, lengths, strict=True):
@@ -351,8 +358,8 @@ class NativeModel(Model):
             new.append(seq)
             used.add(b)
         token_ids, salts = [list(self.token_ids[b]) for b in rows], [self.salts[b] for b in rows]
-        left = [row for b, row in enumerate(self.seqs) if b not in used]
-        # at once, as above
+        left = [seq for b, seq in enumerate(self.seqs) if b not in used]
+        # in one assignment, as in `start`
         self.seqs, self.token_ids, self.salts, self._hidden_states = (
             new,
             token_ids,
@@ -368,7 +375,7 @@ class NativeModel(Model):
         for b in rows:
             if self.pool.prefix_cache is not None and b < len(self.seqs):
                 seq, token_ids = self.seqs[b], self.token_ids[b]
-                length = min(len(token_ids), seq.length)  # a Ctrl-C may have come between
+                length = min(len(token_ids), seq.length)  # a Ctrl-C may have left them unequal
                 if length >= MIN_SHARED_TOKENS and not isinstance(self.salts[b], UnsharedSalt):
                     if length == seq.length:
                         self._store(b)
@@ -377,13 +384,12 @@ class NativeModel(Model):
 
 
 class NativeTargetCopy(Model):
-    """A smaller copy of a model over the rows of `target`, which have joined and read before they
-    join here: the model drafts for itself.
+    """A smaller copy of `target` that drafts over the target's KV cache. Sequences join the target,
+    and are prefilled there, before they join here.
 
-    It reads the keys and values that the target has made of the text, and writes those of draft
-    tokens behind them, where the target's next pass writes its own. So there is nothing to read
-    first, nothing to catch up with, and no second cache. The target never reads what a draft token
-    has left there: its rows end before it, and its passes write before they read.
+    The copy reads the target's keys and values and writes those of draft tokens after them. It
+    needs no prefill and no cache of its own. The target's next pass overwrites the draft tokens'
+    entries before it reads these positions, so that its results do not depend on them.
     """
 
     capabilities = Capabilities(target_rows=True, memory=True, chain=True)
@@ -402,9 +408,10 @@ class NativeTargetCopy(Model):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every row in place: what the target has read, and draft tokens behind it."""
+        """The cached tokens of every row: the target's, and draft tokens after them."""
         return [
-            max(own, read) for own, read in zip(self._own_lengths, self.target.lengths, strict=True)
+            max(own, other)
+            for own, other in zip(self._own_lengths, self.target.lengths, strict=True)
         ]
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
@@ -425,9 +432,8 @@ class NativeTargetCopy(Model):
         self._own_lengths = [self._own_lengths[b] for b in rows]
 
     def leave(self, rows: list[int]) -> None:
-        self.permute(
-            list_remaining_rows(len(self._own_lengths), rows)
-        )  # those of the target may have left
+        # not by `lengths`, as the base class does: the target's rows may have left already
+        self.permute(list_remaining_rows(len(self._own_lengths), rows))
 
     def chain(
         self,
@@ -443,8 +449,8 @@ class NativeTargetCopy(Model):
 
 
 class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
-    """A decoder of pairs, whose blocks are the tokens of pairs: `set_next_pairs` first what it
-    reads of them."""
+    """A draft of pairs (EAGLE-3): its inputs are token embeddings, each with a hidden state.
+    `set_next_pairs` sets them before `score`, `set_draft_pairs` before `chain`."""
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(passes, facts)
@@ -453,17 +459,18 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         self._instructions = choose_instruction_set().encode()
 
     def project_states(self, states: Tensor) -> Tensor:
-        """Return a target's states, `[N, W]`, as the decoder reads them, `[N, H]`."""
+        """Return the target's tapped hidden states `[N, W]`, projected to the draft's width
+        `[N, H]`."""
         states = states.float().contiguous()
         made = torch.empty(len(states), self._join.outputs)
         pointers = states.data_ptr(), len(states), made.data_ptr()
         if not load_library().foretoken_product(self._instructions, self._join, *pointers):
-            raise MemoryError("no memory for the states of a target")
+            raise MemoryError("not enough memory to project the target's hidden states")
         return made[:, : self.passes.width]
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
-        """Let the next `chain` read these tokens' embeddings, and with each a target's states,
-        `[N, W]`."""
+        """Set the inputs of the next `chain`: the embeddings of these tokens, of a table `[V, E]`,
+        each with the target's tapped hidden states, `[N, W]`."""
         n, E, H = len(tokens), embeddings.shape[1], self.passes.width
         own = states.float().contiguous()
         given, joined = torch.empty(n, E + H), torch.empty(n, self._join.outputs)
@@ -473,9 +480,9 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         record.states, record.joined = own.data_ptr(), joined.data_ptr()
         record.given = given.data_ptr()
         if not load_library().foretoken_join(self._instructions, record):
-            raise MemoryError("no memory for the states of a target")
+            raise MemoryError("not enough memory to project the target's hidden states")
         self.passes.input_states = given
 
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Let the next `score` read these, `[sum(counts), E + H]`: embeddings, then states."""
+        """Set the inputs of the next `score`, `[sum(counts), E + H]`: embeddings, then states."""
         self.passes.input_states = pairs.float().contiguous()

@@ -1,5 +1,5 @@
-"""A network as the kernels run it: records of what each layer multiplies, normalises and attends
-to, and the weights. Read of transformers' modules by `with_target`."""
+"""A network in the form that the kernels run: records of each layer's weights and settings, which
+`network_reader` fills from transformers' modules."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 XIELU, CLAMPED = "xielu", "clamped"
 KERNEL_ACTIVATIONS = *ACTIVATIONS, XIELU, CLAMPED  # in the kernels' order
 CONVOLUTION, DELTA, SCAN = 1, 2, 3  # rules of recurrences, as in network.h
-RELATIVE_TOLERANCE = 1e-5  # relative: a part does what was read of it
-RowIndices = NDArray[np.int64]  # -1: a row of zeros
+RELATIVE_TOLERANCE = 1e-5  # within which a module's results must agree with the record made of it
+RowIndices = NDArray[np.int64]  # of a weight; -1: a row of zeros, for padding
 
 
 def to_float_array(values: Any) -> Floats:
-    """Return a tensor's numbers in float32."""
+    """Return a tensor as a float32 array."""
     return values.detach().float().numpy()
 
 
@@ -40,7 +40,7 @@ def make_random_states(*shape: int) -> Tensor:
 
 
 def rotate_pairs(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> Tensor:
-    """Return states that rotary positions have turned, in float64."""
+    """Return states after rotary position embeddings, in float64."""
     at = -1 if interleaved else -2
     a, b = x.unflatten(-1, (-1, 2) if interleaved else (2, -1)).double().unbind(at)
     cosine, sine = scale * angles.cos(), scale * angles.sin()
@@ -48,13 +48,13 @@ def rotate_pairs(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> 
 
 
 def pad_head_rows(heads: int, width: int, start: int = 0) -> RowIndices:
-    """Return the rows of heads, each padded to full vectors."""
+    """Return the weight rows of `heads` heads, each padded to full vectors."""
     rows = start + np.arange(heads * width).reshape(heads, width)
     return np.pad(rows, ((0, 0), (0, -width % LANES)), constant_values=-1).ravel()
 
 
 def take_rows(x: Any, rows: RowIndices) -> Any:
-    """Return these rows of an array, zeros for those of the padding."""
+    """Return these rows of an array, with zeros for padding."""
     made = x[rows]
     made[rows < 0] = 0
     return made
@@ -62,30 +62,30 @@ def take_rows(x: Any, rows: RowIndices) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A weight `[out, in]` and what is added, `[out]`."""
+    """A linear layer: weight `[out, in]` and bias `[out]`."""
 
     weight: Floats
     bias: Floats | None = None
 
     def select_outputs(self, rows: RowIndices) -> Linear:
-        """Return these outputs, zeros for those of the padding."""
+        """Return the layer with these outputs, with zeros for padding."""
         return Linear(
             take_rows(self.weight, rows), None if self.bias is None else take_rows(self.bias, rows)
         )
 
     def select_inputs(self, columns: RowIndices) -> Linear:
-        """Return the weight of these inputs, zeros for those of the padding."""
+        """Return the layer with these inputs, with zeros for padding."""
         return Linear(np.ascontiguousarray(take_rows(self.weight.T, columns).T), self.bias)
 
     def scale_by(self, inputs: Any, outputs: Any = 1.0) -> Linear:
-        """Return the product of states times `inputs`, times `outputs`: numbers, or one for each
-        output."""
+        """Return the layer whose inputs are scaled by `inputs` and whose outputs are scaled by
+        `outputs`, each a number or an array."""
         outputs = np.asarray(outputs, np.float32)
         weight = self.weight * (outputs.reshape(-1, 1) * np.float32(inputs))
         return Linear(weight, None if self.bias is None else self.bias * outputs)
 
     def concatenate(self, others: list[Linear]) -> Linear:
-        """Return the outputs of this one, then those of others."""
+        """Return one layer with the outputs of this one, then those of others."""
         every = [self, *others]
         biases = [np.zeros(len(x.weight)) if x.bias is None else x.bias for x in every]
         biased = any(x.bias is not None for x in every)
@@ -95,7 +95,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x / rms(x) * weight + bias, of x less its mean where that is centred. A weight `[heads,
+    """x / rms(x) * weight + bias; if `centred`, of x less its mean (LayerNorm). A weight `[heads,
     width]` has a row for each head."""
 
     weight: Floats
@@ -106,54 +106,53 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: position p turns pair i by p * frequencies[i]."""
+    """Rotary position embeddings: position p rotates pair i by p * frequencies[i]."""
 
     frequencies: tuple[float, ...]
     scale: float  # of cosine and sine
-    interleaved: bool  # whether the numbers of a pair are neighbours
-    # (a, n): it all grows by 1 + a * log(1 + position // n)
+    interleaved: bool  # whether the numbers of a pair are neighbours, else half a head apart
+    # (a, n): queries are scaled by 1 + a * log(1 + position // n), as Llama 4's and Ministral's
     growth: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The weights and settings with which a layer attends."""
+    """The weights and settings of a layer's attention."""
 
-    projections: list[
-        Linear
-    ]  # queries, keys and values; queries alone, or keys and values, see below
-    out: Linear | None  # None: only keys and values are made, for a decoder to read
+    # of queries, keys and values; of queries alone for cross-attention or shared keys and values
+    projections: list[Linear]
+    out: Linear | None  # None: only keys and values are computed, for a decoder's cross-attention
     heads: int
     key_heads: int
     width: int  # of a head
     scale: float
-    window: int = 0  # tokens that are seen; 0: all
+    window: int = 0  # tokens of a sliding window; 0: no window
     softcap: float = 0.0
-    clip: float = 0.0  # of queries, keys and values; 0: none
-    # of queries, keys and values: of each, or a token's together
+    clip: float = 0.0  # queries, keys and values are clamped to +-clip; 0: not
+    # of queries, keys and values: of each head, or of all heads of a token together
     norms: tuple[Norm | None, ...] = (None, None, None)
-    norms_last: bool = False  # whether they read what is turned
+    norms_last: bool = False  # whether they come after the rotation
     sinks: Floats | None = None
     slopes: Floats | None = None  # of ALiBi
-    rope: int | None = None  # number of its rotary positions; None: it has none
-    query_rope: int | None = None  # the same of queries
-    attends_to_source: bool = False  # whether its keys and values are those of the row's source
+    rope: int | None = None  # index in `Decoder.ropes`, for keys; None: no rotation
+    query_rope: int | None = None  # the same for queries
+    attends_to_source: bool = False  # cross-attention
     kv_source_layer: int | None = None  # layer whose keys and values it reads; None: its own
-    bias: int = 0  # number of the table of biases by distance, from 1 on; 0: none
-    gate: Linear | None = None  # its sigmoids multiply what attention gives
+    bias: int = 0  # table of `Decoder.distance_biases`, counted from 1; 0: none
+    gate: Linear | None = None  # its sigmoids multiply attention's result, before `out`
     latent: Latent | None = None  # cached in place of keys and values
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Weights that make queries, and the keys and values of heads, of latents. `Attention.reads`
-    gives queries, or latents of them, then a token's latent and a key that is turned."""
+    """Weights of attention by latents (MLA). `Attention.projections` give queries, or latents of
+    queries, then a token's latent and its rotary key."""
 
-    rank: int  # of a latent
-    keys: list[Linear]  # of each head: of its query, `[rank, inputs]`
-    values: list[Linear]  # of each head: of what it attended to, `[outputs, rank]`
+    rank: int  # size of a latent
+    keys: list[Linear]  # of each head, `[rank, inputs]`: applied to its query
+    values: list[Linear]  # of each head, `[outputs, rank]`: applied to its attention result
     query_rank: int = 0
-    queries: Linear | None = None  # of latents of queries
+    queries: Linear | None = None  # makes queries from latents of queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,38 +163,39 @@ class GatedMLP:
     up: Linear
     down: Linear
     activation: str
-    curve: tuple[float, ...]  # of xIELU: of squares above zero, of exponentials below, and of x
+    # xIELU's factors of squares above zero, of exponentials below, and of x; or CLAMPED's alpha and
+    # limit
+    curve: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """MLPs of which each token has some, by a router's logits. Where one more MLP has a gate, that
-    is the router's last row."""
+    """A mixture of experts. If the shared MLP has a gate, it is the router's last row."""
 
     router: Linear
     each: list[GatedMLP]
     routing: Routing
     shared_gate: bool
-    added: Floats | None = None  # to the scores, for the choice alone
+    added: Floats | None = None  # to the scores, for the choice of experts but not their weights
 
 
 class Routing(NamedTuple):
-    """A rule that chooses experts by their scores, and weighs them."""
+    """The rule by which a router chooses experts and computes their weights."""
 
-    chosen: int
-    sigmoids: bool  # whether scores are sigmoids of the logits, or their softmax
-    normalized: bool  # whether the weights of those chosen add up to `scale`
+    chosen: int  # experts of a token
+    sigmoids: bool  # scores are sigmoids of the logits; else their softmax
+    normalized: bool  # whether the weights of the chosen experts add up to `scale`
     scale: float
-    # of experts, and how many of these, whose two best add up to most, are chosen from
+    # experts are chosen from the `chosen_groups` groups whose two best scores have the largest sum
     groups: int = 1
     chosen_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentMixer:
-    """A layer's convolution, and the recurrence behind it."""
+    """A layer's short convolution and the recurrence after it."""
 
-    rule: int
+    rule: int  # CONVOLUTION (no recurrence), DELTA or SCAN
     projections: list[Linear]
     out: Linear
     heads: int
@@ -204,14 +204,14 @@ class RecurrentMixer:
     filter_bias: Floats | None = None
     key_heads: int = 1
     key_width: int = 0
-    steps: Linear | None = None  # of decays, then of beta
+    steps: Linear | None = None  # logits of decays (dt), then of beta
     decay: Floats | None = None
     step_bias: Floats | None = None
     skip: Floats | None = None
-    norm: Floats | None = None  # of results
-    groups: int = 1  # that are normed by themselves
+    norm: Floats | None = None  # of results; None: they are only gated
+    groups: int = 1  # each is normed by itself
     count: int = 1  # numbers of a group, without the padding
-    gate_first: bool = False
+    gate_first: bool = False  # whether the gate comes before the norm
     epsilon: float = 0.0
     beta_scale: float = 1.0
     min_step: float = 0.0
@@ -220,37 +220,38 @@ class RecurrentMixer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """The norms are absent (None) where a part reads, or gives, states as they are."""
+    """A layer: attention or a recurrence, then an MLP, experts or both."""
 
-    norms: tuple[Norm | None, ...]  # before attention, behind it, before the MLP, behind it
+    # before attention, after it, before the MLP, after it; None: no such norm
+    norms: tuple[Norm | None, ...]
     attention: Attention | RecurrentMixer | None  # None: the layer is an MLP alone
-    gated: GatedMLP | None  # None: there is no MLP, or all of them are experts
-    residual: float = 1.0  # what a part gives is multiplied by this
-    factor: float = 1.0  # of all that the layer makes
-    parallel: bool = False  # whether both parts read what the layer reads
-    norm_after_add: bool = False  # whether norms behind a part read what it was added to
+    gated: GatedMLP | None  # None: no MLP, or only experts
+    residual: float = 1.0  # multiplies the output of attention and MLP before it is added
+    factor: float = 1.0  # multiplies the layer's output
+    parallel: bool = False  # whether attention and MLP have the same input
+    norm_after_add: bool = False  # whether norms after a part come after the residual addition
     experts: Experts | None = None
     input: LayerInput | None = None
-    parallel_mixer: RecurrentMixer | None = None  # it reads what attention reads, and is added, too
+    parallel_mixer: RecurrentMixer | None = None  # has attention's input; both outputs are added
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInput:
-    """Weights of what a layer adds behind its MLP, norm(out(act(gate x) * part)) of its part of
-    `LayerInputs`, with the MLP's activation."""
+    """Weights of norm(out(act(gate x) * y)), which a layer adds after its MLP: act is the MLP's
+    activation, y the layer's slice of `LayerInputs`."""
 
     gate: Linear
     out: Linear
     norm: Norm
-    at: int  # where its part begins
+    at: int  # start of the slice
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """Inputs of tokens that all layers read beside states: a row of a table, and a product with the
-    embedding, normed layer by layer; their sum."""
+    """Per-layer inputs of tokens (Gemma 4): the sum of a row of a table and of a projection of the
+    token's embedding, which is normed layer by layer."""
 
-    width: int  # of a layer
+    width: int  # numbers of one layer
     table: Linear  # `[V, layers * width]`
     product: Linear
     norm: Norm
@@ -261,19 +262,19 @@ class LayerInputs:
 
 @dataclass(slots=True)
 class Decoder:
-    """All of a decoder but its embeddings, or of an encoder, which has no head."""
+    """A decoder; or an encoder, which has no head."""
 
     width: int
     layers: list[DecoderLayer]
     positions: Linear | None = None  # learned ones, `[positions, width]`
-    embedding_norm: Norm | None = None  # of what the first layer reads
-    norm: Norm | None = None  # of what the head reads
+    embedding_norm: Norm | None = None  # before the first layer
+    norm: Norm | None = None  # before the head
     head: Linear | None = None
-    logit_cap: float = 0.0  # of logits; 0: none
+    logit_cap: float = 0.0  # tanh softcap of logits; 0: none
     scale: float = 1.0  # of logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
     pairs: PairInputs | None = None
-    # its vectors of all ids, and the weight they are made of; of a decoder of pairs: None
+    # embeddings of all ids `[V, width]`, and the weight they come from; None for a draft of pairs
     embeddings: Tensor | None = None
     embedded_weight: Tensor | None = None
     distance_biases: list[Floats] = field(
@@ -284,11 +285,9 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class PairInputs:
-    """The inputs of a decoder of pairs: embeddings, of this width, normed, and states, which a
-    product makes of a target's; and whether the states that it feeds back are those before its
-    last norm."""
+    """The inputs of a draft of pairs (EAGLE-3): token embeddings, normed, next to hidden states."""
 
-    width: int
-    norm: Norm
-    join: Linear
-    before_last: bool
+    width: int  # of an embedding
+    norm: Norm  # of embeddings
+    join: Linear  # projects the target's tapped states to the draft's width
+    before_last: bool  # whether the draft's own states, fed back, are those before its last norm

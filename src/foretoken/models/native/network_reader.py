@@ -1,8 +1,8 @@
-"""A transformers decoder read from its modules: what each layer multiplies, normalises and attends
-to.
+"""Builds the kernels' `Decoder` from the modules of a transformers decoder.
 
-Modules are tried where their names do not tell. Every weight must be read: one that is not
-belongs to something that is not understood here. The self-check decides if the reading is right.
+Modules whose names leave their function open are run on random inputs. A network with a weight
+that is not used here is refused, as it computes something unknown. The self-check then compares
+the result with transformers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.taps import get_decoder_layers
 
-# Names of a layer's norms: before attention, behind it, before the MLP, behind it
+# Names of a layer's norms: before attention, after it, before the MLP, after it
 INPUT_NORM, ATTENTION_NORM = "input_layernorm", "post_attention_layernorm"
 NORM_LAYOUTS: tuple[tuple[str | None, ...], ...] = (
     (INPUT_NORM, None, ATTENTION_NORM, None),
@@ -75,7 +75,7 @@ NORM_LAYOUTS: tuple[tuple[str | None, ...], ...] = (
     (INPUT_NORM, None, "pre_ff_layernorm", None),
     (INPUT_NORM, ATTENTION_NORM, "pre_mlp_layernorm", "post_mlp_layernorm"),
 )
-# Parts of one kind by their names in families
+# Names of modules of one kind in different families
 LAST_NORM_NAMES = (
     "norm",
     "embedding_norm",
@@ -85,7 +85,7 @@ LAST_NORM_NAMES = (
     "norm_f",
     "layer_norm",
 )
-LAYER_INPUT_NORM = "post_per_layer_input_norm"  # norm of what a layer makes of its inputs
+LAYER_INPUT_NORM = "post_per_layer_input_norm"
 POSITION_TABLE_NAMES = "wpe", "embed_positions"
 ATTENTION_NAMES = "self_attn", "self_attention", "attention", "attn"
 MLP_NAMES = "mlp", "feed_forward", "ffn", "block_sparse_moe", "shared_mlp"
@@ -108,19 +108,16 @@ PLAIN_MLP_NAMES = (
 PLAIN_MLP_NAMES += ("fc_in", "fc_out"), ("up_proj", "down_proj")
 FUSED_MLP_NAMES = ("gate_up_proj", "down_proj"), ("input_linear", "output_linear")
 EXPERT_LATENT_NAMES = "fc1_latent_proj", "fc2_latent_proj"  # of Nemotron-H's experts
-ATTENTION_GATE_NAMES = "g_proj", "gate_proj"  # of what attention gives
+ATTENTION_GATE_NAMES = "g_proj", "gate_proj"
 SCALE_NAMES = "scaling", "softmax_scale", "inv_norm_factor"
 ACTIVATION_FIELDS = "act_fn", "act", "activation", "activation_fn", "gelu_impl"
-NUM_CODEGEN_PARTS = 4  # parts in which CodeGen's queries, values and keys were trained
-MAX_HEAD_WIDTH, MAX_QUERY_GROUP = (
-    1024,
-    128,
-)  # of a head; query heads of a key head: what kernels have room for
-NUM_ALIBI_TRIAL_POSITIONS = 4096  # positions at which ALiBi is tried
+NUM_CODEGEN_PARTS = 4  # CodeGen's fused weight has queries, values and keys in four parts
+MAX_HEAD_WIDTH, MAX_QUERY_GROUP = 1024, 128  # the kernels' limits; a group: heads of a key head
+NUM_ALIBI_TRIAL_POSITIONS = 4096
 
 
 class NetworkReader:
-    """Reads a network, and notes what it has read."""
+    """Builds a `Decoder` from a network, and records which weights it has used."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         self.network = network
@@ -128,13 +125,13 @@ class NetworkReader:
         pairs = isinstance(network, PairsNetwork)
         self.base: Any = network if pairs else network.get_decoder()
         self.positions: Linear | None = None
-        self.read_weights: set[int] = set()
+        self.read_weights: set[int] = set()  # ids of tensors
         self.ropes: list[Rope] = []
         self.layers: list[Any] = []
         self.inputs: LayerInputs | None = None
 
     def read_decoder(self) -> Decoder:
-        """Raises RefusedError for a network that is built in another way."""
+        """Return the decoder. Raises RefusedError for a network that the kernels do not support."""
         if isinstance(self.network, PairsNetwork):
             made = self._read_pairs(self.network)
         else:
@@ -148,7 +145,7 @@ class NetworkReader:
             self.require(id(weight) in known, name)
 
     def _find_outside_weights(self) -> set[int]:
-        """Return the weights of a network that reads media which stand outside its decoder."""
+        """Return the weights outside the decoder, of a network that takes media."""
         if self.config is self.network.config:
             return set()
         every = self.network.state_dict(keep_vars=True).values()
@@ -156,19 +153,20 @@ class NetworkReader:
         return {*map(id, every)} - {*map(id, own)}
 
     def _read_pairs(self, network: PairsNetwork) -> Decoder:
-        """EAGLE-3's decoder."""
+        """Return the decoder of an EAGLE-3 draft."""
         first, head, join = network.first, network.head, network.join
         own = isinstance(head, NormedHead)
         norm: Any = head.norm if own else network.norm
         known = isinstance(first, EagleLayer) and norm is not None and join is not None
-        self.require(known, "pairs read in another way than EAGLE-3's")
+        self.require(known, "pairs of another kind than EAGLE-3's")
         assert isinstance(first, EagleLayer)
         assert join is not None
-        self.require(not len(join.norms), "states normed before they are joined")
+        self.require(not len(join.norms), "hidden states normed before their projection")
         width, hidden = network.width, self.config.hidden_size
-        self.require(width % LANES == hidden % LANES == 0, "states of no full vectors")
-        windows = {*network.layer_types} == {"full_attention"}
-        self.require(windows, "attention to a part of the text")
+        aligned = width % LANES == hidden % LANES == 0
+        self.require(aligned, f"widths {width} and {hidden}, not multiples of {LANES}")
+        full = {*network.layer_types} == {"full_attention"}
+        self.require(full, "a draft with sliding windows")
         state = self.norm(first.hidden_norm)
         before = (
             (None if first.norm_before_residual else state),
@@ -202,7 +200,8 @@ class NetworkReader:
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
         self.positions = self._read_positions(get_context_limit(self.config))
         windows = [getattr(layer, "sliding_window", None) or 0 for layer in stock]
-        windows += [0] * (len(layers) - len(windows))  # layers that read others' keys may have none
+        # layers that share another layer's keys and values may have no entry in the cache
+        windows += [0] * (len(layers) - len(windows))
         for i in range(len(layers)):
             if (kv_source := self._find_kv_source_layer(i)) is not None:
                 windows[i] = windows[kv_source]
@@ -234,23 +233,23 @@ class NetworkReader:
             other = self.layers[i].self_attn
             if other.layer_type == part.layer_type and other.store_full_length_kv:
                 return i
-        raise self.make_refusal("keys of no known layer")
+        raise self.make_refusal("no layer to share keys and values with")
 
     def _get_logit_scale(self) -> float:
-        """Return what multiplies logits."""
+        """Return the factor of logits."""
         config = self.config
         factor = float(getattr(config, "logit_scale", None) or 1)
         factor *= float(getattr(self.base, "lm_head_multiplier", 1.0))
         return factor / float(getattr(config, "logits_scaling", None) or 1)
 
     def compute_vectors(self, table: Any, factor: float) -> Tensor:
-        """Return the vectors that the first layer reads for every token, `[V, width]`."""
+        """Return the embeddings of all tokens, times `factor`, `[V, width]`."""
         self.read_weights.add(id(table.weight))
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
 
     def _read_positions(self, limit: int | None) -> Linear | None:
-        """Learned positions, from the first on."""
+        """Return the learned embeddings of positions 0 to `limit - 1`; None if there are none."""
         part = next(
             (p for name in POSITION_TABLE_NAMES if (p := getattr(self.base, name, None))), None
         )
@@ -287,9 +286,9 @@ class NetworkReader:
         experts, gated = None, None
         if hasattr(mlp, "experts"):
             experts, gated = read_experts(self, mlp, getattr(layer, "shared_mlp", None))
-        read = None
+        layer_input = None
         if self.inputs is not None:
-            read = self._read_layer_input(layer, self.inputs.width)
+            layer_input = self._read_layer_input(layer, self.inputs.width)
         return DecoderLayer(
             tuple(norms),
             attention,
@@ -298,12 +297,12 @@ class NetworkReader:
             1.0 if scalar is None else float(scalar),
             single_norm or bool(getattr(layer, "use_parallel_residual", False)),
             experts=experts,
-            input=read,
+            input=layer_input,
             parallel_mixer=parallel_mixer,
         )
 
     def _read_layer_inputs(self) -> LayerInputs | None:
-        """Return the inputs of tokens that layers read beside states (Gemma 4), or None."""
+        """Return the per-layer inputs (Gemma 4), or None."""
         base = self.base
         width = int(getattr(base, "hidden_size_per_layer_input", 0) or 0)
         if not width:
@@ -327,16 +326,17 @@ class NetworkReader:
         )
 
     def _read_layer_input(self, layer: Any, width: int) -> LayerInput:
-        """Return what a layer makes of its part."""
+        """Return the weights with which a layer uses its slice of the per-layer inputs."""
         same = self.activation(layer) == self.activation(layer.mlp)
-        self.require(same, "inputs of another activation")
+        self.require(same, "per-layer inputs with another activation than the MLP's")
         gate, out = layer.per_layer_input_gate, layer.per_layer_projection
         norm = self.norm(layer.post_per_layer_input_norm)
         at = layer.self_attn.layer_idx * width
         return LayerInput(self.linear(gate), self.linear(out), norm, at)
 
     def _read_one_part_layer(self, layer: Any, window: int) -> DecoderLayer:
-        """A layer of one part (Nemotron-H), behind one norm."""
+        """Return a layer of one part after one norm: attention, a recurrence, an MLP or experts
+        (Nemotron-H)."""
         part, norm = layer.mixer, self.norm(layer.norm)
         if hasattr(part, "A_log"):
             return DecoderLayer((norm, None, None, None), read_recurrence(self, part), None)
@@ -346,14 +346,15 @@ class NetworkReader:
         if not hasattr(part, "experts"):
             return DecoderLayer(norms, None, self.read_mlp(part))
         projected = any([*getattr(part, name).parameters()] for name in EXPERT_LATENT_NAMES)
-        self.require(not projected, "experts of projected states")
+        self.require(not projected, "experts on projected hidden states")
         experts, gated = read_experts(self, part, None)
         return DecoderLayer(norms, None, gated, experts=experts)
 
     def _read_mixers(
         self, layer: Any, window: int
     ) -> tuple[Attention | RecurrentMixer, RecurrentMixer | None]:
-        """A layer's attention, or what it has in place of it, and what stands beside attention."""
+        """Return a layer's attention or recurrence; and, if it has both in parallel (Falcon-H1),
+        the recurrence, else None."""
         mixer = next((p for name in MIXER_NAMES if (p := getattr(layer, name, None))), None)
         if mixer is not None and not any(getattr(layer, name, None) for name in ATTENTION_NAMES):
             return read_recurrence(self, mixer), None
@@ -366,11 +367,11 @@ class NetworkReader:
 
     def _read_attention(self, part: Any, window: int) -> Attention:
         if hasattr(part, "kv_a_proj_with_mqa"):
-            self.require(not window, "a window over latents")
+            self.require(not window, "a sliding window over latents")
             return read_latents(self, part)
         width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
         self.require(isinstance(width, int), "heads of no known width")
-        self.require(width <= MAX_HEAD_WIDTH, f"heads of {width} numbers")
+        self.require(width <= MAX_HEAD_WIDTH, f"head width {width}, above {MAX_HEAD_WIDTH}")
         out = self.linear(self.find_part(part, OUTPUT_NAMES, "attention's output"))
         heads = out.weight.shape[1] // width
         fused = next((p for name in FUSED_QKV_NAMES if (p := getattr(part, name, None))), None)
@@ -381,25 +382,28 @@ class NetworkReader:
             else None
         )
         if kv_source is not None:
-            reads = [self.linear(part.q_proj)]
+            projections = [self.linear(part.q_proj)]
         elif fused is None:
             own = [getattr(part, f"{name}_proj", None) for name in "qkv"]
-            reads = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
+            projections = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
             gates = next(
                 (p for name in ATTENTION_GATE_NAMES if (p := getattr(part, name, None))), None
             )
             gate = gates and self.linear(gates)
-            if len(reads[0].weight) == 2 * heads * width:  # each head's queries, then its gates
+            if len(projections[0].weight) == 2 * heads * width:
+                # each head's queries, then its gates
                 rows = np.arange(2 * heads * width).reshape(heads, 2, width)
-                gate, reads[0] = (reads[0].select_outputs(rows[:, i].ravel()) for i in (1, 0))
+                gate, projections[0] = (
+                    projections[0].select_outputs(rows[:, i].ravel()) for i in (1, 0)
+                )
         else:
-            reads = self._split_fused(part, self.linear(fused), heads, width)
+            projections = self._split_fused(part, self.linear(fused), heads, width)
         if kv_source is None:
-            key_heads = len(reads[1].weight) // width
+            key_heads = len(projections[1].weight) // width
         else:
             key_heads = heads // part.num_key_value_groups
         fits = key_heads and heads % key_heads == 0 and heads // key_heads <= MAX_QUERY_GROUP
-        sizes = [len(x.weight) for x in reads]
+        sizes = [len(x.weight) for x in projections]
         same = sizes[0] == heads * width and {*sizes[1:]} <= {key_heads * width}
         self.require(bool(fits and same), f"{heads} heads on {key_heads}")
         named = [
@@ -409,7 +413,7 @@ class NetworkReader:
         slopes = self._read_slopes(heads)
         rope, query_rope, last = None, None, False
         if slopes is None and self.positions is None and self.has_positions(part):
-            rotates, last = self._try_rotation(part, reads[0].weight.shape[1], named[1])
+            rotates, last = self._try_rotation(part, projections[0].weight.shape[1], named[1])
             rope, query_rope = self._read_ropes(part, width) if rotates else (None, None)
         sinks = getattr(part, "sinks", None)
         if sinks is not None:
@@ -420,7 +424,7 @@ class NetworkReader:
             (s for name in SCALE_NAMES if (s := getattr(part, name, None)) is not None), None
         )
         return Attention(
-            reads,
+            projections,
             out,
             heads,
             key_heads,
@@ -440,13 +444,14 @@ class NetworkReader:
         )
 
     def _split_fused(self, part: Any, one: Linear, heads: int, width: int) -> list[Linear]:
-        """Queries, keys and values of one product, in the orders that there are."""
+        """Return queries, keys and values of a fused weight, in the family's order."""
         rows = np.arange(len(one.weight))
         key_heads = (len(rows) // width - heads) // 2
-        fits = len(rows) == (heads + 2 * key_heads) * width and key_heads
-        self.require(bool(fits) and heads % key_heads == 0, "queries, keys and values in one")
+        fits = len(rows) == (heads + 2 * key_heads) * width and key_heads > 0
+        fits = fits and heads % key_heads == 0
+        self.require(fits, "fused queries, keys and values of another shape")
         if hasattr(part, "query_key_value") or getattr(part, "multi_query", None) is False:
-            each = rows.reshape(key_heads, -1, width)  # each key head, behind its queries
+            each = rows.reshape(key_heads, -1, width)  # queries of a key head, its key, its value
             orders = [each[:, :-2], each[:, -2], each[:, -1]]
         elif hasattr(part, "embed_positions"):
             each = rows.reshape(NUM_CODEGEN_PARTS, 3, -1)
@@ -475,7 +480,7 @@ class NetworkReader:
         raise self.make_refusal("no MLP of a known name")
 
     def activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
-        """The name of an activation, tried, and its numbers."""
+        """Return the name of an activation, found by its results, and its parameters."""
         if not any(hasattr(part, name) for name in ACTIVATION_FIELDS) and hasattr(part, "w3"):
             return self._infer_written_activation(part), (0.0, 0.0, 0.0)
         one = self.find_part(part, ACTIVATION_FIELDS, "activation")
@@ -503,7 +508,7 @@ class NetworkReader:
         raise self.make_refusal(f"activation {type(one).__name__}")
 
     def _infer_written_activation(self, part: Any) -> str:
-        """The name of an activation that a gated MLP's code has written out, tried."""
+        """Return the name of an activation in a gated MLP's code, found by the MLP's results."""
         states = make_random_states(7, self.config.hidden_size)
         with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
             made = part(states)
@@ -511,10 +516,10 @@ class NetworkReader:
                 own = part.w2(act(part.w1(states)) * part.w3(states))
                 if torch.allclose(made, own, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
                     return name
-        raise self.make_refusal("an activation that is not known")
+        raise self.make_refusal("an unknown activation")
 
     def make_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A weight that stands by itself."""
+        """Return the layer of a weight that is not in a linear module."""
         return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
     def linear(self, part: Any) -> Linear:
@@ -536,35 +541,37 @@ class NetworkReader:
         return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
     def norm(self, part: Any, width: int = 0) -> Norm:
-        """The factors of a norm, tried: some add one to their weight, some have none."""
+        """Return a norm. Its formula is found by its results: some families add 1 to the weight,
+        some have no weight."""
         self.read_weights |= {id(weight) for weight in part.parameters()}
-        own, bias = getattr(part, "weight", None), getattr(part, "bias", None)
-        if own is None and (each := [*getattr(part, "norms", [])]):  # one of each head
+        scale, bias = getattr(part, "weight", None), getattr(part, "bias", None)
+        if scale is None and (each := [*getattr(part, "norms", [])]):  # one of each head
             norms = [self.norm(one) for one in each]
             weight = np.stack([norm.weight for norm in norms])
             alike = all(norm.bias is None for norm in norms)
-            self.require(alike, "norms of heads that add something")
+            self.require(alike, "norms of heads with a bias")
             return Norm(weight, norms[0].epsilon, None, norms[0].centred)
         ones = torch.ones(width or self.config.hidden_size)
-        weights = [ones] if own is None else [own, own + 1]
+        weights = [ones] if scale is None else [scale, scale + 1]
         named = ("variance_epsilon", "eps", "epsilon")
         epsilon = next((e for n in named if (e := getattr(part, n, None)) is not None), 1e-5)
         large = make_random_states(*weights[0].shape) + 0.5
-        states = torch.stack([large, large.flip(-1) / 100])  # small ones show epsilon
+        states = torch.stack([large, large.flip(-1) / 100])  # epsilon changes small ones visibly
         with torch.no_grad():
             made = part(states)
             for centred in (False, True):
                 x = states - states.mean(-1, keepdim=True) if centred else states
                 unit = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
                 for weight in weights:
-                    read = unit * weight if bias is None else unit * weight + bias
-                    if torch.allclose(made, read, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
+                    own = unit * weight if bias is None else unit * weight + bias
+                    if torch.allclose(made, own, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
                         added = None if bias is None else to_float_array(bias)
                         return Norm(to_float_array(weight), float(epsilon), added, centred)
         raise self.make_refusal(f"a {type(part).__name__}")
 
     def _read_slopes(self, heads: int) -> Floats | None:
-        """Slopes of ALiBi, tried at many positions."""
+        """Return ALiBi's slopes; None without ALiBi. Raises RefusedError if the family's biases are
+        not linear in the position."""
         if hasattr(self.base, "build_mpt_alibi_tensor"):
             table = self.base.build_mpt_alibi_tensor(heads, NUM_ALIBI_TRIAL_POSITIONS)
         elif hasattr(self.base, "build_alibi_tensor"):
@@ -583,35 +590,36 @@ class NetworkReader:
         return to_float_array(slopes)
 
     def _read_ropes(self, part: Any, width: int) -> tuple[int, int]:
-        """The numbers of a layer's rotary positions: of keys, and of queries."""
+        """Return the indices in `ropes` of a layer's rotary positions, for keys and queries."""
         rope = self._infer_rope(part, width)
         settings: Any = getattr(self.config, "rope_parameters", None) or {}
         growth = None
         if self.queries_grow():
             beta, first = settings["llama_4_scaling_beta"], "original_max_position_embeddings"
             growth = float(beta), int(settings[first])
-            self.require(2 * len(rope.frequencies) == width, "queries that grow, turned in part")
+            rotates_all = 2 * len(rope.frequencies) == width
+            self.require(rotates_all, "scaled queries with partial rotary positions")
         return self.add_rope(rope), self.add_rope(replace(rope, growth=growth))
 
     def queries_grow(self) -> bool:
-        """Tell if queries grow with their positions (Llama 4's)."""
+        """Return whether queries are scaled by their positions (Llama 4)."""
         settings: Any = getattr(self.config, "rope_parameters", None) or {}
         return bool(settings.get("llama_4_scaling_beta"))
 
     def add_rope(self, rope: Rope) -> int:
-        """Return the number of rotary positions among the network's."""
+        """Return the index of these rotary positions in `ropes`, after adding them if new."""
         if rope not in self.ropes:
             self.ropes.append(rope)
         return self.ropes.index(rope)
 
     def find_rotary(self, part: Any) -> Any:
-        """Return the module that makes cosines and sines for a layer's attention."""
+        """Return the module that computes cosines and sines for a layer's attention."""
         owner = self.base if any(hasattr(self.base, name) for name in ROTARY_MODULE_NAMES) else part
         return self.find_part(owner, ROTARY_MODULE_NAMES, "rotary positions")
 
     def _infer_rope(self, part: Any, width: int) -> Rope:
-        """A layer's rotary positions, tried on a few."""
-        # no place that would change frequencies which follow the longest sequence
+        """Return a layer's rotary positions, found by the results at a few positions."""
+        # small positions: some families' frequencies depend on the largest one
         last_position = min(100, (get_context_limit(self.config) or 200) // 2)
         positions = torch.tensor([[0, 1, 2, 3, last_position // 2, last_position]])
         cosine, sine, frequencies = self._compute_cosines(part, positions)
@@ -622,7 +630,7 @@ class NetworkReader:
         rotated = self._rotate(part, states, cosine, sine)
         angles = (positions[0, :, None] * frequencies.float()).double()
         for interleaved in (False, True):
-            for sign in (1, -1):  # some turn backwards
+            for sign in (1, -1):  # some families rotate the other way
                 expected = rotate_pairs(states, sign * angles, scale, interleaved)
                 if rotated.shape == expected.shape and torch.allclose(
                     rotated.double(), expected, atol=RELATIVE_TOLERANCE
@@ -633,7 +641,7 @@ class NetworkReader:
         raise self.make_refusal("rotary positions of another kind")
 
     def _compute_cosines(self, part: Any, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Cosines and sines at places `[1, n]`, as a family has them, and its frequencies."""
+        """Return the family's cosines and sines at positions `[1, n]`, and its frequencies."""
         table = getattr(part, "embed_positions", None)
         if isinstance(table, Tensor):  # sines, then cosines
             pairs = table.shape[1] // 2
@@ -648,24 +656,26 @@ class NetworkReader:
         return *rotary(torch.zeros(1), positions, **more), getattr(rotary, f"{prefix}inv_freq")
 
     def _rotate(self, part: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Turn states `[1, 1, n, width]` by the family's own function."""
+        """Rotate states `[1, 1, n, width]` by the family's own function."""
         apply: Any = getattr(sys.modules[type(part).__module__], ROTARY_FUNCTION, None)
         self.require(apply is not None, "rotary positions by no known function")
         first, second, *_ = inspect.signature(apply).parameters
-        if first == "tensor":  # heads stand behind positions
+        if first == "tensor":  # it takes [B, n, heads, width]
             return apply(states.transpose(1, 2), sin=sine, cos=cosine).transpose(1, 2)
         if second == "k":
             return apply(states, states, cosine, sine)[0]
         return apply(states, cosine, sine)
 
     def has_positions(self, part: Any) -> bool:
-        """Tell if there are some to turn by, unless the network says that it has none."""
+        """Return whether the network has rotary positions, and neither it nor the layer sets them
+        to None."""
         names = *ROTARY_MODULE_NAMES, "embed_positions"
         owned = [getattr(one, name, self) for one in (self.base, part) for name in names]
         return None not in owned and any(x is not self for x in owned)
 
     def _try_rotation(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
-        """Try if positions change what attention makes, and what its norm of keys reads."""
+        """Return whether positions change the result of attention, and whether they change the
+        input of its norm of keys, which then comes after the rotation."""
         cosine, sine, _ = self._compute_cosines(part, torch.arange(4)[None])
         states, norm_inputs = make_random_states(1, 4, inputs), list[Tensor]()
         hook = norm and norm.register_forward_pre_hook(
@@ -676,7 +686,7 @@ class NetworkReader:
                 part(states, position_embeddings=pair, attention_mask=None)[0]
                 for pair in ((torch.ones_like(cosine), torch.zeros_like(sine)), (cosine, sine))
             ]
-        except Exception:  # a family's own code raises anything, where it is called otherwise
+        except Exception:  # a family's own code raises anything, such as for missing arguments
             return True, False
         finally:
             if hook:

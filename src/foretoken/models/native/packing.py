@@ -1,4 +1,4 @@
-"""Weights in the form that the kernels read: panels of 16 outputs (`kernels/network.h`)."""
+"""Packs weights for the kernels, in panels of 16 outputs (`kernels/cpp/network.h`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from foretoken.kernels import library
 from foretoken.models.quantized_blocks import Floats, QuantizedBlocks, find_blocks, map_parts
 
-LANES, BLOCK_WEIGHTS = 16, 32  # outputs of a panel; weights of a block along the inputs
+LANES, BLOCK_WEIGHTS = 16, 32  # outputs of a panel; weights of a quantized block, of one output
 STORAGE_KINDS = {
     "float32": 0,
     "bfloat16": 1,
@@ -24,23 +24,23 @@ STORAGE_KINDS = {
 }
 STORAGE_KINDS |= {"code4": 7, "fp4": 8}
 FORM_OFFSETS, FORM_WIDE, FORM_HALVES, FORM_SUPER = 1, 2, 4, 8  # forms of integers, as in network.h
-# The integers that four bits stand for in IQ4_NL and IQ4_XS, and in MXFP4 (E2M1, doubled)
+# The integers of the 16 codes of IQ4_NL and IQ4_XS, and of MXFP4 (E2M1, doubled)
 CODEBOOKS = {
     "code4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
 }
 SUPER_BLOCK_WEIGHTS = 256
-# What the largest factor of a super-block may be: those that files have come first, then others
-# before those that divide them
+# Candidates for the int8 of a super-block's largest factor: the usual ones of GGUF files, then all
+# others in descending order, so that an integer is tried before its divisors
 MAX_FACTOR_CANDIDATES = (-128, 63, *range(127, 0, -1))
-NUM_SAMPLE_SUPER_BLOCKS = 64  # super-blocks of which most must have a common factor
-NUM_BIT_SAMPLE_BLOCKS = 4096  # blocks that tell how many bits most have
-NUMBERS_PER_TASK = 2**19  # numbers that are packed or rounded at a time, by one thread
+NUM_SAMPLE_SUPER_BLOCKS = 64  # most of a sample must have a common factor
+NUM_BIT_SAMPLE_BLOCKS = 4096  # sample from which the usual number of bits is estimated
+NUMBERS_PER_TASK = 2**19  # packed or rounded at a time by one thread
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A packed weight `[outputs, inputs]`; outputs are filled up to a multiple of 16 by zeros."""
+    """A packed weight `[outputs, inputs]`; outputs are padded with zeros to a multiple of 16."""
 
     kind: str
     form: int
@@ -50,8 +50,11 @@ class Panels:
 
 
 def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
-    """Pack a weight: in its own blocks if it has some of at most `bits` bits; else rounded to that
-    many; without rounding as numbers, of 16 bits if that loses nothing."""
+    """Return a packed weight. One that was quantized in blocks of at most `bits` bits is stored in
+    these blocks, without loss; others are rounded to `bits` bits.
+
+    rounding: If False, others are stored as floats, of 16 bits if these represent them exactly.
+    """
     blocks = find_blocks(weight)
     if blocks is not None:
         if blocks.bits == 8 and (coded := _pack_codes(blocks, weight.shape)) is not None:
@@ -71,7 +74,7 @@ def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
 
 
 def round_blocks(weight: Floats, bits: int) -> QuantizedBlocks:
-    """Return the nearest weight `[out, in]` of 8 or 4 bits, in blocks."""
+    """Return a weight `[out, in]` rounded to 8 or 4 bits, in blocks."""
     blocks, name = weight.size // BLOCK_WEIGHTS, library.choose_instruction_set().encode()
     groups = np.ascontiguousarray(weight).reshape(blocks, BLOCK_WEIGHTS)
     integers, scales = np.empty(groups.shape, np.int8), np.empty((blocks, 1), np.float32)
@@ -90,7 +93,8 @@ def round_blocks(weight: Floats, bits: int) -> QuantizedBlocks:
 
 
 def _round_to_int8(groups: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Round blocks, by scales that float16 has unless these are far from the best."""
+    """Round blocks `[blocks, 32]` to int8. Scales are rounded to float16, unless that would make
+    them subnormal or infinite."""
     best = np.maximum(groups.max(1, keepdims=True), -groups.min(1, keepdims=True)) / np.float32(127)
     with np.errstate(over="ignore"):
         short = best.astype(np.float16).astype(np.float32)
@@ -107,7 +111,7 @@ def _pack_blocks(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels:
         bits = next(b for b in (4, 5, 6, 8) if -(2 ** (b - 1)) <= low and high < 2 ** (b - 1))
         limits = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     else:
-        # integers from 0 on, and the offset that a file has
+        # shifted to begin at 0; the offset makes up for it
         low, high = int(integers.min()), int(integers.max())
         low = 0 if low >= 0 else -8 if low >= -8 and high < 8 else -16
         integers, offsets = integers - np.int8(low), offsets + scales * np.float32(low)
@@ -118,7 +122,7 @@ def _pack_blocks(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels:
 
 
 def _pack_codes(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels | None:
-    """Pack blocks whose integers four bits stand for; None for others."""
+    """Pack blocks of integers of one of CODEBOOKS as codes of four bits; None for others."""
     if blocks.offsets is None and blocks.integers.max() <= max(CODEBOOKS["fp4"]):
         blocks = _remove_nines(blocks)
     for kind, integers in CODEBOOKS.items() if blocks.offsets is None else ():
@@ -130,7 +134,7 @@ def _pack_codes(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels | Non
 
 
 def _remove_nines(blocks: QuantizedBlocks) -> QuantizedBlocks:
-    """Return 8, 6, 4, 2 for blocks of 12, 9, 6, 3, of which E2M1 does not have all."""
+    """Divide blocks with 9s by 1.5, so that 12, 9, 6, 3 become 8, 6, 4, 2: E2M1 has no 9."""
     integers, scales = blocks.integers, blocks.scales
     nines = (np.abs(integers) == 9).any(-1, keepdims=True)
     less = np.where(nines & (integers % 3 == 0), integers // 3 * 2, integers)
@@ -145,7 +149,7 @@ def _pack_levels(
     limits: tuple[int, int],
     shape: tuple[int, ...],
 ) -> Panels:
-    """Pack integers of blocks and their factors, in two levels where those have them."""
+    """Pack integers of blocks, and their factors, in two levels if those can be split."""
     rows = shape[0]
     if shape[1] % SUPER_BLOCK_WEIGHTS == 0 and not all(map(fits_float16, factors)):
         groups = integers.reshape(-1, integers.shape[2])
@@ -160,8 +164,8 @@ def _pack_levels(
 
 
 def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Return the smallest integers of blocks whose integers have a common factor, where these few
-    would cost all others more bits."""
+    """Divide the integers of blocks by their common factor, if a few blocks of large integers would
+    cost all others more bits."""
     size = integers.shape[-1]
     some = np.abs(
         integers.reshape(-1, size)[:: -(-integers.size // (size * NUM_BIT_SAMPLE_BLOCKS))]
@@ -180,16 +184,15 @@ def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArra
 
 
 def _encode(blocks: QuantizedBlocks, codes: NDArray[np.int8]) -> tuple[Any, Floats] | None:
-    """Return the codes of blocks, and their scales; None where an integer has none. codes: of all
-    bytes, or -1."""
-    few = QuantizedBlocks(
-        blocks.integers[:1], blocks.scales[:1], None
-    )  # a row tells of most weights
+    """Return the codes of blocks, and their scales; None if an integer has no code. codes: The code
+    of each byte, or -1."""
+    # the first row excludes most weights quickly
+    few = QuantizedBlocks(blocks.integers[:1], blocks.scales[:1], None)
     if len(blocks.scales) > 1 and _encode(few, codes) is None:
         return None
     zero = blocks.scales == 0
     straight = codes[blocks.integers.view(np.uint8)]
-    turned = codes[(-blocks.integers).view(np.uint8)]  # by a negative scale
+    turned = codes[(-blocks.integers).view(np.uint8)]  # with a negative scale
     is_straight = (straight >= 0).all(-1, keepdims=True)
     if not (is_straight | (turned >= 0).all(-1, keepdims=True) | zero).all():
         return None
@@ -198,7 +201,7 @@ def _encode(blocks: QuantizedBlocks, codes: NDArray[np.int8]) -> tuple[Any, Floa
 
 
 def pack_floats(weight: NDArray[Any], kind: str) -> Panels:
-    """Pack numbers `[N, K]`: float32, float16, or bfloat16 given as their upper 16 bits."""
+    """Pack floats `[N, K]`: float32, float16, or bfloat16 as uint16."""
     K = weight.shape[1]
     data = np.zeros((-(-len(weight) // LANES), K, LANES), weight.dtype)
 
@@ -219,14 +222,14 @@ def pack_integers(
     kind: str,
     supers: list[NDArray[np.float16]] | None = None,
 ) -> Panels:
-    """Pack integers `[N, K]`, of which weights are scale * integer + offset.
+    """Pack the integers `[N, K]` of weights scale * integer + offset.
 
     Args:
-        integers: From 0 on with offsets, else from half their range below zero; or codes.
+        integers: From 0 on with offsets, else signed; or codes.
         scales: `[N, blocks]`, of blocks of 32 or 16 weights.
         offsets: `[N, blocks]`, or None.
-        kind: How they are stored, one of KINDS.
-        supers: Numbers `[N, super-blocks]` that scales and offsets, then in int8, multiply.
+        kind: One of STORAGE_KINDS.
+        supers: Factors `[N, super-blocks]` of scales and offsets, which are then in int8.
     """
     N, K = integers.shape
     bits = int(kind[-1])
@@ -246,7 +249,7 @@ def pack_integers(
     head, before = (sum(x.shape[2] for x in some) for some in (heads, columns))
     size = before + {8: 512, 6: 384, 5: 320, 4: 256}[bits]
     data = np.zeros((-(-N // LANES), blocks // group, head + group * size), np.uint8)
-    inner = data[:, :, head:].reshape(*data.shape[:2], group, size)  # of the same memory
+    inner = data[:, :, head:].reshape(*data.shape[:2], group, size)  # a view
     if heads:
         data[:, :, :head] = np.concatenate(heads, 2)
     inner[..., :before] = np.concatenate(columns, 2).reshape(*inner.shape[:3], before)
@@ -256,7 +259,7 @@ def pack_integers(
         q = np.zeros(((j - i) * LANES, blocks * BLOCK_WEIGHTS), np.uint8)
         rows = integers[i * LANES : j * LANES].astype(np.uint8)
         q[: len(rows), :K] = rows + zero
-        # runs of four weights of an output together
+        # four consecutive weights of an output are adjacent
         runs = q.view(np.uint32).reshape(j - i, LANES, -1).swapaxes(1, 2)
         q = np.ascontiguousarray(runs).view(np.uint8).reshape(*inner[i:j].shape[:3], 8, 64)
         to = inner[i:j, :, :, before:]
@@ -278,13 +281,13 @@ def pack_integers(
 
 
 def fits_float16(x: NDArray[Any]) -> bool:
-    """Tell whether float16 holds numbers without rounding."""
+    """Return whether float16 represents all numbers exactly."""
     with np.errstate(over="ignore"):
         return bool((x.astype(np.float16) == x).all())
 
 
 def _arrange_in_panels(rows: NDArray[Any], columns: int, blocks: int) -> NDArray[np.uint8]:
-    """Return `[N, numbers]`, filled up with zeros, as bytes `[panels, blocks, ..]`."""
+    """Return `[N, numbers]`, padded with zeros, as bytes `[panels, blocks, ..]`."""
     full = np.zeros((-(-len(rows) // LANES) * LANES, columns), rows.dtype)
     full[: len(rows), : rows.shape[1]] = rows
     panels = np.ascontiguousarray(full.reshape(-1, LANES, columns).swapaxes(1, 2))
@@ -292,24 +295,21 @@ def _arrange_in_panels(rows: NDArray[Any], columns: int, blocks: int) -> NDArray
 
 
 class TwoLevels(NamedTuple):
-    """Scales of two levels, as K kinds of GGUF files have them: each a small integer times the
-    float16 of a super-block of 256 weights. They are recovered from the scales alone
-    (`models.blocks`), to the bit; a block whose weights several scales make gets the one that its
-    super-block has.
+    """Integers with scales of two levels, as in GGUF's K quants: a scale is an int8 times the
+    float16 of its super-block of 256 weights. The levels are recovered from the scales alone
+    (`models.quantized_blocks`), without changing a weight; if several scales give a block the same
+    weights, it gets one that its super-block can represent."""
 
-    Integers `[blocks, size]`; scales, and offsets if there are some, as factors `[blocks]` in
-    int8; and what these are multiples of, a number in float16 for each super-block."""
-
-    integers: NDArray[np.int8]
-    factors: list[NDArray[np.int8]]
-    supers: list[NDArray[np.float16]]
+    integers: NDArray[np.int8]  # [blocks, size]
+    factors: list[NDArray[np.int8]]  # [blocks], of scales, and of offsets if there are any
+    supers: list[NDArray[np.float16]]  # [super-blocks], the same
 
 
 def split_into_two_levels(
     integers: NDArray[np.int8], parts: list[Floats], low: int, high: int
 ) -> TwoLevels | None:
-    """Divide scales, and offsets if there are some, `[blocks]` each, of integers `[blocks, size]`,
-    which are to stay from `low` to `high`; None where they have no two levels."""
+    """Split the scales `[blocks]` of integers `[blocks, size]`, and their offsets if there are any,
+    into two levels; None if that is impossible with integers from `low` to `high`."""
     blocks = SUPER_BLOCK_WEIGHTS // integers.shape[1]
     supers = [find_common_factor(x.reshape(-1, blocks)) for x in parts]
     if any(x is None for x in supers):
@@ -330,8 +330,8 @@ def split_into_two_levels(
 
 
 def find_common_factor(x: Floats) -> Floats | None:
-    """Return a number in float16 for each row of `[n, factors]`, of which most of these are
-    multiples by an int8; None where most rows have none."""
+    """Return `[n]` float16 numbers (in float32), of which most entries in a row of `[n, factors]`
+    are multiples by an int8; None if most rows have no such number."""
     if (
         len(x) > NUM_SAMPLE_SUPER_BLOCKS
         and find_common_factor(x[:: len(x) // NUM_SAMPLE_SUPER_BLOCKS][:NUM_SAMPLE_SUPER_BLOCKS])
@@ -340,9 +340,9 @@ def find_common_factor(x: Floats) -> Floats | None:
         return None
     best, max_count = np.zeros(len(x), np.float32), np.zeros(len(x), np.int64)
     ordered, left = np.argsort(-np.abs(x), axis=1)[:, :2], np.arange(len(x))
-    for place, n in product(range(ordered.shape[1]), MAX_FACTOR_CANDIDATES):
+    for rank, n in product(range(ordered.shape[1]), MAX_FACTOR_CANDIDATES):
         part = x[left]
-        peak = np.take_along_axis(part, ordered[left, place, None], 1)[:, 0]
+        peak = np.take_along_axis(part, ordered[left, rank, None], 1)[:, 0]
         with np.errstate(over="ignore"):
             factor = (peak / np.float32(n)).astype(np.float16).astype(np.float32)
         count = _divide(part, factor[:, None])[1].sum(1)
@@ -355,7 +355,7 @@ def find_common_factor(x: Floats) -> Floats | None:
 
 
 def _divide(x: Floats, factor: Floats) -> tuple[Any, Any]:
-    """Return what x is of a factor, in whole numbers, and whether it is so exactly, in int8."""
+    """Return x / factor, rounded to integers, and whether each is exact and fits int8."""
     with np.errstate(all="ignore"):
         k = np.rint(np.where(x == 0, 0, x / factor))
         return k, (k * factor == x) & (k >= -128) & (k <= 127) | (x == 0)
@@ -364,8 +364,8 @@ def _divide(x: Floats, factor: Floats) -> tuple[Any, Any]:
 def _refit(
     whole: NDArray[np.int8], parts: list[Floats], supers: list[Floats], low: int, high: int
 ) -> list[Any] | None:
-    """Return integers, scales and offsets that make the same weights with scales and offsets that
-    are multiples of `supers`; None where there are none."""
+    """Return integers, scales and offsets of the same weights, with scales and offsets that are
+    multiples of `supers`; None if there are none."""
     first, scales = whole.astype(np.float64), parts[0].astype(np.float64)[:, None]
     offsets = parts[1].astype(np.float64)[:, None] if len(parts) > 1 else np.zeros_like(scales)
     weights = (first * scales + offsets).astype(np.float32)
@@ -394,7 +394,7 @@ def _refit(
 
 
 def _round_to_multiples(x: Any, factor: Floats) -> Any:
-    """Return the nearest multiples `[n, 1]` of a factor, by an int8."""
+    """Return the nearest multiples `[n, 1]` of factors `[n]` by an int8."""
     with np.errstate(all="ignore"):
         k = np.nan_to_num(np.rint(x / factor[:, None]))
     return np.clip(k, -128, 127) * factor[:, None]

@@ -1,6 +1,6 @@
-"""Keys and values of rows in pages of 16 positions, which rows that begin alike share.
+"""A paged KV cache: pages of 16 positions, which sequences with a common prefix share.
 
-A page is written by its only user: who shares one has it copied before it is written to.
+A shared page is copied before it is written to (copy on write).
 """
 
 from __future__ import annotations
@@ -14,68 +14,67 @@ from numpy.typing import NDArray
 
 from foretoken.models.prefix_cache import PrefixCache
 
-if TYPE_CHECKING:  # which lies above
+if TYPE_CHECKING:  # imports this module
     from foretoken.models.native.recurrent_states import RecurrentStates
 
-PAGE_POSITIONS = 16  # positions
+PAGE_POSITIONS = 16
 SLAB_PAGES = 32  # pages that are allocated together
-CACHE_LINE_BYTES = 64  # bytes that the processor loads together
-MIN_SPARE_PAGES = 64  # pages that are kept for the next rows
-DEFAULT_CACHE_BYTES = (
-    2**29
-)  # bytes of all pages up to which cached prefixes stay, unless `reserve` says
+CACHE_LINE_BYTES = 64
+MIN_SPARE_PAGES = 64  # unused pages that are not freed
+# bytes of all pages above which cached prefixes are dropped, unless `NativeModel.reserve` is called
+DEFAULT_CACHE_BYTES = 2**29
 
 
 class LayerOffsets(NamedTuple):
-    """Where a layer's keys and values lie from a page's address, in numbers."""
+    """Offsets of a layer's keys and values, in numbers."""
 
-    keys: int  # of the first head
-    values: int  # how far behind its keys
-    step: int  # how far behind them the next head's keys
+    keys: int  # of the first head's keys from the page's address
+    values: int  # of a head's values from its keys
+    step: int  # of the next head's keys from a head's keys
 
 
 class PageLayout(NamedTuple):
-    """Where keys and values lie in a slab. A head's keys, and its values, of all pages are one
-    stretch of memory, in which the processor runs ahead; where heads differ in width a page is."""
+    """The layout of keys and values in a slab. One head's keys of all pages are contiguous, and so
+    are its values, so that the processor prefetches across pages. If heads differ in width, each
+    page is contiguous instead."""
 
     layers: list[LayerOffsets]
-    stretches: int
+    stretches: int  # contiguous stretches of memory, each with a part of every page
     numbers: int  # of a page in a stretch
 
 
 def compute_page_layout(heads: Sequence[tuple[int, int]]) -> PageLayout:
-    """Return where layers have the keys and values of so many heads of such a width."""
+    """Return the layout for layers with these (number of key heads, width) each."""
     head_numbers = [PAGE_POSITIONS * width for _, width in heads]
     alike = len(set(head_numbers)) == 1
-    places, end = [], 0
+    layers, end = [], 0
     for (count, _), numbers in zip(heads, head_numbers, strict=True):
         value_offset = numbers * (SLAB_PAGES if alike else 1)
-        places.append(LayerOffsets(end, value_offset, 2 * value_offset))
+        layers.append(LayerOffsets(end, value_offset, 2 * value_offset))
         end += count * 2 * value_offset
     return (
-        PageLayout(places, end // (SLAB_PAGES * head_numbers[0]), head_numbers[0])
+        PageLayout(layers, end // (SLAB_PAGES * head_numbers[0]), head_numbers[0])
         if alike
-        else PageLayout(places, 1, end)
+        else PageLayout(layers, 1, end)
     )
 
 
 class Slab:
-    """Memory of several pages, freed when none is used."""
+    """The memory of SLAB_PAGES pages, freed together when none is used."""
 
     __slots__ = ("num_used", "pages")
 
     def __init__(self, layout: PageLayout, dtype: np.dtype[Any]) -> None:
         shape = layout.stretches, SLAB_PAGES, layout.numbers
         some = np.empty(math.prod(shape) + CACHE_LINE_BYTES // dtype.itemsize, dtype)
-        start = (
-            -some.ctypes.data % CACHE_LINE_BYTES // dtype.itemsize
-        )  # no vector lies across two lines
+        # aligned: no vector of 64 bytes spans two cache lines
+        start = -some.ctypes.data % CACHE_LINE_BYTES // dtype.itemsize
         memory = some[start : start + math.prod(shape)].reshape(shape)
         self.num_used, self.pages = 0, [Page(self, memory[:, i]) for i in range(SLAB_PAGES)]
 
 
 class Page:
-    """Keys and values of 16 positions, in all layers."""
+    """Keys and values of 16 positions in all layers, with a count of its users."""
 
     __slots__ = ("address", "num_users", "numbers", "slab")
 
@@ -85,20 +84,20 @@ class Page:
 
 
 class PagePool:
-    """Makes pages, and takes unused ones back. Cached prefixes give way where there are more than
-    `capacity`: rows that run come first."""
+    """Allocates pages and takes unused ones back. At `capacity` pages, the least recently used
+    cached prefixes are dropped; running sequences may exceed it."""
 
     def __init__(self, layout: PageLayout, dtype: str = "float32") -> None:
         self.layout, self.dtype = layout, np.dtype(dtype)
-        self.page_bytes = layout.stretches * layout.numbers * self.dtype.itemsize  # of a page
+        self.page_bytes = layout.stretches * layout.numbers * self.dtype.itemsize
         self.capacity = DEFAULT_CACHE_BYTES // self.page_bytes
         self.slabs: list[Slab] = []
         self.spare_pages: list[Page] = []
         self.num_used = 0
-        self.prefix_cache: PrefixCache | None = None  # rows that have left
+        self.prefix_cache: PrefixCache | None = None  # of sequences that have left
 
     def allocate_page(self) -> Page:
-        """Return a page of one user, whose content means nothing."""
+        """Return a page with one user and undefined content."""
         while self.num_used >= self.capacity and self.prefix_cache:
             self.prefix_cache.drop_oldest()
         if not self.spare_pages:
@@ -110,13 +109,13 @@ class PagePool:
         return page
 
     def copy(self, page: Page) -> Page:
-        """Return a page with the same content, of one user."""
+        """Return a new page with the same content and one user."""
         new = self.allocate_page()
         np.copyto(new.numbers, page.numbers)
         return new
 
     def release(self, pages: Sequence[Page]) -> None:
-        """Take back pages from one of their users."""
+        """Count one user less of these pages, and take back those without users."""
         for page in pages:
             page.num_users -= 1
             if page.num_users == 0:
@@ -133,7 +132,8 @@ class PagePool:
                     ]
 
     def recount(self) -> None:
-        """Count users where no row runs: what a Ctrl-C has left behind is spare again."""
+        """Count the users of all pages again, when no sequence is running: this frees pages that a
+        Ctrl-C has leaked."""
         pages = [page for slab in self.slabs for page in slab.pages]
         for page in pages:
             page.num_users = 0
@@ -147,11 +147,18 @@ class PagePool:
 
 
 class PagedSequence:
-    """One row: its pages, and how many of their positions are its own. long: it was joined as one
-    of more tokens than a model with a switch reads in the ordinary way. source: what the encoder
-    has made of its source, for an encoder-decoder. shift: how far its rotary positions are from its
-    places, behind pictures. states: of its recurrences, where there are, and
-    following: whether its prompt, which is being read, may still be that of another row."""
+    """The cache of one sequence.
+
+    Attributes:
+        pages: Its pages, of which the first `length` positions are valid.
+        length: Cached tokens.
+        long: True if it joined as a sequence with the rotary positions of long contexts.
+        source: Keys and values of cross-attention, of an encoder-decoder; else None.
+        position_shift: Added to positions for rotary embeddings: images take fewer positions.
+        states: Its recurrent states; None for a model without any.
+        may_share: True while its prompt, so far, is also the prefix of another sequence.
+        table: Address of the table of its pages' addresses, for the kernels.
+    """
 
     __slots__ = (
         "_addresses",
@@ -186,7 +193,7 @@ class PagedSequence:
             self._addresses[i] = page.address
 
     def fork(self, length: int) -> PagedSequence:
-        """Return a row that begins with the first `length` of these positions, without states."""
+        """Return a sequence that shares the first `length` positions, without recurrent states."""
         source = self.source and self.source.fork(self.source.length)
         pages = self.pages[: -(-length // PAGE_POSITIONS)]
         forked = PagedSequence(self.pool, pages, length, long=self.long, source=source)
@@ -194,7 +201,8 @@ class PagedSequence:
         return forked
 
     def reserve(self, first: int, last: int) -> None:
-        """Make pages for positions `first` up to `last`, which are about to be written."""
+        """Prepare positions `first` to `last - 1` for writing: copy shared pages, allocate new
+        ones."""
         for i in range(first // PAGE_POSITIONS, len(self.pages)):
             shared = self.pages[i]
             if shared.num_users > 1:
@@ -204,7 +212,7 @@ class PagedSequence:
             self._set_page(len(self.pages), self.pool.allocate_page())
 
     def release(self) -> None:
-        """Give up all pages."""
+        """Release all pages."""
         pages, self.pages, self.length = self.pages, [], 0
         self.pool.release(pages)
         if self.source is not None:
@@ -216,7 +224,7 @@ class PagedSequence:
         self.pages[i : i + 1] = [page]
 
     def _reserve_addresses(self, pages: int) -> None:
-        """Make room in the table of addresses, which the kernels read."""
+        """Make room for `pages` entries in the kernels' table of page addresses."""
         if pages > len(self._addresses):
             table = np.zeros(max(16, 2 * pages), np.uint64)
             table[: len(self._addresses)] = self._addresses

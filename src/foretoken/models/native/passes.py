@@ -1,4 +1,5 @@
-"""Passes of a network over pages of keys and values: arrays for kernels, tensors for callers."""
+"""Forward passes of a network over paged keys and values: fills the kernels' records and arrays,
+and returns tensors."""
 
 from __future__ import annotations
 
@@ -28,23 +29,23 @@ EMBEDDING_KINDS = {
     torch.float32: 0,
     torch.bfloat16: 1,
     torch.float16: 2,
-}  # of embeddings, in network.h
-MAX_PASS_TOKENS = 256  # tokens of a pass: bounds the memory of its states
+}  # of a table of embeddings, as in network.h
+MAX_PASS_TOKENS = 256  # bounds the memory of a pass's activations
 
 
 class SequencePart(NamedTuple):
-    """New tokens of a row, after its first `past` ones."""
+    """New tokens of a sequence, after its first `past` ones."""
 
     seq: PagedSequence
     past: int
     tokens: list[int]
-    need: int  # of the last ones, whose logits are asked for
-    output_row: int  # where these are returned: the first of `need` rows
+    need: int  # number of last tokens whose logits are wanted
+    output_row: int  # the first of `need` rows in the buffers of logits and hidden states
 
 
 class PassResult(NamedTuple):
-    """Results of passes, valid until the next ones: logits `[B, most, V]`, what the head reads
-    `[B, most, H]`, and states at the taps of all tokens `[tokens, taps * H]`."""
+    """Results of `NativePasses.run`, valid until the next run: logits `[B, max_need, V]`, inputs of
+    the output layer `[B, max_need, H]`, and hidden states at the taps `[tokens, taps * H]`."""
 
     logits: Tensor
     hidden: Tensor
@@ -52,17 +53,17 @@ class PassResult(NamedTuple):
 
 
 class DraftChain:
-    """A draft's tokens in one call, by a pass and one over each token after it: room for what these
-    give, and its record for the kernels.
+    """All draft tokens of a step in one call of the kernels: one pass, then one for each further
+    token. Holds the result and the kernels' record.
 
     Args:
-        budget: The tokens of each row, `[B]`.
-        first: The position of each row's first token, `[B]`.
-        apart: How far each row's rotary positions are from these, `[B]`.
-        seqs: The rows, `[B]`.
-        Vd: The draft's ids.
+        budget: Draft tokens of each row, `[B]`.
+        first: Position of each row's first draft token, `[B]`.
+        position_shifts: Added to positions to get rows of the rotary tables, `[B]`.
+        seqs: The sequences, `[B]`.
+        Vd: The draft's vocabulary size.
         choice: How tokens are chosen.
-        embeddings: The embeddings that a decoder of pairs reads, `[V, E]`; None for others.
+        embeddings: Token embeddings `[V, E]` for a draft of pairs; None for others.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class DraftChain:
         embeddings: Tensor | None,
     ) -> None:
         B, G, V = len(budget), max(budget), choice.V
-        # where all rows make as many tokens, all of it is written
+        # if all rows draft G tokens, the kernels write every entry
         make = torch.empty if min(budget) == G else torch.zeros
         self.result = ChainedTokens(
             make(B, G, dtype=torch.int64),
@@ -87,13 +88,13 @@ class DraftChain:
         record = ChainRecord(
             B, G, V, 0 if embeddings is None else EMBEDDING_KINDS[embeddings.dtype]
         )
-        sources = [row.source for row in seqs if row.source is not None]
+        sources = [seq.source for seq in seqs if seq.source is not None]
         lengths = [source.length for source in sources] or [0] * B
         numbers = np.array([budget, first, position_shifts, lengths], np.int32)
-        tables = np.array([row.table for row in [*seqs, *sources]], np.uint64)
+        tables = np.array([seq.table for seq in [*seqs, *sources]], np.uint64)
         address, record.pages_of = numbers.ctypes.data, tables.ctypes.data
         record.budget, record.next, record.apart = address, address + 4 * B, address + 8 * B
-        state_addresses = [row.states.address for row in seqs if row.states is not None]
+        state_addresses = [seq.states.address for seq in seqs if seq.states is not None]
         states = np.array(state_addresses, np.uint64)
         if state_addresses:
             record.states_of = states.ctypes.data
@@ -109,12 +110,12 @@ class DraftChain:
         for name, tensor in tensors.items():
             setattr(record, name, None if tensor is None else tensor.data_ptr())
         self.record = record
-        self._memory = numbers, tables, states, tensors  # what the record points to
+        self._memory = numbers, tables, states, tensors  # owned: the record points to these
 
     def reuse(
         self, inputs: dict[str, Any], pages: Any, sources: Any, states: Any, given: Tensor | None
     ) -> None:
-        """Let passes write their arrays where the first pass had its own."""
+        """Let the further passes reuse the arrays of the first one."""
         record = self.record
         record.pages, record.sources = pages.ctypes.data, sources.ctypes.data
         record.states = states.ctypes.data
@@ -125,28 +126,33 @@ class DraftChain:
 
 
 class NativePasses:
-    """One network, in a folder that `description.describe` has written."""
+    """The forward passes of one network, whose weights lie in a folder that `description.describe`
+    has written.
+
+    taps: The hidden states to return: tap i is the input of layer i, FINAL_TAP that of the head.
+    """
 
     def __init__(self, folder: Path, facts: dict[str, Any], taps: tuple[int, ...] = ()) -> None:
         self.folder, self.facts, self.taps = folder, facts, taps
-        self.layers = list(range(len(facts["layers"])))  # whose keys and values they are
+        # layers to run, as indices of keys and values in the page layout
+        self.layers = list(range(len(facts["layers"])))
         self.layout, self.layer_offsets = description.compute_layout(facts)
-        # of each row's recurrences, where there are some
+        # None: no layer is recurrent
         self.states = StateLayout(facts) if facts["row_numbers"] else None
         if max(taps, default=0) > len(self.layers):
             raise RefusedError(
-                f"the draft reads behind layer {max(taps)}, the target has {len(self.layers)}; "
-                "give a draft for this target"
+                f"the draft reads hidden states after layer {max(taps)}, the target has "
+                f"{len(self.layers)}; give a draft for this target"
             )
         self._tapped = sorted(set(taps))
         self._tap_order = [self._tapped.index(tap) for tap in taps]
         self.memory = np.memmap(folder / description.WEIGHTS_FILE, np.uint8, "r")
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocabulary"])
-        # of the logits, in full panels
+        # of the logits: the vocabulary, padded to full panels
         self.columns = int(facts["head"]["outputs"]) if facts["head"] else 0
         self.rope_tables = [RotaryTable(rope) for rope in facts["ropes"]]
         self.threads = count_threads()
-        self._num_positions = 0  # positions up to which the tables are made
+        self._num_positions = 0  # for which the tables have entries
         self.biases = DistanceBiases([self._map_floats(**table) for table in facts["biases"]])
         self._bias_addresses = np.zeros(len(facts["biases"]), np.uint64)
         self._rope_addresses = np.zeros(len(self.rope_tables), np.uint64)
@@ -154,19 +160,18 @@ class NativePasses:
             tables=len(self.rope_tables), rotary=self._rope_addresses.ctypes.data
         )
         self._record.biases = self._bias_addresses.ctypes.data
-        self.max_tokens = 0  # tokens of a pass
+        self.max_tokens = 0  # of a pass
         self.reserve_tokens(MAX_PASS_TOKENS)
-        self._buffers = (
-            torch.empty(0),
-            torch.empty(0),
-        )  # logits and states, as the kernels write them
+        # written by the kernels: logits, and inputs of the output layer
+        self._buffers = torch.empty(0), torch.empty(0)
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        # what a decoder of pairs reads of the next tokens, `[tokens, beside + width]`
+        # inputs of the next tokens in place of their ids: `[tokens, width]`, or of a draft of pairs
+        # `[tokens, E + width]`, embeddings and states
         self.input_states: Tensor | None = None
-        self.embedded_prompt: EmbeddedPrompt | None = None  # what else it reads of them
+        self.embedded_prompt: EmbeddedPrompt | None = None  # other inputs of a prompt with media
 
     def reserve_tokens(self, tokens: int) -> None:
-        """Make room for passes of so many tokens."""
+        """Make room for passes over `tokens` tokens."""
         if tokens <= self.max_tokens:
             return
         self._opened, self.max_tokens = None, max(tokens, 2 * self.max_tokens)
@@ -186,7 +191,7 @@ class NativePasses:
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Return the bytes of all weights, and of those that a pass over one token reads."""
+        """Return the bytes of all weights, and of those that a pass over one token loads."""
         table, head = self.facts["embeddings"], self.facts["head"]
         others = [self.facts.get(name) for name in ("encoder_network", "crossing")]
         layers = [layer for other in others if other for layer in other["layers"]]
@@ -197,32 +202,35 @@ class NativePasses:
         if self.facts["inputs"]:
             unread += int(self.facts["inputs"]["table"]["bytes"])
         for part in (layer["experts"] for layer in self.facts["layers"]):
-            if part is not None:  # a token has some of them
+            if part is not None:  # a token uses only the chosen experts
                 own = sum(x["bytes"] for name in ("gate", "up", "down") for x in part[name])
                 unread += own - own * part["chosen"] // part["count"]
         return len(self.memory), len(self.memory) - unread
 
     def list_layer_records(self, layers: tuple[int, ...]) -> list[int]:
-        """Return what runs in these layers of the model: attention to a source is by itself."""
+        """Return the indices of the records of the model's layers: in an encoder-decoder,
+        cross-attention is a record of its own."""
         each = 1 + any(layer["source"] for layer in self.facts["layers"])
         return [each * i + j for i in layers for j in range(each)]
 
     def open_encoder(self) -> NativePasses | None:
-        """Return the encoder, whose states are shown; None where there is none."""
+        """Return the passes of the encoder, which return its last hidden states; None if the model
+        has no native encoder."""
         facts = self.facts["encoder_network"]
         return facts and NativePasses(self.folder, facts, (FINAL_TAP,))
 
     def open_cross_kv(self) -> NativePasses:
-        """Return the network that makes the keys and values that this decoder reads, of states."""
+        """Return the passes that compute the keys and values of cross-attention from the encoder's
+        hidden states, and let this decoder read them in those passes' pages."""
         made = NativePasses(self.folder, self.facts["crossing"])
         own = [i for i, layer in enumerate(self.facts["layers"]) if layer["source"]]
-        for i, place in zip(own, made.layer_offsets, strict=True):
-            self.layer_offsets[i] = place
+        for i, offsets in zip(own, made.layer_offsets, strict=True):
+            self.layer_offsets[i] = offsets
         return made
 
     def share_pages(self, target: NativePasses, layers: list[int]) -> None:
-        """Run these layers alone, on the pages of `target`, whose keys and values they read. Raises
-        RefusedError for a layer that reads those of one which is left out."""
+        """Run only these layers from now on, over the pages of `target`. Raises RefusedError if a
+        layer reads the keys and values of a layer that is left out."""
         lenders = {self.facts["layers"][i]["lender"] for i in layers} - {None, *layers}
         if lenders:
             raise RefusedError(
@@ -246,16 +254,18 @@ class NativePasses:
         return_tapped: bool,
         chain: DraftChain | None = None,
     ) -> PassResult:
-        """Run all parts, in passes of at most MOST tokens. rows, most: the first two sizes of the
-        logits, whose places outside all parts mean nothing; shows: return states at the taps;
-        chain: a draft's tokens, made after the last pass."""
+        """Run all parts, in passes of at most `max_tokens` tokens, and return the results; logits
+        and hidden states `[num_rows, max_need, ..]` are undefined outside the parts.
+
+        return_tapped: Return hidden states at the taps. chain: Draft tokens after the last pass.
+        """
         logits, hidden = self._get_output_views(num_rows, max_need)
         passes, tokens = (
             _split_into_passes(parts, self.max_tokens),
             sum(len(part.tokens) for part in parts),
         )
         if self.facts["beside"] and (self.input_states is None or len(self.input_states) != tokens):
-            # rows that are measured, or found no more
+            # no pairs are set, as in measurements of time: any input will do
             self.input_states = torch.zeros(tokens, self.facts["beside"] + self.width)
         try:
             tapped = [self._run_pass(some, return_tapped=return_tapped) for some in passes[:-1]]
@@ -270,7 +280,8 @@ class NativePasses:
         return PassResult(logits, hidden, states[0] if states else None)
 
     def _get_output_views(self, num_rows: int, max_need: int) -> tuple[Tensor, Tensor]:
-        """Return where logits are written, and what the head reads."""
+        """Return views of the buffers: logits `[num_rows, max_need, V]`, inputs of the output layer
+        `[num_rows, max_need, H]`."""
         if (num_rows, max_need) in self._views:
             return self._views[num_rows, max_need]
         count = num_rows * max_need
@@ -312,32 +323,33 @@ class NativePasses:
                 need[needed], place[needed] = after - wanted + i, first + i
                 needed += 1
             row[b + 1] = n = after
-        # pointers anew in each pass: a Ctrl-C may have come where arrays had moved
+        # set in each pass: a Ctrl-C may have left pointers to arrays that have moved since
         record, states, taps = self._record, None, None
         if return_tapped:
             stride = record.tap_stride = len(self._tapped) * self.width
             states = torch.empty(n, stride)
             taps = np.zeros(len(self.layers) + 2, np.uint64)
             begin = states.data_ptr()
-            taps[self._tapped] = range(begin, begin + 4 * stride, 4 * self.width)  # FINAL is last
+            # FINAL_TAP is -1: the last entry
+            taps[self._tapped] = range(begin, begin + 4 * stride, 4 * self.width)
         record.tokens, record.needed, record.rows = n, needed, len(parts)
         record.taps = None if taps is None else taps.ctypes.data
         record.logits, record.hidden = (each.data_ptr() for each in self._buffers)
         input_states, embedded_prompt = self.input_states, self.embedded_prompt
         record.ends = record.added = None
-        if embedded_prompt is not None:  # of one row, which begins
+        if embedded_prompt is not None:  # the pass is over this prompt alone, from its beginning
             self._set_prompt_inputs(embedded_prompt, n, long=parts[0].seq.long)
         record.given = None if input_states is None else input_states.data_ptr()
         if chain is None:
             self._open_network().run(record)
         else:
-            beside = (
+            chain_inputs = (
                 None
                 if input_states is None
                 else torch.empty(chain.record.rows, input_states.shape[1])
             )
             arrays = self._pages, self._sources, self._states
-            chain.reuse(self._inputs, *arrays, beside)
+            chain.reuse(self._inputs, *arrays, chain_inputs)
             self._open_network().chain(record, chain.record)
         self.input_states = None if input_states is None else input_states[n:]
         if embedded_prompt is not None:
@@ -348,19 +360,20 @@ class NativePasses:
         return states.view(n, -1, self.width)[:, self._tap_order].reshape(n, -1)
 
     def get_position_shift(self, seq: PagedSequence) -> int:
-        """Return how far a row's places in the rotary tables are from its positions."""
+        """Return the number to add to a sequence's positions to get rows of the rotary tables."""
         return seq.position_shift + (self.rope_tables[0].capacity if seq.long else 0)
 
     def _set_prompt_inputs(self, embedded: EmbeddedPrompt, n: int, *, long: bool) -> None:
-        """Let the next pass read n tokens of a prompt with media."""
+        """Set the positions, masks and added states of the next pass, over n tokens of a prompt
+        with media."""
         record, turn = self._record, self._inputs["turn"]
         self.reserve_positions(int(embedded.positions.max()) + 1)
         if len(embedded.positions) == 1:
             turn[:n] = embedded.positions[0, :n] + (self.rope_tables[0].capacity if long else 0)
         else:
-            places = embedded.positions[:, :n]
+            positions = embedded.positions[:, :n]
             self._prompt_tables = [
-                np.concatenate([turns.table[0], turns.gather_rows(places, embedded.axes)])
+                np.concatenate([turns.table[0], turns.gather_rows(positions, embedded.axes)])
                 for turns in self.rope_tables
             ]
             for i, table in enumerate(self._prompt_tables):
@@ -376,11 +389,11 @@ class NativePasses:
             record.added = self._added.ctypes.data
 
     def settle(self, states: RecurrentStates, length: int) -> None:
-        """Let a row's states stand at its last token, of `length`."""
+        """Advance the recurrent states of a sequence of `length` tokens to its last token."""
         self._open_network().settle(states.address, length)
 
     def reserve_positions(self, positions: int) -> None:
-        """Make the rotary positions, and the biases by distance, up to a number of positions."""
+        """Extend the rotary tables and the tables of biases by distance to `positions`."""
         if positions <= self._num_positions:
             return
         for table in self.rope_tables:
@@ -408,7 +421,8 @@ class NativePasses:
 
 
 def _split_into_passes(parts: list[SequencePart], max_tokens: int) -> list[list[SequencePart]]:
-    """Return the parts of each pass: at most so many tokens together; a longer part is cut."""
+    """Return the parts of each pass, of at most `max_tokens` tokens in all; longer parts are
+    split."""
     if sum(len(part.tokens) for part in parts) <= max_tokens:
         return [parts] if parts else []
     passes: list[list[SequencePart]] = [[]]
@@ -420,7 +434,7 @@ def _split_into_passes(parts: list[SequencePart], max_tokens: int) -> list[list[
                 passes.append([])
                 room = max_tokens
             first, tokens = tokens[:room], tokens[room:]
-            need_here = max(0, need - len(tokens))  # of these tokens, whose logits are asked for
+            need_here = max(0, need - len(tokens))  # tokens of `first` whose logits are wanted
             passes[-1].append(SequencePart(seq, past, first, need_here, output_row))
             past, output_row, need, room = (
                 past + len(first),

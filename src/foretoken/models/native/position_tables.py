@@ -1,5 +1,5 @@
-"""Tables by position, which grow: cosines and sines of rotary positions, the same on every machine,
-and biases of attention by the distance between query and key, as T5 learns them."""
+"""Growing tables by position: cosines and sines of rotary position embeddings, bit-identical on
+every machine, and biases of attention by the distance between query and key (T5)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from foretoken.models.quantized_blocks import Floats
 
 # pi / 2 in parts of few bits, so that products with whole numbers below 2**20 are exact
 HALF_PI_PARTS = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
-MIN_ADDED_POSITIONS = 1024  # positions that are added at least
-MIN_ADDED_DISTANCES = 512  # distances that are added at least
+MIN_ADDED_POSITIONS = 1024
+MIN_ADDED_DISTANCES = 512
 
 
 def compute_cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
-    """Return cosines and sines, by products and sums alone, which every processor rounds alike."""
+    """Return cosines and sines, computed by products and sums only: every processor rounds these
+    alike."""
     quarter = np.rint(angles * (2 / np.pi))
     rest = (
         (angles - quarter * HALF_PI_PARTS[0]) - quarter * HALF_PI_PARTS[1]
@@ -38,8 +39,8 @@ def compute_cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats
 
 
 class RotaryTable:
-    """The rotary positions of one kind: a table that grows. Where long rows have other frequencies,
-    their part of it stands behind the first `capacity` positions."""
+    """A table of cosines, then sines, by position: [kinds, capacity, 2 * pairs]. The second kind,
+    if any, has the frequencies of long sequences."""
 
     def __init__(self, rope: dict[str, Any]) -> None:
         self.kinds = [
@@ -55,14 +56,14 @@ class RotaryTable:
         return self.table.shape[1]
 
     def reserve(self, positions: int) -> None:
-        """Make room for so many positions; the table may move."""
+        """Make room for `positions`; the table may move in memory."""
         if positions <= self.capacity:
             return
         capacity = max(positions, 2 * self.capacity, MIN_ADDED_POSITIONS)
         new = np.arange(self.capacity, capacity, dtype=np.float32)[:, None]
         more: list[Floats] = []
         for frequencies, scale in self.kinds:
-            # in float32, as transformers multiplies
+            # the product in float32, as in transformers
             parts = compute_cosine_and_sine((new * frequencies).astype(np.float64))
             more.append(
                 np.concatenate([part * scale * self._compute_growth(new) for part in parts], 1)
@@ -70,8 +71,8 @@ class RotaryTable:
         self.table = np.concatenate([self.table, more], 1)
 
     def gather_rows(self, positions: NDArray[np.int64], axes: list[int]) -> Floats:
-        """Return the table's rows for tokens with positions of several axes, `[axes, n]`; axes: the
-        one that turns each pair."""
+        """Return rows `[n, 2 * pairs]` for tokens with positions on several axes, `[axes, n]`; pair
+        i has the position on axes[i]."""
         position_ids = positions[np.array(axes)].T  # [n, pairs]
         pairs = np.arange(len(axes))
         table = self.table[0]
@@ -80,7 +81,7 @@ class RotaryTable:
         )
 
     def _compute_growth(self, positions: Floats) -> Floats:
-        """Return by how much cosines and sines have grown at positions `[n, 1]`."""
+        """Return the factors of cosines and sines at positions `[n, 1]` (`Rope.growth`)."""
         if self.growth is None:
             return np.ones((1, 1), np.float32)
         slope, length = self.growth
@@ -94,8 +95,8 @@ class DistanceBiases:
     key d positions after the query.
 
     Args:
-        tables: The tables of the network, `[heads, 2 * most + 1]` each, by distances from -most to
-            most; further ones have the bias of the furthest one.
+        tables: The network's tables, `[heads, 2 * m + 1]` each, for distances from -m to m; greater
+            distances have the bias of the greatest.
     """
 
     def __init__(self, tables: list[Floats]) -> None:
@@ -104,8 +105,8 @@ class DistanceBiases:
         self.tables: list[Floats] = []
 
     def reserve(self, positions: int) -> None:
-        """Make tables for rows of so many positions, and what lies behind them in their last page;
-        they may move."""
+        """Make room for `positions`, and for the unused ones in a sequence's last page, which the
+        kernels score too; the tables may move in memory."""
         if not self._learned or positions + PAGE_POSITIONS <= self.reach:
             return
         reach = max(positions + PAGE_POSITIONS, 2 * self.reach, MIN_ADDED_DISTANCES)

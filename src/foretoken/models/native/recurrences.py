@@ -1,8 +1,8 @@
-"""Layers of short convolutions and recurrences, read from transformers' modules: LFM2's, gated
+"""Builds the kernels' `RecurrentMixer` from transformers' modules: short convolutions (LFM2), gated
 delta rules (Qwen3-Next, Qwen3.5, OLMo hybrid) and Mamba2 (Granite 4, Bamba).
 
-All give one form: outputs of one product in the order queries, keys, values, gates (of a
-convolution alone: both factors of what it reads, and gates), each head padded to full vectors.
+One projection gives, in this order, queries, keys, values and gates (of a convolution alone: both
+factors of its input, and gates), each head padded to full vectors.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from foretoken.models.quantized_blocks import Floats
 if TYPE_CHECKING:
     from foretoken.models.native.network_reader import NetworkReader
 
-MAX_CONVOLUTION_TAPS = 8  # what a row's ring has room for
+MAX_CONVOLUTION_TAPS = 8  # room in the ring of a sequence's states
 MIXER_NAMES = "linear_attn", "conv", "mamba"
 
 
 def read_recurrence(reader: NetworkReader, part: Any) -> RecurrentMixer:
-    """Read a mixer of one of these kinds. Raises RefusedError for another."""
+    """Return a layer's mixer. Raises RefusedError for one of another kind."""
     convolution: Any = getattr(part, "conv1d", getattr(part, "conv", None))
     weight = convolution.weight
     taps = weight.shape[-1]
@@ -58,11 +58,11 @@ def _read_convolution(
     fits = len(both.weight) == 3 * channels == 3 * out.weight.shape[1] and channels % LANES == 0
     reader.require(fits, "a convolution of another shape")
     first, gate, second = np.split(np.arange(3 * channels), 3)
-    reads = [both.select_outputs(np.concatenate([first, second, gate]))]
+    projections = [both.select_outputs(np.concatenate([first, second, gate]))]
     width = next(n for n in (64, 32, 16) if channels % n == 0)
     heads = channels // width
     return RecurrentMixer(
-        CONVOLUTION, reads, out, heads, width, np.ascontiguousarray(filters.T), bias, heads
+        CONVOLUTION, projections, out, heads, width, np.ascontiguousarray(filters.T), bias, heads
     )
 
 
@@ -71,17 +71,18 @@ def _read_delta_rule(
 ) -> RecurrentMixer:
     key_heads, key_width = part.num_k_heads, part.head_k_dim
     heads, width = part.num_v_heads, part.head_v_dim
-    reader.require(part.activation == "silu" and heads % key_heads == 0, "a delta rule otherwise")
+    known = part.activation == "silu" and heads % key_heads == 0
+    reader.require(known, "a delta rule of another kind")
     values, n = pad_head_rows(heads, width), key_heads * key_width
     keys = [pad_head_rows(key_heads, key_width, start) for start in (0, n)]
     order = np.concatenate([*keys, pad_head_rows(heads, width, 2 * n)])
     if hasattr(part, "in_proj_qkvz"):
-        reads, steps = _split_by_key_head(reader, part)
+        projections, steps = _split_by_key_head(reader, part)
     else:
         names = ("in_proj_qkv",) if hasattr(part, "in_proj_qkv") else ("q_proj", "k_proj", "v_proj")
         parts = [reader.linear(getattr(part, name)) for name in names]
         gate = reader.linear(getattr(part, "in_proj_z", getattr(part, "g_proj", None)))
-        reads = [parts[0].concatenate(parts[1:]), gate]
+        projections = [parts[0].concatenate(parts[1:]), gate]
         named = [getattr(part, f"in_proj_{x}", getattr(part, f"{x}_proj", None)) for x in "ab"]
         steps = [reader.linear(one) for one in named]
     norm: Any = getattr(part, "norm", getattr(part, "o_norm", None))
@@ -91,7 +92,7 @@ def _read_delta_rule(
     decays, beta = (one.select_outputs(pad_head_rows(1, heads)) for one in steps)
     return RecurrentMixer(
         DELTA,
-        [reads[0].select_outputs(order), reads[1].select_outputs(values)],
+        [projections[0].select_outputs(order), projections[1].select_outputs(values)],
         out.select_inputs(values),
         heads,
         width + -width % LANES,
@@ -111,7 +112,8 @@ def _read_delta_rule(
 
 
 def _split_by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], list[Linear]]:
-    """Qwen3-Next's products: queries, keys, values and gates of each key head together."""
+    """Return Qwen3-Next's projections, and its decays and betas, in the kernels' order: the fused
+    weights are ordered by key head."""
     key_heads, key_width = part.num_k_heads, part.head_k_dim
     both, group = reader.linear(part.in_proj_qkvz), part.num_v_heads // key_heads
     values = group * part.head_v_dim
@@ -120,8 +122,8 @@ def _split_by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], 
     q, k, v, z = (x.ravel() for x in np.split(rows, cuts, 1))
     steps = reader.linear(part.in_proj_ba)
     beta, decays = np.split(np.arange(len(steps.weight)).reshape(key_heads, -1), 2, 1)
-    reads = [both.select_outputs(np.concatenate([q, k, v])), both.select_outputs(z)]
-    return reads, [steps.select_outputs(decays.ravel()), steps.select_outputs(beta.ravel())]
+    projections = [both.select_outputs(np.concatenate([q, k, v])), both.select_outputs(z)]
+    return projections, [steps.select_outputs(decays.ravel()), steps.select_outputs(beta.ravel())]
 
 
 def _read_scan(
@@ -140,7 +142,8 @@ def _read_scan(
     values = pad_head_rows(heads, width)
 
     def order_rows(start: int) -> RowIndices:
-        """Return the rows that the convolution reads: values, keys and queries, as they have it."""
+        """Return the channels of the convolution in the kernels' order, queries, keys and values,
+        from those of the module: values, keys and queries."""
         keys = [pad_head_rows(key_heads, key_width, start + at) for at in (inner + n, inner)]
         return np.concatenate([*keys, pad_head_rows(heads, width, start)])
 
@@ -152,7 +155,7 @@ def _read_scan(
         reader.read_weights.add(id(norm.weight))
         own = take_rows(to_float_array(norm.weight), values)
         size = getattr(norm, "group_size", inner)
-        reader.require(size % width == 0, "norms of parts of heads")
+        reader.require(size % width == 0, "norms of groups that split heads")
         facts = {"norm": own, "groups": inner // size, "count": size}
         facts |= {"gate_first": True, "epsilon": norm.variance_epsilon}
     decay, step_bias = _read_decays(reader, part)
@@ -160,7 +163,8 @@ def _read_scan(
     min_step, max_step = part.time_step_limit
     return RecurrentMixer(
         SCAN,
-        [both.select_outputs(order_rows(inner)), both.select_outputs(values)],  # gates come first
+        # the module's projection begins with the gates
+        [both.select_outputs(order_rows(inner)), both.select_outputs(values)],
         reader.linear(part.out_proj).select_inputs(values),
         heads,
         width + -width % LANES,
@@ -179,7 +183,7 @@ def _read_scan(
 
 
 def _read_decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
-    """Return the factors of steps in decays, and what is added to the steps."""
+    """Return the factors of steps in decays, -exp(A_log), and the bias of steps."""
     reader.read_weights |= {id(part.A_log), id(part.dt_bias)}
     padding = (0, -len(part.A_log) % LANES)
     return np.pad(to_float_array(-part.A_log.float().exp()), padding), np.pad(
@@ -188,14 +192,14 @@ def _read_decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
 
 
 def scale_attention(layer: Any, part: Attention) -> Attention:
-    """Return Falcon-H1's attention, with the factors of what it reads and gives."""
+    """Return Falcon-H1's attention, with the family's factors of inputs, keys and outputs."""
     q, k, v = part.projections
     first, own = layer.attention_in_multiplier, layer.self_attn.key_multiplier
-    reads = [q.scale_by(first), k.scale_by(first, own), v.scale_by(first)]
+    projections = [q.scale_by(first), k.scale_by(first, own), v.scale_by(first)]
     out = part.out and part.out.scale_by(1.0, layer.attn_out_multiplier)
-    return replace(part, projections=reads, out=out)
+    return replace(part, projections=projections, out=out)
 
 
 def scale_mixer(layer: Any, part: RecurrentMixer) -> RecurrentMixer:
-    """Return Falcon-H1's recurrence beside attention, with the factor of what it gives."""
+    """Return Falcon-H1's recurrence parallel to attention, with the factor of its output."""
     return replace(part, out=part.out.scale_by(1.0, layer.ssm_out_multiplier))

@@ -1,5 +1,5 @@
-"""Recurrent states of rows, which the kernels read and write (`kernels/cpp/recurrence.h`), and
-copies of them behind a prefix for rows that begin with it."""
+"""The memory of sequences' recurrent states, which the kernels read and write
+(`kernels/cpp/recurrence.h`), and copies of it for the prefix cache."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from foretoken.models.native.description import (
 from foretoken.models.native.network import CONVOLUTION
 from foretoken.models.rewindable_states import check_rewind_to_base
 
-NO_STATE_LENGTH = np.iinfo(np.int64).max  # tokens of a state that means nothing
+NO_STATE_LENGTH = np.iinfo(np.int64).max  # marks an invalid state: no sequence is as long
 
 
 class LayerStates(NamedTuple):
-    """Where a layer's parts begin in a row's memory, and their sizes, in numbers."""
+    """Offsets and sizes of a layer's parts in a sequence's memory, in floats."""
 
-    window: int
+    window: int  # offset of the ring of the convolution's inputs, [RING_TOKENS, channels]
     channels: int
-    taps: int
-    base: int
-    size: int  # of its states
+    taps: int  # tokens in the window of the convolution
+    base: int  # offset of the base state, from which rollbacks start; the head state follows it
+    size: int  # of each of these states; 0: a convolution alone
 
 
 class StateLayout:
-    """Where all layers of a network have their parts in a row's memory."""
+    """The layout of all layers' states in a sequence's memory."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.numbers: int = facts["row_numbers"]
         self.layers = list[LayerStates]()
-        # of each layer, where the tokens of its base stand, in words of 64 bits
+        # offset of the number of tokens of each layer's base state, in words of 64 bits
         layers = list_recurrent_layers(facts["layers"])
         self.bases = np.array([layer["recurrence"]["at"] // 2 for layer in layers])
         for layer in layers:
@@ -48,8 +48,8 @@ class StateLayout:
             self.layers.append(LayerStates(at, channels, part["taps"], base, size))
 
     def copy_states(self, states: RecurrentStates, length: int) -> list[NDArray[np.float32]]:
-        """Return copies of what follows from a row's first `length` tokens, at which its states
-        stand."""
+        """Return copies of the states after a sequence's first `length` tokens. The head of its
+        states is at this length (`NativePasses.settle`)."""
         parts = list[NDArray[np.float32]]()
         for layer in self.layers:
             head = layer.base + layer.size
@@ -60,7 +60,7 @@ class StateLayout:
     def restore(
         self, states: RecurrentStates, length: int, parts: list[NDArray[np.float32]]
     ) -> None:
-        """Let a fresh row stand where these copies do."""
+        """Set the states of a new sequence to copies made after `length` tokens."""
         for layer, S, window in zip(self.layers, parts[::2], parts[1::2], strict=True):
             states.numbers[layer.base : layer.base + layer.size] = S
             self._window(states, layer)[_list_ring_indices(length, layer.taps)] = window
@@ -74,12 +74,12 @@ class StateLayout:
 
 
 def _list_ring_indices(length: int, taps: int) -> NDArray[np.int64]:
-    """Return the places in the ring of the tokens that a convolution reads beside the next one."""
+    """Return the ring indices of the tokens that the convolution of the next token reads."""
     return np.arange(max(0, length - taps + 1), length) % RING_TOKENS
 
 
 class RecurrentStates:
-    """The memory of one row."""
+    """The recurrent states of one sequence, in all layers."""
 
     __slots__ = ("address", "bases", "integers", "numbers")
 
@@ -89,13 +89,14 @@ class RecurrentStates:
 
     @classmethod
     def create(cls, layout: StateLayout) -> RecurrentStates:
-        """Return the states of a row without tokens."""
+        """Return the states of an empty sequence."""
         return cls(np.zeros(layout.numbers, np.float32), layout.bases)
 
     def copy(self) -> RecurrentStates:
-        """Return the same for another row."""
+        """Return an independent copy."""
         return RecurrentStates(self.numbers.copy(), self.bases)
 
     def check_rewind(self, b: int, old: int, new: int) -> None:
-        """Raise InputError where row b would go back to before what is kept of it."""
+        """Raise InputError if row b cannot be rewound from `old` to `new` tokens: nothing before
+        its base state is retained."""
         check_rewind_to_base(b, old, new, int(self.integers[self.bases].max()))

@@ -106,7 +106,7 @@ def test_eagle_draws_from_its_law(name: str, native: bool) -> None:
     target = copy.deepcopy(TARGET).float()
     draft = file.read(target)
     if "fc" in name or "norms" in name:
-        with pytest.raises(RefusedError, match="states normed before they are joined"):
+        with pytest.raises(RefusedError, match="hidden states normed before their projection"):
             on_native(target, draft)
         return
     require_course(on_native(target, draft), law(file), 1e-4)
