@@ -183,14 +183,14 @@ def test_measurements_are_those_of_the_steps(opened: Opened) -> None:
     answer = finished(page)
     steps = answer.locator(".step").count()
     tokens = answer.locator("[data-source]").count()
-    assert f"{tokens} tokens · {steps} runs of the target" in answer.locator(".facts").inner_text()
+    assert f"{tokens} tokens · {steps} target calls" in answer.locator(".facts").inner_text()
     page.wait_for_selector(f"#this strong:text-is('{tokens / steps:.2f}')")
     assert page.locator("#positions tr").count() == 3
     assert page.locator(".timeline rect.target").count() == steps
     page.focus(".scroller")
     page.keyboard.press("ArrowRight")
     assert page.locator(".step.on").get_attribute("data-step") == "0"
-    assert page.text_content(".readout").startswith("Run 1: ")
+    assert page.text_content(".readout").startswith("Step 1: ")
 
 
 def test_escape_stops_a_text_and_frees_its_row(opened: Opened, url: str) -> None:
@@ -234,7 +234,7 @@ def test_plain_decoding_beside_it_writes_the_same_at_temperature_0(opened: Opene
     finished(page)
     page.click("text=Decode plainly")
     page.wait_for_selector(".verdict:not(:empty)")
-    assert "The texts are identical." in page.locator(".verdict").inner_text()
+    assert "The outputs are identical." in page.locator(".verdict").inner_text()
     plain = page.locator(".answer.plain")
     runs = plain.locator(".step").count()
     assert plain.locator("[data-source=plain]").count() == runs > 0
@@ -294,12 +294,12 @@ def test_a_call_is_shown_and_answered_from_the_keyboard(opened: Opened) -> None:
     page.on("request", lambda each: bodies.append(each.post_data_json) if each.post_data else None)
     send(page, sampling=CALLING)
     answer = finished(page)
-    call = page.get_by_role("region", name="Call of weather").first
+    call = page.get_by_role("region", name="Call to weather").first
     assert json.loads(call.locator("pre").inner_text()) == {"city": "Rome"}
     assert call.locator("pre").inner_text() == '{\n  "city": "Rome"\n}'
-    assert "ended with a call" in answer.locator(".facts").inner_text()
-    assert "tool_call" not in answer.inner_text()  # its marks; runs show them
-    page.wait_for_selector("#announcer:has-text('Call of weather: {')", state="attached")
+    assert "ended with a tool call" in answer.locator(".facts").inner_text()
+    assert "tool_call" not in answer.inner_text()  # its marks; steps show them
+    page.wait_for_selector("#announcer:has-text('Call to weather: {')", state="attached")
     page.check("[name=view][value=runs]")
     assert page.locator("[data-kind=call]").first.is_visible()
     assert "weather" in made(answer)
@@ -364,7 +364,7 @@ def test_tools_that_are_no_list_are_refused_beside_the_field(opened: Opened) -> 
     if not page.is_visible("[name=seed]"):
         page.click("#settings summary")
     page.fill("[name=tools]", '{"type": "function"')
-    assert page.inner_text("#tools-problem").startswith("Tools are a list in JSON")
+    assert page.inner_text("#tools-problem").startswith("Tools must be a list in JSON")
     page.click("#settings summary")
     page.fill("#prompt", "Hello")
     page.press("#prompt", "Enter")
@@ -474,10 +474,7 @@ def test_speed_ups_say_what_they_are_of(opened: Opened) -> None:
     page.reload()
     page.wait_for_selector("#speedups dd:text-is('2.41×')")
     said = page.inner_text("#speedups")
-    assert (
-        "Predicted: by Theorem 3.8" in said
-        and "as many draft tokens as the server has made" in said
-    )
+    assert "Predicted by Theorem 3.8" in said and "numbers of draft tokens per step so far" in said
 
 
 def test_the_pages_own_speed_up_is_of_texts_decoded_both_ways(opened: Opened) -> None:
@@ -701,7 +698,7 @@ def test_pictures_go_along_with_a_prompt_and_all_later_ones(
     sent = bodies(page)
     red, blue = picture(tmp_path, "red"), picture(tmp_path, "blue")
     page.wait_for_selector("#send:enabled")
-    attach(page, "Attach pictures", red, blue)
+    attach(page, "Attach images", red, blue)
     page.click("button[aria-label='Remove: blue.png']")
     send(page, "What is it?")
     text = made(finished(page))
@@ -743,7 +740,7 @@ def test_a_large_picture_is_made_smaller(opened: Opened, pictured: str, tmp_path
     page = opened(pictured)
     sent = bodies(page)
     page.wait_for_selector("#send:enabled")
-    attach(page, "Attach pictures", picture(tmp_path, "teal", (3000, 2000)))
+    attach(page, "Attach images", picture(tmp_path, "teal", (3000, 2000)))
     send(page, "What is it?")
     finished(page)
     url = sent[0]["messages"][0]["content"][0]["image_url"]["url"]
@@ -757,8 +754,8 @@ def test_what_is_no_picture_is_said_beside_the_prompt(opened: Opened, pictured: 
     page = opened(pictured)
     page.wait_for_selector("#send:enabled")
     for name, kind, problem in (
-        ("a.txt", "text/plain", "a.txt is no picture."),
-        ("a.png", "image/png", "a.png cannot be read as a picture"),
+        ("a.txt", "text/plain", "a.txt is not an image."),
+        ("a.png", "image/png", "a.png cannot be decoded as an image"),
     ):
         hand_over(page, "drop", name, kind, b"none")
         page.wait_for_selector(f"#unread:has-text('{problem}')")
@@ -786,7 +783,7 @@ def test_chats_take_sounds(opened: Opened, url: str, tmp_path: Path) -> None:
     page.goto(url)
     page.wait_for_selector("#send:enabled")
     small, large = tone(tmp_path / "small.flac", 1), tone(tmp_path / "large.wav", 4)
-    attach(page, "Attach a sound", small, large)
+    attach(page, "Attach audio", small, large)
     page.get_by_role("button", name="Record", exact=True).click()
     page.click("[title='Stop recording']", delay=300)
     page.wait_for_selector("#attached li:nth-child(3) audio")
@@ -815,8 +812,8 @@ def test_speech_is_written_down(opened: Opened, spoken: str, tmp_path: Path) -> 
     assert not page.is_visible("[name=temperature]")
     page.fill("[name=language]", "en")
     sound = tone(tmp_path / "speech.wav", 1)
-    attach(page, "Attach a sound", tone(tmp_path / "other.wav", 1))
-    attach(page, "Attach a sound", sound)  # in its place
+    attach(page, "Attach audio", tone(tmp_path / "other.wav", 1))
+    attach(page, "Attach audio", sound)  # in its place
     page.click("#send")
     answer = finished(page)
     path, file = f"{spoken}/v1/audio/transcriptions", {"file": ("a.wav", sound.read_bytes())}
@@ -826,7 +823,7 @@ def test_speech_is_written_down(opened: Opened, spoken: str, tmp_path: Path) -> 
     assert page.inner_text(".actions") == "Copy"
 
     page.fill("[name=language]", "none")
-    attach(page, "Attach a sound", sound)
+    attach(page, "Attach audio", sound)
     page.click("#send")
     page.wait_for_selector(".error p")
     assert "none" in page.inner_text(".error p")

@@ -62,9 +62,9 @@ def test_a_conversation_with_a_picture(folder: Path, tmp_path: Path) -> None:
 
 PARTS: list[tuple[dict[str, Any], str]] = [
     ({"type": "image", "image": "nowhere.png"}, "message 0, part 0 is not a"),
-    ({"type": "image_url", "image_url": {"url": "a.png"}}, "an address, which is not fetched"),
+    ({"type": "image_url", "image_url": {"url": "a.png"}}, "which is not fetched"),
     ({"type": "image"}, "part 0 has 0 of image, url, path, base64"),
-    ({"type": "video", "video": "a.mp4"}, "a video, which is not read here"),
+    ({"type": "video", "video": "a.mp4"}, "a video, which is not supported"),
     ({"type": "audio", "audio": "a.wav"}, "of the type audio; the model takes text and im"),
 ]
 

@@ -1,4 +1,4 @@
-"""Access to the server: a request needs a key and a bounded body, looked at before it is read."""
+"""Access control: API keys, and limits on the size of bodies, checked before a body is read."""
 
 from __future__ import annotations
 
@@ -12,32 +12,27 @@ from starlette.types import Message, Receive, Scope
 
 from foretoken.server.api.errors import ApiError
 
-AUDIO_PATH_PREFIX = "/v1/audio/"  # where forms with files go
-MAX_FORM_FIELDS_BYTES = 100_000  # bytes of what stands in a form beside its file
-PUBLIC_PATHS = (
-    "/",
-    "/health",
-    "/ready",
-    "/version",
-    "/metrics",
-)  # as everything below /page/: no key
+AUDIO_PATH_PREFIX = "/v1/audio/"  # endpoints that take forms with files
+MAX_FORM_FIELDS_BYTES = 100_000  # bytes of a form in addition to its file
+# These need no key, nor does anything below /page/
+PUBLIC_PATHS = ("/", "/health", "/ready", "/version", "/metrics")
 
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """Keys of clients, all of whom are served where there are none, and bytes of a body, and of one
-    with a file, at most."""
+    """API keys of clients (none: all clients are served) and the maximum size of a body and of a
+    body with a file."""
 
     keys: tuple[str, ...] = ()
     max_body_bytes: int = 4_000_000
     max_file_bytes: int = 25_000_000
 
     def require(self, scope: Scope) -> None:
-        """Raise ApiError for a request without a key, with a Content-Length that is too large, or
-        with two lengths; leave the salt of its key in its state."""
+        """Raise ApiError for a request without a valid key, with a Content-Length above the limit,
+        or with two lengths. Store the salt of its key in the request's state."""
         headers, path = Headers(scope=scope), scope["path"]
         if "transfer-encoding" in headers and "content-length" in headers:
-            # RFC 9112, 6.3: request smuggling, if a proxy in front goes by the other one
+            # RFC 9112, 6.3: request smuggling, if a proxy in front uses the other one
             problem = "the request has Content-Length and Transfer-Encoding; send one of them"
             raise ApiError(400, problem, closes=True)
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -55,13 +50,14 @@ class AccessPolicy:
         None for an invalid key."""
         if not self.keys:
             return ""
-        token = key.encode("latin-1")  # as headers are read
-        matches = [hmac.compare_digest(token, each.encode()) for each in self.keys]  # all, always
+        token = key.encode("latin-1")  # the encoding of headers
+        # compares all keys, so that the time does not depend on which matches
+        matches = [hmac.compare_digest(token, each.encode()) for each in self.keys]
         return hashlib.sha256(token).hexdigest() if any(matches) else None
 
     def limit_body(self, receive: Receive, path: str) -> Receive:
-        """Return what reads a body, of which nobody said beforehand how large it is, up to the
-        bound."""
+        """Return a `receive` that raises HTTPException once the body, whose length may be unknown,
+        exceeds the limit."""
         size = 0
 
         async def receive_counted() -> Message:
@@ -69,13 +65,14 @@ class AccessPolicy:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._get_limit(path):
-                raise HTTPException(413, self._describe_too_large(path))  # as FastAPI lets through
+                # FastAPI would turn another exception in the body into its own error
+                raise HTTPException(413, self._describe_too_large(path))
             return message
 
         return receive_counted
 
     def _get_limit(self, path: str) -> int:
-        """Bytes of a body: a form with a file has other fields, too."""
+        """Return the maximum bytes of a body; a form with a file has other fields too."""
         return (
             self.max_file_bytes + MAX_FORM_FIELDS_BYTES
             if path.startswith(AUDIO_PATH_PREFIX)

@@ -1,5 +1,5 @@
-"""Accounts of every request: metrics for Prometheus, under our own names and vLLM's, and a line in
-the log. Neither holds a prompt or a text."""
+"""Metrics for Prometheus, under foretoken's and vLLM's names, and one log line per request. Neither
+contains prompts or outputs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from foretoken.server.process.generation import Generation
 
 LATENCY_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-COUNTERS = {  # our name: (what, vLLM's name)
-    "prompt_tokens": ("Tokens of prompts.", "prompt_tokens"),
-    "generation_tokens": ("Tokens written.", "generation_tokens"),
-    "cached_tokens": ("Tokens of prompts that had been read before.", "prefix_cache_hits"),
-    "target_calls": ("A text's own: one that serves 8 texts counts 8 times.", None),
-    "drafts": ("Target calls with guesses, counted likewise.", "spec_decode_num_drafts"),
-    "drafted_tokens": ("Guesses.", "spec_decode_num_draft_tokens"),
-    "accepted_tokens": ("Guesses that were kept.", "spec_decode_num_accepted_tokens"),
-    "preemptions": ("Texts that gave up their place for want of memory.", "num_preemptions"),
+COUNTERS = {  # name: (description, vLLM's name)
+    "prompt_tokens": ("Prompt tokens.", "prompt_tokens"),
+    "generation_tokens": ("Generated tokens.", "generation_tokens"),
+    "cached_tokens": ("Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
+    "target_calls": ("Target calls per sequence: a call for 8 sequences counts 8 times.", None),
+    "drafts": ("Target calls with draft tokens, per sequence.", "spec_decode_num_drafts"),
+    "drafted_tokens": ("Draft tokens.", "spec_decode_num_draft_tokens"),
+    "accepted_tokens": ("Accepted draft tokens.", "spec_decode_num_accepted_tokens"),
+    "preemptions": ("Sequences preempted for lack of memory.", "num_preemptions"),
 }
 HISTOGRAMS = {
-    "time_to_first_token_seconds": ("Until the first token.", LATENCY_BUCKETS_SECONDS),
+    "time_to_first_token_seconds": ("Seconds to the first token.", LATENCY_BUCKETS_SECONDS),
     "inter_token_latency_seconds": (
-        "Between two tokens of a text, on average of a step.",
+        "Seconds between two tokens of a sequence, averaged over each step.",
         TOKEN_LATENCY_BUCKETS_SECONDS,
     ),
-    "e2e_request_latency_seconds": ("Of a whole request.", LATENCY_BUCKETS_SECONDS),
+    "e2e_request_latency_seconds": ("Seconds of a whole request.", LATENCY_BUCKETS_SECONDS),
 }
 GAUGES = {
-    "num_requests_running": "Texts that are written.",
-    "num_requests_waiting": "Texts that wait.",
+    "num_requests_running": "Sequences being generated.",
+    "num_requests_waiting": "Sequences waiting.",
 }
 
 
@@ -51,10 +51,10 @@ log = logging.getLogger("foretoken.requests")
 
 
 class AccountingMiddleware:
-    """Middleware around the app: gives every request an id, and accounts for it at its end.
+    """Gives every request an id; at its end, updates the metrics and writes its log line.
 
-    The app leaves in the request's state the `generation`, if it writes texts, and as `status` what
-    became of a stream whose first line has said 200.
+    The app stores the `generation` in the request's state if the request generates text, and the
+    final `status` of a stream, whose status line was 200.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class AccountingMiddleware:
         try:
             self.access.require(scope)
             await self.app(scope, self.access.limit_body(receive, scope["path"]), send_with_id)
-        except ApiError as error:  # `access` refuses it; the app answers its own
+        except ApiError as error:  # from `access`; the app handles its own
             answer = JSONResponse(error.body, error.status, error.headers)
             await answer(scope, receive, send_with_id)
         finally:
@@ -96,7 +96,7 @@ class AccountingMiddleware:
     def _record_request(self, scope: Scope, seconds: float) -> None:
         path, state = scope["path"], scope["state"]
         status, generation = state.get("status", 500), state.get("generation")
-        model = state.get("model", self.metrics.base)  # refused before one is chosen: the base
+        model = state.get("model", self.metrics.base)  # refused before it was chosen: the base
         self.metrics.count(path if self.is_known_path(path) else "other", status, model)
         if generation is not None:
             self.metrics.observe(generation, seconds, model)
@@ -107,7 +107,7 @@ class AccountingMiddleware:
 
 
 class Metrics:
-    """All metrics by model, named "foretoken_...", and "vllm:..." too if that is asked for."""
+    """All metrics, labelled by model: "foretoken_..." and optionally "vllm:..."."""
 
     def __init__(self, base: str, *, vllm: bool) -> None:
         self.base, self.registry = base, CollectorRegistry()
@@ -134,7 +134,7 @@ class Metrics:
         self.accepted_by_position = register_metrics(
             Counter,
             "accepted_tokens_per_position",
-            "Guesses that were kept, by their place.",
+            "Accepted draft tokens, by their position in the draft.",
             "spec_decode_num_accepted_tokens_per_pos",
             labels=["position"],
         )
@@ -145,9 +145,9 @@ class Metrics:
             "http_requests",
             labels=["endpoint", "status"],
         )
-        self._preempted = Counts[str]()  # as the last text told
-        self.ready = Gauge("foretoken_engines_ready", "Engines that take requests.", **common)
-        self.restarts = Gauge("foretoken_engine_restarts", "Engines that died.", **common)
+        self._preempted = Counts[str]()  # preemptions at the last `render`
+        self.ready = Gauge("foretoken_engines_ready", "Engines that accept requests.", **common)
+        self.restarts = Gauge("foretoken_engine_restarts", "Restarts of dead engines.", **common)
 
     def count(self, endpoint: str, status: int, model: str) -> None:
         """Count a request."""
@@ -155,9 +155,9 @@ class Metrics:
             counter.labels(endpoint=endpoint, status=str(status), model_name=model).inc()
 
     def observe(self, generation: Generation, seconds: float, model: str) -> None:
-        """Count what a request's texts took, however they ended."""
+        """Add a request's tokens, steps and latencies, however its outputs ended."""
         usage = answers.compute_usage(generation)
-        steps = [step for text in generation.outputs for step in text.steps]
+        steps = [step for output in generation.outputs for step in output.steps]
         sums = {
             "prompt_tokens": usage["prompt_tokens"],
             "generation_tokens": usage["completion_tokens"],
@@ -180,7 +180,7 @@ class Metrics:
             self._observe("inter_token_latency_seconds", gap, model)
 
     def render(self, engines: Mapping[str, AnyEngine]) -> bytes:
-        """Return the metrics in Prometheus' format; `engines`: those of the models, by name."""
+        """Return the metrics in Prometheus' format. `engines`: engine of each model, by name."""
         for model, engine in engines.items():
             values = {"running": engine.running, "waiting": engine.waiting}
             for name, value in values.items():
@@ -209,7 +209,7 @@ def build_log_entry(
     seconds: float,
     generation: Generation | None,
 ) -> dict[str, Any]:
-    """Return the fields of a request's line in the log."""
+    """Return the fields of a request's log line."""
     entry: dict[str, Any] = {"id": id, "endpoint": endpoint, "model": model, "status": status}
     entry |= {"seconds": seconds}
     if generation is None:
@@ -222,7 +222,7 @@ def build_log_entry(
 
 
 def write_log_entry(entry: dict[str, Any]) -> None:
-    """Write the line."""
+    """Write a request's log line."""
     log.info(
         "%s", " ".join(f"{k}={_format_value(v)}" for k, v in entry.items()), extra={"fields": entry}
     )

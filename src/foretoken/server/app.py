@@ -1,4 +1,4 @@
-"""The routes, put together: `foretoken serve` hands them its engines."""
+"""The FastAPI application of `foretoken serve`: routes and error handlers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PUBLIC_FACTS = (
 )
 PAGE_DIRECTORY = Path(__file__).parent / "page"
 STREAM_RESPONSES: dict[int | str, Any] = {200: {"content": {"text/event-stream": {}}}}
-API_KEY_SCHEME = HTTPBearer(auto_error=False)  # for the document: `Access` has looked at it already
+API_KEY_SCHEME = HTTPBearer(auto_error=False)  # for OpenAPI only: AccessPolicy checks the key
 ResultT = TypeVar("ResultT")
 RequestT = TypeVar("RequestT", bound=ApiRequest)
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def create_app(models: ServedModels, options: ServerOptions) -> FastAPI:
         is_known_path=paths.__contains__,
         access=access,
     )
-    if options.allowed_origin:  # what browsers ask beforehand comes without a key
+    if options.allowed_origin:  # outermost, as browsers send preflight requests without a key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.allowed_origin,
@@ -104,7 +104,7 @@ def create_app(models: ServedModels, options: ServerOptions) -> FastAPI:
 
 
 class Routes:
-    """The answers to every route."""
+    """Handlers of all routes."""
 
     def __init__(self, models: ServedModels, options: ServerOptions) -> None:
         self.served_models, self.options = models, options
@@ -113,7 +113,7 @@ class Routes:
         self.start_time = int(time())
 
     def add_routes(self, app: FastAPI) -> None:
-        """Every path, and what becomes of errors."""
+        """Register every path and the error handlers."""
         keyed: dict[str, Any] = {
             "dependencies": [Depends(API_KEY_SCHEME)],
             "responses": ERROR_RESPONSES,
@@ -134,8 +134,8 @@ class Routes:
         app.include_router(api)
         app.post("/tokenize", **keyed)(self.tokenize)
         app.post("/detokenize", **keyed)(self.detokenize)
-        app.get("/health", responses={503: {"description": "There is no engine now."}})(self.health)
-        app.get("/ready", responses={503: {"description": "There is no engine now."}})(self.ready)
+        app.get("/health", responses={503: {"description": "No engine is running."}})(self.health)
+        app.get("/ready", responses={503: {"description": "No engine is ready."}})(self.ready)
         app.get("/version")(self.version)
         app.get("/metrics", response_class=PlainTextResponse)(self.get_metrics)
         app.get("/", include_in_schema=False)(self.page)
@@ -164,12 +164,12 @@ class Routes:
         try:
             fields = await parse_form(request, kind)
         except ClientDisconnect:
-            raise ApiError(499, "the client is gone") from None
+            raise ApiError(499, "the client disconnected") from None
         engine = self._choose_engine(request, fields)
         fields.require()
         if engine.info is not None and not engine.info.transcribes:
-            problem = f"{request.state.model} writes no speech down as it is served; the server's "
-            remedy = "log says why at its start, else serve a Whisper, or the like"
+            problem = f"{request.state.model} does not transcribe speech; see the reason at the "
+            remedy = "start of the server's log, or serve a speech model such as Whisper"
             raise BadRequestError(problem + remedy, "model")
         stream = TranscriptionStream(engine, fields.to_engine(self.options.gamma))
         if fields.is_streaming:
@@ -215,7 +215,7 @@ class Routes:
             {"alpha": statistics.alpha, "made": dict(statistics.steps_by_drafted)},
         )
         costs, rates = await engine.ask("speculation", **question), statistics.compute_rates()
-        assert info is not None  # of an engine that was asked
+        assert info is not None  # the engine has answered
         return {
             "model": name,
             **{each: getattr(info, each) for each in PUBLIC_FACTS},
@@ -230,8 +230,8 @@ class Routes:
         }
 
     async def health(self) -> Response:
-        """Answer 200 where every model has an engine, or its first one loads; 503 while one that
-        died is started again."""
+        """Return 200 if every model has an engine or the first engines are loading; 503 while a
+        dead engine restarts."""
         served, info = self.served_models, self.served_models.engines[self.served_models.base].info
         healthy = served.state in ("ready", "loading", "draining")
         health = {
@@ -243,7 +243,7 @@ class Routes:
         return JSONResponse(health, 200 if healthy else 503)
 
     async def ready(self) -> Response:
-        """Answer 200 where requests are taken now, whatever model they name."""
+        """Return 200 if requests for every model are accepted now, else 503."""
         state = self.served_models.state
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
@@ -258,12 +258,11 @@ class Routes:
         return FileResponse(PAGE_DIRECTORY / "index.html")
 
     def _get_engine(self, name: str) -> AnyEngine:
-        """Return the engine of a model. ApiError for a name that is not served."""
+        """Return the engine of a model. Raises ApiError if the model is not served."""
         engines = self.served_models.engines
         if name not in engines:
             names = ", ".join(map(repr, engines))
-            verb = "is" if len(engines) == 1 else "are"
-            message = f"the model {name[:80]!r} is not served here; {names} {verb}"
+            message = f"the model {name[:80]!r} is not served here; give one of {names}"
             raise ApiError(404, message, "model", "model_not_found")
         return engines[name]
 
@@ -271,17 +270,17 @@ class Routes:
         info = engine.info
         if self.options.chat_template is None and info and not info.chat:
             if info.transcribes:
-                problem = "the model has no chat template; it writes speech down: send a file to "
+                problem = "the model has no chat template, it transcribes speech; send a file to "
                 raise BadRequestError(problem + "/v1/audio/transcriptions", "model")
             raise BadRequestError(
                 "the model has no chat template; start the server with --chat-template FILE, or "
-                "send a text to /v1/completions",
+                "send a prompt to /v1/completions",
                 field,
             )
 
     def _choose_engine(self, request: Request, body: Body) -> AnyEngine:
-        """Return the engine that a body asks for, and note both: the body, for errors about it, and
-        the model's name."""
+        """Return the engine for a body's model. Store the body, for error messages, and the model's
+        name in the request's state."""
         request.state.request_body = body
         name = self.served_models.base if body.model is None else body.model
         engine = self._get_engine(name)
@@ -295,33 +294,35 @@ class Routes:
             "object": "model",
             "created": self.start_time,
             "owned_by": "foretoken",
-            "parent": None if name == base else base,  # as vLLM tells of adapters
+            "parent": None if name == base else base,  # as vLLM reports adapters
             "max_model_len": _get_context_length(self._get_engine(name)),
         }
 
     async def _load_media(
         self, engine: AnyEngine, body: Body, prompts: Sequence[Prompt]
     ) -> list[Prompt]:
-        """Return prompts with the bytes of their pictures and sounds."""
+        """Return the prompts with images and audio as bytes."""
         if engine.info is None:
             raise UnavailableError("the model is loading", 2)
         kinds = engine.info.media
         return await self.media.load(prompts, kinds, body.find_field("prompt"))
 
     async def _start_generation(self, request: Request, body: ApiRequest) -> Generation:
-        """Return the texts that are asked for, within the server's limits."""
+        """Return the generation that a request asks for. Raises ApiError if it exceeds the server's
+        limits."""
         engine, options = self._choose_engine(request, body), self.options
         prompts, n, info = body.prompts, body.n or 1, engine.info
         if body.uses_chat_template:
             self._require_template(engine, body.find_field("prompt"))
         if len(prompts) * n > options.max_texts:
             raise BadRequestError(
-                f"the request asks for {len(prompts) * n} texts, at most {options.max_texts} go",
+                f"the request asks for {len(prompts) * n} outputs, at most {options.max_texts} are "
+                "allowed; split it",
                 "n" if len(prompts) == 1 else body.find_field("prompt"),
             )
         if options.max_tokens is not None and (body.max_new_tokens or 0) > options.max_tokens:
             name = body.find_field("max_new_tokens")
-            message = f"{name} is {body.max_new_tokens}, this server writes at most "
+            message = f"{name} is {body.max_new_tokens}, this server generates at most "
             raise BadRequestError(f"{message}{options.max_tokens}", name)
         prompts = await self._load_media(engine, body, prompts)
         first = body.to_engine(prompts[0], info.suggested if info else {}, info and info.replies)
@@ -339,8 +340,8 @@ class Routes:
     async def _generate(
         self, request: Request, body: RequestT, kind: type[Answer[RequestT]]
     ) -> Response:
-        """Return the answer, whole or as server-sent events. Outputs that still run are aborted
-        at its end, and when the client is gone."""
+        """Return the answer as JSON or as server-sent events. Outputs that still run are aborted at
+        the end, also when the client disconnects."""
         generation = await self._start_generation(request, body)
         info = self._get_engine(request.state.model).info
         answer = kind(body, request.state.model, generation, info and info.replies)
@@ -352,7 +353,7 @@ class Routes:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of one request, whose work ends with them."""
+    """Server-sent events of one request; their end, also by a disconnect, ends its work."""
 
     def __init__(
         self, body: Body, work: AbstractAsyncContextManager[Any], events: AsyncGenerator[str]
@@ -360,17 +361,18 @@ class EventStream(StreamingResponse):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._write(), media_type="text/event-stream", headers=headers)
         self.request_body, self.work, self.events = body, work, events
-        self.status = 499  # the client is gone
+        self.status = 499  # the client disconnected, unless set again
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.work:  # may raise, before anything is sent
+        async with self.work:  # entering raises a refusal, before anything is sent
             try:
                 await super().__call__(scope, receive, send)
             finally:
                 scope["state"]["status"] = self.status
 
     async def _write(self) -> AsyncGenerator[str]:
-        """Yield the events, and what breaks them off, which comes too late for a status."""
+        """Yield the events, and an error that interrupts them as an event, as the status is sent
+        already."""
         try:
             async for event in self.events:
                 yield event
@@ -382,12 +384,12 @@ class EventStream(StreamingResponse):
 
 
 def _get_context_length(engine: AnyEngine) -> int | None:
-    """Return the tokens that prompt and output may have; None while unknown."""
+    """Return the maximum number of prompt and output tokens; None while the model loads."""
     return None if engine.info is None else engine.info.context
 
 
 async def _run_unless_disconnected(request: Request, work: Awaitable[ResultT]) -> ResultT:
-    """Return the result of the work, or cancel it when the client is gone."""
+    """Return the result of the work, or cancel it when the client disconnects."""
     working, leaving = (
         asyncio.ensure_future(work),
         asyncio.ensure_future(_wait_for_disconnect(request)),
@@ -395,7 +397,7 @@ async def _run_unless_disconnected(request: Request, work: Awaitable[ResultT]) -
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ApiError(499, "the client is gone")
+            raise ApiError(499, "the client disconnected")
         return working.result()
     finally:
         working.cancel()
@@ -409,7 +411,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answer a request that is not honoured."""
+    """Return the answer to a refused request."""
     path, headers = request.url.path[:200], {}
     match error:
         case ApiError():
@@ -428,5 +430,5 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
-    log.error("an answer failed", exc_info=error)
-    return JSONResponse(ApiError(500, "the server failed; its log says how").body, 500)
+    log.error("a request failed", exc_info=error)
+    return JSONResponse(ApiError(500, "the server failed; see its log").body, 500)

@@ -1,6 +1,5 @@
-"""Pictures and sounds of messages, as bytes: from the request itself, or from hosts that the
-operator names. They are not decoded here.
-"""
+"""Load images and audio of messages as bytes: from the request itself, or from hosts that the
+operator allows. They are decoded in the engine's process."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from foretoken.server.api.errors import BadRequestError
 from foretoken.server.process.messages import Prompt, is_chat
 from foretoken.text.messages import MEDIA_PART_KEYS, get_parts
 
-MAX_MEDIA_FILES = 32  # pictures and sounds of a request
-FETCH_TIMEOUT_SECONDS = 20.0  # to fetch one
+MAX_MEDIA_FILES = 32  # images and audio files per request
+FETCH_TIMEOUT_SECONDS = 20.0  # per file
 MAX_REDIRECTS = 3
-LABELS = {"image": "pictures", "audio": "sounds"}
+LABELS = {"image": "images", "audio": "audio"}
 MEDIA_ROLES = ("user", "tool")
 
 
@@ -30,25 +29,25 @@ def _parse_networks(names: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Ne
     return [ipaddress.ip_network(name) for name in names.split()]
 
 
-# IANA's global unicast, without its special-purpose blocks. `is_global` differs among versions of
-# Python, and calls IPv4-compatible, translated, site-local and unallocated addresses global
+# IANA's global unicast space without its special-purpose blocks. `is_global` differs between Python
+# versions, and is true for IPv4-compatible, translated, site-local and unallocated addresses
 UNICAST_NETWORKS = _parse_networks("0.0.0.0/1 128.0.0.0/2 192.0.0.0/3 2000::/3")
 SPECIAL_NETWORKS = _parse_networks(
     "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
     "192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 "
-    "168.63.129.16/32 "  # Azure's virtual machines reach their host there
+    "168.63.129.16/32 "  # host services of Azure's virtual machines
     "2001::/23 2001:db8::/32 2002::/16 3fff::/20"  # with Teredo and 6to4, which embed IPv4
 )
-ISATAP_MARKER = 0x5EFE  # before an embedded IPv4 address, but for the bit that calls it universal
+ISATAP_MARKER = 0x5EFE  # precedes an embedded IPv4 address, apart from the "universal" bit
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLoader:
-    """Reads the media of requests.
+    """Loads the media of requests.
 
     Attributes:
-        hosts: Names of hosts from which they are fetched.
-        most: Bytes of each at most.
+        hosts: Names of the hosts from which media may be fetched.
+        max_bytes: Maximum bytes per file.
     """
 
     hosts: tuple[str, ...] = ()
@@ -60,13 +59,13 @@ class MediaLoader:
         """Return the prompts with their media as bytes.
 
         Args:
-            prompts: The request's.
-            kinds: Kinds of media that the model reads.
-            field: The request's, for errors.
+            prompts: The request's prompts.
+            kinds: Kinds of media that the model supports.
+            field: The request's field, for error messages.
 
         Raises:
-            BadRequestError: Media are too many, too large or in the wrong place, the model does not
-                read them, or they cannot be fetched.
+            BadRequestError: Media are too many, too large, in an unsupported message or of a kind
+                that the model does not support, or they cannot be fetched.
         """
         chats = [prompt for prompt in prompts if is_chat(prompt)]
         media = [
@@ -78,7 +77,8 @@ class MediaLoader:
         ]
         if len(media) > MAX_MEDIA_FILES:
             problem = (
-                f"the request holds {len(media)} pictures and sounds, at most {MAX_MEDIA_FILES} go"
+                f"the request has {len(media)} images and audio files, at most {MAX_MEDIA_FILES} "
+                "are allowed"
             )
             raise BadRequestError(problem, field)
         for place, turn, part in media:
@@ -94,7 +94,8 @@ class MediaLoader:
         return list(prompts)
 
     async def _load_file(self, place: str, part: dict[str, Any]) -> bytes:
-        """The bytes of a picture or a sound. InputError where there are none, or too many."""
+        """Return the bytes of an image or audio file. Raises InputError if it has none, or too
+        many."""
         source: str = part[part["type"]]
         if source[:8].lower().startswith(("http://", "https://")):
             return await self._fetch(source, place)
@@ -106,12 +107,12 @@ class MediaLoader:
             raise InputError(f"{place} is {format_value(source)}; give a data URL")
         if len(file) > self.max_bytes:
             raise InputError(
-                f"{place} has {len(file)} bytes, at most {self.max_bytes} go; send less"
+                f"{place} has {len(file)} bytes, at most {self.max_bytes} are allowed; send less"
             )
         return file
 
     async def _fetch(self, url: str, place: str) -> bytes:
-        """A file on the web. InputError where it is not to be had."""
+        """Return the bytes of a file on the web. Raises InputError if it cannot be fetched."""
         try:
             async with (
                 asyncio.timeout(FETCH_TIMEOUT_SECONDS),
@@ -128,21 +129,21 @@ class MediaLoader:
             ) from None
         except InputError:
             raise
-        except Exception as error:  # hosts answer anything
+        except Exception as error:  # hosts may answer anything
             raise InputError(
                 f"{place} cannot be fetched ({log_error_kind(error)}); send it"
             ) from None
         raise InputError(f"{place} is redirected more than {MAX_REDIRECTS} times; send it")
 
     async def _request_file(self, client: httpx2.AsyncClient, url: str, place: str) -> bytes | str:
-        """The file at an address, or where that redirects to."""
+        """Return the file at a URL, or the URL to which it redirects."""
         address = httpx2.URL(url)
         if address.host not in self.hosts or address.scheme not in ("http", "https"):
             allowed = f"hosts are {', '.join(self.hosts)}" if self.hosts else "send a data URL"
             raise InputError(f"{place} is on a host that is not allowed here; {allowed}")
         if address.port is not None and not 0 < address.port < 2**16:
             raise InputError(f"{place} is on port {address.port}; give 1 to 65535")
-        # the very address that was looked at: a second look may find another
+        # connect to the address that was checked: a second DNS look-up may return another
         chosen = address.copy_with(host=await _resolve_public_address(address, place))
         headers = {"Host": address.netloc.decode("ascii"), "Accept-Encoding": "identity"}
         request = client.build_request(
@@ -167,34 +168,35 @@ class MediaLoader:
 def _require_supported(
     place: str, turn: dict[str, Any], kind: str, kinds: Sequence[str], field: str | None
 ) -> None:
-    """BadRequestError for a kind that the model does not read, or from whom none comes."""
+    """Raise BadRequestError for media that the model does not support, or in a message of another
+    role than a user's or a tool's."""
     if not kinds:
         problem = f"this model is served for text only; leave {LABELS[kind]} out, or serve a model "
-        problem += "that reads them, with --runtime transformers"
+        problem += f"that takes {LABELS[kind]}, with --runtime transformers"
         raise BadRequestError(problem, field)
     if kind not in kinds:
-        reads = " and ".join(LABELS[each] for each in kinds)
-        problem = f"this model reads text and {reads}, no {LABELS[kind]}; leave them out"
+        supported = " and ".join(LABELS[each] for each in kinds)
+        problem = f"this model takes text and {supported}, not {LABELS[kind]}; leave them out"
         raise BadRequestError(problem, field)
     if turn.get("role") not in MEDIA_ROLES:
-        problem = f"{place} is of the role {format_value(turn.get('role'))}"
-        raise BadRequestError(f"{problem}; pictures and sounds are a user's or a tool's", field)
+        problem = f"{place} has the role {format_value(turn.get('role'))}"
+        raise BadRequestError(f"{problem}; send images and audio as 'user' or 'tool'", field)
 
 
 async def _resolve_public_address(address: httpx2.URL, place: str) -> str:
-    """An IP address of a host; InputError if any of them is not public."""
+    """Return an IP address of a host. Raises InputError if any of its addresses is not public."""
     port = address.port or {"http": 80, "https": 443}[address.scheme]
     loop = asyncio.get_running_loop()
     resolved = await loop.getaddrinfo(address.host, port, type=socket.SOCK_STREAM)
     numbers = [str(each[4][0]) for each in resolved]
     if not all(map(is_public, numbers)):
         problem = f"{place} is on a private or reserved network"
-        raise InputError(f"{problem}, from which nothing is fetched; send it")
+        raise InputError(f"{problem}, which is not allowed; send it in the request")
     return numbers[0]
 
 
 def is_public(address: str) -> bool:
-    """Tell whether an IP address is global unicast, and embeds no IPv4 address."""
+    """Return whether an IP address is global unicast and does not embed an IPv4 address."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if int(ip) >> 32 & 0xFDFF_FFFF == ISATAP_MARKER or any(
         ip in network for network in SPECIAL_NETWORKS

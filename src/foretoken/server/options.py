@@ -1,5 +1,5 @@
-"""Options of a server beside its engine, each declared once: its checks, the command line and the
-table in docs/serving.md follow; and what those of the log come to.
+"""Options of a server besides its engine's, each declared once: its checks, the command line and
+the table in docs/serving.md are derived from it. Also the configuration of logging.
 
 Imports neither torch nor FastAPI.
 """
@@ -30,7 +30,7 @@ def as_string(name: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Options of a server, checked when made."""
+    """Options of a server, validated when created."""
 
     served_model_name: str | None = option(
         None, as_string, "Model name in requests and answers. Default: the target's.", "Serving"
@@ -58,19 +58,19 @@ class ServerOptions:
         f"{', '.join(FORMAT_NAMES)}.",
         "Serving",
     )
-    max_tokens: int | None = option(None, FROM_ONE, "New tokens per text, at most.", "Serving")
-    max_texts: int = option(16, FROM_ONE, "Texts per request, at most.", "Serving")
-    max_body: int = option(4_000_000, FROM_ONE, "Bytes per request, at most.", "Serving")
+    max_tokens: int | None = option(None, FROM_ONE, "Maximum new tokens per output.", "Serving")
+    max_texts: int = option(16, FROM_ONE, "Maximum outputs per request.", "Serving")
+    max_body: int = option(4_000_000, FROM_ONE, "Maximum bytes per request.", "Serving")
     max_media: int = option(
-        25_000_000, FROM_ONE, "Bytes of a picture or a sound, at most.", "Serving"
+        25_000_000, FROM_ONE, "Maximum bytes of an image or audio file.", "Serving"
     )
-    max_pixels: int = option(25_000_000, FROM_ONE, "Pixels of a picture, at most.", "Serving")
-    max_seconds: int = option(3600, FROM_ONE, "Seconds of a sound, at most.", "Serving")
+    max_pixels: int = option(25_000_000, FROM_ONE, "Maximum pixels of an image.", "Serving")
+    max_seconds: int = option(3600, FROM_ONE, "Maximum seconds of an audio file.", "Serving")
     allowed_media_host: tuple[str, ...] = option(
         (),
         as_strings,
-        "Fetch pictures and sounds from this host of the public internet; may be repeated. "
-        "Default: requests hold them themselves.",
+        "Fetch images and audio from this host on the public internet; may be repeated. "
+        "Default: requests must contain them.",
         "Serving",
     )
     metrics_compat: str | None = option(
@@ -85,19 +85,19 @@ class ServerOptions:
     log_level: str = option(
         "info",
         Choice(LOG_LEVELS),
-        "Least level to log: debug, info, warning or error.",
+        "Lowest level to log: debug, info, warning or error.",
         "Serving",
     )
     drain: float = option(
         30.0,
         Number(ge=0, le=3600, remedy="seconds from 0 to 3600"),
-        "Seconds to finish running texts when the server is stopped.",
+        "Seconds that running requests get to finish when the server stops.",
         "Serving",
     )
     gamma: int | None = option(
         None,
         Count(ge=0, remedy="0 (plain decoding) or more"),
-        "Draft tokens per target call of requests that name none; left out: automatic.",
+        "Draft tokens per target call, for requests that set none. Default: automatic.",
         None,
     )
 
@@ -106,7 +106,7 @@ class ServerOptions:
 
     @property
     def name(self) -> str:
-        """The name in answers and requests."""
+        """Return the model name in requests and answers."""
         return self.served_model_name or "foretoken"
 
 
@@ -118,13 +118,13 @@ LOG_LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Options of the log of both processes, on standard error: lines for people, or of JSON."""
+    """Logging of both processes to standard error, as text or JSON lines."""
 
     kind: str = "text"  # or "json"
     level: str = "info"
 
     def configure(self) -> None:
-        """From now on, in this process."""
+        """Apply the options in this process."""
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(
             JsonFormatter() if self.kind == "json" else logging.Formatter(LOG_LINE_FORMAT)
@@ -133,7 +133,7 @@ class LogOptions:
 
 
 class JsonFormatter(logging.Formatter):
-    """Every record as a line of JSON; the fields that a record has, in place of its message."""
+    """Formats a record as one line of JSON; a record's `fields` replace its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": time(), "level": record.levelname, "logger": record.name}

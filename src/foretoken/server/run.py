@@ -1,4 +1,4 @@
-"""From settings to a server that listens."""
+"""Run the HTTP server around its engines until it is stopped."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from foretoken.server.process.client import EngineClient
 from foretoken.server.process.fleet import ServedModels
 from foretoken.server.process.messages import EngineSetup
 
-WRITE_STALL_SECONDS = 60.0  # seconds for which a client may read less than is written to it
+WRITE_STALL_SECONDS = 60.0  # a connection whose client reads nothing for this long is aborted
 log = logging.getLogger(__name__)
 
 
 class HttpConnection(H11Protocol):
-    """uvicorn's connection, ended where a client does not read: uvicorn would wait for ever, the
-    text would pile up and its row would be kept. Closing would wait too, for all to be read."""
+    """Aborts the connection of a client that stops reading. uvicorn would wait forever, while the
+    output piles up in memory. Closing would wait for the client too."""
 
     _abort_timer: asyncio.TimerHandle | None = None
 
@@ -49,7 +49,8 @@ class HttpConnection(H11Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server around its engines: at the end, texts that clients wait for are cut off."""
+    """uvicorn server that stops its engines on shutdown: unfinished requests are aborted after
+    `drain` seconds."""
 
     def __init__(self, models: ServedModels, options: ServerOptions) -> None:
         config = uvicorn.Config(
@@ -70,33 +71,36 @@ class HttpServer(uvicorn.Server):
 
 
 def run(setups: Mapping[str, EngineSetup], options: ServerOptions) -> None:
-    """Serve until SIGTERM or Ctrl-C: no new requests then, and those that run may end. `setups`: of
-    an engine for each name, the base's first. InputError where nobody can listen there, and where a
-    model cannot be loaded."""
+    """Serve until SIGTERM or Ctrl-C, which refuse new requests and let running ones finish.
+
+    `setups`: engine setup of each model by name, the base model first. Raises InputError if the
+    address cannot be used or a model cannot be loaded.
+    """
     listener = listen(options.host, options.port)
     models = ServedModels({name: EngineClient(setup) for name, setup in setups.items()})
     setups[models.base].log_options.configure()
     server = HttpServer(models, options)
     models.on_failure = lambda: setattr(server, "should_exit", True)
-    # Or a body of many lists is looked through for garbage again and again while it is parsed
+    # Else parsing a body with many lists triggers many collections over all objects
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
     name, port = listener.getsockname()[:2]
     log.info("http://%s:%s is loading %s", name, port, ", ".join(setups))
-    with suppress(KeyboardInterrupt):  # what uvicorn raises again, once all is over
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
         server.run(sockets=[listener])
     if models.problem:
         raise InputError(models.problem)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket there; before the model is loaded, which takes long."""
+    """Return a listening socket. Called before the model is loaded, so that a used port fails at
+    once."""
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=kind)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise InputError(
-            f"{host}:{port} cannot be listened on ({reason}); give another --port, or --host"
+            f"cannot listen on {host}:{port} ({reason}); give another --port or --host"
         ) from None

@@ -1,1 +1,2 @@
-"""Between ids and text: decoding, a row's text up to its end, messages through a chat template."""
+"""Between token ids and text: incremental detokenization, stop strings, chat templates and
+replies."""

@@ -1,10 +1,10 @@
-"""Every run of tokens in a text, how often it occurs and what followed it: a suffix automaton
-(Blumer et al. 1985; for drafting: SAM-Decoding, arXiv 2411.10666); and automata of earlier texts,
-apart by whose they are, in bounded memory.
+"""Suffix automaton of a token sequence: every substring, how often it occurs and which tokens
+followed it (Blumer et al. 1985; for drafting: SAM-Decoding, arXiv 2411.10666); and automata of
+earlier sequences, separated by salt, in bounded memory.
 
-A state stands for all runs that end at the same places of the text. The state of the whole text
-links to that of its longest end which occurs elsewhere too, this to the longest end which occurs at
-yet more places, and so on to the root, the empty run. Knows no models and no tokenizer.
+A state stands for all substrings that end at the same positions. The state of the whole sequence
+links to that of its longest suffix which also occurs elsewhere, that one to its longest suffix
+which occurs at more positions, and so on to the root, the empty substring.
 """
 
 from __future__ import annotations
@@ -15,49 +15,45 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 ROOT_STATE = 0
-MAX_COUNTED_SUFFIXES = (
-    32  # states that a token counts for; the ends of few texts but repetitions have more
-)
+MAX_COUNTED_SUFFIXES = 32  # states updated per token; only repetitive sequences have more
 
 
 class SuffixAutomaton:
-    """Grows by a token in amortised constant time, and shrinks again.
+    """Append and pop take amortised constant time per token.
 
-    Some 170 bytes a token of prose, 450 of texts made to be hard. The states' numbers are good
-    until the next change. `count` and `recent` are of the `MAX_COUNTED_SUFFIXES` longest ends at
-    every place only, so that `a a a a ..` takes linear time too.
+    Memory: some 170 bytes a token for prose, 450 for adversarial sequences. State numbers are valid
+    until the next change. `count` and `recent` are updated for only the `MAX_COUNTED_SUFFIXES`
+    longest suffixes at each position, so that `a a a a ..` takes linear time too.
     """
 
     def __init__(self) -> None:
         self.ids = array("i")
-        self.last = ROOT_STATE  # the state of the whole text
-        self.length = array("i", [0])  # of a state's longest run
+        self.last = ROOT_STATE  # state of the whole sequence
+        self.length = array("i", [0])  # per state: length of its longest substring
         self.link = array("i", [-1])
-        self.count = array("i", [0])  # how often its runs occur
-        self.recent = array("i", [0])  # where they ended last
-        # None: the state of a beginning, behind which only one token has come
+        self.count = array("i", [0])  # per state: occurrences of its substrings
+        self.recent = array("i", [0])  # per state: position at which they last ended
+        # None: a prefix's state with one transition, the sequence's next token
         self._transitions: list[dict[int, int] | None] = [None]
-        self._prefix_states = array("i", [ROOT_STATE])  # the state of every beginning
-        self._split_from = array(
-            "i"
-        )  # what each state that was made beside a beginning's was split off
-        self._previous_recent = array("i")  # what `recent` was, of all that every token changed
+        self._prefix_states = array("i", [ROOT_STATE])  # state of each prefix, by length
+        self._split_from = array("i")  # the state that each split-off state came from
+        self._previous_recent = array("i")  # `recent` before each change, for `pop`
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def match(self) -> int:
-        """The state of the longest end of the text that occurred before; ROOT: none did."""
+        """Return the state of the longest suffix that occurred before; ROOT_STATE if none did."""
         return max(ROOT_STATE, self.link[self.last])
 
     def count_continuations(self, state: int) -> int:
-        """Return how often something followed its runs."""
+        """Return how often a token followed the state's substrings."""
         return self.count[state] - (self.recent[state] == len(self.ids))
 
     def iter_continuations(self, state: int) -> Iterator[tuple[int, int]]:
-        """Tokens that followed its runs, and the states of the runs with them. Barriers are
-        left out."""
+        """Iterate over (token, state) for the tokens that followed the state's substrings, and the
+        states of the substrings with these tokens. Barriers are left out."""
         transitions = self._transitions[state]
         if transitions is not None:
             return ((token, to) for token, to in transitions.items() if token >= 0)
@@ -66,10 +62,11 @@ class SuffixAutomaton:
         return iter([(self.ids[n], self._prefix_states[n + 1])] if within else [])
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The state of the longest end of `tokens` that occurs in the text, and its length."""
+        """Return the state of the longest suffix of `tokens` that occurs in the sequence, and its
+        length."""
         state, n = ROOT_STATE, 0
         for token in tokens:
-            if token < 0:  # a barrier of another text
+            if token < 0:  # a barrier, from another automaton
                 state, n = ROOT_STATE, 0
                 continue
             to = self._get_next_state(state, token)
@@ -80,17 +77,17 @@ class SuffixAutomaton:
         return state, n
 
     def append_barrier(self) -> None:
-        """A barrier, which no run crosses that occurs twice: a token below 0 of its own."""
+        """Append a unique token below 0, so that no repeated substring crosses it."""
         self.append(-1 - len(self.ids))
 
     def append(self, token: int) -> None:
-        """The text goes on."""
+        """Append a token to the sequence."""
         before, end = self.last, len(self.ids) + 1
         self.ids.append(token)
         self.last = state = self._add_state(end, ROOT_STATE, 1, end, None)
         self._prefix_states.append(state)
         link, after = self.link, self._transitions
-        p, to = link[before], None  # from `before` itself the way to `state` is the text's own
+        p, to = link[before], None  # `before` needs no transition: None implies the next token
         while p >= 0 and (to := self._get_next_state(p, token)) is None:
             if (transitions := after[p]) is None:
                 n = self.length[p]
@@ -104,7 +101,7 @@ class SuffixAutomaton:
         self._count_suffixes(end)
 
     def pop(self) -> int:
-        """Take the last token back; returns it. IndexError where there is none."""
+        """Remove the last token and return it. Raises IndexError if there is none."""
         state, newest = self.last, len(self.length) - 1
         for p in reversed(self._list_repeated_suffixes()):
             self.recent[p] = self._previous_recent.pop()
@@ -140,7 +137,8 @@ class SuffixAutomaton:
         return transitions
 
     def _split_state(self, parent: int, token: int, original: int) -> int:
-        """Part from `original` a state of its runs that `p` leads to: they occur here too."""
+        """Split off from `original` a state for its substrings that `parent` leads to, which occur
+        at the current position too."""
         n = self.length[original]
         transitions = self._transitions[original]
         transitions = (
@@ -156,7 +154,7 @@ class SuffixAutomaton:
         return copy
 
     def _count_suffixes(self, end: int) -> None:
-        """The ends of the text occur once more."""
+        """Count one more occurrence of the repeated suffixes."""
         count, recent, before = self.count, self.recent, self._previous_recent
         for p in self._list_repeated_suffixes():
             before.append(recent[p])
@@ -164,8 +162,8 @@ class SuffixAutomaton:
             count[p] += 1
 
     def _list_repeated_suffixes(self) -> list[int]:
-        """The states of the longest ends of the text that occur elsewhere too, which it counts
-        for; the longest first."""
+        """Return the states of the longest suffixes that also occur elsewhere, at most
+        `MAX_COUNTED_SUFFIXES`, the longest first."""
         link, ends = self.link, list[int]()
         p = link[self.last]
         while p > ROOT_STATE and len(ends) < MAX_COUNTED_SUFFIXES:
@@ -188,8 +186,8 @@ class SuffixAutomaton:
             column.pop()
 
 
-MAX_VOLUME_TOKENS = 2**14  # tokens that are forgotten together
-MAX_EARLIER_TOKENS = 2**16  # tokens of all together, some 12 MB
+MAX_VOLUME_TOKENS = 2**14  # tokens that are evicted together
+MAX_EARLIER_TOKENS = 2**16  # tokens of all volumes, some 12 MB
 
 
 @dataclass(slots=True)
@@ -199,15 +197,15 @@ class _Volume:
 
 
 class EarlierOutputs:
-    """Texts by salt: nothing of one salt is shown to another. Beyond `MAX_EARLIER_TOKENS` tokens
-    in all, those that came first are forgotten, a volume at a time; of one text at most its last
-    `MAX_VOLUME_TOKENS`."""
+    """Earlier outputs by salt; outputs of one salt are not visible to another. Beyond
+    `MAX_EARLIER_TOKENS` tokens in all, the oldest are evicted, a volume at a time. At most the last
+    `MAX_VOLUME_TOKENS` tokens of an output are stored."""
 
     def __init__(self) -> None:
         self._volumes: deque[_Volume] = deque()  # the oldest first
 
     def add(self, salt: str, tokens: Sequence[int]) -> None:
-        """Another text of this salt."""
+        """Add an output under this salt."""
         tokens = tokens[-MAX_VOLUME_TOKENS:]
         volume = next((v for v in reversed(self._volumes) if v.salt == salt), None)
         if volume is None or len(volume.automaton) + len(tokens) > MAX_VOLUME_TOKENS:
@@ -220,5 +218,6 @@ class EarlierOutputs:
             self._volumes.popleft()
 
     def list_automata(self, salt: str) -> list[SuffixAutomaton]:
-        """All texts of this salt, the latest first, with barriers between them."""
+        """Return the automata of this salt's outputs, the latest first; barriers separate the
+        outputs."""
         return [volume.automaton for volume in reversed(self._volumes) if volume.salt == salt]

@@ -1,6 +1,6 @@
-"""Chat messages to ids: a tokenizer's own template, or one that is given, makes the prompt of them.
+"""Encode chat messages as token ids with a chat template: the tokenizer's, or one from the caller.
 
-Knows no models. The template writes the whole prompt: no special tokens are added to it.
+The template produces the whole prompt: no special tokens are added to it.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # as OpenAI's
 
-# Arguments of transformers' `apply_chat_template` that are no variables of a template.
+# Arguments of transformers' `apply_chat_template` that are not passed to the template
 TRANSFORMERS_ARGUMENTS = frozenset(
     "conversation chat_template tokenize padding truncation max_length return_tensors return_dict "
     "return_assistant_tokens_mask tokenizer_kwargs".split()
 )
 
-# The parts of processors that read them
+# Attributes of processors that support them
 MEDIA_PROCESSOR_ATTRIBUTES = {
     "image": ("image_processor",),
     "audio": ("feature_extractor", "audio_processor"),
 }
-# Arguments of processors, which would read files and addresses of a client's choice
+# Arguments of processors: with them a client could load any file or URL
 PROCESSOR_ARGUMENTS = frozenset("images videos audio audios text processor_kwargs device".split())
 TEMPLATE_ARGUMENTS = frozenset(
     "tools documents add_generation_prompt continue_final_message".split()
 )
-DEFAULT_SAMPLING_RATE = 16_000  # Hz of processors that name no other
+DEFAULT_SAMPLING_RATE = 16_000  # Hz, for processors that specify none
 
 
 def encode_chat(
@@ -55,13 +55,14 @@ def encode_chat(
     template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """The ids of a conversation, open for the assistant's next message.
+    """Return the token ids of a conversation, open for the assistant's next message.
 
-    `template`: Jinja text, or the name of one of the tokenizer's, instead of its own.
-    `chat_template_kwargs` are the template's variables, and those of transformers: "tools",
-    "documents", "add_generation_prompt", "continue_final_message" to go on within the last message,
-    "sanitize_control_tokens" to read the names of special tokens in messages as mere text.
-    InputError for what cannot be rendered.
+    `template`: Jinja source, or the name of one of the tokenizer's templates; None: the
+    tokenizer's.
+    `chat_template_kwargs`: variables of the template, and transformers' own: "tools", "documents",
+    "add_generation_prompt", "continue_final_message" to continue the last message, and
+    "sanitize_control_tokens" to encode names of special tokens in messages as plain text.
+    Raises InputError if the conversation cannot be rendered.
     """
     if tokenizer is None:
         raise InputError("messages need a tokenizer, and there is none; give token ids")
@@ -79,21 +80,21 @@ def encode_chat(
             chat_template=template,
             tokenize=True,
             return_dict=False,
-            tokenizer_kwargs={"verbose": False},  # the model's context is checked with its prompts
+            tokenizer_kwargs={"verbose": False},  # no warning: the caller checks the prompt length
             **variables,
         )
-    except ImportError as error:  # jinja2, which torch brings, is gone or too old
+    except ImportError as error:  # jinja2, a dependency of torch, is missing or too old
         raise InputError(f"messages cannot be rendered: {to_one_line(error)}") from None
     except Exception as error:  # a template is a program
         raise InputError(f"the chat template refuses the messages: {to_one_line(error)}") from None
     if not rendered:
-        raise InputError("the chat template makes no text of the messages; give another one")
+        raise InputError("the chat template renders no output for the messages; give another one")
     return cast(list[int], rendered)
 
 
 def _get_template_source(tokenizer: PreTrainedTokenizerBase, template: str | None) -> str:
-    """The text of the template; of all that may be meant where they have names. InputError where
-    there is none."""
+    """Return the source of the template, or the sources of all if the tokenizer has several by
+    name. Raises InputError if there is none."""
     own = getattr(tokenizer, "chat_template", None)
     named = own if isinstance(own, Mapping) else {}
     if template is None:
@@ -104,20 +105,19 @@ def _get_template_source(tokenizer: PreTrainedTokenizerBase, template: str | Non
             )
         return "\n".join(map(str, named.values())) if named else str(own)
     if not isinstance(template, str):
-        raise InputError(f"chat_template is {format_value(template)}; give the text of a template")
+        raise InputError(f"chat_template is {format_value(template)}; give the source of one")
     if "{" not in template and template not in named:
         alternatives = f", or one of {', '.join(named)}" if named else ""
         raise InputError(
-            f"chat_template is {format_value(template)}, which holds no message; give the text "
-            "of a "
-            f"Jinja template{alternatives}"
+            f"chat_template is {format_value(template)}, which is not a template; give the "
+            f"source of a Jinja template{alternatives}"
         )
     return str(named.get(template, template))
 
 
 def _resolve_template(owner: Any, template: str | None, variables: Mapping[str, Any]) -> str:
-    """The text of the template that transformers takes, of all where a tokenizer or processor has
-    several by name."""
+    """Return the source of the template that transformers selects, by name if the tokenizer or
+    processor has several."""
     own = getattr(owner, "chat_template", None)
     named = own if isinstance(own, Mapping) else {}
     if template is None and named:
@@ -126,7 +126,7 @@ def _resolve_template(owner: Any, template: str | None, variables: Mapping[str, 
 
 
 def _require_role(i: int, role: str, source: str) -> None:
-    """InputError for one that no chat knows: OpenAI's, and what the template itself names."""
+    """Raise InputError for a role that is neither one of OpenAI's nor named in the template."""
     if role not in CHAT_ROLES and not any(f"{mark}{role}{mark}" in source for mark in "'\""):
         problem = (
             f"message {i} has the role {format_value(role)}; give one of {', '.join(CHAT_ROLES)}"
@@ -137,8 +137,8 @@ def _require_role(i: int, role: str, source: str) -> None:
 def _require_parts(
     messages: Sequence[Message], source: str, media_kinds: Sequence[str] | None = None
 ) -> None:
-    """InputError for a part of a kind that the template would leave out, or that the processor does
-    not read; None: a tokenizer alone is asked."""
+    """Raise InputError for a part of a type that the template would leave out or the processor does
+    not support. `media_kinds` None: a tokenizer renders the messages, without a processor."""
     for i, message in enumerate(messages):
         for j, part in enumerate(get_parts(message)):
             kind, label = part.get("type"), f"message {i}, part {j}"
@@ -153,15 +153,16 @@ def _require_parts(
             if f'"{kind}"' not in source:
                 raise InputError(
                     f"{label} has the type {format_value(kind)}, which the chat template "
-                    "does not know; leave it out"
+                    "does not support; leave it out"
                 )
 
 
 def _normalize_message(message: Message, template: str) -> dict[str, Any]:
-    """A message as the template reads it: one that calls tools instead has an empty content, a text
-    is a part where the template knows parts alone, parts are a text where it knows texts alone, and
-    arguments of calls, which clients send as JSON, are what it says. Fields that are null, as
-    clients send them, transformers leaves out."""
+    """Return a message in the form that the template supports.
+
+    A missing content becomes "", or a string a text part, or text parts a string. JSON in the
+    arguments of tool calls is parsed. (transformers leaves out fields that are null.)
+    """
     plain = {**message, "content": ""} if message.get("content") is None else dict(message)
     parts = get_parts(plain)
     if isinstance(plain["content"], str) and not accepts_strings(template):
@@ -180,13 +181,13 @@ def _parse_call_arguments(call: Any) -> Any:
         arguments = json.loads(call["function"]["arguments"])
         assert isinstance(arguments, dict)
         return {**call, "function": {**call["function"], "arguments": arguments}}
-    except (TypeError, LookupError, ValueError, AssertionError):  # as a model may have written it
+    except (TypeError, LookupError, ValueError, AssertionError):  # a model may have generated it
         return call
 
 
 def _get_template_variables(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a template's variables besides the messages: the caller's, and a turn opened for the
-    assistant unless they say otherwise."""
+    """Return the template's variables besides the messages: the caller's, and
+    `add_generation_prompt` unless the caller sets it or continues the last message."""
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
@@ -196,7 +197,7 @@ def _get_template_variables(arguments: Mapping[str, Any] | None) -> dict[str, An
     foreign = sorted(TRANSFORMERS_ARGUMENTS & arguments.keys())
     if foreign:
         raise InputError(
-            f"chat_template_kwargs holds {foreign[0]!r}, which no template reads; leave it out"
+            f"chat_template_kwargs has {foreign[0]!r}, which no template uses; leave it out"
         )
     return {"add_generation_prompt": not arguments.get("continue_final_message"), **arguments}
 
@@ -207,11 +208,11 @@ def process_media_chat(
     template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """Return what a processor makes of a conversation with pictures and sounds, open for the
-    assistant's next message: the inputs of a model by name.
+    """Return a processor's inputs for a conversation with images and audio, open for the
+    assistant's next message: the model's inputs by name.
 
-    `template`, `chat_template_kwargs`: as `ids` takes them. InputError for what cannot be read or
-    rendered.
+    `template`, `chat_template_kwargs`: see `encode_chat`. Raises InputError if media cannot be
+    loaded or the messages cannot be rendered.
     """
     require_conversation(messages)
     with naming_option("chat_template_kwargs"):
@@ -228,9 +229,9 @@ def process_media_chat(
     ]
     if taken := sorted(PROCESSOR_ARGUMENTS & variables.keys()):
         raise InputError(
-            f"chat_template_kwargs holds {taken[0]!r}, which is the processor's; leave it out"
+            f"chat_template_kwargs has {taken[0]!r}, which is the processor's; leave it out"
         ).about("chat_template_kwargs")
-    variable_names = _find_variable_names(source)  # transformers hands all others to the processor
+    variable_names = _find_variable_names(source)  # transformers passes others to the processor
     variables = {name: value for name, value in variables.items() if name in variable_names}
 
     def render(messages: list[dict[str, Any]]) -> Mapping[str, Any]:
@@ -259,8 +260,8 @@ def _require_whole_audio(
     render: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
     processor: Any,
 ) -> None:
-    """InputError where the processor drops the end of a sound: where it makes the same of sounds
-    that are cut at the length its feature extractor pads to."""
+    """Raise InputError if the processor drops the end of an audio clip: if the inputs are the same
+    with all audio cut to the length that its feature extractor pads to."""
     max_samples = getattr(getattr(processor, "feature_extractor", None), "n_samples", None) or 0
     audio = [part["audio"] for each in messages for part in get_parts(each) if "audio" in part]
     longest = max(map(len, audio), default=0)
@@ -281,14 +282,14 @@ def _require_whole_audio(
     ):
         sampling_rate = get_sampling_rate(processor)
         raise InputError(
-            f"a sound lasts {longest / sampling_rate:.0f} s, and the model hears the first "
-            f"{max_samples / sampling_rate:.0f}; cut it into pieces, or transcribe it"
+            f"the audio lasts {longest / sampling_rate:.0f} s, and the model takes the first "
+            f"{max_samples / sampling_rate:.0f} s; cut it into pieces, or transcribe it"
         )
 
 
 def _has_media_marks(messages: list[dict[str, Any]], template: str, processor: Any) -> bool:
-    """Tell whether a template has marks of its own for these messages' media, or the processor has
-    none to be put there."""
+    """Return whether the template writes placeholders for these messages' media, or the processor
+    has no placeholder tokens to insert."""
     kinds_of = {str(part.get("type")) for each in messages for part in get_parts(each)}
     kinds_of &= MEDIA_PART_KEYS.keys()
     return all(
@@ -300,8 +301,8 @@ def _has_media_marks(messages: list[dict[str, Any]], template: str, processor: A
 def _process_with_marks(
     messages: list[dict[str, Any]], processor: Any, template: str, variables: dict[str, Any]
 ) -> Mapping[str, Any]:
-    """Do as `media` for a template without marks for media (Granite Speech's): each picture or
-    sound is the processor's mark in its message's text, and given to it beside."""
+    """Do as `process_media_chat` for a template without placeholders for media (Granite Speech's):
+    insert the processor's placeholder tokens in the text and pass the media to the processor."""
     given: dict[str, list[Any]] = {kind: [] for kind in MEDIA_PART_KEYS}
     written: list[dict[str, Any]] = []
     for message in messages:
@@ -330,7 +331,7 @@ def _process_with_marks(
 
 
 def get_sampling_rate(processor: Any) -> int:
-    """Return the samples a second of the sounds that a processor reads."""
+    """Return the sampling rate in Hz of the audio that a processor takes."""
     rates = (
         getattr(getattr(processor, n, None), "sampling_rate", None)
         for n in MEDIA_PROCESSOR_ATTRIBUTES["audio"]
@@ -339,7 +340,7 @@ def get_sampling_rate(processor: Any) -> int:
 
 
 def get_media_kinds(processor: Any) -> tuple[str, ...]:
-    """Return the kinds of media that a processor reads in messages."""
+    """Return the kinds of media that a processor takes in messages."""
     return tuple(
         kind
         for kind, parts in MEDIA_PROCESSOR_ATTRIBUTES.items()
@@ -349,19 +350,19 @@ def get_media_kinds(processor: Any) -> tuple[str, ...]:
 
 @lru_cache(16)
 def _find_variable_names(source: str) -> frozenset[str]:
-    """The variables that a template reads, and those that transformers itself takes."""
+    """Return the variables that a template uses and those that transformers itself takes."""
     try:
         extensions = ["jinja2.ext.loopcontrols", "jinja2.ext.do"]
         variable_names = meta.find_undeclared_variables(
             Environment(extensions=extensions).parse(source)
         )
-    except TemplateError:  # of tags that transformers alone knows
+    except TemplateError:  # for tags that only transformers defines
         variable_names = set[str]()
     return TEMPLATE_ARGUMENTS | variable_names
 
 
 def _load_media(i: int, message: Message, sampling_rate: int, template: str) -> dict[str, Any]:
-    """A message whose pictures and sounds are read."""
+    """Return a message with its images and audio loaded."""
     plain = _normalize_message(message, template)
     if parts := get_parts(message):
         numbered = enumerate(parts)

@@ -1,8 +1,7 @@
-"""Between ids and text: decoding, whole, as tokens arrive, up to a stop string, or token by token;
-and comparing two vocabularies.
+"""Decode token ids to text: whole, incrementally, up to a stop string or one token at a time; and
+compare the vocabularies of two tokenizers.
 
-Knows no models and no rows. Which tokens end a row by their id is not known here; such a token is
-not read, the text is closed instead.
+EOS and stop token ids are handled by the caller, which closes the text instead of appending them.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from foretoken.errors import RefusedError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character decodes to
+REPLACEMENT_CHARACTER = "\ufffd"  # an incomplete UTF-8 sequence decodes to it
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # a token of SentencePiece's byte fallback
 
 
 def decode(
     tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, keep_special_tokens: bool = False
 ) -> str:
-    """The text of `tokens`, with special tokens or without, spaces as they are."""
+    """Return the text of `tokens`, with or without special tokens; spaces are not cleaned up."""
     text = tokenizer.decode(
         tokens, skip_special_tokens=not keep_special_tokens, clean_up_tokenization_spaces=False
     )
@@ -36,16 +35,16 @@ def decode(
 def decode_continuation(
     tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]
 ) -> str:
-    """Return the text that `tokens` add to that of `prompt`: decoded alone they would lose their
-    first space, which SentencePiece decoders drop at the start of a text."""
+    """Return the text that `tokens` add to the text of `prompt`. Decoded alone they would lose
+    their first space, which SentencePiece decoders drop at the start."""
     return IncrementalDetokenizer(tokenizer, prompt).add(tokens, last=True)
 
 
 def count_offsets(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str
 ) -> list[int]:
-    """Return the offset of each token in `text`, of which they are the tokens: special ones that it
-    does not hold have no width."""
+    """Return the offset of each token in `text`, their decoded text. Special tokens that `text`
+    does not contain have width 0."""
     start = decode(tokenizer, list(tokens), keep_special_tokens=True).find(text)
     stream = IncrementalDetokenizer(tokenizer, keep_special_tokens=start >= 0)
     offsets = (stream.add_token(token).offset - max(0, start) for token in tokens)
@@ -53,19 +52,19 @@ def count_offsets(
 
 
 class TokenText(NamedTuple):
-    """Text that a token adds, and the number of characters before the token."""
+    """Text that a token adds, and the token's offset in characters."""
 
     text: str
     offset: int
 
 
 class IncrementalDetokenizer:
-    """Text as tokens arrive behind a prompt; the pieces concatenate to what they add to its text.
+    """Detokenizes tokens as they arrive after a prompt; the pieces concatenate to the added text.
 
-    A piece that ends within a character, or within a run of byte tokens, is held back until the
-    rest decides how it reads; likewise where the prompt ends so. Only the tokens since the last
-    piece but one are decoded again, so the cost of a piece does not grow with the text.
-    `pending_text`: what is held back, as it reads if nothing follows.
+    A piece that ends within a character, or within a run of byte tokens, is held back until later
+    tokens complete it; this includes bytes at the end of the prompt. Each call decodes only the
+    tokens since the last piece but one, so its cost does not grow with the text.
+    `pending_text`: the held-back text as it decodes if no token follows.
     """
 
     def __init__(
@@ -75,18 +74,19 @@ class IncrementalDetokenizer:
         *,
         keep_special_tokens: bool = False,
     ) -> None:
-        """`special`: whether special tokens are part of the text."""
+        """`keep_special_tokens`: whether the text includes special tokens."""
         self.tokenizer, self._keep_special_tokens = tokenizer, keep_special_tokens
         added = tokenizer.added_tokens_decoder.items()
         specials = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
         self._skipped_ids: set[int] = set() if keep_special_tokens else specials
-        self._tokens = list(prompt)  # the last piece's, at first the prompt, and those held back
-        self._num_emitted_tokens = len(self._tokens)  # how many of them are the last piece's
-        self._length = self._offset = 0  # of the final text; of the last token in it
+        self._tokens = list(prompt)  # of the last piece (at first the prompt), then held-back ones
+        self._num_emitted_tokens = len(self._tokens)  # tokens of the last piece in `_tokens`
+        self._length = self._offset = 0  # length of the final text; offset of the last token
         self.pending_text = ""
 
     def add(self, tokens: list[int], *, last: bool = False) -> str:
-        """The text that is final once `tokens` are known; with `last`, all the rest."""
+        """Append `tokens` and return the text that became final; with `last`, all remaining
+        text."""
         self._tokens += tokens
         before, now = (
             decode(self.tokenizer, tokens, keep_special_tokens=self._keep_special_tokens)
@@ -102,17 +102,15 @@ class IncrementalDetokenizer:
         return new
 
     def add_token(self, token: int) -> TokenText:
-        """Add one token: the text that is final with it, and its offset.
+        """Append one token; return the text that became final and the token's offset.
 
         The offset counts the characters that are complete before the token, so all tokens of one
-        character have the same. It depends on no later token.
+        character have the same offset. It does not depend on later tokens.
         """
         before = self.pending_text
         new = self.add([token])
         now = new or self.pending_text
-        if now.endswith(
-            REPLACEMENT_CHARACTER
-        ):  # a run of bytes, which may decode differently again
+        if now.endswith(REPLACEMENT_CHARACTER):  # incomplete bytes, which may still change
             complete = len(before.rstrip(REPLACEMENT_CHARACTER))
         else:
             complete = len(commonprefix([before, now]))
@@ -121,7 +119,7 @@ class IncrementalDetokenizer:
         return TokenText(new, self._offset)
 
     def _can_still_change(self, text: str) -> bool:
-        """Tell whether the next token can still change the text of these."""
+        """Return whether the next token can change `text`, the decoded `_tokens`."""
         if text.endswith(REPLACEMENT_CHARACTER):
             return True
         for token in reversed(self._tokens):
@@ -132,15 +130,15 @@ class IncrementalDetokenizer:
 
 
 class StoppingDetokenizer:
-    """The text that new tokens add to a prompt's, up to the first of the stop strings.
+    """Text that new tokens add to a prompt's, cut at the first stop string.
 
-    The text ends with the first token at which what has been read, decoded as if nothing followed,
-    holds a stop string: replacement characters at its very end, which the next token may complete,
-    count only when the text is closed. Among several stop strings in it the one that begins first
-    is meant, and among two that begin together the shorter, which was complete first. Text before
-    the new tokens takes no part, and a stop string that is complete within the first `min_tokens`
-    tokens ends nothing, then or later. So the result is a function of the tokens, not of the steps
-    in which they came, and so is the part of it that each token adds.
+    The text ends with the first token after which the text, decoded as if no token followed,
+    contains a stop string. Replacement characters at its end, which the next token may complete,
+    count only in `close`. If it contains several stop strings, the one that begins first wins; of
+    two that begin together, the shorter, which was complete first. Stop strings must lie within the
+    new text. One that is complete within the first `min_tokens` tokens is ignored, then and later.
+    So the result, and the part of it that each token adds, depends on the tokens alone and not on
+    how they were split into steps.
     """
 
     def __init__(
@@ -153,8 +151,9 @@ class StoppingDetokenizer:
         keep_special_tokens: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`include_stop_string`: whether the stop string is part of the text, which otherwise ends
-        before it; `special`: whether special tokens are."""
+        """`include_stop_string`: whether the text includes the stop string or ends before it.
+        `keep_special_tokens`: whether it includes special tokens.
+        """
         assert all(stop_strings), "an empty string ends every text"
         self._stream = IncrementalDetokenizer(
             tokenizer, prompt, keep_special_tokens=keep_special_tokens
@@ -163,17 +162,17 @@ class StoppingDetokenizer:
         self._include_stop_string, self._min_tokens = include_stop_string, min_tokens
         self._max_tail = max(map(len, stop_strings), default=1) - 1
         self._count = 0  # tokens
-        self._length = 0  # of the text that no token can change
-        self._min_length = 0  # the length of the text of the first `minimum` tokens
-        self._pieces: list[TokenText] = []  # that were not taken
-        self._emitted: list[str] = []  # the text of all pieces
-        self._settled = ""  # the text behind it that no token can change
-        self._tail = ""  # the last `_reach` characters of both
+        self._length = 0  # length of the final text
+        self._min_length = 0  # length of the text of the first `min_tokens` tokens
+        self._pieces: list[TokenText] = []  # not taken yet
+        self._emitted: list[str] = []  # text of all pieces
+        self._settled = ""  # final text after `_emitted`, which may begin a stop string
+        self._tail = ""  # the last `_max_tail` characters of the final text
         self._ended = self._closed = False
 
     def append_token(self, token: int) -> str | None:
-        """The stop string that is complete with this token, or None. With one the text has ended:
-        no further token is read."""
+        """Append a token and return the stop string that it completes, or None. After a stop string
+        the text has ended and accepts no token."""
         assert not self._ended, "the text has ended"
         new, offset = self._stream.add_token(token)
         self._count += 1
@@ -190,8 +189,8 @@ class StoppingDetokenizer:
         return stop
 
     def close(self) -> str | None:
-        """The text ends here: held-back characters are final. A stop string that they complete, or
-        None, as where the text has ended before."""
+        """End the text: held-back characters become final. Return the stop string that they
+        complete, or None, also if the text had ended before."""
         if self._closed:
             return None
         self._closed, stop = True, None
@@ -209,36 +208,36 @@ class StoppingDetokenizer:
 
     @property
     def text(self) -> str:
-        """All of the text; before its end as it is if nothing follows."""
+        """Return all of the text; before its end, as it decodes if no token follows."""
         pending = "" if self._ended else self._stream.pending_text
         return "".join([*self._emitted, self._settled, pending])
 
     def take_pieces(self) -> list[TokenText]:
-        """The text that may be shown with each token, of those that were read since the last call;
-        the end, too, is a piece. None of it can be changed by a later token or begins a stop
-        string. The pieces concatenate to `text` once it is closed."""
+        """Return the pieces since the last call, one per token and one for the end. No later token
+        can change their text, and it begins no stop string. After `close` all pieces concatenate to
+        `text`."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def take_text(self) -> str:
-        """The text of `pieces`."""
+        """Return the text of `take_pieces`."""
         return "".join(piece.text for piece in self.take_pieces())
 
     def _emit_piece(self, offset: int) -> None:
-        """Make a piece of what may be shown."""
+        """Append a piece with the settled text that begins no stop string."""
         cut = len(self._settled) - (0 if self._ended else self._count_withheld_characters())
         text, self._settled = self._settled[:cut], self._settled[cut:]
         self._emitted.append(text)
         self._pieces.append(TokenText(text, offset))
 
     def _end_at_stop_string(self, settled: str, pending: str) -> str | None:
-        """End the text at the first stop string in `settled`, its last characters, and `pending`,
-        what follows if nothing else does. The stop string, or None.
+        """End the text at the first stop string in `settled`, the last final characters, and
+        `pending`, the held-back ones. Return the stop string, or None.
 
-        Nothing shown lies behind the cut: a match that began there would have held it back.
+        Emitted text is never cut: characters that may begin a stop string are withheld.
         """
         window = settled + pending
-        min_end = self._min_length - (self._length - len(settled))  # where no stop string may end
+        min_end = self._min_length - (self._length - len(settled))  # stop strings end after it
         matches = (
             (window.find(stop, max(0, min_end - len(stop) + 1)), stop) for stop in self._stops
         )
@@ -256,8 +255,7 @@ class StoppingDetokenizer:
         self._ended = True
 
     def _count_withheld_characters(self) -> int:
-        """Count the characters at the end of the settled text with which a stop string may
-        begin."""
+        """Count the characters at the end of the final text that may begin a stop string."""
         for start in range(len(self._tail)):
             if any(stop.startswith(self._tail[start:]) for stop in self._stops):
                 return len(self._tail) - start
@@ -265,8 +263,8 @@ class StoppingDetokenizer:
 
 
 class TokenSpelling:
-    """Spelling of one tokenizer's tokens: names, in which no part of a character is like another
-    one, with their bytes; without a tokenizer a token is shown as its id."""
+    """Names and bytes of one tokenizer's tokens; different incomplete characters have different
+    names. Without a tokenizer, a token's name is its id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.tokenizer = tokenizer
@@ -278,7 +276,7 @@ class TokenSpelling:
         return self.spell(token)[0]
 
     def text(self, token: int) -> str:
-        """The token as text, with replacement characters for parts of others."""
+        """Return the token as text, with replacement characters for incomplete characters."""
         name, encoded = self.spell(token)
         return encoded.decode(errors="replace") if encoded else name
 
@@ -302,7 +300,7 @@ class TokenSpelling:
 
 
 def _format_bytes(encoded: bytes) -> str:
-    """A token's text, or its bytes as OpenAI writes those that are no text."""
+    """Return a token's text, or its bytes as OpenAI formats them if they are not valid UTF-8."""
     try:
         return encoded.decode()
     except UnicodeDecodeError:
@@ -311,8 +309,8 @@ def _format_bytes(encoded: bytes) -> str:
 
 
 def _map_letters_to_bytes() -> dict[str, int]:
-    """The letters that byte-level tokenizers write for bytes: printable ones stand for themselves,
-    the others for the first letters from 256 on."""
+    """Return the byte of each letter in byte-level vocabularies: printable bytes are themselves,
+    the others are the characters from code point 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [encoded for encoded in range(256) if encoded not in printable]
     return {chr(encoded): encoded for encoded in printable} | {
@@ -326,7 +324,7 @@ _BYTE_OF_LETTER = _map_letters_to_bytes()
 def find_differing_tokens(
     first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
 ) -> list[str]:
-    """The tokens that are not the same id in both vocabularies."""
+    """Return the tokens whose ids differ between the vocabularies, or that only one has."""
     ours, theirs = first.get_vocab(), second.get_vocab()
     return [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
 
@@ -339,10 +337,10 @@ def require_same_vocabulary(
     target: PreTrainedTokenizerBase | None,
     remedy: str | None = None,
 ) -> None:
-    """RefusedError where a draft's ids mean other tokens than the target's.
+    """Raise RefusedError if the ids of a draft model stand for other tokens than the target's.
 
-    Vocabularies are compared, so padding of the output layer does not matter; without two
-    tokenizers, sizes must do, and `remedy` says what else to do.
+    Compares the vocabularies, so padding of the output layer does not matter. Without two
+    tokenizers it compares the sizes; `remedy` is then the end of the message.
     """
     if draft is None or target is None:
         if draft_V != target_V:

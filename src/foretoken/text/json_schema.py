@@ -1,5 +1,5 @@
-"""JSON schemas that llguidance follows exactly: keywords that it misreads are refused, or replaced
-by equivalent ones, in place, since references may point anywhere."""
+"""Rewrite JSON schemas so that llguidance follows them exactly: keywords that it misinterprets are
+refused, or replaced by equivalent ones. Schemas stay in place, as references may point to them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,26 @@ from fractions import Fraction
 from typing import Any
 from urllib.parse import unquote
 
-# Without \u, which would spell a property's name in a second way, past the property's schema, if
-# other names are allowed. llguidance then drops control characters that have no escape of their own
+# Without \u: if other names are allowed, it would spell a property's name in a second way that
+# avoids the property's schema. llguidance then drops control characters without a short escape
 ALLOWED_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 MAX_NUMBER = 2**63 - 1024  # the largest float within 64 bits
-MIN_EXPONENT = -60  # exponent of the number next to zero: regular expressions nest no deeper
+MIN_EXPONENT = -60  # exponent of the number next to zero: llguidance's regular expressions' limit
 CONTROL_CHARACTER = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 REGEX_CHARACTER = re.compile(
     r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\c[A-Za-z]|\\.|\[\^?|.", re.DOTALL
 )
-MAX_SCHEMA_GROUPS = 1000  # of schemas whose divisors are looked at together
+MAX_SCHEMA_GROUPS = 1000  # groups of schemas whose divisors are checked together
 LITERAL_KEYWORDS = {"default", "example", "examples", "required", "x-guidance"}
-NAMED_SCHEMA_KEYWORDS = {
-    "properties",
-    "patternProperties",
-    "$defs",
-    "definitions",
-}  # schemas by name
+# Keywords whose values are schemas by name
+NAMED_SCHEMA_KEYWORDS = {"properties", "patternProperties", "$defs", "definitions"}
 YEAR_PATTERN = r"^(?:000[1-9]|00[1-9]|0[1-9]|[1-9])"
 DAY_PATTERN = (
     r"^....-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])"
     r"|^(?:..(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
 )
-SECOND_PATTERN = r"^.{6}[0-5]"  # no leap seconds, which only a few minutes have
-# Patterns for what llguidance's own allow; its format `unknown` allows everything
+SECOND_PATTERN = r"^.{6}[0-5]"  # no leap seconds, which are valid in a few minutes only
+# Added if llguidance's own pattern of a format is too loose; its `unknown` allows everything
 FORMAT_PATTERNS = {
     "date": [YEAR_PATTERN, DAY_PATTERN],
     "time": [SECOND_PATTERN],
@@ -48,11 +44,11 @@ def rewrite_schema(schema: Any, spaces: dict[str, Any]) -> Any:
     """Return an equivalent schema that llguidance follows exactly.
 
     Args:
-        schema: as JSON is parsed.
-        spaces: the default of `x-guidance`: which blanks are allowed.
+        schema: parsed JSON.
+        spaces: default of `x-guidance`: which whitespace is allowed.
 
     Raises:
-        ValueError: it has no equivalent; the message names the keyword and the remedy.
+        ValueError: there is no equivalent; the message names the keyword and the remedy.
     """
     if not isinstance(schema, dict):
         return schema
@@ -81,13 +77,13 @@ def _iter_subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _allows_other_names(schema: dict[str, Any]) -> bool:
-    """Tell whether an object may have properties besides those that a schema names."""
+    """Return whether an object may have properties besides those that a schema names."""
     named = "properties" in schema or "patternProperties" in schema
     return named and schema.get("additionalProperties") is not False
 
 
 def _require_writable(schema: dict[str, Any]) -> None:
-    """Raise ValueError for required control characters, which ESCAPES leaves without a spelling."""
+    """Raise ValueError for required control characters, which ALLOWED_ESCAPES cannot spell."""
     named = [schema.get("const"), schema.get("enum"), schema.get("required")]
     strings = [*_iter_strings([*named, dict.fromkeys(schema.get("properties") or {})])]
     pattern = schema.get("pattern")
@@ -95,7 +91,7 @@ def _require_writable(schema: dict[str, Any]) -> None:
     for text in strings:
         if found := CONTROL_CHARACTER.search(text):
             raise ValueError(
-                f"the control character {found[0]!r} has no spelling where properties of other "
+                f"the control character {found[0]!r} has no spelling if properties of other "
                 "names are allowed; set additionalProperties to false, or leave it out"
             )
 
@@ -112,8 +108,8 @@ def _iter_strings(value: Any) -> Iterator[str]:
 
 
 def _find_literals(pattern: str) -> str:
-    """Return the characters that a regular expression names one by one: those within ranges and
-    excluding sets are not required."""
+    """Return the characters that a regular expression names one by one, without those in ranges and
+    excluding sets, which are not required."""
     literals, within, excluding = list[str](), False, False
     parts = REGEX_CHARACTER.findall(pattern)
     for i, part in enumerate(parts):
@@ -127,7 +123,7 @@ def _find_literals(pattern: str) -> str:
 
 
 def _unescape_character(part: str) -> str:
-    """Return the character that part of a regular expression stands for; itself if it is none."""
+    """Return the character that part of a regular expression stands for, or the part itself."""
     if part == "\\0":
         return "\0"
     if len(part) > 2:
@@ -173,8 +169,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _narrow_bounds(schema: dict[str, Any], name: str, inside: int) -> None:
-    """Replace bounds that llguidance misreads: excluded whole numbers, some of which it allows,
-    become included neighbors, and so do those excluded by draft 4's boolean. `inside`: 1 or -1."""
+    """Replace bounds that llguidance misinterprets: excluded whole numbers, some of which it
+    allows, and bounds excluded by draft 4's boolean become included neighbors. `inside`: 1 or
+    -1."""
     exclusive = f"exclusive{name.capitalize()}"
     closed, opened = schema.get(name), schema.get(exclusive)
     if isinstance(opened, bool):
@@ -192,8 +189,8 @@ def _narrow_bounds(schema: dict[str, Any], name: str, inside: int) -> None:
     if bounds:
         bound = max(bounds) if inside > 0 else min(bounds)
         if abs(bound) > MAX_NUMBER:
-            problem = f"{name} is {bound:g}, and numbers are held to 64 bits"
-            raise ValueError(f"{problem}; give a nearer one")
+            problem = f"{name} is {bound:g}, which exceeds 64 bits"
+            raise ValueError(f"{problem}; give one nearer to 0")
         schema[name] = int(bound) if bound == bound.to_integral_value() else float(bound)
 
 
@@ -209,13 +206,15 @@ def _round_inside(bound: Decimal, inside: int) -> Decimal:
 
 
 def _step_inside(bound: Decimal, inside: int) -> Decimal:
-    """Return a number just inside a whole one, and parsed without rounding."""
+    """Return a number next to the whole number `bound`, on its inner side, that is parsed without
+    rounding."""
     digits = min(0, bound.adjusted() - 14) if bound else MIN_EXPONENT
     return _round_inside(bound + inside * Decimal(1).scaleb(digits), inside)
 
 
 def _is_exact(number: Decimal) -> bool:
-    """Return True if a JSON parser that rounds the digits before scaling them is exact here."""
+    """Return whether a JSON parser that rounds the digits before scaling them parses this
+    exactly."""
     if number == number.to_integral_value():
         return int(number) == float(number)
     _, digits, exponent = number.as_tuple()
@@ -232,7 +231,7 @@ def _require_numbers(value: Any) -> None:
             _require_numbers(each)
     elif _is_number(value) and (abs(value) > MAX_NUMBER or not _is_exact(Decimal(str(value)))):
         raise ValueError(
-            f"the number {value} cannot be held to digit by digit; leave it out, or give a string"
+            f"the number {value} cannot be represented exactly; leave it out, or give a string"
         )
 
 
@@ -248,18 +247,18 @@ def _require_common_multiples(
     root: dict[str, Any], schemas: list[dict[str, Any]], seen: set[frozenset[int]]
 ) -> None:
     """Raise ValueError if the divisors of one value, or of a value within it, have too large a
-    common multiple. `schemas`: all that the value must follow."""
+    common multiple. `schemas`: all schemas of that value."""
     group = _collect_schemas(root, schemas)
     if (key := frozenset(group)) in seen:
         return
     seen.add(key)
     if len(seen) > MAX_SCHEMA_GROUPS:
-        raise ValueError("multipleOf stands in too many combinations of schemas; leave it out")
+        raise ValueError("multipleOf is in too many combinations of schemas; leave it out")
     values = {Fraction(str(each["multipleOf"])) for each in group.values() if _has_divisor(each)}
     whole = [int(value * math.lcm(*(each.denominator for each in values))) for value in values]
     if len(values) > 1 and math.lcm(*whole) * max(whole) >= 2**32:
         numbers = ", ".join(str(float(value)) for value in sorted(values))
-        raise ValueError(f"multipleOf is {numbers}, too large to hold to together; give one")
+        raise ValueError(f"multipleOf is {numbers}, too large to combine; give one")
     within: dict[str, list[Any]] = defaultdict(list)
     for each in group.values():
         for name, schema in (each.get("properties") or {}).items():
@@ -278,7 +277,7 @@ def _require_common_multiples(
 def _collect_schemas(
     root: dict[str, Any], schemas: list[dict[str, Any]]
 ) -> dict[int, dict[str, Any]]:
-    """Return schemas with those that they combine or refer to, by identity."""
+    """Return schemas with all that they combine or refer to, by identity."""
     group, waiting = dict[int, dict[str, Any]](), [*schemas]
     while waiting:
         schema = waiting.pop()
@@ -297,7 +296,7 @@ def _collect_schemas(
 
 
 def _resolve_reference(root: Any, reference: str) -> Any:
-    """Return what a reference within the document points to; None if that is not there."""
+    """Return the part of the document that a reference points to; None if there is no such part."""
     if not reference.startswith("#"):
         return None
     for part in filter(None, unquote(reference[1:]).split("/")):
@@ -316,7 +315,7 @@ def _has_divisor(schema: dict[str, Any]) -> bool:
 
 
 def _get_format_patterns(name: Any) -> list[str]:
-    """Return the patterns that strings of a format must match in addition."""
+    """Return the additional patterns for strings of a format."""
     patterns = FORMAT_PATTERNS.get(name, []) if isinstance(name, str) else []
     if patterns is None:
         raise ValueError(f"format is {name!r}, which is not a format; leave it out")
@@ -324,15 +323,14 @@ def _get_format_patterns(name: Any) -> list[str]:
 
 
 def _require_distinct_names(schema: dict[str, Any]) -> None:
-    """Raise ValueError if several properties are due that `required` does not name: names of
-    others may repeat."""
+    """Raise ValueError if several properties are required that `required` does not name: the names
+    of these may repeat."""
     min_properties, required = schema.get("minProperties"), schema.get("required")
     names = {*map(str, required)} if isinstance(required, list) else set[str]()
     if isinstance(min_properties, int) and min_properties - len(names) > 1:
         raise ValueError(
-            f"minProperties is {min_properties} and required names {len(names)}, and others may "
-            "repeat; "
-            "name as many in required, or leave minProperties out"
+            f"minProperties is {min_properties} and required names {len(names)}; names of others "
+            "may repeat; name as many in required, or leave minProperties out"
         )
 
 

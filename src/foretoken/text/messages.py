@@ -1,4 +1,4 @@
-"""Messages of a chat: whether they are a conversation, and the parts that their contents have."""
+"""Checks on chat messages: whether they form a conversation, and the parts of their contents."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from foretoken.errors import InputError, format_value
 
 Message = Mapping[str, Any]  # "role", and "content": a str or a list of parts
 
-# Kinds of parts that are no text, and the names that their contents have
+# Media types of parts, and the keys that may hold the content
 MEDIA_PART_KEYS: dict[str, tuple[str, ...]] = {
     "image": ("image", "url", "path", "base64"),
     "audio": ("audio", "url", "path"),
 }
-# Kinds that are not read, and why: transformers would fetch addresses, or drop them
-ADDRESS_REASON = "an address, which is not fetched here; give a part of the type image or audio"
-UNSUPPORTED_PARTS = {"video": "a video, which is not read here; give pictures of it"}
+# Unsupported types, and why: transformers would fetch URLs, or drop the parts
+ADDRESS_REASON = "a URL, which is not fetched here; give a part of the type image or audio"
+UNSUPPORTED_PARTS = {"video": "a video, which is not supported; give images of its frames"}
 UNSUPPORTED_PARTS |= dict.fromkeys(
     ("image_url", "input_image", "audio_url", "input_audio", "video_url"), ADDRESS_REASON
 )
 
 
 def as_conversations(prompts: Any) -> list[list[Message]] | None:
-    """The conversations in `prompts`, which are one (a list of messages) or a list of several; None
-    where they are prompts of other kinds. InputError where only some are conversations."""
+    """Return the conversations in `prompts`, a list of messages or a list of conversations; None if
+    none of them is a conversation. Raises InputError if only some are."""
     if isinstance(prompts, Mapping) and "role" in prompts:
         raise InputError("prompts is a single message; give a list of messages")
     if _is_conversation(prompts):
@@ -41,12 +41,13 @@ def as_conversations(prompts: Any) -> list[list[Message]] | None:
 
 
 def _is_conversation(prompt: Any) -> bool:
-    """By the first of its messages: ids may be many."""
+    """Return whether a prompt is a conversation, by its first message alone: token ids may be
+    many."""
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def require_conversation(messages: object) -> None:
-    """InputError for what is no conversation."""
+    """Raise InputError if `messages` is not a conversation."""
     if not isinstance(messages, list | tuple):
         raise InputError(f"messages is {format_value(messages)}; give a list of messages")
     if not messages:
@@ -75,7 +76,7 @@ def _require_message(i: int, message: Any) -> None:
         ):
             problem = f"message {i}, part {j} is {format_value(part)}"
             raise InputError(
-                f"{problem}; give a dict with 'type', and 'text' in one of text"
+                f"{problem}; give a dict with 'type', and 'text' if the type is text"
             ).about(f"prompt[{i}].content")
     try:
         str(content).encode()
@@ -85,18 +86,18 @@ def _require_message(i: int, message: Any) -> None:
 
 
 def _has_tool_calls(message: Message) -> bool:
-    """Tell whether a message without content says which tools to call."""
+    """Return whether a message has tool calls and no content."""
     return message.get("content") is None and bool(message.get("tool_calls"))
 
 
 def has_media(messages: Sequence[Message]) -> bool:
-    """Tell whether a part of a message is a picture or a sound."""
+    """Return whether a part of a message is an image, audio or video."""
     kinds = (part.get("type") for message in messages for part in get_parts(message))
     return any(kind in (*MEDIA_PART_KEYS, *UNSUPPORTED_PARTS) for kind in kinds)
 
 
 def get_parts(message: Message) -> list[Mapping[str, Any]]:
-    """Return the parts of a message's content, of which a text has none."""
+    """Return the parts of a message's content; [] for a string."""
     content = message.get("content") if isinstance(message, Mapping) else None
     listed = cast(list[Any], content) if isinstance(content, list | tuple) else []
     return [part for part in listed if isinstance(part, Mapping)]

@@ -1,7 +1,6 @@
-"""A request's predicted text, and the position of the text within it.
+"""A request's predicted output, and the output's position within it.
 
-A function of the text alone: what was read of it is remembered only to save time. Knows no models
-and no tokenizer.
+A function of the output tokens alone: state is cached only to save time.
 """
 
 from __future__ import annotations
@@ -9,31 +8,31 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-MAX_MATCH_TOKENS = 16  # tokens that are compared where the text stands elsewhere than foretold
-MAX_NEARBY_POSITIONS = 64  # places on either side that are looked at
+MAX_MATCH_TOKENS = 16  # tokens compared after the output has left the prediction
+MAX_NEARBY_POSITIONS = 64  # positions searched on either side of the last certain one
 
 
 class PredictedOutput:
-    """The ids of a text that is expected.
+    """Token ids of an expected output; proposes the ids that follow the output so far.
 
-    Where the text goes on otherwise, it is looked for again: behind the longest end of it that
-    occurs in the prediction, of several the next one behind the last place that was certain. A find
-    that does not go on as it should doubles the length that the next one must have, up to
-    `MAX_MATCH_TOKENS`, so that a prediction of another text soon falls silent.
+    If the output leaves the prediction, its position is searched again: after the longest suffix of
+    the output that occurs in the prediction, and of equal ones the next after the last certain
+    position. A match that the next token contradicts doubles the length required of the next match,
+    up to `MAX_MATCH_TOKENS`, so an unrelated prediction soon proposes nothing.
     """
 
-    prior = (4.0, 0.9)  # as `Costs.prior`: whoever sends it expects it
+    prior = (4.0, 0.9)  # as `Costs.prior`: a client sends a prediction that it expects to match
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
-        self._positions_after: dict[int, list[int]] = {}  # the places behind each token
+        self._positions_after: dict[int, list[int]] = {}  # token -> positions after it
         for position, token in enumerate(self.ids, 1):
             self._positions_after.setdefault(token, []).append(position)
         self._reset()
 
     def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
-        """At most so many tokens that follow `text`; [] where it does not stand in the
-        prediction."""
+        """Return at most `max_tokens` tokens that follow `new_tokens` in the prediction; [] if they
+        do not occur in it."""
         if new_tokens[: len(self._tokens)] != self._tokens:
             self._reset()
         for token in new_tokens[len(self._tokens) :]:
@@ -44,11 +43,11 @@ class PredictedOutput:
         )
 
     def _reset(self) -> None:
-        """No text yet: it begins as the prediction does."""
+        """Start with an empty output, at the beginning of the prediction."""
         self._tokens: list[int] = []
         self._position: int | None = 0
-        self._last_certain = 0  # the last place that the text was led to by going on as foretold
-        self._min_match_tokens = 1  # tokens that must agree
+        self._last_certain = 0  # the last position reached by a token that matched the prediction
+        self._min_match_tokens = 1  # tokens that must match
 
     def _append(self, token: int) -> None:
         position = self._position
@@ -56,7 +55,7 @@ class PredictedOutput:
             self._position = self._last_certain = position + 1
             self._min_match_tokens = max(1, self._min_match_tokens // 2)
             return
-        if position not in (None, self._last_certain):  # it was found there wrongly
+        if position not in (None, self._last_certain):  # the last match was wrong
             self._min_match_tokens = min(MAX_MATCH_TOKENS, 2 * self._min_match_tokens)
         self._position = self._find(token)
 
@@ -75,7 +74,7 @@ class PredictedOutput:
         )
 
     def _count_matching_tokens(self, position: int) -> int:
-        """Count the tokens before that place that are the last ones of the text."""
+        """Count the tokens before `position` that equal the last tokens of the output."""
         max_tokens = min(MAX_MATCH_TOKENS, position, len(self._tokens))
         differ = (
             n for n in range(max_tokens) if self.ids[position - 1 - n] != self._tokens[-1 - n]

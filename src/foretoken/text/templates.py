@@ -1,8 +1,8 @@
-"""Contents that a chat template reads, and the tokens with which it ends a turn: found by having it
-write a message or a conversation, as no two templates are alike.
+"""Which contents a chat template accepts, and the tokens with which it ends a turn: found by
+rendering probe messages, as no two templates are alike.
 
-Where a template fails on a message, its words decide on texts, and on parts nothing is known. Does
-not know which ids a model's own files name as ends.
+If a template fails on a probe, its source decides whether it accepts strings; for parts, the answer
+is then unknown. The end-of-turn ids in a model's own config files are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 from transformers.utils.chat_template_utils import render_jinja_template
 
 PROBE_WORD = "wordforatry"
-# Templates that go through the parts of a content, and those that know texts, too
+# Templates that loop over the parts of a content, and those that test for a string
 PARTS_LOOP_PATTERN = re.compile(r"""\bin\s+\w+(\.content\b|\[['"]content['"]\])""")
 STRING_TEST_PATTERN = re.compile(
     r"""content(['"]\])?\s+is\s+(not\s+)?(string|iterable|sequence)\b"""
@@ -32,14 +32,14 @@ TURN_END_TOKENS = frozenset(
     "<end_of_turn> <turn|> <end_of_utterance> <|END_OF_TURN_TOKEN|> <EOT> _<EOT> [EOT] [EOS] <eos> "
     "<|endoftext|> <|end_of_text|> <｜end▁of▁sentence｜> [e~[".split()
 )
-# Beside these <|end|> stands between the parts of a turn (gpt-oss, Solar Open)
+# In vocabularies with these, <|end|> separates the parts of a turn (gpt-oss, Solar Open)
 SPLIT_TURN_TOKENS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 PROBE_QUESTION, PROBE_REPLY, PROBE_NEXT_TURN = "askedforatry", "replyforatry", "nextforatry"
 
 
 def accepts_strings(template: str) -> bool:
-    """Tell whether it writes a content that is a text: of that, one which knows parts alone would
-    write nothing, without a word."""
+    """Return whether the template renders a content that is a string. A template that supports
+    parts only renders nothing for a string, without an error."""
     written = _render_probe(template)
     if written is None:
         return not PARTS_LOOP_PATTERN.search(template) or bool(STRING_TEST_PATTERN.search(template))
@@ -47,8 +47,8 @@ def accepts_strings(template: str) -> bool:
 
 
 def accepts_parts(template: str, kind: str = "text") -> bool | None:
-    """Tell whether it writes the parts of this kind in a list: "text", or "image" and "audio", for
-    which it has a mark; None where nothing is known."""
+    """Return whether the template renders parts of this type: "text", or "image" and "audio", for
+    which it writes a placeholder; None if unknown."""
     plain = _render_probe(template, "text")
     if plain is None:
         return False if PROBE_WORD in (_render_probe(template) or "") else None
@@ -59,13 +59,14 @@ def accepts_parts(template: str, kind: str = "text") -> bool | None:
 
 
 def _is_rendered_word(written: str) -> bool:
-    """Tell whether it is a text, not Python's name of a list."""
+    """Return whether the probe was rendered as text, not as the repr of a list."""
     return PROBE_WORD in written and "'type':" not in written
 
 
 @lru_cache(64)
 def _render_probe(template: str, kind: str | None = None) -> str | None:
-    """A user's message by this template: a text, or for a kind parts; None where it fails."""
+    """Return a user message rendered by this template: a string, or parts of `kind`; None if the
+    template fails."""
     content: Any = PROBE_WORD
     if kind is not None:
         content = [{"type": "text", "text": PROBE_WORD}]
@@ -80,15 +81,15 @@ def _render_probe(template: str, kind: str | None = None) -> str | None:
 
 
 def find_turn_end_ids(control: Mapping[str, int]) -> set[int]:
-    """Return those ids of a vocabulary's control tokens, by name, that end a turn or a document."""
+    """Return the ids of the control tokens (name -> id) that end a turn or a document."""
     parted = any(names <= control.keys() for names in SPLIT_TURN_TOKENS)
     names = TURN_END_TOKENS & control.keys() - ({"<|end|>"} if parted else set())
     return {control[name] for name in names}
 
 
 def find_turn_end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the tokens that the chat template writes at the end of an assistant's turn, in their
-    order, whether another turn follows or none; [] if it writes none, or fails."""
+    """Return the tokens that the chat template writes at the end of every assistant turn, in their
+    order; [] if it writes none, or fails."""
     template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, Mapping) else template
     names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content]

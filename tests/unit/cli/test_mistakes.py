@@ -138,7 +138,7 @@ MISTAKES = [
     ("serve --max-rows 0", "--max-rows is 0"),
     ("serve --drain nan", "--drain is nan"),
     ("serve --api-key ''", "--api-key is empty"),
-    ("serve --host nowhere.invalid", "nowhere.invalid:8000 cannot be listened on"),
+    ("serve --host nowhere.invalid", "cannot listen on nowhere.invalid:8000"),
     ("serve nowhere/at/all", "nowhere"),
     ("serve here --target there", "the target is 'here' and --target 'there'; give one"),
     ("serve --gamma -1", "gamma is -1"),
@@ -235,7 +235,7 @@ def test_a_mistake_is_one_line(
 def test_a_port_that_is_taken(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        told = f"127.0.0.1:{port} cannot be listened on (Address already in use); give another"
+        told = f"cannot listen on 127.0.0.1:{port} (Address already in use); give another"
         mistake(run("serve", "--port", port), told)
 
 

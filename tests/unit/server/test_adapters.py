@@ -133,7 +133,9 @@ def test_models_are_listed_by_name_and_others_are_not_found(url: str) -> None:
         answer = post(url, path, model="slow", **form)
         error = answer.json()["error"]
         assert answer.status_code == 404 and error["code"] == "model_not_found", answer.text
-        assert "'tiny', 'fast', 'tidy' are" in error["message"] and error["param"] == "model"
+        assert (
+            "give one of 'tiny', 'fast', 'tidy'" in error["message"] and error["param"] == "model"
+        )
     for path in ("/v1/models/slow", "/v1/speculation?model=slow"):
         assert httpx2.get(f"{url}{path}").status_code == 404
 

@@ -225,7 +225,7 @@ def test_the_ids_of_a_chat_as_it_would_be_read(thinking: openai.OpenAI) -> None:
 
     opened, closed = count()["tokens"], count(add_generation_prompt=False)["tokens"]
     assert opened[: len(closed)] == closed and len(opened) > len(closed)
-    assert "no tools" in count(tools=TOOLS)["error"]["message"]
+    assert "supports no tools" in count(tools=TOOLS)["error"]["message"]
 
 
 def test_an_effort_that_no_template_reads(served: openai.OpenAI, thinking: openai.OpenAI) -> None:

@@ -71,7 +71,7 @@ def test_templates_with_names():
         "a",
         "b",
     ]
-    with pytest.raises(InputError, match="'c', which holds no message.* or one of default, b$"):
+    with pytest.raises(InputError, match="'c', which is not a template.* or one of default, b$"):
         chat.encode_chat([USER], named, "c")
 
 
@@ -173,15 +173,18 @@ def test_a_role_that_the_template_names_is_known():
         ([[{"role": "user"}]], "message 0 has the content None; give a str or a list of parts"),
         ([[{"role": "user", "content": 3}]], "message 0 has the content 3"),
         ([[USER | {"content": "\udc80"}]], "message 0 is not valid text; give text in UTF-8"),
-        ([[USER], 3], "chat_template is 3; give the text"),
-        ([[USER], "chat.jinja"], "chat_template is 'chat.jinja', which holds no message; give the"),
+        ([[USER], 3], "chat_template is 3; give the source"),
+        (
+            [[USER], "chat.jinja"],
+            "chat_template is 'chat.jinja', which is not a template; give the",
+        ),
         ([[USER], "{% if %}"], "the chat template refuses the messages: Expected an expression"),
         ([[USER], "{{ raise_exception('no\nsystem') }}"], f"{REFUSES}no system"),
         ([[USER], "{{ messages.a.b }}"], f"{REFUSES}'list object' has no"),
-        ([[USER], "{# nothing #}"], "the chat template makes no text of the messages"),
+        ([[USER], "{# nothing #}"], "the chat template renders no output for the messages"),
         ([[USER], None, "calm"], "chat_template_kwargs is 'calm'; give a dict"),
         ([[USER], None, {3: 4}], "chat_template_kwargs is {3: 4}; give a dict"),
-        ([[USER], None, {"tokenize": 0}], "chat_template_kwargs holds 'tokenize', which no templ"),
+        ([[USER], None, {"tokenize": 0}], "chat_template_kwargs has 'tokenize', which no templ"),
         ([[USER], None, {"messages": []}], REFUSES),
         ([[USER], None, {"continue_final_message": "thinking"}], REFUSES),
     ],

@@ -1,4 +1,4 @@
-"""Common parts of the answers of all endpoints: usage, rates of speculation, server-sent events."""
+"""Parts that the answers of all endpoints share: usage, speculation rates, server-sent events."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from foretoken.text.replies.reader import (
 )
 
 RequestT = TypeVar("RequestT", bound=ApiRequest)
-STEP_FIELDS = ("predicted", "gamma", "drafted", "accepted", "verify_seconds", "rows")  # of a step
+STEP_FIELDS = ("predicted", "gamma", "drafted", "accepted", "verify_seconds", "rows")
 DONE_EVENT = "data: [DONE]\n\n"
 
 
 def format_event(data: Any, name: str | None = None) -> str:
-    """A server-sent event."""
+    """Return a server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
@@ -43,7 +43,7 @@ def make_id(prefix: str) -> str:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call so far."""
+    """A tool call as received so far."""
 
     id: str
     index: int
@@ -52,7 +52,7 @@ class ToolCall:
 
     @property
     def is_complete(self) -> bool:
-        """False if it was cut off."""
+        """Return whether the arguments are complete JSON."""
         try:
             json.loads(self.arguments)
         except ValueError:
@@ -64,7 +64,7 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
     def build_delta(self, event: ReplyEvent) -> dict[str, Any]:
-        """Return what is new of it: its id and name once."""
+        """Return the new part of the call; only the first one has its id and name."""
         if not event.name:
             return {"index": self.index, "function": {"arguments": event.arguments}}
         function = {"name": event.name, "arguments": event.arguments}
@@ -72,7 +72,7 @@ class ToolCall:
 
 
 class ParsedReply:
-    """A reply as it is parsed: its text, thoughts and calls."""
+    """A reply parsed incrementally: its text, reasoning and calls."""
 
     def __init__(
         self, facts: ReplyFacts | None, requirements: ReplyRequirements | None, tail: str
@@ -87,12 +87,12 @@ class ParsedReply:
         )
 
     def feed(self, part: StepOutput) -> list[ReplyEvent]:
-        """Return what is new."""
+        """Parse the output of a step; return the new events."""
         return join_adjacent(event for _, events in self.parse_tokens(part) for event in events)
 
     def parse_tokens(self, part: StepOutput) -> Iterator[tuple[bool, list[ReplyEvent]]]:
-        """Yield the pieces that each token adds, and whether it is a token of thoughts. Tokens are
-        parsed one by one, so that nothing depends on the steps that they came in."""
+        """Yield for each token whether it belongs to the reasoning, and its events. Tokens are
+        parsed one by one, so that the result does not depend on how they were split into steps."""
         for i, text in enumerate(part.texts, 1):
             thought = self._is_thinking
             events = self._feed_text(text, part.done if i == len(part.texts) else None)
@@ -121,7 +121,7 @@ class ParsedReply:
 
 
 def join_adjacent(events: Iterable[ReplyEvent]) -> list[ReplyEvent]:
-    """Return the pieces with neighbours of one kind as one."""
+    """Return the events, with adjacent ones of the same kind joined."""
     groups = groupby(events, lambda each: (each.call, bool(each.thought)))
     return [reduce(_join, pieces) for _, pieces in groups]
 
@@ -156,17 +156,17 @@ def _get_cut(done: Done | None) -> str | None:
 
 
 class Answer(Generic[RequestT]):
-    """Answer of an endpoint: a whole body at the end, or events until then."""
+    """Answer of an endpoint: one body at the end, or a stream of events."""
 
     def __init__(
         self, request: RequestT, model: str, generation: Generation, facts: ReplyFacts | None = None
     ) -> None:
-        """`facts`: how the model's replies are parsed."""
+        """`facts`: the format of the model's replies."""
         self.request, self.model, self.generation, self.facts = request, model, generation, facts
         self._replies: dict[int, ParsedReply] = {}
 
     def get_usage(self) -> dict[str, Any]:
-        """Return the numbers of tokens."""
+        """Return the token counts."""
         thoughts = sum(reply.thought_tokens for reply in self._replies.values())
         return compute_usage(self.generation, thoughts)
 
@@ -187,7 +187,7 @@ class Answer(Generic[RequestT]):
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the whole answer."""
+        """Return the complete answer."""
         raise NotImplementedError
 
     def events(self) -> AsyncGenerator[str]:
@@ -199,30 +199,31 @@ class Answer(Generic[RequestT]):
         return self.generation.outputs
 
     def speculation(self, *, with_steps: bool = False) -> dict[str, Any]:
-        """Return the rates of speculation if asked for; `with_steps`: with all steps."""
+        """Return the speculation rates if the request asks for them; `with_steps`: with all
+        steps."""
         if not self.request.speculation.steps:
             return {}
         report = compute_rates(self.outputs)
         if with_steps:
             report["steps"] = [
-                [describe_step(step, text.token_texts) for step in text.steps]
-                for text in self.outputs
+                [describe_step(step, output.token_texts) for step in output.steps]
+                for output in self.outputs
             ]
         return {"speculation": report}
 
 
 class ChoicesAnswer(Answer[RequestT]):
-    """Answer of one choice or several: of a chat, or of continuations."""
+    """Answer with one or more choices, of a chat or a completion."""
 
-    id_prefix: ClassVar[str]  # of its id
-    object_names: ClassVar[tuple[str, str]]  # names of it and of a chunk
+    id_prefix: ClassVar[str]
+    object_names: ClassVar[tuple[str, str]]  # `object` of the answer and of a chunk
 
     def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
-        """Return the fields of output i, at its end."""
+        """Return the fields of the finished output i."""
         raise NotImplementedError
 
     def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
-        """Return the fields that precede the first step of an output."""
+        """Return the fields before the first step of an output; None: there is no such chunk."""
         raise NotImplementedError
 
     def build_delta(self, i: int, part: StepOutput) -> dict[str, Any]:
@@ -230,13 +231,13 @@ class ChoicesAnswer(Answer[RequestT]):
         raise NotImplementedError
 
     def build_first_fields(self, output: GeneratedOutput) -> dict[str, Any]:
-        """Return the fields of an output's first chunk other than its choice."""
+        """Return the fields of an output's first chunk besides its choice."""
         return {}
 
     def body(self) -> dict[str, Any]:
         choices = [
-            self._complete_choice(i, self.build_choice(i, text), text.tokens, text.done)
-            for i, text in enumerate(self.outputs)
+            self._complete_choice(i, self.build_choice(i, output), output.tokens, output.done)
+            for i, output in enumerate(self.outputs)
         ]
         answer = self._build_head(self.object_names[0]) | {
             "choices": choices,
@@ -247,11 +248,11 @@ class ChoicesAnswer(Answer[RequestT]):
     async def events(self) -> AsyncGenerator[str]:
         head, options = self._build_head(self.object_names[1]), self.request.stream_options
         continuous_usage = options is not None and options.continuous_usage_stats
-        for i, text in enumerate(self.outputs):
-            if (first_delta := self.build_first_delta(text)) is not None:
+        for i, output in enumerate(self.outputs):
+            if (first_delta := self.build_first_delta(output)) is not None:
                 choices = {
                     "choices": [self._complete_choice(i, first_delta, [])]
-                } | self.build_first_fields(text)
+                } | self.build_first_fields(output)
                 yield format_event(
                     head | choices | ({"usage": self.get_usage()} if continuous_usage else {})
                 )
@@ -294,14 +295,14 @@ class ChoicesAnswer(Answer[RequestT]):
 
 
 def compute_usage(generation: Generation, thought_tokens: int = 0) -> dict[str, Any]:
-    """Return the numbers of tokens, the prompt's once for all its outputs; `thoughts`: those of
-    reasoning."""
-    texts = generation.outputs
-    prompt_tokens = sum(text.accepted.prompt_tokens for text in texts[:: generation.n])
-    new_tokens = sum(len(text.tokens) for text in texts)
-    steps = [step for text in texts for step in text.steps if step.predicted]
-    predicted = steps if generation.has_prediction else []  # else from the outputs themselves
-    cached = [text.done.stats.cached_tokens for text in texts[:: generation.n] if text.done]
+    """Return the token counts; a prompt counts once for all its outputs. `thought_tokens`: the
+    number of reasoning tokens."""
+    outputs = generation.outputs
+    prompt_tokens = sum(output.accepted.prompt_tokens for output in outputs[:: generation.n])
+    new_tokens = sum(len(output.tokens) for output in outputs)
+    steps = [step for output in outputs for step in output.steps if step.predicted]
+    predicted = steps if generation.has_prediction else []  # else predicted from earlier outputs
+    cached = [each.done.stats.cached_tokens for each in outputs[:: generation.n] if each.done]
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": new_tokens,
@@ -316,7 +317,7 @@ def compute_usage(generation: Generation, thought_tokens: int = 0) -> dict[str, 
 
 
 def compute_rates(texts: Sequence[GeneratedOutput]) -> dict[str, Any]:
-    """Return the rates of speculation over all steps of the texts."""
+    """Return the speculation rates over all steps of the outputs."""
     steps = [step for text in texts for step in text.steps]
     stats = [text.done.stats for text in texts if text.done is not None]
     calls = sum(each.target_calls for each in stats)
@@ -338,8 +339,8 @@ def compute_rates(texts: Sequence[GeneratedOutput]) -> dict[str, Any]:
 
 
 def describe_step(step: StepRecord, token_texts: Mapping[int, str]) -> dict[str, Any]:
-    """Return a step as the page shows it: its accepted tokens and their source, and the rejected
-    ones. `token_texts`: texts of its tokens."""
+    """Return a step for the web page: its new tokens with their source, and the rejected tokens.
+    `token_texts`: text of each token."""
     last = "plain" if not step.drafted else "bonus"
     if step.accepted < step.drafted:
         last = "corrected"
@@ -361,15 +362,15 @@ def describe_step(step: StepRecord, token_texts: Mapping[int, str]) -> dict[str,
 
 
 def format_logprob(token: TokenLogprob) -> dict[str, Any]:
-    """A token's logprob in the form of chat completions and responses."""
+    """Return a token's logprob as chat completions and responses have it."""
     top = [{"token": t, "logprob": p, "bytes": list(b)} for t, b, p, _ in token.top]
     entry = {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
     return entry | {"top_logprobs": top}
 
 
 def format_prompt_logprobs(prompt: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """Logprobs of a prompt in vLLM's form: at every place the token's own and the most probable
-    ones', by their ids; null for the first token, which has none."""
+    """Return a prompt's logprobs in vLLM's form: at each position, the token's own and those of the
+    most probable tokens, by id; null for the first token, which has none."""
     entries: list[dict[str, Any] | None] = [None]
     for each in prompt:
         entry = {str(each.id): _format_ranked(each.logprob, each.rank, each.text)}

@@ -37,7 +37,7 @@ class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     object_schema: dict[str, Any] | None = Field(
-        None, alias="schema", description="of a json_object, as older clients send it"
+        None, alias="schema", description="schema of a json_object, as older clients send it"
     )
 
     def require(self) -> None:
@@ -46,12 +46,12 @@ class ResponseFormat(StrictModel):
         for kind, schema in others.items():
             if schema is not None and kind != self.type:
                 name = "json_schema" if kind == "json_schema" else "schema"
-                problem = f"response_format has the type {self.type}, which reads no {name}"
+                problem = f"response_format has the type {self.type}, which takes no {name}"
                 raise BadRequestError(f"{problem}; give the type {kind}", "response_format")
 
 
 class Message(BaseModel, extra="allow"):
-    """A message; the chat template says which roles and other fields there are."""
+    """A message; the chat template determines the allowed roles and other fields."""
 
     role: str
     content: Content | None = None
@@ -67,7 +67,7 @@ class Message(BaseModel, extra="allow"):
 
 
 class ChatCompletionRequest(PredictionRequest, TemplatedRequest):
-    """Request to complete a chat."""
+    """Request for a chat completion."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: StrictInt | None = Field(None, ge=1)
@@ -132,7 +132,7 @@ class ChatCompletionRequest(PredictionRequest, TemplatedRequest):
 
 
 class ChatAnswer(answers.ChoicesAnswer[ChatCompletionRequest]):
-    """Answer to a chat."""
+    """Answer to a chat completion request."""
 
     id_prefix = "chatcmpl"
     object_names = ("chat.completion", "chat.completion.chunk")

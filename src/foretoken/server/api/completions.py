@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts or token ids in, their continuations out."""
+"""POST /v1/completions: continues prompts, which are strings or token ids."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from foretoken.server.process.messages import StepOutput, TokenLogprob
 
 
 def _get_prompt_tag(prompt: Any) -> str:
-    """Return the tag of a prompt's kind by its first part: trying every kind on all parts takes
-    seconds. `_get_prompt_tag` of `errors` drops tags, which hold a colon, from the place of an
-    error."""
+    """Return the tag of a prompt's type, from its first item: validating all items as each type
+    would take seconds. Tags contain a colon, by which `errors` leaves them out of an error's
+    location."""
     first = prompt[0] if isinstance(prompt, list) and prompt else None
     if isinstance(first, str | list):
         return "prompt:texts" if isinstance(first, str) else "prompt:lists"
@@ -43,7 +43,7 @@ PromptField = Annotated[
 
 
 class CompletionRequest(PredictionRequest):
-    """Request to continue texts."""
+    """Request to continue one or more prompts."""
 
     prompt: PromptField
     max_tokens: StrictInt | None = Field(16, ge=0)
@@ -62,7 +62,7 @@ class CompletionRequest(PredictionRequest):
         has_several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         prompts = prompt if has_several else [prompt]
         if [] in prompts:
-            raise BadRequestError("prompt is empty; give a text or ids", "prompt")
+            raise BadRequestError("prompt is empty; give a string or ids", "prompt")
         return prompts
 
     @property
@@ -84,29 +84,31 @@ class CompletionRequest(PredictionRequest):
     def require(self) -> None:
         super().require()
         if self.max_tokens == 0 and (self.stream or not self.echo):
-            message = "max_tokens is 0, which goes with echo and without stream; give 1 or more"
+            message = "max_tokens is 0, which needs echo and no stream; give 1 or more"
             raise BadRequestError(message, "max_tokens")
         if self.echo and self.logprobs is not None:
             others = {"stream": self.stream, "prompt_logprobs": self.prompt_logprobs is not None}
             for name, is_given in others.items():
                 if is_given:
-                    raise BadRequestError(f"echo with logprobs does not go with {name}", name)
+                    raise BadRequestError(
+                        f"echo with logprobs does not support {name}; leave it out", name
+                    )
 
 
 class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
-    """Answer of continuations, each after the echo of its prompt."""
+    """Answer to a completion request; each output follows the echo of its prompt."""
 
     id_prefix = "cmpl"
     object_names = ("text_completion", "text_completion")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._held_back = defaultdict[int, list[TokenLogprob]](list)  # for text that is held back
+        self._held_back = defaultdict[int, list[TokenLogprob]](list)  # logprobs of held-back text
 
     def body(self) -> dict[str, Any]:
-        if self.request.max_tokens == 0:  # what the engine wrote to read the prompt
-            for text in self.outputs:
-                text.text, text.tokens, text.logprobs = "", [], []
+        if self.request.max_tokens == 0:  # drop the token that the engine had to generate
+            for output in self.outputs:
+                output.text, output.tokens, output.logprobs = "", [], []
         return super().body()
 
     def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
@@ -127,7 +129,7 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
         logprobs = _format_logprobs(tokens, request.logprobs, len(text))
         for key in ("token_logprobs", "top_logprobs") if output.accepted.first_prompt_token else ():
             if logprobs[key]:
-                logprobs[key][0] = None  # nothing is known of a prompt's first token
+                logprobs[key][0] = None  # a prompt's first token has no probability
         return choice | {"logprobs": logprobs}
 
     def build_first_delta(self, output: GeneratedOutput) -> dict[str, Any] | None:
@@ -140,7 +142,7 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
             return {"text": part.text}
         end = len(self.outputs[i].accepted.echo) + len(self.outputs[i].text)
         tokens = self._held_back[i] + (part.logprobs or [])
-        if part.done is None:  # what is held back may be cut, and its tokens stand at the end then
+        if part.done is None:  # held-back text may be cut; its tokens then get the end as offset
             tokens, self._held_back[i] = _split_at(tokens, end)
         return {"text": part.text, "logprobs": _format_logprobs(tokens, self.request.logprobs, end)}
 
@@ -148,13 +150,14 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
 def _split_at(
     tokens: list[TokenLogprob], end: int
 ) -> tuple[list[TokenLogprob], list[TokenLogprob]]:
-    """The tokens that begin before `end`, and the others."""
+    """Return the tokens that begin before the offset `end`, and the others."""
     before = list(takewhile(lambda each: each.offset < end, tokens))
     return before, tokens[len(before) :]
 
 
 def _format_logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[str, Any]:
-    """`end`: of the text; tokens of a stop string that is cut off stand there."""
+    """Return logprobs as completions have them. `end`: length of the text, the offset of tokens of
+    a stop string that was cut off."""
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
@@ -164,8 +167,8 @@ def _format_logprobs(tokens: list[TokenLogprob], count: int, end: int) -> dict[s
 
 
 def _name_logprobs(token: TokenLogprob) -> dict[str, float]:
-    """The logprobs of the token itself and of the most probable ones: by name, and one that has the
-    name of another by its id, as in vLLM."""
+    """Return the logprobs of the token and of the most probable ones by name; if two have the same
+    name, one is named by its id, as in vLLM."""
     names, logprobs = {token.id: token.text}, {token.text: token.logprob}
     for name, _, logprob, id in token.top:
         if id not in names:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: a body with message, type, param and code, and a status."""
+"""Errors in OpenAI's form: a body with message, type, param and code, and an HTTP status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ErrorFields(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Body of an answer that is an error."""
+    """Body of an error."""
 
     error: ErrorFields
 
@@ -46,20 +46,20 @@ class ErrorBody(BaseModel):
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "model": ErrorBody,
-        "description": "The request is not honoured: 400, `param` names the field; 401, the API "
-        "key is missing or wrong; 404, another model or path than those that are served; 413, the "
-        "body is too large; 429, the queue is full, `Retry-After` says when to send it again.",
+        "description": "The request is refused: 400, `param` names the invalid field; 401, the API "
+        "key is missing or wrong; 404, the model or path is not served; 413, the body is too "
+        "large; 429, the queue is full, retry after `Retry-After` seconds.",
     },
     "5XX": {
         "model": ErrorBody,
-        "description": "500, a step failed; 503, there is no engine now, `Retry-After` says when "
-        "to send the request again.",
+        "description": "500, a step failed; 503, no engine is running, retry after `Retry-After` "
+        "seconds.",
     },
 }
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An error with the HTTP status and body of its answer."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry_after = retry_after  # seconds until it is worth another try
-        self.closes = closes  # whether the connection ends with it
+        self.retry_after = retry_after  # seconds until a retry is worthwhile
+        self.closes = closes  # whether the answer closes the connection
 
     @property
     def body(self) -> dict[str, Any]:
@@ -98,7 +98,8 @@ class BadRequestError(ApiError):
 
 
 def to_api_error(error: Exception, body: Body | None = None) -> ApiError:
-    """Return what the engine's refusal, or its absence, means to a client; `body`: its request."""
+    """Return the ApiError for a refusal by the engine, or for a missing engine. `body`: the
+    request, which names the field."""
     if isinstance(error, UnavailableError):
         return ApiError(503, error.message, code="unavailable", retry_after=error.retry_after)
     assert isinstance(error, RefusedRequest)
@@ -110,7 +111,7 @@ def to_api_error(error: Exception, body: Body | None = None) -> ApiError:
 
 
 def make_validation_error(problems: Sequence[Any]) -> BadRequestError:
-    """Return the error for the first of the problems that pydantic lists of a body."""
+    """Return the error for the first of pydantic's problems with a body."""
     first = problems[0]
     context = first.get("ctx") or {}
     if first["type"] == "json_invalid":
@@ -128,18 +129,18 @@ def make_validation_error(problems: Sequence[Any]) -> BadRequestError:
 
 
 def explain_unreadable(error: Exception) -> str:
-    """Return why a body cannot be read, from what Python's own reader raised."""
+    """Return why a body is not valid JSON, from the error of Python's parser."""
     match error:
         case RecursionError():
             return "it is nested too deeply; flatten it"
         case UnicodeDecodeError():
             return "it is not in UTF-8; encode it so"
-        case _:  # a number of too many digits, and its remedy for programs in Python
+        case _:  # a number with too many digits; drop the remedy, which is for Python programs
             return to_one_line(error).partition(";")[0]
 
 
 def _is_union_tag(part: int | str) -> bool:
-    """Tell whether a part of a place is pydantic's name for one kind of several."""
+    """Return whether a part of a location is pydantic's name of a union member."""
     if not isinstance(part, str) or part.endswith("[]"):  # a field of a form
         return False
     return "[" in part or ":" in part or part in ("str", "int", "bool")

@@ -1,5 +1,5 @@
-"""Fields of requests, in OpenAI's names and in vLLM's for what those lack. A field that is not
-honoured is refused by name; an unknown one gets the nearest that is known."""
+"""Request fields, with OpenAI's names, and vLLM's for options that OpenAI lacks. Unsupported fields
+are refused by name; for an unknown one, the error suggests the nearest supported name."""
 
 from __future__ import annotations
 
@@ -27,30 +27,27 @@ FiniteFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 StrictInt = Annotated[int, Field(strict=True)]
 StrictBool = Annotated[bool, Field(strict=True)]
 MAX_N, MAX_LOGPROBS, MAX_STOP_STRINGS = 128, 20, 16
-MAX_GAMMA = 32  # others wait for its drafts
+MAX_GAMMA = 32  # other sequences of the batch wait for its drafts
 MAX_GRAMMAR_CHARACTERS, MAX_CHOICES = 50_000, 1000  # compiling more takes too long
 MAX_TOOLS, MAX_TOOL_CALLS, MAX_MESSAGES = 128, 128, 2048  # as OpenAI's
 MAX_METADATA_ENTRIES = 16  # as OpenAI's
 MAX_CONTENT_PARTS, MAX_PROMPTS = 2048, 2048
 MAX_VARIABLES_CHARACTERS = 200_000  # characters of a template's variables, and of all tools
-MAX_STOP_CHARACTERS = 1024  # together: each step looks for their beginnings
+MAX_STOP_CHARACTERS = 1024  # of all stop strings: each step searches for their beginnings
 MAX_BAD_WORDS, MAX_BAD_WORDS_CHARACTERS = 128, 10_000  # the first as vLLM's
-MAX_ENTRIES_BY_FIELD = {
-    "allowed_token_ids": 1024,
-    "logit_bias": 1024,
-    "stop_token_ids": 128,
-}  # as vLLM's
+# As vLLM's
+MAX_ENTRIES_BY_FIELD = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 128}
 
 
 class StrictModel(BaseModel):
-    """A part of a request: only fields that are known here."""
+    """A part of a request, which refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def check_known_fields(cls, body: Any) -> Any:
-        """Refuse what is unknown, and leave out what asks for nothing."""
+        """Refuse unknown fields, except those whose values request nothing, which are dropped."""
         if not isinstance(body, dict):
             return body
         fields = {field.alias or name for name, field in cls.model_fields.items()}
@@ -61,29 +58,30 @@ class StrictModel(BaseModel):
 
     @classmethod
     def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
-        """Return why a field other than these is refused; None if it asks for nothing."""
+        """Return why a field that is not in `fields` is refused; None if its value requests
+        nothing."""
         return unsupported.explain_unknown(name, fields)
 
 
 def make_field_error(field: str, message: str) -> PydanticCustomError:
-    """Return the error for a field of a part of a request."""
+    """Return a validation error for a field of a part of a request."""
     return PydanticCustomError("unknown", "{message}", {"message": message, "field": field})
 
 
 class Speculation(StrictModel):
-    """Options of speculation for one request; its text stays in the target's distribution while
-    lenience is 1."""
+    """Speculation options of one request; the output has the target's distribution if lenience is
+    1."""
 
     gamma: StrictInt | None = Field(
         None,
         ge=0,
         le=MAX_GAMMA,
-        description="guesses per target call; 0: plain decoding; null: automatic",
+        description="draft tokens per target call; 0: plain decoding; null: automatic",
     )
     drafter: StrictBool = Field(True, description="false: plain decoding")
     rule: Literal["block", "speculative", "coupled"] | None = None
     lenience: FiniteFloat | None = Field(None, gt=0, le=1)
-    steps: StrictBool = Field(False, description="tell of every step in the answer")
+    steps: StrictBool = Field(False, description="return every step in the answer")
 
 
 class StreamOptions(StrictModel):
@@ -91,11 +89,11 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: StrictBool = Field(
         False, description="vLLM's: usage so far in every chunk"
     )
-    include_obfuscation: Literal[False] | None = None  # events are as long as they are
+    include_obfuscation: Literal[False] | None = None  # not supported
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's form of a grammar, one of these; a `grammar` is written in Lark."""
+    """vLLM's form of a grammar: one of these fields; `grammar` is in Lark."""
 
     json_schema: dict[str, Any] | bool | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -104,28 +102,29 @@ class StructuredOutputs(StrictModel):
 
 
 class Body(StrictModel):
-    """A whole request."""
+    """A complete request body."""
 
     model: str | None = None
 
-    # Fields that set an option of the engine, where it has another name
+    # Engine option -> fields that set it, if their names differ
     option_fields: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     @classmethod
     def explain_refusal(cls, name: str, value: Any, fields: set[str]) -> str | None:
-        """Honour null, too, in fields of OpenAI's and vLLM's that a request has elsewhere."""
+        """Also accept null in fields that OpenAI's or vLLM's requests have and this one does
+        not."""
         return unsupported.explain_refusal(name, value, fields)
 
     @model_validator(mode="before")
     @classmethod
     def check_json(cls, body: Any) -> Any:
-        """Refuse what JSON has no form for, or UTF-8: NaN, and halves of characters. A list beyond
-        its limit is not looked through, as it is refused anyway."""
+        """Refuse values that JSON or UTF-8 cannot represent: NaN and lone surrogates. A list above
+        its limit is not searched, as it is refused anyway."""
         if isinstance(body, dict) and any(cls._is_too_long(*item) for item in body.items()):
             return body
         try:
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        except TypeError:  # no JSON object at all, which is refused as such
+        except TypeError:  # not a JSON object, which is refused later
             pass
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"the body is not valid JSON: {error}"[:200]) from None
@@ -139,33 +138,33 @@ class Body(StrictModel):
         return any(len(value) > getattr(m, "max_length", len(value)) for m in field.metadata)
 
     def find_field(self, option: str) -> str | None:
-        """Return the field of this request that sets an option of the engine; a place within it, as
-        in "prompt[0].role", stays."""
+        """Return the field of this request that sets an engine option; a location within it, as in
+        "prompt[0].role", is preserved."""
         name, place = re.fullmatch(r"(\w+)(.*)", option).groups()  # pyright: ignore
         fields = self.option_fields.get(name) or [
             f for f in (name,) if f in type(self).model_fields
         ]
-        asked = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
-        return f"{(asked or fields)[0]}{place}" if fields else None
+        given = [f for f in fields if getattr(self, f.split(".")[0]) is not None]
+        return f"{(given or fields)[0]}{place}" if fields else None
 
 
 def require_small(value: Any, param: str, max_characters: int = MAX_GRAMMAR_CHARACTERS) -> Any:
-    """Return a value of at most `most` characters; the default is of a grammar that compiles
-    fast."""
+    """Return a value of at most `max_characters` characters; the default is for grammars that
+    compile fast. Raises BadRequestError if it is longer."""
     if len(str(value)) > max_characters:
         raise BadRequestError(f"{param} is longer than {max_characters} characters", param)
     return value
 
 
 def require_short(strings: Sequence[str] | None, param: str, max_characters: int) -> None:
-    """Raise BadRequestError if strings have more characters together."""
+    """Raise BadRequestError if strings have more than `max_characters` characters together."""
     size = sum(map(len, strings or ()))
     if size > max_characters:
-        message = f"{param} has {size} characters together, at most {max_characters} are allowed"
+        message = f"{param} has {size} characters in all, at most {max_characters} are allowed"
         raise BadRequestError(f"{message}; shorten it", param)
 
 
-# Kinds of sampling options, as a request has them
+# Check of a sampling option -> type of its request field
 FIELD_TYPES: dict[Any, Any] = {
     checks.Number: FiniteFloat,
     checks.Count: StrictInt,
@@ -184,7 +183,7 @@ FIELD_TYPES: dict[Any, Any] = {
     checks.as_sequences: list[list[StrictInt]],
     checks.as_logit_bias: dict[str, FiniteFloat],
 }
-# Options that all endpoints name alike; how long a text may be has a name and default for each
+# Options with the same name at all endpoints; the name of max_new_tokens depends on the endpoint
 SAMPLING_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 SHARED_FIELDS = {
     name: each.api.name
@@ -194,11 +193,11 @@ SHARED_FIELDS = {
 
 
 def _make_field(name: str) -> Any:
-    """The field of a sampling option: its type and range follow from its check."""
+    """Return the field of a sampling option; its type and range follow from the option's check."""
     option = SAMPLING_OPTIONS[name]
     kind = FIELD_TYPES.get(option.check) or FIELD_TYPES.get(type(option.check))
     if kind is None:
-        raise TypeError(f"{name} has a check of a new kind: give its type a line in FIELD_TYPES")
+        raise TypeError(f"{name} has a check of an unknown kind: add its type to FIELD_TYPES")
     if kind is StrictBool:
         return StrictBool, Field(SAMPLING_DEFAULTS[name], description=option.help)
     assert option.api
@@ -216,8 +215,8 @@ SamplingFields: Any = create_model(
 
 
 class ApiRequest(SamplingFields):
-    """Fields of every endpoint that generates text. Each endpoint says how fields of its own set
-    the engine's options."""
+    """Fields of every endpoint that generates text. Each endpoint maps its own fields to engine
+    options."""
 
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
@@ -225,13 +224,13 @@ class ApiRequest(SamplingFields):
     return_token_ids: StrictBool = False
     structured_outputs: StructuredOutputs | None = None
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None, max_length=MAX_BAD_WORDS, description="texts that are not written"
+        None, max_length=MAX_BAD_WORDS, description="strings that must not be generated"
     )
     cache_salt: str = ""
     priority: StrictInt = 0
     speculation: Speculation = Speculation()  # pyright: ignore[reportCallIssue]
 
-    uses_chat_template: ClassVar[bool] = False  # whether a chat template reads its prompt
+    uses_chat_template: ClassVar[bool] = False  # whether a chat template renders its prompt
     option_fields: ClassVar[dict[str, tuple[str, ...]]] = {
         "structured": ("structured_outputs",),
         **{name: (f"speculation.{name}",) for name in ("gamma", "rule", "lenience")},
@@ -245,17 +244,18 @@ class ApiRequest(SamplingFields):
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """The prompts, each with `n` outputs."""
+        """Return the prompts, each with `n` outputs."""
         raise NotImplementedError
 
     @property
     def max_new_tokens(self) -> int | None:
-        """New tokens of an output at most; None: as many as the context leaves."""
+        """Return the maximum new tokens of an output; None: up to the context length."""
         raise NotImplementedError
 
     @property
     def num_logprobs(self) -> int | None:
-        """The number of most probable tokens reported at each place; None: no logprobs."""
+        """Return the number of most probable tokens reported at each position; None: no
+        logprobs."""
         raise NotImplementedError
 
     @property
@@ -264,25 +264,27 @@ class ApiRequest(SamplingFields):
 
     @property
     def returns_prompt(self) -> bool:
-        """True if the prompt is returned too."""
+        """Return whether the prompt is returned too."""
         return False
 
     @property
     def predicted_output(self) -> str | None:
-        """The text that the client expects."""
+        """Return the predicted output, a string."""
         return None
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """Variables of the chat template."""
+        """Return the variables of the chat template."""
         return None
 
     def require(self) -> None:
-        """Raise BadRequestError for fields that contradict one another, or hold too much."""
+        """Raise BadRequestError for fields that contradict one another or are too long."""
         require_short(self.stop, "stop", MAX_STOP_CHARACTERS)
         require_short(self.bad_words, "bad_words", MAX_BAD_WORDS_CHARACTERS)
         if self.stream and self.prompt_logprobs is not None:
-            raise BadRequestError("prompt_logprobs does not go with stream", "prompt_logprobs")
+            raise BadRequestError(
+                "prompt_logprobs does not support stream; leave one out", "prompt_logprobs"
+            )
         if self.speculation.gamma and not self.speculation.drafter:
             raise BadRequestError(
                 f"speculation.gamma is {self.speculation.gamma} and speculation.drafter false; "
@@ -290,7 +292,7 @@ class ApiRequest(SamplingFields):
                 "speculation.gamma",
             )
         if self.stream_options is not None and not self.stream:
-            raise BadRequestError("stream_options goes with stream: true", "stream_options")
+            raise BadRequestError("stream_options needs stream: true", "stream_options")
         limit, min_tokens = self.max_new_tokens, self.min_tokens
         if limit is not None and min_tokens is not None and min_tokens > limit:
             message = (
@@ -299,16 +301,16 @@ class ApiRequest(SamplingFields):
             raise BadRequestError(message, "min_tokens")
 
     def get_reply_requirements(self, facts: ReplyFacts | None) -> ReplyRequirements | None:
-        """Return the reply that is asked for, where it is to be read for thoughts and calls;
-        `facts`: how the model writes them."""
+        """Return the requirements on the reply; None if it is not parsed for reasoning and calls.
+        `facts`: the format of the model's replies."""
         return None
 
     def to_engine(
         self, prompt: Prompt, suggested: Mapping[str, Any], facts: ReplyFacts | None = None
     ) -> GenerateRequest:
-        """Return the engine's request for a text of this prompt. `suggested`: values of the
-        generation config for what is left out; `facts`: of the model's replies. Raises
-        BadRequestError."""
+        """Return the engine's request for one output of this prompt. `suggested`: values of the
+        generation config for fields that are not set; `facts`: the format of the model's replies.
+        Raises BadRequestError."""
         return GenerateRequest(
             prompt,
             self._build_controls(suggested),
@@ -332,7 +334,7 @@ class ApiRequest(SamplingFields):
         options: dict[str, Any] = {
             name: getattr(self, field) for name, field in SHARED_FIELDS.items()
         }
-        del options["num_return_sequences"]  # a request of its own for each text
+        del options["num_return_sequences"]  # the engine gets one request per output
         for name, neutral in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)):
             given = (options[name], suggested.get(name), neutral)
             options[name] = next(value for value in given if value is not None)
@@ -353,7 +355,7 @@ class ApiRequest(SamplingFields):
 
     @property
     def text_format(self) -> tuple[str, Any, str]:
-        """The type of text that is asked for, its schema, and the field that says so."""
+        """Return the requested type of text, its schema, and the field that sets them."""
         return "text", None, ""
 
     def _build_structured(self) -> dict[str, Any] | None:
@@ -362,7 +364,7 @@ class ApiRequest(SamplingFields):
         grammars = {kind: grammar for kind, grammar in grammars.items() if grammar is not None}
         if len(grammars) > 1:
             raise BadRequestError(
-                "structured_outputs holds several grammars; give one", "structured_outputs"
+                "structured_outputs has several grammars; give one", "structured_outputs"
             )
         if kind == "text":
             return require_small(grammars, "structured_outputs") or None
@@ -377,8 +379,8 @@ class ApiRequest(SamplingFields):
 
 
 def require_one_generation_prompt(request: Any) -> None:
-    """Raise BadRequestError if a chat's final message is to be continued and a new one opened, as
-    it is by default."""
+    """Raise BadRequestError if a chat's final message is to be continued and, explicitly, a new one
+    opened."""
     opens_new = (
         request.add_generation_prompt and "add_generation_prompt" in request.model_fields_set
     )
@@ -399,14 +401,14 @@ def _require_few_parts(content: Any) -> Any:
 
 
 class PredictionField(StrictModel):
-    """The text that the client expects."""
+    """The output that the client expects."""
 
     type: Literal["content"]
     content: Annotated[str | list[TextPart], BeforeValidator(_require_few_parts)]
 
 
 class PredictionRequest(ApiRequest):
-    """Fields of chats and completions only."""
+    """Fields of chat completions and completions only."""
 
     prediction: PredictionField | None = None
 
@@ -419,12 +421,12 @@ class PredictionRequest(ApiRequest):
 PartKind = Literal[
     "text", "input_text", "output_text", "refusal", "image_url", "input_image", "input_audio"
 ]
-PARTS_REMEDY = "give a text, a picture (image_url, input_image) or a sound (input_audio)"
+PARTS_REMEDY = "give text, an image (image_url, input_image) or audio (input_audio)"
 
 
 def _normalize_content(content: Any) -> Any:
-    """Parts of text as one text; parts with pictures and sounds among them as chat templates have
-    them."""
+    """Return text parts joined to one string; if there are images or audio, all parts in the form
+    of chat templates."""
     if not isinstance(content, list):
         return content
     parts = [_normalize_part(part) for part in _require_few_parts(content)]
@@ -434,8 +436,8 @@ def _normalize_content(content: Any) -> Any:
 
 
 def _normalize_part(part: Any) -> dict[str, Any]:
-    """A part as chat templates have it: a picture or a sound is its address, or its bytes in
-    base64, which are read later."""
+    """Return a part in the form of chat templates. Images are URLs and audio is base64; they are
+    loaded later."""
     match part:
         case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
             return {"type": "text", "text": text}
@@ -450,16 +452,13 @@ def _normalize_part(part: Any) -> dict[str, Any]:
         case _:
             raise ValueError(f"a part is {format_value(part)}; {PARTS_REMEDY}")
     if more.get("detail") not in (None, "auto"):
-        problem = (
-            f"a picture has the detail {format_value(more['detail'])}, and the model's own is read"
-        )
+        problem = f"an image has the detail {format_value(more['detail'])}, which is not supported"
         raise ValueError(f"{problem}; leave it out")
     return {"type": "image", "image": url}
 
 
 class ContentPart(BaseModel, extra="allow"):
-    """A part of a message, as the OpenAPI document has it: a refusal has its text of that name, a
-    picture an address, a sound its data in base64."""
+    """A part of a message in the OpenAPI document."""
 
     type: PartKind
     text: str | None = None
@@ -484,7 +483,8 @@ class Function(BaseModel, extra="allow"):
 
 
 class Tool(BaseModel, extra="allow", json_schema_extra={"required": ["type"]}):
-    """A tool as chat templates read it. A tool of a response is its function itself."""
+    """A tool in the form of chat templates. The responses endpoint has the function's fields in the
+    tool itself."""
 
     type: Literal["function"]
     function: Function
@@ -503,7 +503,7 @@ class FunctionName(StrictModel):
 
 
 class NamedTool(StrictModel):
-    """A function that must be called. A response names it itself."""
+    """A function that must be called. The responses endpoint has its name in the tool itself."""
 
     type: Literal["function"]
     function: FunctionName
@@ -519,36 +519,36 @@ class NamedTool(StrictModel):
 
 
 class TemplatedRequest(ApiRequest):
-    """Fields of the endpoints whose prompt a chat template writes."""
+    """Fields of the endpoints that use a chat template."""
 
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_token_budget: StrictInt | None = Field(
-        None, ge=0, description="tokens of reasoning at most"
+        None, ge=0, description="maximum number of reasoning tokens"
     )
 
     uses_chat_template: ClassVar[bool] = True
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """The tools that may be called."""
+        """Return the tools that the model may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def requires_calls(self) -> bool:
-        """True where functions must be called: the reply has no text."""
+        """Return whether functions must be called: the reply then has no text."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property
     def effort(self) -> str | None:
-        """The effort of reasoning, as templates read it."""
+        """Return the reasoning effort, for the template."""
         return None
 
     @property
     def template_settings(self) -> dict[str, Any]:
-        """Variables of the chat template that the request gives in fields of their own."""
+        """Return the template variables that the request sets in its own fields."""
         offered = [tool.model_dump(exclude_unset=True) for tool in self.offered_tools]
         tools: dict[str, Any] = {"tools": offered} if offered else {}
         return tools | ({} if self.effort is None else {"reasoning_effort": self.effort})
@@ -561,17 +561,17 @@ class TemplatedRequest(ApiRequest):
         given = self.chat_template_kwargs or {}
         for name, value in self.template_settings.items():
             if name in given and given[name] != value:
-                problem = f"chat_template_kwargs has another {name} than the field of the request"
+                problem = f"chat_template_kwargs has another {name} than the request's field"
                 raise BadRequestError(f"{problem}; give one", "chat_template_kwargs")
         if self.requires_calls and self.structured_outputs is not None:
-            problem = "structured_outputs holds text, and tool_choice asks for calls alone"
+            problem = "structured_outputs constrains text, but tool_choice requires calls"
             raise BadRequestError(f"{problem}; leave one out", "structured_outputs")
         choice, names = self.tool_choice, [tool.function.name for tool in self.tools or ()]
         if choice not in (None, "none") and not names:
-            raise BadRequestError("tool_choice goes with tools", "tool_choice")
+            raise BadRequestError("tool_choice needs tools; give tools", "tool_choice")
         if isinstance(choice, NamedTool) and choice.function.name not in names:
             known = ", ".join(map(repr, names))
-            problem = f"tool_choice names {choice.function.name!r}; tools are {known}"
+            problem = f"tool_choice names {choice.function.name!r}; give one of {known}"
             raise BadRequestError(problem[:300], "tool_choice")
         require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
         require_small(

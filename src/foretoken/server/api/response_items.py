@@ -1,5 +1,5 @@
-"""Items of a response: those of a conversation, as messages; and those of a reply as it is
-generated, with their events."""
+"""Items of /v1/responses: those of the conversation, as chat messages, and those of a reply as it
+is generated, with their events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MessageItem(StrictModel):
     content: Content
     id: str | None = None
     status: str | None = None
-    phase: None = None  # which clients send of an answer that they had
+    phase: None = None  # clients send back the phase of an earlier answer
 
 
 class FunctionCallItem(StrictModel):
@@ -55,7 +55,7 @@ class ReasoningPart(StrictModel):
 
 
 class ReasoningItem(StrictModel):
-    """Thoughts before a message or a call."""
+    """Reasoning before a message or a call."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -68,7 +68,7 @@ class ReasoningItem(StrictModel):
 
 
 class UnknownItem(StrictModel):
-    """An item of another type, refused by it and not by what only such an item holds."""
+    """An item of another type: its error names the type, not its unknown fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,7 +80,8 @@ class UnknownItem(StrictModel):
 
 
 def _get_item_tag(item: Any) -> str:
-    """The tag of an item's type; by its colon it is no field in the place of an error."""
+    """Return the tag of an item's type; by its colon, `errors` leaves it out of an error's
+    location."""
     kind = item.get("type", "message") if isinstance(item, dict) else "message"
     return f"item:{kind if kind in ITEM_TYPES else 'unknown'}"
 
@@ -96,7 +97,8 @@ Item = Annotated[
 
 
 def to_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """The items as a chat's messages: calls in a row are one message's, and so are thoughts."""
+    """Return the items as chat messages. Adjacent calls, and reasoning before a call or message,
+    become parts of one assistant message."""
     turns: list[dict[str, Any]] = []
     thoughts = ""
     for item in items:
@@ -124,12 +126,12 @@ def to_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     return turns
 
 
-EventFormatter = Callable[..., str]  # of a type, with its data, as it is sent
+EventFormatter = Callable[..., str]  # (type, **data) -> server-sent event
 
 
 @dataclass(slots=True)
 class OutputItem:
-    """An item of a reply: a message, thoughts or a call."""
+    """An item of a reply: a message, reasoning or a call."""
 
     kind: Literal["message", "reasoning", "function_call"]
     index: int
@@ -150,14 +152,14 @@ class OutputItem:
 
     @property
     def part(self) -> dict[str, Any]:
-        """The one part of its content."""
+        """Return the single part of its content."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         more = {"annotations": [], "logprobs": self.logprobs}
         return {"type": "output_text", "text": self.text, **more}
 
     def to_dict(self, status: str, *, empty: bool = False) -> dict[str, Any]:
-        """Return it as a response holds it; `empty`: before it has a part."""
+        """Return the item as a response contains it; `empty`: before it has a part."""
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.kind == "function_call":
             return item | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
@@ -196,17 +198,17 @@ class OutputItem:
 
 
 class OutputItems:
-    """The items of one reply, as it is written."""
+    """The items of one reply as it is generated."""
 
     def __init__(self, format_event: EventFormatter) -> None:
         self.items: list[OutputItem] = []
         self._format_event = format_event
         self._call: int | None = None
-        self._logprobs: list[dict[str, Any]] = []  # of text that is held back
+        self._logprobs: list[dict[str, Any]] = []  # logprobs of held-back text
 
     def add_pieces(self, pieces: list[ReplyEvent], logprobs: list[dict[str, Any]]) -> Iterator[str]:
-        """Yield the events of what is new; logprobs go with the text that follows them, and those
-        of a call nowhere."""
+        """Yield the events for new pieces. Logprobs are sent with the next text; those of calls are
+        dropped."""
         logprobs, self._logprobs = [*self._logprobs, *logprobs], []
         for piece in pieces:
             kind = "message" if piece.call is None else "function_call"
@@ -219,7 +221,7 @@ class OutputItems:
         self._logprobs = logprobs
 
     def end(self, status: str, *, has_text: bool = True) -> Iterator[str]:
-        """Yield the events of the end; an empty reply is an empty message if it may have text."""
+        """Yield the final events; an empty reply becomes an empty message if it may have text."""
         if not self.items and has_text:
             yield from self._begin("message", ReplyEvent())
         if not self.items:

@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's later form of a chat, without what it stores."""
+"""POST /v1/responses: OpenAI's newer chat endpoint, without stored conversations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TextOptions(StrictModel):
 
 class ReasoningOptions(StrictModel):
     effort: str | None = None
-    summary: Literal["auto"] | None = None  # thoughts are returned whole
+    summary: Literal["auto"] | None = None  # reasoning is returned in full
     generate_summary: None = None
 
 
@@ -96,7 +96,7 @@ class ResponsesRequest(TemplatedRequest):
         return self.reasoning.effort if self.reasoning else None
 
     def require(self) -> None:
-        """Refuse, too, what the other endpoints take and a response has no place for."""
+        """Also refuse fields that other endpoints support and this one does not."""
         foreign = {
             "n": (self.n or 1) > 1,
             "return_token_ids": self.return_token_ids,
@@ -107,10 +107,10 @@ class ResponsesRequest(TemplatedRequest):
             raise BadRequestError("input has no message; give one", "input")
         for name, is_given in foreign.items():
             if is_given:
-                raise BadRequestError(f"a response has no {name}; leave it out", name)
+                raise BadRequestError(f"/v1/responses does not support {name}; leave it out", name)
         kind, schema, field = self.text_format
         if schema is not None and kind != "json_schema":
-            problem = f"{field} has the type {kind}, which reads no schema"
+            problem = f"{field} has the type {kind}, which takes no schema"
             raise BadRequestError(f"{problem}; give the type json_schema", field)
         super().require()
 
@@ -121,18 +121,18 @@ class ResponsesRequest(TemplatedRequest):
 
 
 class ResponseAnswer(answers.Answer[ResponsesRequest]):
-    """Answer to a request for a response."""
+    """Answer of /v1/responses."""
 
     def body(self) -> dict[str, Any]:
-        (text,) = self.outputs
+        (output,) = self.outputs
         output_items = response_items.OutputItems(lambda *_, **__: "")  # without events
-        for part in text.parts:
+        for part in output.parts:
             list(self._stream_part(output_items, part))
         list(output_items.end(self._status, has_text=not self.request.requires_calls))
         return self._build_final(self._build_head(), output_items.items)
 
     async def events(self) -> AsyncGenerator[str]:
-        """Yield typed server-sent events, numbered."""
+        """Yield typed, numbered server-sent events."""
         sequence_numbers, head = count(), self._build_head()
 
         def format_event(kind: str, **data: Any) -> str:
@@ -154,7 +154,7 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
     def _stream_part(
         self, output_items: response_items.OutputItems, part: StepOutput
     ) -> Iterator[str]:
-        """Yield the events of each token: thoughts have no logprobs."""
+        """Yield the events of each token; reasoning has no logprobs."""
         logprobs: list[dict[str, Any]] = []
         if self.request.num_logprobs is not None:
             logprobs = [answers.format_logprob(each) for each in part.logprobs or ()]
@@ -163,9 +163,9 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
 
     @property
     def _status(self) -> str:
-        (text,) = self.outputs
-        assert text.done is not None
-        return "incomplete" if text.done.reason == "length" else "completed"
+        (output,) = self.outputs
+        assert output.done is not None
+        return "incomplete" if output.done.reason == "length" else "completed"
 
     def _build_head(self) -> dict[str, Any]:
         request = self.request
@@ -222,7 +222,7 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
 
 
 def _format_tool_choice(choice: str | NamedTool | None) -> Any:
-    """A choice of tools as a response holds it."""
+    """Return `tool_choice` as a response contains it."""
     if isinstance(choice, NamedTool):
         return {"type": "function", "name": choice.function.name}
     return choice or "auto"

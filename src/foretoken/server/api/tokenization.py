@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's form: from texts or messages to ids, and back."""
+"""POST /tokenize and /detokenize, as in vLLM: strings or messages to token ids, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_DETOKENIZE_TOKENS = 2**17
 
 
 class TokenizeRequest(Body):
-    """Request for the ids of a text, or of messages through the chat template."""
+    """Request for the token ids of a string, or of messages rendered by the chat template."""
 
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
@@ -43,12 +43,12 @@ class TokenizeRequest(Body):
         names = ("chat_template_kwargs", "tools", "add_generation_prompt", "continue_final_message")
         for name in names if self.messages is None else ():
             if name in self.model_fields_set and getattr(self, name) is not None:
-                raise BadRequestError(f"{name} goes with messages; leave it out", name)
+                raise BadRequestError(f"{name} needs messages; leave it out", name)
         return self
 
     @property
     def template_variables(self) -> dict[str, Any] | None:
-        """The template's variables."""
+        """Return the template's variables."""
         require_small(self.chat_template_kwargs, "chat_template_kwargs", MAX_VARIABLES_CHARACTERS)
         variables = dict(self.chat_template_kwargs or {})
         if self.tools:
@@ -59,15 +59,16 @@ class TokenizeRequest(Body):
 
     @property
     def prompt_or_messages(self) -> str | list[dict[str, Any]]:
-        """The text, or the messages."""
+        """Return the prompt, or the messages. Raises BadRequestError unless exactly one is
+        given."""
         if self.prompt is not None and self.messages is None:
             return self.prompt
         if self.messages is None or self.prompt is not None:
-            raise BadRequestError("give prompt or messages, one of them", "prompt")
+            raise BadRequestError("give either prompt or messages", "prompt")
         return [message.model_dump(exclude_unset=True) for message in self.messages]
 
 
 class DetokenizeRequest(Body):
-    """Request for the text of ids."""
+    """Request for the text of token ids."""
 
     tokens: list[StrictInt] = Field(max_length=MAX_DETOKENIZE_TOKENS)

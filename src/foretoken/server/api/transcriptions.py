@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: a file with speech in, its text out."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: transcribe an audio file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ GRANULARITIES_FIELD = "timestamp_granularities[]"
 
 
 class TranslationForm(Body):
-    """Request to write speech down in English, as the fields of a form."""
+    """Form that requests an English translation of speech."""
 
     file: bytes = Field(min_length=1, description="an audio file: WAV, FLAC, OGG or MP3")
-    prompt: str | None = Field(None, description="text before it, whose style is followed")
+    prompt: str | None = Field(None, description="preceding text, whose style is followed")
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
 
@@ -46,7 +46,7 @@ class TranslationForm(Body):
         """Raise BadRequestError for fields that contradict one another."""
 
     def to_engine(self, gamma: int | None) -> TranscribeRequest:
-        """Return the engine's request; gamma: draft tokens per target call."""
+        """Return the engine's request; `gamma`: draft tokens per target call."""
         return TranscribeRequest(
             self.file,
             translate=self.translates,
@@ -56,7 +56,7 @@ class TranslationForm(Body):
         )
 
     def body(self, transcription: Transcription) -> str | dict[str, Any]:
-        """Return the answer: JSON, or text in another format."""
+        """Return the answer: a dict for JSON, or a string for other formats."""
         usage = _usage(transcription)
         if self.response_format == "json":
             return {"text": transcription.text, "usage": usage}
@@ -79,9 +79,9 @@ class TranslationForm(Body):
 
 
 class TranscriptionForm(TranslationForm):
-    """Request to write speech down in its own language, as the fields of a form."""
+    """Form that requests a transcription in the speech's language."""
 
-    language: str | None = Field(None, description="its code, such as en; else as the model hears")
+    language: str | None = Field(None, description="code such as en; default: detected")
     timestamp_granularities: list[TimestampGranularity] = Field(
         ["segment"], alias=GRANULARITIES_FIELD
     )
@@ -109,12 +109,12 @@ class TranscriptionForm(TranslationForm):
 
     def require(self) -> None:
         if self.has_word_times and self.response_format != "verbose_json":
-            problem = f"are told in verbose_json, and response_format is {self.response_format}"
+            problem = f"need verbose_json, and response_format is {self.response_format}"
             raise BadRequestError(
-                f"times of words {problem}; change one of them", GRANULARITIES_FIELD
+                f"timestamps of words {problem}; change one of them", GRANULARITIES_FIELD
             )
         if self.stream and self.response_format != "json":
-            problem = f"stream gives events of JSON, and response_format is {self.response_format}"
+            problem = f"stream needs json, and response_format is {self.response_format}"
             raise BadRequestError(f"{problem}; leave one out", "stream")
 
 
@@ -123,7 +123,7 @@ def _usage(transcription: Transcription) -> dict[str, Any]:
 
 
 def describe_form(kind: type[TranslationForm]) -> dict[str, Any]:
-    """Return a form as the OpenAPI document has it."""
+    """Return the form's entry for the OpenAPI document."""
     schema = kind.model_json_schema()
     schema["properties"]["file"] |= {"type": "string", "format": "binary"}
     return {
@@ -132,7 +132,7 @@ def describe_form(kind: type[TranslationForm]) -> dict[str, Any]:
 
 
 async def parse_form(request: Request, kind: type[TranslationForm]) -> TranslationForm:
-    """Return a form's fields, checked. Raises BadRequestError or RequestValidationError."""
+    """Return a form's validated fields. Raises BadRequestError or RequestValidationError."""
     values: dict[str, Any] = {}
     if request.headers.get("content-type", "").partition(";")[0].strip() not in FORM_CONTENT_TYPES:
         raise BadRequestError(f"send a form, with Content-Type: {FORM_CONTENT_TYPES[0]}")
@@ -153,7 +153,7 @@ async def parse_form(request: Request, kind: type[TranslationForm]) -> Translati
 
 
 class TranscriptionStream:
-    """A transcription in an engine: use it within `async with`, whose end stops it. Entering it
+    """A running transcription. Use it within `async with`, which aborts it at the end. Entering
     raises the engine's refusal, before anything is sent."""
 
     def __init__(self, engine: AnyEngine, request: TranscribeRequest) -> None:
@@ -175,7 +175,7 @@ class TranscriptionStream:
         self._abort()
 
     async def parts(self) -> AsyncGenerator[str | Transcription]:
-        """Yield new text as it comes, and the transcription last. Raises the engine's refusal."""
+        """Yield new text as it arrives, and the transcription last. Raises the engine's refusal."""
         message = self._first
         while not isinstance(message, Reply):
             if isinstance(message, Exception):
@@ -186,7 +186,7 @@ class TranscriptionStream:
         yield message.value
 
     async def collect(self) -> Transcription:
-        """Return the whole transcription."""
+        """Return the complete transcription."""
         async for part in self.parts():
             if isinstance(part, Transcription):
                 return part

@@ -1,5 +1,5 @@
-"""Fields that an endpoint does not have: those whose values ask for nothing pass, all others are
-refused with the reason, the name that the field has here, or the nearest one."""
+"""Fields that an endpoint does not support. Values that request nothing are ignored; others are
+refused with the reason, the field's name here, or the nearest supported name."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from typing import Any
 
 from foretoken.errors import format_value
 
-TEXT_ONLY = "this server makes text only"
+TEXT_ONLY = "this server generates text only"
 TEMPLATE_REMEDY = "give chat_template_kwargs, as the model's template names it"
 STATELESS = "nothing is stored; send the whole conversation"
-# Unsupported fields: values other than null that ask for nothing, and the reason
+# Unsupported field -> values besides null that request nothing, and the reason
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), TEXT_ONLY),
     "image": ((), TEXT_ONLY),
     "modalities": ((["text"],), TEXT_ONLY),
-    "function_call": (("none",), "give tools, and read the text that the template makes"),
+    "function_call": (("none",), "give tools and tool_choice instead"),
     "functions": (([],), "give tools instead"),
-    "max_tool_calls": ((), "no tools are called here"),
-    "moderation": ((), "there is no moderation here"),
-    "prediction": ((), "predicted outputs are for completions and chats"),
+    "max_tool_calls": ((), "this server calls no tools"),
+    "moderation": ((), "this server does not moderate"),
+    "prediction": ((), "only chat completions and completions support predicted outputs"),
     "verbosity": (("medium",), TEMPLATE_REMEDY),
     "service_tier": (("auto", "default"), "there is one tier; give priority"),
     "store": ((False,), "nothing is stored"),
     "conversation": ((), STATELESS),
     "previous_response_id": ((), STATELESS),
     "prompt": ((), "no prompts are stored; send messages"),
-    "context_management": ((), "nothing is left out of a conversation here"),
-    "web_search_options": ((), "nothing in a request reaches another host"),
+    "context_management": ((), "conversations are never shortened"),
+    "web_search_options": ((), "this server does not search the web"),
     "access_programs": ((), "there are no programs here"),
-    "background_options": ((), "answers are written while the client waits"),
-    "best_of": ((1,), "give n, and choose among the texts by their logprobs"),
-    "suffix": (("",), "texts are continued, not filled in"),
-    "prompt_cache_options": ((), "give cache_salt to keep a prefix apart"),
-    "prompt_cache_retention": (("in_memory",), "prefixes are kept in memory alone"),
-    "chat_template": ((), "a template is a program; give the server --chat-template"),
-    "stream_obfuscation": ((False,), "events are as long as they are"),
+    "background_options": ((), "answers are generated while the client waits"),
+    "best_of": ((1,), "give n, and choose an output by its logprobs"),
+    "suffix": (("",), "prompts are continued, not filled in"),
+    "prompt_cache_options": ((), "give cache_salt to separate cached prefixes"),
+    "prompt_cache_retention": (("in_memory",), "prefixes are cached in memory only"),
+    "chat_template": ((), "a template is a program; start the server with --chat-template"),
+    "stream_obfuscation": ((False,), "events are not padded"),
 }
-# Fields of another endpoint or server, and their names here: the first that an endpoint has
+# Field of another endpoint or server -> names here, of which the first that the endpoint has is
+# suggested
 FIELD_ALIASES = {
     "max_tokens": ("max_output_tokens",),
     "max_completion_tokens": ("max_tokens", "max_output_tokens"),
@@ -51,12 +52,12 @@ FIELD_ALIASES = {
     "guided_choice": ("structured_outputs",),
     "guided_grammar": ("structured_outputs",),
 }
-# Fields that say who asks or where: one engine serves all, so there is nothing to do for them
+# Fields that identify the client: one engine serves all, so they are ignored
 IGNORED_FIELDS = frozenset(("user", "safety_identifier", "prompt_cache_key"))
 
 
 def explain_refusal(name: str, value: Any, fields: Set[str]) -> str | None:
-    """Return why a request whose fields are others is refused; None where this one asks for
+    """Return why a request with other fields than `name` is refused; None if the value requests
     nothing."""
     if name in IGNORED_FIELDS or (value is None and name in UNSUPPORTED | FIELD_ALIASES):
         return None
@@ -71,7 +72,7 @@ def explain_refusal(name: str, value: Any, fields: Set[str]) -> str | None:
 
 
 def explain_unknown(name: str, fields: Set[str]) -> str:
-    """Return why an unknown field is refused, with the one that may be meant."""
+    """Return why an unknown field is refused, with the nearest supported name."""
     here = [each for each in FIELD_ALIASES.get(name, ()) if each in fields]
     near = here or get_close_matches(name, sorted(fields), 1, 0.8)
     remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(fields))}"

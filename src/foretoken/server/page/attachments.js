@@ -1,17 +1,17 @@
-// What goes along with the next prompt: pictures and sounds that somebody chooses, pastes, drops or
-// records, of the kinds that the model reads.
+// Attachments of the next prompt: images and audio that the user chooses, pastes, drops or records,
+// of the kinds that the model supports.
 
 import { el } from "./dom.js";
 import { READERS, dataUrl, recording, view } from "./media.js";
 
-const NAMES = { image: "picture", audio: "sound" };
+const NAMES = { image: "image", audio: "audio file" };
 
 export class Attachments {
-  #kinds = []; // that the model reads
-  #items = []; // each with its kind, name and place on the page, and once it is read its file and url
+  #kinds = []; // supported by the model
+  #items = []; // each with kind, name and element; once loaded, also file and url
   #recording = null;
 
-  /** composer: the form that sends them; changed: called where they have. */
+  /** composer: the form that sends them; changed: called on every change. */
   constructor(composer, changed) {
     Object.assign(this, { composer, changed });
     const ids = ["#attached", "#file", "#unread", "#record", "#prompt"];
@@ -34,7 +34,7 @@ export class Attachments {
     document.addEventListener("paste", (event) => {
       const { types, files } = event.clipboardData;
       const office = ["text/plain", "text/html"].every((type) => types.includes(type));
-      if (!office) this.#given(event, files); // else it is a text, with a picture of it
+      if (!office) this.#given(event, files); // office programs paste text with an image of it
     });
     document.addEventListener("drop", (event) => this.#given(event, event.dataTransfer.files));
     document.addEventListener("dragover", (event) => {
@@ -42,16 +42,16 @@ export class Attachments {
     });
   }
 
-  /** Follows what the model reads. */
+  /** Update the buttons for the media that the model supports. */
   follow({ chat, media, transcribes }) {
     this.one = transcribes;
     this.#kinds = transcribes ? ["audio"] : chat ? media : [];
     for (const button of this.buttons) button.hidden = !this.#kinds.includes(button.dataset.kind);
-    // Browsers have no microphone for pages that come over plain HTTP from elsewhere
+    // Browsers give pages over plain HTTP from another host no microphone
     this.record.hidden ||= !navigator.mediaDevices;
   }
 
-  /** Whether something is still being read or recorded. */
+  /** Whether an attachment is still loading or being recorded. */
   get busy() {
     return this.#recording !== null || this.#items.some(({ url }) => !url);
   }
@@ -60,7 +60,7 @@ export class Attachments {
     return this.#items.length;
   }
 
-  /** All of them; none are left. */
+  /** Remove and return all attachments. */
   take() {
     const taken = this.#items;
     this.#items = [];
@@ -69,7 +69,7 @@ export class Attachments {
     return taken;
   }
 
-  /** Whether there was a recording to stop. */
+  /** Stop a recording; return whether there was one. */
   stop() {
     this.#recording?.then(({ stop }) => stop(), () => {});
     return this.#recording !== null;
@@ -90,11 +90,11 @@ export class Attachments {
     const kind = file.type.startsWith("image/") ? "image" : "audio";
     if (!this.#kinds.includes(kind)) {
       const names = this.#kinds.map((each) => NAMES[each]);
-      this.problem.textContent = `${file.name} is no ${names.join(" or ")}.`;
+      this.problem.textContent = `${file.name} is not an ${names.join(" or ")}.`;
       return;
     }
     if (this.one) this.take();
-    const item = { kind, name: file.name, element: el("li", {}, `Reading ${file.name}`) };
+    const item = { kind, name: file.name, element: el("li", {}, `Loading ${file.name}`) };
     this.#items.push(item);
     this.list.append(item.element);
     this.changed();
@@ -107,7 +107,7 @@ export class Attachments {
       item.element.replaceChildren(view(item), button);
     } catch (error) {
       this.#remove(item);
-      this.problem.textContent = `${file.name} cannot be read as a ${NAMES[kind]}: ${error.message}`;
+      this.problem.textContent = `${file.name} cannot be decoded as an ${NAMES[kind]}: ${error.message}`;
     }
     this.changed();
   }
@@ -116,7 +116,7 @@ export class Attachments {
     const focused = item.element.contains(document.activeElement);
     this.#items = this.#items.filter((each) => each !== item);
     item.element.remove();
-    if (focused) this.composer.querySelector("button:not([hidden])").focus(); // its own is gone
+    if (focused) this.composer.querySelector("button:not([hidden])").focus(); // the focused button was removed
   }
 
   async #record() {
@@ -135,7 +135,7 @@ export class Attachments {
     this.#say("Record");
   }
 
-  /** The name of the button that records, and whether it does. */
+  /** Set the record button's name, and show whether it is recording. */
   #say(name) {
     this.record.classList.toggle("on", this.#recording !== null);
     this.record.querySelector("span").textContent = this.record.title = name;

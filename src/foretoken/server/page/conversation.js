@@ -1,20 +1,20 @@
-// Conversations: lists of turns, of which the last may be on its way. They know nothing of one
-// another, so each streams for itself, shown or not. And the list of them, each with a button that
-// stops it while it writes and removes it otherwise.
+// Conversations: lists of turns, of which the last may be running. They are independent, so each
+// streams whether it is shown or not. And the list of conversations, each with a button that stops
+// it while it runs and removes it otherwise.
 
 import { el } from "./dom.js";
 import { part } from "./media.js";
 import { Run, count } from "./run.js";
 import { TurnView } from "./turn.js";
 
-const TITLE = 48; // letters of the first prompt
-const REMEMBERED = 240; // letters of a text that goes on that are shown again
+const TITLE = 48; // characters of the first prompt
+const REMEMBERED = 240; // characters shown again of a text that is continued
 
 export class Conversation {
   turns = [];
   element = document.createElement("div");
 
-  /** changed: called with every chunk; ended(run): where a text is finished. */
+  /** changed: called on every chunk; ended(run): called at the end of an output. */
   constructor(changed, ended) {
     Object.assign(this, { changed, ended });
   }
@@ -33,7 +33,7 @@ export class Conversation {
     return this.turns.flatMap((turn) => [turn.run, ...(turn.plain ? [turn.plain.run] : [])]);
   }
 
-  /** Texts that were decoded both with a draft and plainly. */
+  /** Runs of the same request, with draft tokens and plainly. */
   get pairs() {
     return this.turns.filter((turn) => turn.plain).map(({ run, plain }) => [run, plain.run]);
   }
@@ -42,8 +42,8 @@ export class Conversation {
     return this.runs.some((run) => run.open);
   }
 
-  /** What a chat model is to read: all that was said and answered, then the prompt, if there is
-   * one: what calls gave is answered without. */
+  /** The messages of a chat request: the conversation so far, then the prompt, unless it is empty
+   * because results of tool calls are sent. */
   messages(system, prompt, media) {
     const message = (role, content) => (content ? [{ role, content }] : []);
     const user = ({ asked, media }) => {
@@ -56,7 +56,7 @@ export class Conversation {
     return [...message("system", system), ...said, ...user({ asked: prompt, media })];
   }
 
-  /** Sends a request, as a new turn; `compare`: and then the same one without a draft. */
+  /** Send a request, as a new turn; `compare`: then repeat it without draft tokens. */
   async send(path, body, { asked = "", media = [], shown = asked }, compare = false) {
     const run = new Run(path, body, body.speculation?.gamma === 0);
     const inline = !body.messages;
@@ -111,13 +111,13 @@ export class Conversation {
 export class List {
   #items = new Map(); // by conversation
 
-  /** act: `show` and `remove`, of a conversation. */
+  /** act: functions `show` and `remove`, which take a conversation. */
   constructor(element, act) {
     Object.assign(this, { element, act });
   }
 
-  /** Update what has changed. Elements stay: a click is lost when its button is replaced between
-   * press and release, and so is the focus. */
+  /** Update the list. Unchanged elements stay: replacing a button between press and release would
+   * lose the click, and the focus. */
   draw(conversations, current) {
     for (const conversation of this.#items.keys()) {
       if (conversations.includes(conversation)) continue;
@@ -146,7 +146,7 @@ class Item {
     const show = () => act.show(conversation);
     const name = el("button", { type: "button", class: "title", onclick: show });
     name.append(this.#title, this.#state);
-    // two buttons, so that a click that begins on the one never ends as the other's
+    // two buttons, so that a click that begins on one cannot end on the other
     this.stop = button("■", () => conversation.stop());
     this.remove = button("×", () => act.remove(conversation));
     this.element = el("li", {}, name);
@@ -161,7 +161,7 @@ class Item {
     if (isCurrent) this.element.setAttribute("aria-current", "true");
     else this.element.removeAttribute("aria-current");
     this.#title.textContent = title;
-    this.#state.textContent = open ? "writing" : turns.length ? count(turns.length, "text") : "empty";
+    this.#state.textContent = open ? "generating" : turns.length ? count(turns.length, "turn") : "empty";
     label(this.stop, `Stop: ${title}`);
     label(this.remove, `Remove: ${title}`);
     this.#place(this.stop, open);

@@ -1,5 +1,5 @@
-// Elements in a line. Text is always set as text, so that nothing that a model writes is markup. And
-// how the page is shown: the colours of tokens, and on narrow screens the two sides as drawers.
+// Helpers that create elements. Strings are always set as text, so that a model's output is never
+// markup. And the page's views, and on narrow screens the two sides as drawers.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,8 +21,7 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** `draw`, some seconds after the first of any number of calls: for what comes faster than one
- * reads. */
+/** Return a function that calls `draw` once, `seconds` after the first of several calls. */
 export function paced(draw, seconds) {
   let timer = null;
   return () => {
@@ -35,7 +34,7 @@ export function paced(draw, seconds) {
 
 const { body } = document;
 
-/** changed: called where another view is chosen. */
+/** changed: called when another view is chosen. */
 export function followViews(fieldset, changed) {
   const tell = () => {
     body.dataset.view = fieldset.querySelector(":checked").value;
@@ -47,7 +46,8 @@ export function followViews(fieldset, changed) {
 
 const openers = [...document.querySelectorAll("button[aria-controls]")];
 
-/** Whether one was open. `giveBack`: the focus, to the button that opened it. */
+/** Close the open drawer; return whether there was one. `giveBack`: focus the button that opened
+ * it. */
 export function closeDrawer(giveBack = false) {
   const opener = openers.find((button) => button.getAttribute("aria-expanded") === "true");
   if (!opener) return false;

@@ -1,4 +1,4 @@
-// The page, put together: conversations, the prompt, what the server says, what is drawn when.
+// The main module: connects conversations, the prompt, the server's state and the drawing.
 
 import { Attachments } from "./attachments.js";
 import { Conversation, List } from "./conversation.js";
@@ -8,7 +8,7 @@ import { Server, key, named } from "./server.js";
 import { Settings } from "./settings.js";
 
 const EXAMPLES = {
-  // The first are of the kind whose answers repeat what was said: there draft tokens pay
+  // The first ones' answers repeat the prompt, so most draft tokens are accepted
   chat: [
     "Rewrite this in the past tense: The captain looks at the sea. The sea is calm, and the ship moves slowly. The captain walks to the rail, and the crew follows the captain.",
     "Work out 17 + 25 + 38 + 46 step by step.",
@@ -21,7 +21,7 @@ const EXAMPLES = {
   ],
   speech: [],
 };
-const NEAR = 80; // pixels from the end of a text within which it is followed
+const NEAR = 80; // pixels from the end within which the page follows the output
 
 const $ = (id) => document.getElementById(id);
 const settings = new Settings($("settings"));
@@ -31,7 +31,7 @@ const list = new List($("list"), { show, remove });
 const conversations = [];
 let current = null;
 let ready = false;
-let following = true; // the end of the text, as it comes
+let following = true; // whether to scroll to the end of the output as it arrives
 
 // Conversations
 
@@ -50,7 +50,7 @@ function show(conversation) {
   $("turns").replaceChildren(conversation.element);
   $("thread").scrollTop = $("thread").scrollHeight;
   closeDrawer();
-  drawTurns(); // to the width that they have only now
+  drawTurns(); // again, as their width is known only now
   changed(conversation);
 }
 
@@ -72,7 +72,7 @@ function changed(conversation) {
   followText();
 }
 
-/** Says a finished text to screen readers: once, not token by token. A failure is an alert. */
+/** Announce a finished output to screen readers once, not token by token. A failure is an alert. */
 function ended(run) {
   const outcome = {
     done: run.plain ? "Plain decoding is done." : run.said,
@@ -83,7 +83,7 @@ function ended(run) {
   server.ask();
 }
 
-// What is drawn
+// Drawing
 
 const drawList = paced(() => list.draw(conversations, current), 0.05);
 
@@ -98,7 +98,7 @@ const drawThread = paced(() => {
   $("send").disabled = (!ready || attachments.busy) && !current.open;
 }, 0);
 
-/** Keeps the end of the text in sight, unless somebody has scrolled away from it. */
+/** Scroll to the end of the output, unless the user has scrolled away from it. */
 const followText = paced(() => {
   if (following) $("thread").scrollTop = $("thread").scrollHeight;
 }, 0.1);
@@ -124,14 +124,14 @@ function serverTold(problem) {
 }
 
 function describe(info) {
-  const draft = info.draft ? [el("span", {}, " drafted for by "), named(info.draft)] : [];
+  const draft = info.draft ? [el("span", {}, " with draft tokens from "), named(info.draft)] : [];
   $("pair").replaceChildren(named(info.target), ...draft);
   $("server").replaceChildren(...described(server.facts()));
   settings.follow(info);
   attachments.follow(info);
   document.body.classList.toggle("speech", info.transcribes);
   settings.offer(server.models, (name) => server.choose(name));
-  $("prompt").placeholder = info.chat ? "Ask something" : "Begin a text";
+  $("prompt").placeholder = info.chat ? "Ask something" : "Enter a prompt";
   if ($("examples").hasChildNodes()) return;
   const example = (text) =>
     el("li", {}, el("button", { type: "button", onclick: () => ask(text) }, text));
@@ -151,7 +151,7 @@ $("door").addEventListener("submit", (event) => {
 // The prompt
 
 function ask(prompt) {
-  const answers = current.last?.run.calls.length > 0; // what calls gave needs no prompt
+  const answers = current.last?.run.calls.length > 0; // results of calls need no prompt
   const given = prompt.trim() || attachments.size || answers;
   if (!ready || current.open || attachments.busy || !given || !settings.valid()) return;
   const media = attachments.take();
@@ -170,7 +170,7 @@ function ask(prompt) {
   $("thread").scrollTop = $("thread").scrollHeight;
 }
 
-/** A request to write speech down. */
+/** Return the form of a transcription request. */
 function form({ file, name }) {
   const fields = new FormData();
   fields.append("file", file, name);
@@ -191,7 +191,7 @@ $("composer").addEventListener("submit", (event) => {
   else ask($("prompt").value);
 });
 $("prompt").addEventListener("input", grow);
-/** Of the prompt, and of the fields for what calls gave. */
+/** Handle Enter in the prompt and in the fields for results of calls. */
 function entered(event) {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   if (!event.target.matches("textarea")) return;

@@ -1,5 +1,5 @@
-// Markdown as elements: the part of it that models write. What they write only ever becomes the text
-// of an element, or the address of a link to the web, so nothing in it is markup of the page.
+// Markdown as elements: the subset that models use. Their output only becomes the text of elements
+// or the URL of a link to the web, never markup of the page.
 
 import { el } from "./dom.js";
 
@@ -10,9 +10,9 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(?=\S)/;
 const DIVIDER = /^ *\|?( *:?-+:? *\|)+( *:?-+:?)? *$/;
 const STARTS = [FENCE, HEADING, RULE, QUOTE, ITEM];
-const DEEPEST = 8; // quotes and lists within one another
+const DEEPEST = 8; // nested quotes and lists
 
-// What is emphasized is kept short, so that a text of nothing but asterisks is read in time
+// The lengths are limited, so that a text of nothing but asterisks is parsed fast enough
 const INLINE = new RegExp(
   [
     /\\(?<escaped>[!-/:-@[-`{-~])/,
@@ -27,7 +27,7 @@ const INLINE = new RegExp(
   "gi",
 );
 
-/** A text as elements; one that is still written may end within any of them. */
+/** Return a text as elements; a text that is still generated may end within any of them. */
 export function markdown(text) {
   return blocks(text.replace(/\t/g, "    ").split(/\r?\n/), 0);
 }
@@ -35,7 +35,7 @@ export function markdown(text) {
 function blocks(lines, depth) {
   const made = [];
   let at = 0;
-  /** The lines from here on that `belongs` takes. */
+  /** Return the next line and those after it while `belongs` is true of them. */
   const taken = (belongs) => {
     const start = at++;
     while (at < lines.length && belongs(lines[at], at)) at++;
@@ -53,7 +53,7 @@ function blocks(lines, depth) {
       made.push(el("pre", { tabindex: 0 }, el("code", {}, code.join("\n"))));
     } else if (heading) {
       at++;
-      const level = Math.min(6, heading[1].length + 2); // the page has two levels of its own
+      const level = Math.min(6, heading[1].length + 2); // the page itself uses two levels
       made.push(el(`h${level}`, {}, ...inline(heading[2].replace(/ #+ *$/, ""))));
     } else if (RULE.test(line)) {
       at++;
@@ -90,7 +90,8 @@ function indentOf(line) {
   return line.length - line.trimStart().length;
 }
 
-/** Whether line i is part of a list so far in: its items, what is further in, and blanks between. */
+/** Return whether line i is part of a list with this indentation: an item, a line with more
+ * indentation, or a blank line between. */
 function isOfList(lines, i, indent, bullet) {
   const blank = !lines[i].trim();
   const line = blank ? lines.slice(i).find((each) => each.trim()) : lines[i];

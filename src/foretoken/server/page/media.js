@@ -1,16 +1,16 @@
-// Pictures and sounds, made what the server reads and no larger than need be: of files that somebody
-// chooses, and of the microphone.
+// Convert images and audio, from files and the microphone, to types that the server supports and to
+// the size that models need.
 
 import { el } from "./dom.js";
 import { sum } from "./run.js";
 
-const SMALL = 500_000; // bytes of a file that is sent as it is
-const PICTURES = /^image\/(png|jpeg|webp|gif)$/; // that the server reads
-const SIDE = 1568; // pixels, the longer one; JPEG of a photo then has some 500 kB
-const SOUNDS = /^audio\/((x-)?(wav|flac)|mpeg|ogg)\b/; // that the server reads
-const RATE = 16_000; // samples a second, as models of speech hear
+const SMALL = 500_000; // maximum bytes of a file that is sent unchanged
+const PICTURES = /^image\/(png|jpeg|webp|gif)$/; // types that the server supports
+const SIDE = 1568; // maximum pixels of the longer side; a photo as JPEG then has some 500 kB
+const SOUNDS = /^audio\/((x-)?(wav|flac)|mpeg|ogg)\b/; // types that the server supports
+const RATE = 16_000; // Hz, the usual rate of speech models
 
-/** A file as it is sent. Throws for what the browser cannot decode. */
+/** Return the file to send. Throws if the browser cannot decode it. */
 export const READERS = { image: picture, audio: sound };
 
 async function picture(file) {
@@ -21,7 +21,7 @@ async function picture(file) {
   const canvas = new OffscreenCanvas(...size);
   const drawing = canvas.getContext("2d");
   Object.assign(drawing, { fillStyle: "white", imageSmoothingQuality: "high" });
-  drawing.fillRect(0, 0, ...size); // JPEG is not transparent; the server puts others on white too
+  drawing.fillRect(0, 0, ...size); // JPEG has no transparency; the server also uses white
   drawing.drawImage(image, 0, 0, ...size);
   return canvas.convertToBlob({ type: "image/jpeg", quality: 0.9 });
 }
@@ -29,12 +29,12 @@ async function picture(file) {
 async function sound(file) {
   const read = SOUNDS.test(file.type);
   if (read && file.size <= SMALL) return file;
-  const context = new OfflineAudioContext(1, 1, RATE); // to whose rate it is resampled
+  const context = new OfflineAudioContext(1, 1, RATE); // decoding resamples to its rate
   const made = wav(await context.decodeAudioData(await file.arrayBuffer()));
   return read && file.size <= made.size ? file : made;
 }
 
-/** One channel of 16 bits, the mean of all. */
+/** Return 16-bit mono WAV, the mean of all channels. */
 function wav(decoded) {
   const channels = [...Array(decoded.numberOfChannels).keys()].map((i) => decoded.getChannelData(i));
   const samples = new Int16Array(decoded.length).map((_, i) => {
@@ -49,7 +49,7 @@ function wav(decoded) {
   return new Blob(parts, { type: "audio/wav" });
 }
 
-/** Begins to record: `stop` ends it, and then there is the `file`. */
+/** Start recording; return `stop`, which ends it, and `file`, a promise of the recording. */
 export async function recording() {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
   const recorder = new MediaRecorder(stream);
@@ -57,7 +57,7 @@ export async function recording() {
   recorder.addEventListener("dataavailable", ({ data }) => parts.push(data));
   const file = new Promise((resolve) => {
     recorder.addEventListener("stop", () => {
-      for (const track of stream.getTracks()) track.stop(); // the microphone is off
+      for (const track of stream.getTracks()) track.stop(); // turns the microphone off
       resolve(new File(parts, "Recording"));
     });
   });
@@ -74,14 +74,14 @@ export function dataUrl(file) {
   });
 }
 
-/** As readers see or hear it. */
+/** Return an element that shows or plays it. */
 export function view({ kind, name, url }) {
   return kind === "image"
     ? el("img", { src: url, alt: name })
     : el("audio", { src: url, controls: true, "aria-label": name });
 }
 
-/** As a message has it. */
+/** Return it as a part of a message. */
 export function part({ kind, url }) {
   if (kind === "image") return { type: "image_url", image_url: { url } };
   return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1) } };

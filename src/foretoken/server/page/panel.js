@@ -1,19 +1,19 @@
-// The measurements beside the text, and two small charts of them, drawn by hand. Every bar has its
-// number next to it, so that neither colour nor length is needed to read them.
+// The measurements next to the output, and two small charts. Every bar has its number next to it,
+// so that neither colour nor length is needed to read them.
 
 import { el } from "./dom.js";
 import { UNKNOWN, count, duration, measures, rate, shown, speedup } from "./run.js";
 
 const WHAT =
-  "Predicted: by Theorem 3.8, for one text with as many draft tokens as the server has made, from the α, c and v below.";
-const WHEN = "For this page's own number, decode a text plainly too.";
+  "Predicted by Theorem 3.8 for one sequence, from the α, c and v below and the server's numbers of draft tokens per step so far.";
+const WHEN = "To measure it on this page, decode an output plainly too.";
 
-/** run: whose measurements are shown, if any; pairs: the page's texts that were decoded both with
- * draft tokens and plainly; info: what the server says. */
+/** run: the run whose measurements are shown, if any; pairs: runs of the same request with draft
+ * tokens and plainly; info: the answer of /v1/speculation. */
 export function drawPanel($, run, pairs, info) {
   const m = run?.steps.length ? measures(run) : null;
   $("this").replaceChildren(
-    ...(m ? figures(m) : [el("p", { class: "none" }, "Nothing written yet.")]),
+    ...(m ? figures(m) : [el("p", { class: "none" }, "No output yet.")]),
   );
   $("positions").replaceChildren(acceptance(m?.positions ?? []));
   const here = speedup(pairs);
@@ -26,7 +26,7 @@ export function drawPanel($, run, pairs, info) {
 }
 
 function pageOn({ texts }) {
-  return texts ? `This page's: ${count(texts, "text")}, decoded both ways.` : WHEN;
+  return texts ? `Measured on ${count(texts, "output")}, decoded both ways.` : WHEN;
 }
 
 function figures(m) {
@@ -39,15 +39,15 @@ function figures(m) {
     ["Engine time", duration(m.seconds)],
     ["Overlap, α", m.alpha === null ? null : shown(m.alpha, 2)],
   ];
-  if (m.mates) more.push(["Runs shared with", count(m.mates, "other text")]);
+  if (m.mates) more.push(["Batched with", count(m.mates, "other sequence")]);
   return [
     el(
       "p",
       { class: "hero" },
       el("strong", {}, shown(m.perCall, 2)),
-      " tokens per run of the target",
+      " tokens per target call",
     ),
-    el("p", { class: "note" }, `${count(m.calls, "run")}, ${drafted}`),
+    el("p", { class: "note" }, `${count(m.calls, "target call")}, ${drafted}`),
     el("dl", {}, ...described(more)),
   ];
 }
@@ -67,7 +67,7 @@ function bar(share, kind) {
   return el("span", { class: "bar", "aria-hidden": "true" }, fill);
 }
 
-/** positions: how many draft tokens were made and accepted at each place of a block. */
+/** positions: numbers of draft tokens proposed and accepted at each position of a block. */
 function acceptance(positions) {
   if (!positions.length) return el("p", { class: "none" }, "No draft tokens yet.");
   const rows = positions.map(({ made, kept }, i) => {

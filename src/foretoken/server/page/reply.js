@@ -1,9 +1,9 @@
-// What a reply has beside its text: the reasoning before it, and behind it the calls of tools, each
-// with a field for what it gave.
+// Parts of a reply besides its text: the reasoning before it, and the tool calls after it, each
+// with a field for its result.
 
 import { el } from "./dom.js";
 
-const DEEPEST = 16; // brackets that are indented
+const DEEPEST = 16; // levels of indentation
 
 export class Reasoning {
   #text = el("p");
@@ -15,7 +15,7 @@ export class Reasoning {
     this.element = el("details", { class: "reasoning", hidden: true }, summary, this.#text);
   }
 
-  /** Opened while it is all there is, closed by what follows, and else left to the reader. */
+  /** Open while there is no text or call yet, then close; after that, leave it to the user. */
   update({ thoughts, text, calls }) {
     this.element.hidden = !thoughts;
     if (this.#text.textContent !== thoughts) this.#text.textContent = thoughts;
@@ -43,10 +43,10 @@ class CallView {
   constructor(call) {
     this.call = call;
     const typed = (event) => (call.result = event.target.value);
-    const field = el("textarea", { rows: 1, form: "composer", placeholder: "Nothing", oninput: typed });
-    this.result = el("label", { hidden: true }, "What it gave ", field);
-    const head = el("h3", {}, "Call of ", el("code", {}, call.name));
-    const name = `Call of ${call.name}`;
+    const field = el("textarea", { rows: 1, form: "composer", placeholder: "None", oninput: typed });
+    this.result = el("label", { hidden: true }, "Result ", field);
+    const head = el("h3", {}, "Call to ", el("code", {}, call.name));
+    const name = `Call to ${call.name}`;
     this.element = el("section", { class: "call", "aria-label": name }, head, this.#arguments, this.result);
   }
 
@@ -57,8 +57,8 @@ class CallView {
   }
 }
 
-/** JSON with a line for each member, as it is spelled: numbers keep their digits, and it may be cut
- * off anywhere. */
+/** Return JSON with a line for each member. It is not parsed, so numbers keep their digits and it
+ * may be incomplete. */
 export function indented(json) {
   let depth = 0;
   const line = (change) => `\n${"  ".repeat(Math.max(0, Math.min((depth += change), DEEPEST)))}`;

@@ -1,23 +1,22 @@
-// One text on its way: a request, the steps that come of it, and what they add up to and cost.
-// A conversation's turn has one, and a second one without a draft where the two are compared. Knows
-// no page.
+// A run: one request, its output so far, the steps and their sums. A conversation's turn has one,
+// and a second one without draft tokens if they are compared. Does not depend on the page.
 
 import { chunks } from "./server.js";
 
 export class Run {
   text = "";
   thoughts = "";
-  calls = []; // of tools: id, name and arguments, and the result that a reader types
-  steps = []; // each with the kind of what it wrote: "text", "thought" or "call"
-  totals = null; // the server's sums, with the last chunk
-  finish = null; // "stop", "length", "tool_calls": why the text ended
+  calls = []; // tool calls: id, name, arguments, and the result that the user enters
+  steps = []; // each with the kind of its output: "text", "thought" or "call"
+  totals = null; // the server's sums, from the last chunk
+  finish = null; // finish_reason: "stop", "length" or "tool_calls"
   error = null;
   state = "waiting"; // then "writing", then "done", "stopped" or "failed"
   #abort = new AbortController();
   #kind = "text";
-  #told = 0; // steps of which it is known what they wrote
+  #told = 0; // number of steps whose kind is known
 
-  /** path, body: the request, an object or a form; plain: whether it makes no draft tokens. */
+  /** path, body: the request, an object or a form; plain: whether it uses no draft tokens. */
   constructor(path, body, plain) {
     Object.assign(this, { path, body, plain });
   }
@@ -26,13 +25,13 @@ export class Run {
     return this.state === "waiting" || this.state === "writing";
   }
 
-  /** All that is meant for others: the text, and a line for each call. */
+  /** The text, and a line for each call, without the reasoning. */
   get said() {
-    const calls = this.calls.map((call) => `Call of ${call.name}: ${call.arguments}`);
+    const calls = this.calls.map((call) => `Call to ${call.name}: ${call.arguments}`);
     return [this.text, ...calls].filter(Boolean).join("\n");
   }
 
-  /** The messages of a conversation that came of it: the assistant's, and what its calls gave. */
+  /** The run's messages for a conversation: the assistant's, and the results of its calls. */
   get messages() {
     if (!this.calls.length) return [{ role: "assistant", content: this.text }];
     const tool_calls = this.calls.map(({ id, name, arguments: given }) => ({
@@ -48,7 +47,7 @@ export class Run {
     return [{ role: "assistant", content: this.text || null, tool_calls }, ...results];
   }
 
-  /** Reads the stream to its end; `changed` is called with every chunk, and at the end. */
+  /** Read the stream to its end; `changed` is called on every chunk and at the end. */
   async read(changed) {
     try {
       for await (const chunk of chunks(this.path, this.body, this.#abort.signal)) {
@@ -68,7 +67,7 @@ export class Run {
   }
 
   #take({ choices, speculation, delta }) {
-    const choice = choices?.[0] ?? { delta: { content: delta } }; // of speech that is written down
+    const choice = choices?.[0] ?? { delta: { content: delta } }; // of a transcription
     const kind = choice ? this.#write(choice.delta ?? { content: choice.text }) : null;
     this.finish = choice?.finish_reason ?? this.finish;
     this.#sort(speculation?.steps ?? [], kind);
@@ -76,7 +75,7 @@ export class Run {
     if (kind || this.steps.length) this.state = "writing";
   }
 
-  /** Takes what is new; returns its kind, if there is anything. */
+  /** Append the new output; return its kind, or null if there is none. */
   #write({ content, reasoning_content: thought, tool_calls: calls = [] }) {
     this.text += content ?? "";
     this.thoughts += thought ?? "";
@@ -89,8 +88,8 @@ export class Run {
     return thought ? "thought" : null;
   }
 
-  /** Steps whose text the server holds back are of the kind that it turns out to be. Marks go with
-   * the thoughts or calls beside them. */
+  /** Append steps. Steps whose text the server holds back get their kind with the next output.
+   * Marks have the kind of the reasoning or calls next to them. */
   #sort(steps, kind) {
     this.#kind = kind ?? this.#kind;
     this.steps.push(...steps.map((step) => ({ ...step, kind: this.#kind })));
@@ -100,7 +99,7 @@ export class Run {
   }
 }
 
-/** Of a run, so far: tokens, calls, seconds, and how many draft tokens were accepted at each position. */
+/** Return a run's tokens, target calls and seconds so far, and accepted draft tokens by position. */
 export function measures(run) {
   const { steps, totals } = run;
   const tokens = sum(steps, (step) => step.tokens.length);
@@ -129,17 +128,17 @@ export function measures(run) {
   };
 }
 
-/** How much faster texts were with a draft than the same requests plainly, and how many they are.
- * What was not decoded both ways says nothing: another text may be another kind of text. */
+/** Return how much faster outputs were with draft tokens than plainly, and their number. Only
+ * requests that were decoded both ways count, as speed depends on the text. */
 export function speedup(pairs) {
   const done = pairs.filter((pair) => pair.every(({ state, steps }) => state === "done" && steps.length));
   const all = done.map((pair) => pair.map(measures));
-  const plainly = sum(all, ([guessed, plain]) => (guessed.tokens * plain.seconds) / plain.tokens);
-  const factor = all.length ? plainly / sum(all, ([guessed]) => guessed.seconds) : null;
+  const plainly = sum(all, ([drafted, plain]) => (drafted.tokens * plain.seconds) / plain.tokens);
+  const factor = all.length ? plainly / sum(all, ([drafted]) => drafted.seconds) : null;
   return { factor, texts: all.length };
 }
 
-/** Seconds of a step. */
+/** Return the seconds of a step. */
 export function took(step) {
   return step.draft_seconds + step.target_seconds + step.verify_seconds;
 }
@@ -150,7 +149,7 @@ export function sum(list, value) {
 
 export const UNKNOWN = "not measured yet";
 
-/** `digits` behind the point, then the unit; what was not measured says so. */
+/** Return a number with `digits` decimal places and its unit, or UNKNOWN if there is none. */
 export function shown(value, digits = 0, unit = "") {
   if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
   const number = value.toLocaleString("en", {

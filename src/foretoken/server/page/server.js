@@ -1,13 +1,13 @@
-// The server's answers: JSON, and server-sent events over fetch, since EventSource cannot POST; and
-// what it says of itself, asked every few seconds: what is active, or why it is not ready. Addresses
-// are relative, so that the page also works below a proxy's prefix.
+// Requests to the server: JSON, and server-sent events over fetch, since EventSource cannot POST;
+// and its state, polled every few seconds: its models, or why it is not ready. URLs are relative, so
+// that the page also works below a proxy's prefix.
 
 const KEY = "foretoken-key";
 
 export class ServerError extends Error {
   constructor(message, status = 0, retryAfter = null) {
     super(message);
-    this.status = status; // 0: no answer, or one that broke off
+    this.status = status; // 0: no answer, or an incomplete one
     this.retryAfter = retryAfter; // seconds
   }
 }
@@ -18,7 +18,7 @@ export const key = {
 };
 
 async function request(path, options) {
-  // A form names its type itself
+  // The browser sets a form's content type
   const headers = options.body instanceof FormData ? {} : { "content-type": "application/json" };
   if (key.get()) headers.authorization = `Bearer ${key.get()}`;
   let response;
@@ -46,7 +46,7 @@ export async function get(path) {
   return (await request(path, {})).json();
 }
 
-/** The chunks of a stream, up to [DONE]. Throws what the server refuses, before or within it. */
+/** Yield the chunks of a stream, up to [DONE]. Throws the server's error, before or within it. */
 export async function* chunks(path, body, signal) {
   const sent = body instanceof FormData ? body : JSON.stringify(body);
   const response = await request(path, { method: "POST", body: sent, signal });
@@ -56,7 +56,7 @@ export async function* chunks(path, body, signal) {
     if (chunk.error) throw new ServerError(chunk.error.message, response.status);
     yield chunk;
   }
-  throw new ServerError("The stream broke off before its end.");
+  throw new ServerError("The stream ended before the output was complete.");
 }
 
 async function* events(body) {
@@ -75,22 +75,22 @@ async function* events(body) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError("The connection was lost before the text was finished.");
+    throw new ServerError("The connection was lost before the output was complete.");
   } finally {
-    reader.cancel().catch(() => {}); // a reader that leaves early frees its row at the server
+    reader.cancel().catch(() => {}); // so that the server aborts an unfinished request
   }
 }
 
-const EVERY = 5; // seconds between two questions while all is well
-const AGAIN = 2; // and while it is not, unless the server says when
+const EVERY = 5; // seconds between two polls
+const AGAIN = 2; // seconds after an error, unless the server sends Retry-After
 
 export class Server {
   info = null; // /v1/speculation, of the chosen model
-  models = []; // names, that of the base first
-  model = null; // the name that requests give
+  models = []; // names, the base model first
+  model = null; // the model of requests
   #timer = null;
 
-  /** told(problem): called after every answer; problem is null, or a ServerError. */
+  /** told(problem): called after every poll; problem is null, or a ServerError. */
   constructor(told) {
     this.told = told;
     document.addEventListener("visibilitychange", () => document.hidden || this.ask());
@@ -107,7 +107,7 @@ export class Server {
       problem = error instanceof ServerError ? error : new ServerError(error.message);
     }
     const wait = problem ? Math.min(problem.retryAfter ?? AGAIN, 10) : EVERY;
-    // An answer with the wrong key stays wrong, and a hidden page shows nothing.
+    // A wrong key stays wrong, and a hidden page needs no update.
     if (problem?.status !== 401 && !document.hidden) {
       clearTimeout(this.#timer);
       this.#timer = setTimeout(() => this.ask(), wait * 1000);
@@ -120,7 +120,7 @@ export class Server {
     this.ask();
   }
 
-  /** A row of names and values for a description list; what is not known yet stays null. */
+  /** Return [name, value] pairs for a description list; unknown values are null. */
   facts() {
     const { info } = this;
     const place = (runtime) => [runtime, info.dtype].filter(Boolean).join(", ");
@@ -129,24 +129,24 @@ export class Server {
       ["Target", named(info.target)],
       ["Draft", info.draft ? named(info.draft) : "none: no draft tokens"],
       ["Drafting", info.active ? "yes" : "no"],
-      ["Runs on", place(info.runtime)],
-      ["Draft tokens a forward, γ", info.gamma],
+      ["Backend", place(info.runtime)],
+      ["Draft tokens per target call, γ", info.gamma],
       ["Overlap of draft and target, α", info.alpha?.toFixed(2)],
-      ["Time of a draft run in target runs, c", info.c?.toFixed(3)],
-      ["Time to score n tokens, v(n)", info.v && costs(info.v)],
-      ["Tokens per run of the target", info.tokens_per_call?.toFixed(2)],
-      ["Texts now", `${info.running} running, ${info.waiting} waiting`],
+      ["Forward pass of the drafter / of the target, c", info.c?.toFixed(3)],
+      ["Target call over n tokens / over 1, v(n)", info.v && costs(info.v)],
+      ["Tokens per target call", info.tokens_per_call?.toFixed(2)],
+      ["Sequences", `${info.running} running, ${info.waiting} waiting`],
       ["Context", info.context && `${info.context.toLocaleString("en")} tokens`],
     ];
   }
 }
 
-/** A model's name, or the last of a folder's. */
+/** Return a model's name, or the last part of a path. */
 export function named(model) {
   return model.startsWith("/") ? model.split("/").findLast(Boolean) : model;
 }
 
-/** v at one token, at the most that was measured, and at one place between. */
+/** Format v at one token, at the largest measured number, and at one between. */
 function costs(v) {
   const some = [...new Set([v[0], v[Math.floor(v.length / 2)], v.at(-1)])];
   return some.map(([n, cost]) => `v(${n}) = ${cost.toFixed(2)}`).join(", ");

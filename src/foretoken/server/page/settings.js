@@ -1,13 +1,13 @@
-// The controls below the prompt, read into the fields of a request. What they may be is the
-// server's to say: its answer is shown.
+// The controls below the prompt, as fields of a request. The server validates the values; its error
+// is shown.
 
 import { el } from "./dom.js";
 import { count } from "./run.js";
 
-const MOST = 16; // draft tokens to choose from
+const MOST = 16; // largest gamma to choose
 const OPEN = "foretoken-settings";
 const SEEDS = 2 ** 31;
-const ANSWER_TOKENS = 1024; // of an answer at most, as on the command line
+const ANSWER_TOKENS = 1024; // default limit of an answer, as on the command line
 
 export class Settings {
   constructor(details) {
@@ -23,15 +23,15 @@ export class Settings {
     this.inputs.gamma.append(...names.map(([name, value]) => el("option", { value }, name)));
     for (const event of ["input", "toggle"])
       details.addEventListener(event, () => this.#summarize());
-    details.open = localStorage.getItem(OPEN) !== null; // closed, unless left open the last time
+    details.open = localStorage.getItem(OPEN) !== null; // as the user left it
     details.addEventListener("toggle", () =>
       details.open ? localStorage.setItem(OPEN, "open") : localStorage.removeItem(OPEN),
     );
     this.#summarize();
   }
 
-  /** Follows what the model makes, and the sampling that its generation config asks for: an answer
-   * is greedy where that asks for nothing, as on the command line, and has a limit. */
+  /** Show the controls for the model's task, with the temperature of its generation config. Without
+   * one, chats are greedy, as on the command line; their tokens are limited. */
   follow({ transcribes, chat, temperature, context }) {
     this.makes = transcribes ? "speech" : chat ? "chat" : "text";
     for (const label of this.details.querySelectorAll("[data-for]")) {
@@ -39,14 +39,14 @@ export class Settings {
     }
     if (!this.followed) {
       this.inputs.temperature.value = temperature ?? (chat ? 0 : 1);
-      const most = Math.floor((context ?? Infinity) / 2); // which leaves room for the prompt
+      const most = Math.floor((context ?? Infinity) / 2); // leaves room for the prompt
       if (chat) this.inputs.max_tokens.value = Math.min(ANSWER_TOKENS, most);
     }
     this.followed = true;
     this.#summarize();
   }
 
-  /** Offers models by name, where there are several; chosen(name) is called with another. */
+  /** Offer models by name if there are several; chosen(name) is called on a change. */
   offer(models, chosen) {
     const { model } = this.inputs;
     if (model.options.length) return;
@@ -63,12 +63,12 @@ export class Settings {
     return this.inputs.system.value.trim();
   }
 
-  /** A sound's; empty: as the model hears it. */
+  /** Language of the speech; empty: detected. */
   get language() {
     return this.inputs.language.value.trim();
   }
 
-  /** Whether a request can be made of it all; goes to the field of which none can. */
+  /** Return whether the values form a request; focus the field that is invalid. */
   valid() {
     if (this.#tools()) return true;
     this.details.open = true;
@@ -76,12 +76,12 @@ export class Settings {
     return false;
   }
 
-  /** The tools that are offered to a chat model; null for what is no list, which is said. */
+  /** Return the tools for a chat model; null, with a message, if they are not a list. */
   #tools() {
     if (this.makes !== "chat") return [];
     const { tools } = this.inputs;
     let list = null;
-    let problem = "Tools are a list in JSON: [{…}, {…}].";
+    let problem = "Tools must be a list in JSON: [{…}, {…}].";
     try {
       list = JSON.parse(tools.value.trim() || "[]");
     } catch (error) {
@@ -93,7 +93,8 @@ export class Settings {
     return good ? list : null;
   }
 
-  /** The fields of a request. The seed is always given, so that the text can be made again. */
+  /** Return the fields of a request. The seed is always set, for reproducible outputs. */
+
   fields() {
     const fields = { seed: Math.floor(Math.random() * SEEDS) };
     for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
@@ -109,11 +110,11 @@ export class Settings {
   #summarize() {
     const { temperature, top_p, max_tokens, seed, gamma } = this.inputs;
     const tools = this.#tools();
-    const spoken = [`language ${this.language || "as heard"}`];
+    const spoken = [`language ${this.language || "detected"}`];
     const written = [
       `temperature ${temperature.value || "the model's"}`,
       top_p.value && top_p.value !== "1" ? `top-p ${top_p.value}` : "",
-      max_tokens.value ? `${max_tokens.value} tokens at most` : "",
+      max_tokens.value ? `at most ${max_tokens.value} tokens` : "",
       seed.value ? `seed ${seed.value}` : "",
       `γ ${gamma.selectedOptions[0].textContent}`,
       tools?.length ? count(tools.length, "tool") : "",

@@ -1,26 +1,26 @@
-// When draft and target ran, from the records of the steps: a lane for each, and one below for
-// plain decoding on the same scale. Time is a step's own, without what lay between steps. Bars are
-// only ever appended; the drawing is stretched to the width that there is.
+// Timeline of drafter and target, from the records of the steps: a lane for each, and one below for
+// plain decoding on the same scale. Time between steps is left out. Bars are only appended; the
+// drawing is stretched to the available width.
 
 import { el, svg } from "./dom.js";
 import { count, duration, took } from "./run.js";
 import { told } from "./tokens.js";
 
 const LANES = { draft: [2, 12], target: [20, 12], plain: [42, 12] }; // top, height
-const NARROWEST = 3; // pixels that a step has at least: a longer timeline is scrolled
-const HINT = "Point at a run, or walk with the arrow keys, to see what it did.";
+const NARROWEST = 3; // minimum pixels per step; a longer timeline scrolls
+const HINT = "Point at a step, or use the arrow keys, to see its details.";
 
 export class Timeline {
-  #runs = new Map(); // how many steps and seconds of each are drawn
+  #runs = new Map(); // run -> steps and seconds that are drawn
   #selected = null;
 
-  /** select: called with the number of the step that is pointed at, or null. */
+  /** select: called with the index of the step under the pointer, or null. */
   constructor(select) {
     this.select = select;
     this.chart = svg("svg", { preserveAspectRatio: "none", role: "img" });
     this.axis = el("div", { class: "axis", "aria-hidden": "true" });
     this.scale = el("div", { class: "scale" }, this.chart, this.axis);
-    const label = "Timeline of draft and target; arrow keys go from run to run";
+    const label = "Timeline of draft and target; arrow keys move between steps";
     this.scroller = el(
       "div",
       { class: "scroller", tabindex: 0, role: "group", "aria-label": label },
@@ -37,7 +37,7 @@ export class Timeline {
     this.chart.addEventListener("pointerover", (event) => this.#point(event.target.dataset.step));
     this.chart.addEventListener("pointerleave", () => this.#point());
     this.scroller.addEventListener("keydown", (event) => this.#walk(event));
-    // The line below speaks to readers only while somebody walks from run to run.
+    // Screen readers announce the line below only while the arrow keys are used.
     this.scroller.addEventListener("focus", () => this.readout.setAttribute("aria-live", "polite"));
     this.scroller.addEventListener("blur", () => {
       this.readout.removeAttribute("aria-live");
@@ -45,11 +45,11 @@ export class Timeline {
     });
   }
 
-  update(guessed, plain) {
-    const lines = [guessed, plain].filter((run) => run?.steps.length);
+  update(drafted, plain) {
+    const lines = [drafted, plain].filter((run) => run?.steps.length);
     this.element.hidden = !lines.length;
     if (!lines.length) return;
-    this.steps = guessed.steps;
+    this.steps = drafted.steps;
     this.#forget(lines);
     const open = lines.some((run) => run.open);
     const following = this.#atEnd();
@@ -60,7 +60,7 @@ export class Timeline {
     this.#describe();
   }
 
-  /** Marks a step, and says what it did; null takes the mark away. */
+  /** Mark a step and show its details; null removes the mark. */
   mark(number) {
     if (number === this.#selected) return;
     for (const bar of this.chart.querySelectorAll(".on")) bar.classList.remove("on");
@@ -71,7 +71,7 @@ export class Timeline {
     this.readout.textContent = told(this.steps[number], number);
   }
 
-  /** Begins anew where a run has been replaced by another. */
+  /** Clear the drawing if a run has been replaced by another. */
   #forget(lines) {
     if ([...this.#runs.keys()].every((run) => lines.includes(run))) return;
     this.#runs.clear();
@@ -81,7 +81,7 @@ export class Timeline {
   #append(run) {
     const drawn = this.#runs.get(run) ?? { steps: 0, seconds: 0 };
     for (const step of run.steps.slice(drawn.steps)) {
-      const number = run.steps === this.steps ? drawn.steps : null; // marked: the text's own only
+      const number = run.steps === this.steps ? drawn.steps : null; // only this run's steps can be marked
       this.chart.append(...bars(step, drawn.seconds, run.plain ? "plain" : "target", number));
       drawn.seconds += took(step);
       drawn.steps += 1;
@@ -115,8 +115,8 @@ export class Timeline {
 
   #describe() {
     const parts = [...this.#runs.entries()].map(([run, { seconds, steps }]) => {
-      const kind = run.plain ? "Plain decoding" : "With a draft";
-      return `${kind}: ${count(steps, "run")} of the target in ${duration(seconds)}`;
+      const kind = run.plain ? "Plain decoding" : "Speculative decoding";
+      return `${kind}: ${count(steps, "target call")} in ${duration(seconds)}`;
     });
     this.chart.setAttribute("aria-label", parts.join(". "));
     if (this.#selected === null) this.readout.textContent = HINT;
@@ -159,7 +159,7 @@ function bars(step, from, lane, number) {
   ];
 }
 
-/** Round times from 0 on, about 90 pixels apart, as far as there is room for their names. */
+/** Return round times from 0 on, about 90 pixels apart, if there is room for their labels. */
 function ticks(seconds, width) {
   const least = (seconds * 90) / Math.max(width, 90);
   const power = 10 ** Math.floor(Math.log10(least));

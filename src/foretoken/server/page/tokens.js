@@ -1,10 +1,10 @@
-// A text as the steps that made it (figure 1 of the paper): a span for every run of the target, and
-// in it one for every token. What a token looks like is the style sheet's.
+// An output as its steps (figure 1 of the paper): a span for each step, with one for each token. The
+// style sheet defines how tokens look.
 
 import { el } from "./dom.js";
 import { duration } from "./run.js";
 
-const NEAR = 8; // letters: a token that is spelled alike further on is another one
+const NEAR = 8; // characters: the same spelling further on belongs to another token
 
 export class TokenText {
   #steps = 0;
@@ -13,7 +13,7 @@ export class TokenText {
     this.element = element;
   }
 
-  /** Appends what has come since; once the run is over, the text stands as the server gave it. */
+  /** Append new steps; when the run is done, show exactly the server's text. */
   update(run) {
     const fresh = run.steps.slice(this.#steps);
     this.element.append(...fresh.map((step, i) => stepSpan(step, this.#steps + i)));
@@ -26,7 +26,7 @@ export class TokenText {
     else if (run.state === "done") this.#settle(run);
   }
 
-  /** Tokens may spell what is not in the text: half a character, what lies behind a stop string. */
+  /** Tokens may contain more than the text: parts of a character, or text after a stop string. */
   #settle(run) {
     const spans = [...this.element.querySelectorAll("[data-kind=text] [data-source]")];
     const spellings = spans.map((span) => span.textContent);
@@ -36,8 +36,8 @@ export class TokenText {
   }
 }
 
-/** `text` in as many parts as there are spellings, each its token's own where that is found. What
- * lies between goes to the token before: a character's last token completes it. */
+/** Split `text` into one part per spelling: the spelling itself if it is found. Text between goes to
+ * the token before, as a character's last token completes it. */
 export function cut(text, spellings) {
   const parts = [];
   let at = 0;
@@ -76,14 +76,14 @@ function tokenSpan({ text, source }) {
   return el("span", { class: breaks, "data-source": source }, ...spelled(text, source));
 }
 
-/** A token's space stands before the word that is coloured, so that no line is drawn through it. */
+/** A token's leading space is outside the coloured word, so that it is not struck through. */
 function spelled(text, fate) {
   const word = text.trimStart();
   const space = text.slice(0, text.length - word.length);
   return word ? [space, el(fate === "rejected" ? "s" : "span", { class: fate }, word)] : [space];
 }
 
-/** What a step did, in a sentence. */
+/** Describe a step in a sentence. */
 export function told(step, number) {
   const kept = step.tokens.filter((token) => token.source === "accepted").length;
   const drafted = kept + step.rejected.length;
@@ -95,6 +95,6 @@ export function told(step, number) {
   ];
   if (drafted) times.unshift(`draft ${duration(step.draft_seconds)}`);
   if (overlaps) times.push(`overlap ${overlaps}`);
-  if (step.rows > 1) times.push(`shared by ${step.rows} texts`);
-  return `Run ${number + 1}: ${fate}. ${times.join(", ")}`;
+  if (step.rows > 1) times.push(`batch of ${step.rows} sequences`);
+  return `Step ${number + 1}: ${fate}. ${times.join(", ")}`;
 }

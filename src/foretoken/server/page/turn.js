@@ -1,4 +1,4 @@
-// A prompt and what came of it: the text, what it cost, the timeline, and plain decoding beside it.
+// A prompt and its output, its measurements and timeline, and plain decoding next to it.
 
 import { el, paced } from "./dom.js";
 import { markdown } from "./markdown.js";
@@ -9,9 +9,9 @@ import { Timeline } from "./timeline.js";
 import { TokenText } from "./tokens.js";
 
 const FINISHES = {
-  stop: "ended by itself",
-  length: "ended by the limit",
-  tool_calls: "ended with a call",
+  stop: "ended by the model",
+  length: "ended by the token limit",
+  tool_calls: "ended with a tool call",
 };
 
 class Answer {
@@ -22,7 +22,7 @@ class Answer {
     this.retry = retry;
     this.inline = before !== null;
     this.body = el("span", { class: "made" });
-    this.prose = el("div", { class: "prose" }); // an answer as it is meant to be read
+    this.prose = el("div", { class: "prose" }); // the answer as rendered Markdown
     this.#tokens = new TokenText(this.body);
     this.reasoning = new Reasoning();
     this.calls = new Calls();
@@ -58,7 +58,7 @@ class Answer {
     this.element.dataset.state = run.state;
     this.wait.hidden = run.state !== "waiting";
     this.facts.textContent = run.steps.length ? facts(run) : "";
-    if (run.state === "done" && !run.said && !run.thoughts) this.facts.textContent = "The text ended at once.";
+    if (run.state === "done" && !run.said && !run.thoughts) this.facts.textContent = "The output is empty.";
     if (run.state === "stopped") this.facts.prepend("Stopped. ");
     if (run.error && !this.error.hasChildNodes()) {
       const again = el("button", { type: "button", onclick: this.retry }, "Try again");
@@ -67,18 +67,18 @@ class Answer {
   }
 
   #write(text) {
-    if (text === this.written) return; // replaced elements would lose what is selected in them
+    if (text === this.written) return; // replacing elements would lose the selection
     this.written = text;
     this.prose.replaceChildren(...markdown(text));
   }
 }
 
-/** What a text cost, in a line. */
+/** Return an output's measurements in one line. */
 function facts(run) {
   const m = measures(run);
   const parts = [
     count(m.tokens, "token"),
-    `${count(m.calls, "run")} of the target`,
+    count(m.calls, "target call"),
     duration(m.seconds),
     rate(m.perSecond),
   ];
@@ -90,13 +90,13 @@ export class TurnView {
   #marked = null;
   plain = null;
 
-  /** asked: the prompt; media: what goes along; shown: what of the prompt is shown; inline: whether
-   * the text continues it; act: what the buttons do. */
+  /** asked: the prompt; media: its attachments; shown: the part of the prompt that is shown; inline:
+   * whether the output continues the prompt's text; act: functions of the buttons. */
   constructor({ asked, media, shown, run, inline, seed }, act) {
     Object.assign(this, { asked, media, shown, run, inline, seed, act });
     this.answer = new Answer(
       run,
-      run.plain ? "Plain decoding" : "With a draft",
+      run.plain ? "Plain decoding" : "Speculative decoding",
       inline ? shown : null,
       act.retry,
     );
@@ -104,7 +104,7 @@ export class TurnView {
     this.timeline = new Timeline((number) => this.mark(number));
     this.verdict = el("p", { class: "verdict", role: "status" });
     this.buttons = el("div", { class: "actions" });
-    const prompt = []; // none where the text goes on, or has only what calls gave to go by
+    const prompt = []; // empty if the output continues the prompt, or only call results were sent
     if (media.length) prompt.push(el("div", { class: "media" }, ...media.map(view)));
     if (asked && !inline) prompt.push(el("p", { class: "asked" }, asked));
     if (prompt.length) prompt.unshift(el("h2", { class: "hidden" }, "You"));
@@ -119,7 +119,7 @@ export class TurnView {
     this.draw();
   }
 
-  /** Plain decoding of the same request beside it. */
+  /** Show plain decoding of the same request next to it. */
   compare(plain) {
     this.plain = new Answer(
       plain,
@@ -132,7 +132,7 @@ export class TurnView {
     this.draw();
   }
 
-  /** Shows a step in the text and in the timeline at once. */
+  /** Mark a step both in the text and in the timeline. */
   mark(number) {
     if (number === this.#marked) return;
     this.#marked = number;
@@ -158,12 +158,12 @@ export class TurnView {
       const { speculation } = this.run.body;
       const lacksPlain = speculation && !this.run.plain && this.plain?.run.state !== "done";
       if (!open && lacksPlain) offer("Decode plainly", this.act.compare);
-      if (!open && this.inline && this.run.finish === "length") offer("Go on", this.act.goOn);
-      // Browsers have no clipboard for pages that come over plain HTTP from elsewhere
+      if (!open && this.inline && this.run.finish === "length") offer("Continue", this.act.goOn);
+      // Browsers give pages over plain HTTP from another host no clipboard
       if (navigator.clipboard) offer("Copy", (event) => this.#copy(event.target));
     }
     const names = offers.map((button) => button.textContent).join();
-    if (names === this.offered) return; // replacing a button would take the focus from it
+    if (names === this.offered) return; // replacing a button would lose the focus
     this.offered = names;
     const seed = el("span", { class: "seed" }, `seed ${this.seed}`);
     const seeded = offers.length && this.seed !== undefined;
@@ -176,21 +176,22 @@ export class TurnView {
   }
 }
 
-/** What the comparison of the two shows, once both are there. */
+/** Return the result of the comparison, once both runs are done. */
 function verdict(run, plain) {
   if (run.state !== "done" || plain.state !== "done") return "";
-  const [guessed, alone] = [measures(run), measures(plain)];
-  const factor = alone.seconds / alone.tokens / (guessed.seconds / guessed.tokens);
-  const speed = `With the draft ${shown(factor, 2, "×")} the speed of plain decoding.`;
+  const [drafted, alone] = [measures(run), measures(plain)];
+  const factor = alone.seconds / alone.tokens / (drafted.seconds / drafted.tokens);
+  const speed = `Speculative decoding: ${shown(factor, 2, "×")} the speed of plain decoding.`;
   return `${speed} ${likeness(run, plain)}`;
 }
 
 function likeness(run, plain) {
   const [text, other] = [run, plain].map(({ thoughts, said }) => thoughts + said);
-  if (text === other) return "The texts are identical.";
-  if (run.body.temperature !== 0) return "The texts are two draws from one distribution.";
+  if (text === other) return "The outputs are identical.";
+  if (run.body.temperature !== 0) return "The outputs are two samples from one distribution.";
   let same = 0;
   while (text[same] === other[same]) same++;
-  const where = `The texts part after ${count(same, "character")}`;
-  return `${where}, as rounding can make them where two tokens are nearly tied.`;
+  const where = `The outputs differ after ${count(same, "character")}`;
+  return `${where}: rounding can decide between two nearly tied tokens.`;
+
 }

@@ -1,6 +1,5 @@
-"""The HTTP process's end of the pipe: it sends requests and receives outputs. An engine that dies
-is started again, and its requests fail.
-"""
+"""The HTTP process's end of the pipe: sends requests to an engine's process and receives outputs. A
+dead engine is restarted, and its requests fail."""
 
 from __future__ import annotations
 
@@ -44,11 +43,11 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.statistics import SpecDecodeStats
 
 State = Literal["loading", "ready", "restarting", "failed", "draining", "stopped"]
-RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after deaths without a ready engine between
-CHECK_INTERVAL_S = 1.0  # between two looks at an engine
-STALL_TIMEOUT_S = 300.0  # without a step while requests wait: tens are a slow machine's
-PREFILL_S_PER_TOKEN = 0.1  # added for each token of the prompts, which one step may prefill
-SWITCH_INTERVAL_S = 0.0005  # a thread that prepares a request yields to the engine's after that
+RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # after 1, 2, .. deaths since the last ready engine
+CHECK_INTERVAL_S = 1.0  # between two checks of an engine
+STALL_TIMEOUT_S = 300.0  # without a step while requests wait; slow machines take tens of seconds
+PREFILL_S_PER_TOKEN = 0.1  # added for each prompt token, as one step may prefill all
+SWITCH_INTERVAL_S = 0.0005  # threads that prepare requests yield to the engine's after that
 ENGINE_NUMBERS = count()
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class RefusedRequest(Exception):
 
 
 class UnavailableError(Exception):
-    """There is no engine now; `retry_after`: seconds until a retry is worthwhile."""
+    """No engine is running; `retry_after`: seconds until a retry is worthwhile."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -74,8 +73,8 @@ Listener = Callable[[Notification], None]
 
 
 class Pipe(Protocol):
-    """The part of multiprocessing's `Connection` that is used: EOFError or OSError once the other
-    end is gone."""
+    """The methods of multiprocessing's `Connection` that are used. They raise EOFError or OSError
+    once the other end is closed."""
 
     def recv(self) -> Any: ...
 
@@ -83,8 +82,8 @@ class Pipe(Protocol):
 
 
 class Process(Protocol):
-    """A process that ends with its engine: the part of multiprocessing's that is used. `kill` ends
-    its pipe, too."""
+    """The methods of multiprocessing's process that are used. The process ends with its engine;
+    `kill` also closes its pipe."""
 
     def join(self, timeout: float) -> None: ...
 
@@ -92,15 +91,15 @@ class Process(Protocol):
 
 
 class Child(NamedTuple):
-    """An engine's process, while it loads or runs, and the pipe to it."""
+    """An engine's process, loading or running, and the pipe to it."""
 
     process: Process
     pipe: Pipe
 
 
 def spawn(setup: EngineSetup) -> Child:
-    """Start an engine in a process of its own, which ends with this one."""
-    context = get_context("spawn")  # a fork would take threads' locks along
+    """Start an engine in a new process, which ends with this one."""
+    context = get_context("spawn")  # a fork would copy locks that other threads hold
     own_end, child_end = context.Pipe()
     process = context.Process(
         target=run_engine_process, args=(child_end, setup), name="foretoken engine", daemon=True
@@ -112,68 +111,70 @@ def spawn(setup: EngineSetup) -> Child:
 
 def run_engine_process(pipe: Connection, setup: EngineSetup) -> None:
     """Run the engine's process from its start to its end."""
-    for name in (signal.SIGINT, signal.SIGTERM):  # which reach the whole group: the pipe says when
+    # Both reach the whole process group, but the HTTP process decides when this one ends
+    for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     setup.log_options.configure()
     Thread(target=_exit_with_parent, args=(parent_process(),), name="end", daemon=True).start()
-    from foretoken.server.process.startup import serve  # late: imports torch
+    from foretoken.server.process.startup import serve  # here, as it imports torch
 
     serve(pipe, setup)
 
 
 def _exit_with_parent(parent: BaseProcess | None) -> None:
-    """End this process with its parent: while it loads, or if a step hangs, it does not see the
-    pipe's end."""
+    """End this process with its parent: while loading, or if a step hangs, it does not notice that
+    the pipe is closed."""
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
 class EngineClient:
-    """An engine's process, from `start` to `stop`. `launch`: starts it without waiting."""
+    """Client of one engine's process, from `start` to `stop`. `launch` starts the process without
+    waiting for it."""
 
     def __init__(self, setup: EngineSetup, launch: Callable[[EngineSetup], Child] = spawn) -> None:
         self.setup, self._launch = setup, launch
-        self.number = next(ENGINE_NUMBERS)  # unlike its `id`, no other's later
+        self.number = next(ENGINE_NUMBERS)  # unlike `id(self)`, never reused
         self.statistics = SpecDecodeStats()
         self.state: State = "loading"
-        self.info: ModelInfo | None = None  # once it has been ready
+        self.info: ModelInfo | None = None  # set when it is ready for the first time
         self.problem = ""  # why it failed
         self.running = self.waiting = self.restarts = 0
-        self.preempted = 0  # of all engines
-        self._preempted = 0  # of this one
+        self.preempted = 0  # preemptions in all its processes
+        self._preempted = 0  # preemptions in the current process
         self._ids = count()
-        self._listeners: dict[int, Listener] = {}  # of requests and questions
-        self._prompt_tokens: dict[int, int] = {}  # of accepted requests
+        self._listeners: dict[int, Listener] = {}  # of requests and queries, by id
+        self._prompt_tokens: dict[int, int] = {}  # of accepted requests, by id
         self._stuck: set[int] = set()  # requests that have waited since the last step
-        self._stuck_s = 0.0  # for so long
+        self._stuck_s = 0.0  # seconds since then
         self._process: Process | None = None
-        self._deaths = 0  # since it was ready last
+        self._deaths = 0  # since it was last ready
         self._idle = asyncio.Event()
         self._outgoing: SimpleQueue[Any] = SimpleQueue()
         self.on_failure = lambda: None  # called if no engine can be started
 
     @property
     def num_open(self) -> int:
-        """Requests and questions without an end."""
+        """Return the number of unfinished requests and queries."""
         return len(self._listeners)
 
     @property
     def states(self) -> dict[str, int]:
-        """The number of engines in each state: one engine, as a fleet of one."""
+        """Return the number of engines in each state, like `EngineFleet.states`."""
         return {self.state: 1}
 
     @property
     def _target(self) -> str:
-        """The model's name in the log."""
+        """Return the model's name for the log."""
         return "a model" if self.info is None else self.info.target
 
     def start(self) -> None:
-        """Start the process; it is ready when `state` says so."""
+        """Start the process; `state` becomes "ready" once it is."""
         self._loop = asyncio.get_running_loop()
         self._process, pipe = self._launch(self.setup)
-        self._outgoing.put(None)  # the end of the former writer
+        self._outgoing.put(None)  # ends the former writer thread
         self._outgoing = SimpleQueue()
         Thread(target=self._read, args=(pipe,), name="events", daemon=True).start()
         args = pipe, self._outgoing
@@ -181,7 +182,8 @@ class EngineClient:
         self._watch(self._process)
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no new requests; those that run have `drain_seconds` seconds to end."""
+        """Refuse new requests; abort those that still run after `drain_seconds`; end the
+        process."""
         if self.state in ("draining", "stopped"):
             return
         listens, self.state = self.state == "ready", "draining"
@@ -189,26 +191,28 @@ class EngineClient:
         try:
             await asyncio.wait_for(self._idle.wait(), drain_seconds)
         except TimeoutError:
-            log.warning("%s requests of %s are cut off", len(self._listeners), self._target)
-            self._fail("the server is shutting down; send the request to another, or later")
+            log.warning("%s requests to %s are aborted", len(self._listeners), self._target)
+            self._fail("the server is shutting down; send the request again later")
         self.state = "stopped"
         self._send(Stop())
         if self._process is not None:
-            if listens:  # one that is loading does not
+            if listens:  # while loading, it does not receive `Stop`
                 await asyncio.to_thread(self._process.join, 5)
             self._process.kill()
 
     def submit(self, request: AnyRequest, listener: Listener) -> Callable[[], None]:
-        """Send a request, and call `listener` with its notifications: `Accepted` and the output of
-        each step, or `TranscriptDelta`s and a `Reply`; or RefusedRequest. Return a function that
-        ends the request early, which frees its row within a step. Raises UnavailableError."""
+        """Send a request; return a function that aborts it, which frees its slot within a step.
+
+        `listener` is called with its notifications: `Accepted` and the output of each step, or
+        `TranscriptDelta`s and a `Reply`; or RefusedRequest. Raises UnavailableError.
+        """
         self._require_ready()
         id = self._add_listener(listener)
         self._send(Add(id, request))
         return partial(self._abort, id)
 
     async def ask(self, name: Query, **arguments: Any) -> Any:
-        """Return the answer to a question that takes no step. Raises RefusedRequest and
+        """Return the answer to a query, which takes no step. Raises RefusedRequest and
         UnavailableError."""
         self._require_ready()
         answers: asyncio.Queue[Any] = asyncio.Queue()
@@ -232,7 +236,7 @@ class EngineClient:
             return
         reasons = {
             "loading": "the model is loading",
-            "restarting": "the engine is starting again",
+            "restarting": "the engine is restarting",
             "failed": f"the engine cannot start: {self.problem}",
         }
         raise UnavailableError(reasons.get(self.state, "the server is shutting down"), 2)
@@ -253,7 +257,7 @@ class EngineClient:
             self._idle.set()
 
     def _send(self, message: ToEngine) -> None:
-        """Hand it to the thread that sends: a pipe that is full makes its writer wait."""
+        """Queue a message for the writer thread, as sending blocks while the pipe is full."""
         try:
             self._outgoing.put(ForkingPickler.dumps(message))
         except RecursionError:
@@ -267,17 +271,17 @@ class EngineClient:
         while (message := outgoing.get()) is not None:
             try:
                 pipe.send_bytes(message)
-            except (OSError, ValueError):  # it has died, which `_read` sees too
+            except (OSError, ValueError):  # the process has died; `_read` handles it
                 return
 
     def _read(self, pipe: Pipe) -> None:
-        """Reader thread: hands the engine's messages to the event loop."""
+        """Reader thread: passes the engine's messages to the event loop."""
         while True:
             try:
                 message: FromEngine | None = pipe.recv()
             except Exception as error:
                 if not isinstance(error, EOFError | OSError):
-                    log.exception("a message of the engine cannot be read")
+                    log.exception("a message of the engine cannot be unpickled")
                 message = None
             try:
                 self._loop.call_soon_threadsafe(self._handle, message)
@@ -302,7 +306,7 @@ class EngineClient:
                 self._deliver(message)
             case ModelInfo():
                 self.info, self._deaths = message, 0
-                self.setup = replace(self.setup, adapters=())  # they run when it starts again
+                self.setup = replace(self.setup, adapters=())  # checked; not needed on a restart
                 log.info("%s is ready, on %s", message.target, message.runtime)
                 if self.state in ("loading", "restarting"):
                     self.state = "ready"
@@ -314,7 +318,7 @@ class EngineClient:
 
     def _deliver(self, message: Accepted | TranscriptDelta | Reply | Refusal | StepOutput) -> None:
         listener = self._listeners.get(message.id)
-        if listener is None:  # its client has left
+        if listener is None:  # its client has disconnected
             return
         match message:
             case Accepted(id, prompt_tokens):
@@ -326,8 +330,8 @@ class EngineClient:
         listener(RefusedRequest(message) if isinstance(message, Refusal) else message)
 
     def _watch(self, process: Process) -> None:
-        """Kill an engine that takes no step while requests wait. Seconds are counted, as clocks
-        jump after a suspension."""
+        """Kill an engine that takes no step while requests wait. Counts seconds by its own calls,
+        as clocks jump after a suspension."""
         if process is not self._process:
             return
         self._loop.call_later(CHECK_INTERVAL_S, self._watch, process)
@@ -338,7 +342,7 @@ class EngineClient:
         self._stuck_s += CHECK_INTERVAL_S
         prefill_s = PREFILL_S_PER_TOKEN * sum(self._prompt_tokens.values())
         if self._stuck_s > STALL_TIMEOUT_S + prefill_s:
-            problem = "the engine of %s has taken no step for %.0f s; it is ended"
+            problem = "the engine of %s has taken no step for %.0f s; it is killed"
             log.error(problem, self._target, self._stuck_s)
             self._stuck.clear()
             process.kill()
@@ -348,18 +352,18 @@ class EngineClient:
             self._deliver(Refusal(id, "dead", reason))
 
     def _handle_exit(self) -> None:
-        """Fail the requests of a process that has died, and start another one."""
+        """Fail the requests of a process that has died, and restart it."""
         if self._process is not None:
-            self._process.kill()  # one that only closed its pipe
+            self._process.kill()  # it may only have closed its pipe
         self.running = self.waiting = self._preempted = 0
         if self.state not in ("failed", "stopped", "draining"):
             self.state = "restarting"
             delay = RESTART_DELAYS_S[min(self._deaths, len(RESTART_DELAYS_S) - 1)]
             self._deaths += 1
             self.restarts += 1
-            log.error("the engine of %s ended; it is started again in %s s", self._target, delay)
+            log.error("the engine of %s ended; it is restarted in %s s", self._target, delay)
             self._loop.call_later(delay, self._restart)
-        self._fail("the engine stopped while it wrote this text; send the request again")
+        self._fail("the engine stopped during this request; send it again")
 
     def _restart(self) -> None:
         if self.state == "restarting":
@@ -367,7 +371,7 @@ class EngineClient:
 
 
 def _find_deepest_argument(message: ToEngine) -> str | None:
-    """Return the argument that is nested too deeply to be sent."""
+    """Return the name of the argument that is nested too deeply to be pickled."""
     arguments: dict[str, Any] = getattr(message, "arguments", {})
     if isinstance(message, Add) and isinstance(request := message.request, GenerateRequest):
         request_fields = {each.name: getattr(request, each.name) for each in fields(request)}

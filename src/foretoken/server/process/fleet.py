@@ -1,7 +1,8 @@
-"""Several engines: as one (which takes a request, how it moves when its engine dies, and sums over
-all), and one for each model's name. Does not depend on where an engine runs.
+"""Several engines: replicas with the interface of one (`EngineFleet`), whose requests continue on
+another engine if theirs dies; and one engine per served model name (`ServedModels`). Does not
+depend on where an engine runs.
 
-Engines of other names are of the base with an adapter merged in; they share nothing.
+The engines of other names serve the base model with an adapter merged in; they share nothing.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.statistics import SpecDecodeStats
 from foretoken.text.messages import MEDIA_PART_KEYS, get_parts
 
-MAX_MOVES = 3  # engines that a request may lose: one that kills them must not kill all
-ENGINE_TIMEOUT_S = 300.0  # that a request waits for an engine, if all are being started again
-POLL_INTERVAL_S = 0.05  # between two looks at an engine that starts
-MIN_PREFIX_SHARE = 0.5  # of a prompt: an engine that has prefilled as much is preferred
-MAX_IMBALANCE = 4  # requests that it may then have more than the one with fewest
-DIGEST_CHARACTERS, DIGEST_IDS = 64, 16  # of a prompt for each digest
-MAX_DIGESTS = 2**17  # of prompts of 8 million characters
+MAX_MOVES = 3  # times a request may move: one that kills engines must not kill all
+ENGINE_TIMEOUT_S = 300.0  # a request's wait for an engine while all restart
+POLL_INTERVAL_S = 0.05  # between two checks of an engine that starts
+MIN_PREFIX_SHARE = 0.5  # an engine that has prefilled more of a prompt is preferred
+MAX_IMBALANCE = 4  # requests that it may have more than the least busy engine
+DIGEST_CHARACTERS, DIGEST_IDS = 64, 16  # size of the prompt's pieces that are digested
+MAX_DIGESTS = 2**17  # for prompts of 8 million characters in all
 STATES_WORST_FIRST: tuple[State, ...] = (
     "failed",
     "restarting",
@@ -60,8 +61,9 @@ log = logging.getLogger(__name__)
 
 
 def compute_prefix_digests(request: GenerateRequest) -> list[int]:
-    """Return digests of the prompt's beginnings, the shortest first: of a text, of ids, or of
-    messages in which every turn extends the last. Other salts and templates have others."""
+    """Return digests of the prompt's prefixes, the shortest first: of a string, of ids, or of
+    messages, whose digests extend those of earlier turns. They depend on the salt and the
+    template."""
     prompt, size = request.prompt, DIGEST_CHARACTERS
     if is_chat(prompt):
         prompt = "".join(f"{turn.get('role')}\0{_flatten_content(turn)}\0" for turn in prompt)
@@ -76,7 +78,7 @@ def compute_prefix_digests(request: GenerateRequest) -> list[int]:
 
 
 def _flatten_content(message: dict[str, Any]) -> str:
-    """A message's content, with a digest for each image and audio."""
+    """Return a message's content as a string, with a digest for each image and audio."""
 
     def describe(part: Mapping[str, Any]) -> str:
         if part["type"] not in MEDIA_PART_KEYS:
@@ -87,7 +89,7 @@ def _flatten_content(message: dict[str, Any]) -> str:
 
 
 def _sum_property(name: str) -> Any:
-    """A fleet's property: a sum over its engines and those that have ended."""
+    """Return a property of a fleet: the sum over its running engines and those that have ended."""
 
     def add(fleet: EngineFleet) -> int:
         return sum(getattr(each, name) for each in fleet.engines) + fleet.ended_totals[name]
@@ -96,24 +98,24 @@ def _sum_property(name: str) -> Any:
 
 
 class EngineFleet:
-    """`count` engines with the interface of one client. The first is started alone: it measures the
-    costs of steps undisturbed, and the others are given them."""
+    """`count` replicas with the interface of one client. The first starts alone, to measure the
+    costs of steps undisturbed; the others get its costs."""
 
     def __init__(
         self, setup: EngineSetup, launch: Callable[[EngineSetup], Child], count: int
     ) -> None:
         self.problem = ""  # why it failed
-        self.on_failure = lambda: None  # called where one of the first engines cannot be started
+        self.on_failure = lambda: None  # called if one of the first engines cannot be started
         self._launch = launch
         self._clients = [EngineClient(setup, launch) for _ in range(count)]
         for client in self._clients:
             client.on_failure = partial(self._fail, client)
         self.statistics = SpecDecodeStats()
-        # Digests of prefixes, by the engine that has prefilled them; the least recent come first
+        # (engine, digest of a prefix that it has prefilled), the least recent first
         self._prefilled: OrderedDict[tuple[Hashable, int], None] = OrderedDict()
         self._measured = False  # whether the first has been ready
-        self._leaving: dict[EngineClient, asyncio.Task[None]] = {}  # which take no more texts
-        self.ended_totals = Counter[str]()  # sums of those that have ended
+        self._leaving: dict[EngineClient, asyncio.Task[None]] = {}  # engines that are draining
+        self.ended_totals = Counter[str]()  # sums over engines that have ended
         self._end_state: State | None = None
 
     running: int = _sum_property("running")
@@ -123,16 +125,17 @@ class EngineFleet:
 
     @property
     def engines(self) -> list[EngineClient]:
-        """All engines, also those that take no more requests."""
+        """Return all engines, including those that are draining."""
         return [*self._clients, *self._leaving]
 
     def start(self) -> None:
-        """Start the engines; one of them is ready when `state` says so."""
+        """Start the engines; `state` becomes "ready" with the first of them."""
         self._clients[0].start()
         self._starting = asyncio.create_task(self._start_others())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no new requests; those that run have `drain_seconds` seconds to end."""
+        """Refuse new requests; abort those that still run after `drain_seconds`; end the
+        engines."""
         if self._end_state is not None:
             return
         self._end_state = "draining"
@@ -141,12 +144,12 @@ class EngineFleet:
         results = await asyncio.gather(*ends, *self._leaving.values(), return_exceptions=True)
         for error in results[: len(ends)]:
             if error is not None:
-                log.error("an engine did not end in order", exc_info=error)
+                log.error("an engine did not stop cleanly", exc_info=error)
         self._end_state = "stopped"
 
     def scale(self, count: int, drain_seconds: float) -> None:
-        """Run `count` engines from now on. Surplus engines take no more requests and end with those
-        they have; requests that remain after `drain_seconds` seconds continue elsewhere."""
+        """Run `count` engines from now on. Surplus engines accept no requests and end with their
+        last one; requests that still run after `drain_seconds` continue on other engines."""
         assert count > 0
         if self.is_ending:
             return
@@ -164,11 +167,11 @@ class EngineFleet:
             end.add_done_callback(partial(self._forget, client))
 
     def _forget(self, client: EngineClient, end: asyncio.Task[None]) -> None:
-        """Keep no more than the sums of one that has left."""
+        """Remove an engine that has ended and add its counts to the totals."""
         del self._leaving[client]
         self.ended_totals.update(preempted=client.preempted, restarts=client.restarts)
         if not end.cancelled() and (error := end.exception()) is not None:
-            log.error("an engine did not end in order", exc_info=error)
+            log.error("an engine did not stop cleanly", exc_info=error)
 
     @property
     def state(self) -> State:
@@ -182,7 +185,7 @@ class EngineFleet:
 
     @property
     def states(self) -> dict[str, int]:
-        """The number of engines in each state."""
+        """Return the number of engines in each state."""
         return dict(Counter(client.state for client in self.engines))
 
     @property
@@ -191,8 +194,8 @@ class EngineFleet:
         return ready[0] if ready else self._clients[0].info
 
     def submit(self, request: AnyRequest, listener: Listener) -> Callable[[], None]:
-        """Run a request like `EngineClient.submit`; if the engine dies, a request to generate
-        resumes on another one."""
+        """Submit a request as `EngineClient.submit` does; if the engine dies, a GenerateRequest
+        continues on another one."""
         if not isinstance(request, GenerateRequest):
             return self.get_ready_client().submit(request, listener)
         movable = MovableRequest(self, request, listener)
@@ -200,11 +203,11 @@ class EngineFleet:
         return movable.end
 
     async def ask(self, name: Query, **arguments: Any) -> Any:
-        """Return an answer that takes no step, by any engine."""
+        """Return any engine's answer to a query."""
         return await self.get_ready_client().ask(name, **arguments)
 
     def get_ready_client(self, request: GenerateRequest | None = None) -> EngineClient:
-        """Return the engine for a request, which is noted to prefill it. Raises
+        """Return the best engine for a request, and record that it prefills the prompt. Raises
         UnavailableError."""
         ready = [client for client in self._clients if client.state == "ready"]
         if not ready or self.state != "ready":
@@ -220,20 +223,21 @@ class EngineFleet:
         return client
 
     async def wait_for_client(self, request: GenerateRequest) -> EngineClient:
-        """Return `get_ready_client` once there is one: engines that died are being started
-        again."""
+        """Return `get_ready_client` after waiting for restarts, at most `ENGINE_TIMEOUT_S`."""
         with suppress(TimeoutError):
             await asyncio.wait_for(wait_until_settled(self), ENGINE_TIMEOUT_S)
         return self.get_ready_client(request)
 
     @property
     def is_ending(self) -> bool:
-        """True once no request continues elsewhere."""
+        """Return whether the fleet is stopping, so that requests no longer continue on another
+        engine."""
         return self._end_state is not None
 
     def _choose_client(self, ready: list[EngineClient], prefix: list[int]) -> EngineClient:
-        """Return the engine that has prefilled most of a prompt, if that is much of it and others
-        are not far less busy; else the least busy one."""
+        """Return the engine that has prefilled most of a prompt, if that is more than
+        MIN_PREFIX_SHARE of it and the engine is not much busier than others; else the least busy
+        engine."""
 
         def count_prefilled(client: EngineClient) -> int:
             new = (
@@ -251,19 +255,19 @@ class EngineFleet:
         return best if count_prefilled(best) > MIN_PREFIX_SHARE * len(prefix) else least_busy
 
     async def _start_others(self) -> None:
-        """Start the others once the first is ready."""
+        """Start the other engines once the first is ready."""
         first = self._clients[0]
-        if await wait_until_settled(first) != "ready":  # it cannot be started, nor could they
+        if await wait_until_settled(first) != "ready":  # the others could not start either
             return
         self._measured = True
-        for client in self._clients:  # the first too, for when it is started again
+        for client in self._clients:  # the first too, for its restarts
             client.setup = replace(client.setup, costs=first.info and first.info.costs)
         for client in self._clients[1:]:
             client.start()
         while any(client.state == "loading" for client in self._clients):
             await asyncio.sleep(POLL_INTERVAL_S)
         for client in self._clients:
-            client.on_failure = lambda: None  # from now on the others continue without it
+            client.on_failure = lambda: None  # from now on the others run on without it
 
     def _fail(self, client: EngineClient) -> None:
         self.problem = client.problem
@@ -271,7 +275,7 @@ class EngineFleet:
 
 
 class MovableRequest:
-    """A request to a fleet: if its engine dies, another one continues its output."""
+    """A request to a fleet: if its engine dies, another engine continues its output."""
 
     def __init__(self, fleet: EngineFleet, request: GenerateRequest, listener: Listener) -> None:
         self.fleet, self.request, self.listener = fleet, request, listener
@@ -280,12 +284,12 @@ class MovableRequest:
         self._moving: asyncio.Task[None] | None = None
 
     def begin(self, client: EngineClient) -> None:
-        """Send it to an engine, with the output of another one so far."""
+        """Send the request to an engine, with the output generated so far."""
         begun = PartialOutput(self.steps) if self.steps else None
         self._abort = client.submit(replace(self.request, begun=begun), self._handle)
 
     def end(self) -> None:
-        """End it early, wherever it is."""
+        """Abort the request."""
         self._abort()
         if self._moving is not None:
             self._moving.cancel()
@@ -293,7 +297,7 @@ class MovableRequest:
     def _handle(self, message: Notification) -> None:
         match message:
             case RefusedRequest(kind="dead") if self.moves_left and not self.fleet.is_ending:
-                log.warning("a request of %s steps continues in another engine", len(self.steps))
+                log.warning("a request with %s steps moves to another engine", len(self.steps))
                 self.moves_left -= 1
                 self._moving = asyncio.create_task(self._move())
                 return
@@ -319,7 +323,7 @@ class MovableRequest:
 
 
 def _get_prefix_owner(client: EngineClient) -> tuple[int, int]:
-    """An engine by what it has prefilled: nothing, once it was started again."""
+    """Return a key for an engine's cached prefixes, which a restart loses."""
     return client.number, client.restarts
 
 
@@ -334,43 +338,44 @@ async def wait_until_settled(engine: AnyEngine) -> State:
 
 
 class ServedModels:
-    """Engines by the names of their models, that of the base first. They are started one by one:
-    each loads, and measures what steps cost, without the next."""
+    """Engines by model name, the base model first. They start one after another, so that each
+    measures the costs of steps undisturbed."""
 
     def __init__(self, engines: Mapping[str, AnyEngine]) -> None:
         self.engines = dict(engines)
         self.base = next(iter(self.engines))
-        self.problem = ""  # why the server ends
-        self.on_failure = lambda: None  # called when it does
-        self._complete = False  # all have been ready
+        self.problem = ""  # why the server must end
+        self.on_failure = lambda: None  # called when it must
+        self._complete = False  # whether all have been ready
         self._starting: asyncio.Task[None] | None = None
         for name, engine in self.engines.items():
             engine.on_failure = partial(self._fail, name)
 
     def start(self) -> None:
-        """Start the engines; all of them are ready when `state` says so."""
+        """Start the engines; `state` becomes "ready" once all of them are."""
         self.engines[self.base].start()
         self._starting = asyncio.create_task(self._start_others())
 
     async def stop(self, drain_seconds: float) -> None:
-        """Take no new requests; those that run have `drain_seconds` seconds to end."""
+        """Refuse new requests; abort those that still run after `drain_seconds`; end the
+        engines."""
         if self._starting is not None:
             self._starting.cancel()
         await asyncio.gather(*(engine.stop(drain_seconds) for engine in self.engines.values()))
 
     @property
     def state(self) -> State:
-        """The worst state of all."""
+        """Return the worst state of all engines."""
         states = {engine.state for engine in self.engines.values()}
         return next(state for state in STATES_WORST_FIRST if state in states)
 
     @property
     def states(self) -> dict[str, int]:
-        """The number of engines in each state."""
+        """Return the number of engines in each state."""
         return dict(sum((Counter(each.states) for each in self.engines.values()), Counter[str]()))
 
     async def _start_others(self) -> None:
-        """Start each of the others once the one before it is ready."""
+        """Start each other engine once the one before it is ready."""
         for name, engine in self.engines.items():
             if name != self.base:
                 engine.start()
@@ -386,11 +391,10 @@ class ServedModels:
             return
         with suppress(psutil.Error):  # its engine has just died
             size = psutil.Process(info.pid).memory_info().rss / 1e9
-            log.info("%s takes %.1f GB of memory, as will each of %s more", self.base, size, others)
+            log.info("%s uses %.1f GB of memory; %s more will each", self.base, size, others)
 
     def _fail(self, name: str) -> None:
-        """End the server if a model cannot be loaded at first, or no other is left; later the
-        others continue without it."""
+        """End the server if a model cannot be loaded at the start, or if no engine is left."""
         if self._complete and any(each.state != "failed" for each in self.engines.values()):
             return
         self.problem = self.engines[name].problem

@@ -1,4 +1,4 @@
-"""The outputs of one request: several for each of several prompts, generated together."""
+"""The outputs of one request, for one or more prompts, generated together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from foretoken.server.process.messages import (
 
 @dataclass(slots=True)
 class GeneratedOutput:
-    """An output so far."""
+    """One output as generated so far."""
 
     accepted: Accepted = Accepted(-1, 0)  # no prompt tokens until the engine has the request
     parts: list[StepOutput] = field(default_factory=list[StepOutput])
@@ -46,8 +46,9 @@ class GeneratedOutput:
 
 
 class Generation:
-    """The outputs of a request, `n` for each prompt: use it within `async with`, whose end aborts
-    those that still run. Entering it raises the engine's refusal, before anything is generated."""
+    """The outputs of a request, `n` for each prompt. Use it within `async with`, which aborts
+    unfinished outputs at the end. Entering raises the engine's refusal, before anything is
+    generated."""
 
     def __init__(self, engine: AnyEngine, requests: Sequence[GenerateRequest], n: int = 1) -> None:
         self.n = n
@@ -55,9 +56,7 @@ class Generation:
         self.outputs = [GeneratedOutput() for _ in requests]
         self.start_time = perf_counter()
         self.first_token_seconds: float | None = None  # seconds until the first token
-        self.inter_token_seconds: list[
-            float
-        ] = []  # seconds per token between two parts of an output
+        self.inter_token_seconds: list[float] = []  # per token, between two parts of an output
         self._engine, self._requests = engine, requests
         self._outputs: asyncio.Queue[tuple[int, StepOutput | Exception]] = asyncio.Queue()
         self._answered = asyncio.Event()  # all requests are accepted, or one is refused
@@ -81,7 +80,7 @@ class Generation:
         self._abort_all()
 
     async def parts(self) -> AsyncGenerator[tuple[int, StepOutput]]:
-        """Yield new parts as they come, with the index of their output."""
+        """Yield (index of the output, part) as parts arrive."""
         unfinished = len(self.outputs)
         while unfinished:
             i, part = await self._outputs.get()
@@ -92,7 +91,7 @@ class Generation:
             yield i, part
 
     async def collect(self) -> list[GeneratedOutput]:
-        """Return the finished outputs."""
+        """Wait for all outputs and return them."""
         async with aclosing(self.parts()) as parts:
             async for _ in parts:
                 pass
@@ -109,7 +108,7 @@ class Generation:
                 self._outputs.put_nowait((i, message))
             case _:
                 raise AssertionError(message)
-        if self._problem is not None or all(text.accepted.prompt_tokens for text in self.outputs):
+        if self._problem is not None or all(each.accepted.prompt_tokens for each in self.outputs):
             self._answered.set()
 
     def _record(self, i: int, part: StepOutput) -> None:
@@ -130,9 +129,9 @@ class Generation:
 
 
 def expand(request: GenerateRequest, prompts: Sequence[Prompt], n: int) -> list[GenerateRequest]:
-    """Return the requests for `n` outputs of each prompt: output i is the (i % n)th of prompt
-    i // n, and is keyed (seed, i), so the same request with the same seed gives the same outputs,
-    whatever else runs."""
+    """Return the requests for `n` outputs of each prompt. Output i is number i % n of prompt i //
+    n, with the seed (seed, i): the same request with the same seed gives the same outputs, whatever
+    else runs."""
     seed, _ = request.seed
     return [
         replace(request, prompt=prompts[i // n], seed=(seed, i)) for i in range(len(prompts) * n)

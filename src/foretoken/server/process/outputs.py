@@ -1,4 +1,4 @@
-"""Events of the engine, and errors of requests, as messages to the HTTP process."""
+"""Convert the engine's events and requests' errors to messages to the HTTP process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from foretoken.server.process.messages import (
 from foretoken.server.process.preparation import EngineRequest, TooLongError
 from foretoken.text.decoding import TokenSpelling
 
-MIN_LOGPROB = -9999.0  # one that JSON can hold; OpenAI's, for an impossible token
-REFUSAL_KIND_BY_ERROR: list[tuple[type[Exception], RefusalKind]] = [  # the first that fits
+MIN_LOGPROB = -9999.0  # OpenAI's for impossible tokens, as JSON has no -inf
+REFUSAL_KIND_BY_ERROR: list[tuple[type[Exception], RefusalKind]] = [  # the first match is used
     (TooLongError, "length"),
     (BusyError, "busy"),
     (InputError, "input"),
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OutputConverter:
-    """Conversion of one model's events: its tokens' spelling, and the tokens that end its texts."""
+    """Converts the events of one model. `spelling`: names of its tokens; `eos`: its end tokens."""
 
     spelling: TokenSpelling
     eos: frozenset[int]
@@ -64,7 +64,7 @@ class OutputConverter:
         stop = completion.stop_reason
         return Done(
             completion.finish_reason,
-            None if stop in self.eos else stop,  # as vLLM: its own end needs no reason
+            None if stop in self.eos else stop,  # as vLLM: an EOS token is no stop_reason
             completion.stats,
             self._convert_logprobs(completion.prompt_logprobs, request.offsets[1:]),
         )
@@ -72,7 +72,7 @@ class OutputConverter:
     def _convert_logprobs(
         self, logprobs: list[Logprobs] | None, offsets: list[int]
     ) -> list[TokenLogprob] | None:
-        """`offsets`: [] if they are not reported."""
+        """Return logprobs as messages; `offsets`: [] if offsets are not reported."""
         if logprobs is None:
             return None
         word = self.spelling.spell
@@ -86,7 +86,7 @@ class OutputConverter:
 
 
 def to_refusal(id: int, error: Exception) -> Refusal:
-    """Return the refusal of a request for an error of its preparation, logged if it is a bug."""
+    """Return the refusal of a request for an error, which is logged if it is a bug."""
     kind = _classify(error)
     busy = "the queue is full; send the request again later"
     message = busy if kind == "busy" else to_one_line(error)

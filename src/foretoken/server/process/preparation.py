@@ -1,5 +1,5 @@
-"""Requests of clients as arguments of `Engine.add`: prompts are encoded, by chat templates and with
-their media, grammars compiled, limits checked."""
+"""Prepare clients' requests for `Engine.add`: encode prompts (with chat templates and media),
+compile grammars, check limits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 # Fields of a request that are arguments of `Engine.add`
 ENGINE_ARGUMENTS = ("seed", "gamma", "rule", "lenience", "cache_salt", "priority", "begun")
-MAX_TOKEN_CHARACTERS = 128  # in any text that is not made to be refused
+MAX_TOKEN_CHARACTERS = 128  # characters per token in ordinary text
 DEFAULT_NEW_TOKENS = 4096  # for a model without a context
 
 
 @dataclass(slots=True)
 class EngineRequest:
-    """A request that the engine has, and how its outputs are reported."""
+    """A request that was added to the engine, and the way its outputs are reported."""
 
     accepted: Accepted
     show_steps: bool
@@ -49,7 +49,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestPreparer:
-    """Preparation of requests to one target."""
+    """Prepares requests to one target."""
 
     spec: Speculator
     prompts: PromptEncoder
@@ -58,7 +58,7 @@ class RequestPreparer:
     sandbox: GrammarSandbox
 
     def prepare(self, id: int, request: GenerateRequest) -> tuple[EngineRequest, dict[str, Any]]:
-        """Return a request as the worker tracks it, and its arguments of `Engine.add`. Raises
+        """Return a request as the worker tracks it, and its arguments for `Engine.add`. Raises
         ForetokenError."""
         with naming_option("prompt"):
             messages, variables = (
@@ -85,7 +85,8 @@ class RequestPreparer:
     def _build_acceptance(
         self, id: int, request: GenerateRequest, ids: list[int]
     ) -> tuple[Accepted, list[int]]:
-        """Return the acceptance of a request, and its prompt's offsets in the echo."""
+        """Return the `Accepted` message of a request, and the offsets of its prompt's tokens in the
+        echo."""
         tail = "" if request.reply_requirements is None else self.replies.decode_tail(ids)
         reported_ids = ids if request.return_prompt_ids else None
         if not request.echo:
@@ -101,7 +102,7 @@ class RequestPreparer:
         return Accepted(id, len(ids), prompt, (first,), tail, reported_ids), offsets
 
     def _build_controls(self, request: GenerateRequest, tail: str) -> Controls:
-        """Return the request's controls and those of its reply, once its grammar has compiled."""
+        """Return the controls of the request and its reply, after compiling the grammar."""
         controls = request.controls
         if request.reply_requirements is not None:
             controls = controls | self.replies.build_controls(request, tail)
@@ -114,7 +115,7 @@ class RequestPreparer:
         return controls
 
     def _ban_words(self, words: tuple[str, ...]) -> Controls:
-        """Ban the ids of texts, as they begin a text and as they follow a space."""
+        """Return controls that ban the ids of words, with and without a leading space."""
         if self.spec.tokenizer is None:
             raise InputError("bad_words needs a tokenizer, and the model has none; leave it out")
         spelled = [
@@ -126,8 +127,8 @@ class RequestPreparer:
 
 
 def blame_function(request: GenerateRequest, error: Exception) -> Exception:
-    """Return the error, or if the grammar of calls does not compile one that names the function
-    whose parameters cannot be followed."""
+    """Return the error; if the grammar of calls does not compile, one that names the function whose
+    parameters are not supported."""
     if getattr(error, "option", None) != "structured" or request.reply_requirements is None:
         return error
     for function in request.reply_requirements.functions:
@@ -138,11 +139,11 @@ def blame_function(request: GenerateRequest, error: Exception) -> Exception:
 
 
 class TooLongError(InputError):
-    """A prompt and its limit, or a prediction, beyond the context."""
+    """A prompt with its new tokens, or a prediction, exceeds the context."""
 
 
 class PromptEncoder:
-    """Prompts of one target as ids, refused if the context cannot hold them."""
+    """Encodes prompts of one target and refuses those that exceed the context."""
 
     def __init__(self, spec: Speculator, context: int | None, media: MediaSandbox) -> None:
         self.spec, self.context, self.media = spec, context, media
@@ -151,8 +152,8 @@ class PromptEncoder:
     def encode(
         self, prompt: Prompt, template: str | None, variables: dict[str, Any] | None
     ) -> list[int] | Media:
-        """Return the ids of a text, of ids, or of messages through a chat template, with the media
-        that they hold."""
+        """Return the ids of a string, of ids, or of messages rendered by a chat template, with
+        their media."""
         self._require_short(prompt, "prompt")
         if holds_media(prompt):
             prompt = [self._decode_media(i, turn) for i, turn in enumerate(cast(Any, prompt))]
@@ -171,8 +172,8 @@ class PromptEncoder:
     def limit_new_tokens(
         self, prompt_tokens: int, requested: int | None, default: int | None
     ) -> int:
-        """Return the new tokens that a request may have: as many as are asked for, else what the
-        context leaves, and `default` at most."""
+        """Return the maximum new tokens: the requested number, or else the rest of the context, at
+        most `default`. Raises TooLongError if they exceed the context."""
         context = self.context
         if context is not None and prompt_tokens + (requested or 1) > context:
             and_requested = f" and max_tokens is {requested}" if requested else ""
@@ -188,7 +189,7 @@ class PromptEncoder:
         return room if default is None else min(room, default)
 
     def _require_short(self, prompt: Prompt, name: str) -> None:
-        """Refuse it before it is tokenized, which takes seconds for some MB of text."""
+        """Raise TooLongError before tokenization, which takes seconds for some MB."""
         if isinstance(prompt, list) and not is_chat(prompt):
             self._require_fit(prompt, name)
             return
@@ -206,7 +207,7 @@ class PromptEncoder:
 
     def _decode_media(self, i: int, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with its images and audio as arrays."""
-        assert self.spec.processor is not None  # messages of others hold no media
+        assert self.spec.processor is not None  # else the server refuses media
         sampling_rate = get_sampling_rate(self.spec.processor())
 
         def decode(j: int, part: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +226,7 @@ class PromptEncoder:
 
 
 def get_ids(prompt: list[int] | Media) -> list[int]:
-    """Return an encoded prompt's ids."""
+    """Return the ids of an encoded prompt."""
     return prompt if isinstance(prompt, list) else prompt.ids
 
 
@@ -236,9 +237,9 @@ def _count_characters(message: dict[str, Any]) -> int:
 
 
 def compute_max_token_characters(tokenizer: PreTrainedTokenizerBase | None) -> int:
-    """Return the most characters that a token can stand for. Byte-level tokenizers drop none, so
-    it is their longest token; others may, and the result is a bound that no ordinary input meets.
-    """
+    """Return an upper bound on the characters per token. For byte-level tokenizers, which drop no
+    characters, it is the length of the longest token; others may drop some, and get a bound that
+    ordinary text does not reach."""
     longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     added: Any = getattr(tokenizer, "added_tokens_decoder", {}).values()

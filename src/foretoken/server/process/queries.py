@@ -1,4 +1,4 @@
-"""Answers that take no step: facts of the models, prompts as tokens, costs of speculation."""
+"""Queries, which take no step: facts about the models, tokenization, costs of speculation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Answers about one Speculator: a method for each name of an `Ask`."""
+    """Answers about one Speculator, with a method for each name of an `Ask`."""
 
     spec: Speculator
     prompts: PromptEncoder
@@ -39,16 +39,16 @@ class Queries:
         *,
         texts: bool,
     ) -> dict[str, Any]:
-        """Return a prompt's ids, with the text of each on request."""
+        """Return a prompt's ids; `texts`: also the name of each token."""
         if (chat_template_kwargs or {}).get("tools") and not self.replies.offers_tools:
-            problem = "the chat template reads no tools, and chats get them in a system message"
+            problem = "the chat template supports no tools; chats get them in a system message"
             raise InputError(f"{problem}; leave them out").about("tools")
         with naming_option("prompt"):
             ids = get_ids(self.prompts.encode(prompt, template, chat_template_kwargs))
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.name, ids)]} if texts else {})
 
     def detokenize(self, tokens: list[int]) -> str:
-        """Return the text of ids."""
+        """Return the text of token ids."""
         with naming_option("tokens"):
             ids = self.spec.inputs.ids(tokens)
         if self.spec.tokenizer is None:
@@ -56,9 +56,9 @@ class Queries:
         return decode(self.spec.tokenizer, ids)
 
     def speculation(self, alpha: float | None, made: dict[int, int]) -> dict[str, Any]:
-        """Return the costs of one sequence, for the sampling that was measured last, and the
-        speed-up that they predict for one with steps of as many draft tokens as were `made`; None
-        while unknown."""
+        """Return the costs of steps with one sequence, for the sampling that was measured last, and
+        the speed-up that they predict with acceptance `alpha` and `made`, the numbers of steps by
+        draft tokens; None for unknown values."""
         costs = self.spec.costing.find_single_costs()
         if costs is None:
             return {"c": None, "v": None, "predicted_speedup": None}
@@ -70,7 +70,7 @@ class Queries:
 
 
 def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) -> ModelInfo:
-    """Return the facts of an engine's models."""
+    """Return the facts about an engine's models."""
     tokenizer, drafts = spec.tokenizer, spec.costing.drafts
     return ModelInfo(
         target=base_name(spec.target_name),
@@ -93,11 +93,11 @@ def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) ->
 
 
 def _media_kinds(spec: Speculator) -> tuple[str, ...]:
-    """Return the kinds of media that the target reads in messages."""
+    """Return the kinds of media that the target supports in messages."""
     if spec.processor is None or not spec.target.capabilities.media:
         return ()
     try:
         return get_media_kinds(spec.processor())
-    except InputError as error:  # a library that it needs is not installed
-        log.warning("pictures and sounds are not read: %s", error)
+    except InputError as error:  # a library that the processor needs is not installed
+        log.warning("images and audio are not supported: %s", error)
         return ()

@@ -1,5 +1,5 @@
-"""Replies of a chat model, in the engine's process: the format of its chat template, the tools that
-a prompt offers, and the grammar of calls."""
+"""Chat replies in the engine's process: their format, the tools that a prompt offers, and the
+grammar of calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from foretoken.text.replies.reader import (
 )
 
 log = logging.getLogger(__name__)
-TAIL_TOKENS = 256  # tokens of a prompt that say whether its end is within thoughts
+TAIL_TOKENS = 256  # last tokens of a prompt, which show whether it ends within reasoning
 TOOLS_PROMPT = """You can call functions. To call one, write <tool_call>
 {"name": <its name>, "arguments": <an object>}
 </tool_call>, and nothing else. The functions:
@@ -33,10 +33,10 @@ TOOLS_PROMPT = """You can call functions. To call one, write <tool_call>
 
 
 class ReplyPreparer:
-    """The replies of one model."""
+    """Prepares the replies of one model."""
 
     def __init__(self, tokenizer: Any, template: str | None, parser: str) -> None:
-        """`template`: that of the server; `parser`: a format's name, or "auto"."""
+        """`template`: the server's chat template; `parser`: name of a format, or "auto"."""
         own_template = getattr(tokenizer, "chat_template", None)
         templates = (
             cast(Mapping[str, Any], own_template).values()
@@ -60,22 +60,23 @@ class ReplyPreparer:
 
     @property
     def description(self) -> str:
-        """Describe in a line how replies are parsed."""
+        """Return one line that states how replies are parsed."""
         if self.facts.template is not None:
-            return "tool calls and reasoning are read by the tokenizer's response template"
+            return "tool calls and reasoning are parsed by the tokenizer's response template"
         if self.facts.is_known:
-            return f"tool calls and reasoning are read in the format {self.format.name}"
-        unknown = "the chat template writes tool calls in no format that is known here"
+            return f"tool calls and reasoning are parsed in the format {self.format.name}"
+        unknown = "the chat template uses no known format of tool calls"
         offered = "" if self.offers_tools else " and offers no tools"
-        return f"{unknown}{offered}: they are in that of {self.format.name}; see --tool-parser"
+        return f"{unknown}{offered}; {self.format.name} is used, see --tool-parser"
 
     @property
     def offers_tools(self) -> bool:
-        """True where the template itself offers tools."""
+        """Return whether the chat template offers tools itself."""
         return "tools" in self.template
 
     def build_messages(self, request: GenerateRequest) -> Any:
-        """The prompt of a request, with the tools that its template does not offer."""
+        """Return the prompt of a request; tools that the template does not offer are added to the
+        system message."""
         if (
             request.reply_requirements is None
             or not request.reply_requirements.functions
@@ -91,7 +92,8 @@ class ReplyPreparer:
         return [{"role": "system", "content": "\n\n".join(parts)}, *turns]
 
     def get_template_variables(self, request: GenerateRequest) -> dict[str, Any] | None:
-        """The template's variables. InputError for an effort of reasoning that it does not read."""
+        """Return the template's variables. Raises InputError for a reasoning effort that the
+        template does not support."""
         variables = request.chat_template_kwargs or {}
         effort = variables.get("reasoning_effort")
         if effort == "none" and "enable_thinking" in self.template:
@@ -100,17 +102,15 @@ class ReplyPreparer:
             return request.chat_template_kwargs
         if effort == "none" and not self.facts.thinks:
             return variables
-        problem = (
-            f"reasoning_effort is {format_value(effort)}, which this model's template does not read"
-        )
+        problem = f"reasoning_effort is {format_value(effort)}, but the model's template ignores it"
         raise InputError(f"{problem}; leave it out").about("reasoning_effort")
 
     def decode_tail(self, ids: Sequence[int]) -> str:
         return decode(self._tokenizer, list(ids[-TAIL_TOKENS:]), keep_special_tokens=True)
 
     def build_controls(self, request: GenerateRequest, tail: str) -> Controls:
-        """Return changes of a request's controls: the grammar of its calls, its thoughts' budget,
-        and special tokens in the text. InputError if a function cannot be enforced."""
+        """Return changes to a request's controls: the grammar of its calls, its reasoning budget,
+        and special tokens in the text. Raises InputError if a function cannot be enforced."""
         assert request.reply_requirements is not None
         changes: Controls = {}
         if self.special_tokens or self.facts.template:
@@ -122,7 +122,7 @@ class ReplyPreparer:
             )
         structured = request.controls.get("structured")
         text_structured = as_structured("structured", structured) if structured else None
-        # a response template says how replies are read, and not how they are written
+        # a response template specifies how to parse calls, not how to write them
         enforce_calls = (
             self.facts.is_known
             or self.facts.template is None
@@ -154,9 +154,7 @@ class ReplyPreparer:
         self, tokens: int, thinking: ThinkingMode
     ) -> tuple[int, list[int], list[int]]:
         if not self.facts.thinks:
-            problem = (
-                f"thinking_token_budget is {tokens}, and this model's template has no thoughts"
-            )
+            problem = f"thinking_token_budget is {tokens}, but the template has no reasoning"
             raise InputError(f"{problem}; leave it out").about("thinking_token_budget")
         opening, closing = (
             self._tokenizer.encode(mark, add_special_tokens=False) for mark in self.format.think
@@ -165,7 +163,7 @@ class ReplyPreparer:
 
 
 def _get_response_template(tokenizer: Any) -> dict[str, Any] | None:
-    """A tokenizer's own response template, if it has one that can be read."""
+    """Return the tokenizer's own response template, if it has a valid one."""
     template = getattr(tokenizer, "response_template", None)
     if not isinstance(template, dict):
         return None
@@ -178,7 +176,7 @@ def _get_response_template(tokenizer: Any) -> dict[str, Any] | None:
 
 
 def _write_calls(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its calls in its text, for a template that has no other form."""
+    """Return a message with its calls as text, for a template that does not support calls."""
     calls: Any = turn.get("tool_calls")
     if not calls:
         return turn
@@ -195,7 +193,7 @@ def _write_calls(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_special_tokens(tokenizer: Any, text: str) -> dict[str, int]:
-    """The special tokens that a text holds, by their text."""
+    """Return the ids of the special tokens that occur in `text`, by name."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     return {token.content: id for id, token in added if token.special and token.content in text}
 

@@ -1,10 +1,9 @@
-"""Processes of their own for work on data of clients: a few bytes may take hours or all memory, or
-break a C library, and such work cannot be stopped. A process ends itself if one answer takes too
-long.
+"""Separate processes for work on clients' data: a few bytes may take hours or all memory, or crash
+a C library, and a thread cannot be stopped. A process ends itself if an answer takes too long.
 
-Questions and answers are lines of JSON followed by bytes; the first line holds the settings.
-`python -m foretoken.server.process.sandbox KIND` is such a process. It imports no torch, so
-what the engine's process needs of grammars is imported within a function.
+Questions and answers are a line of JSON followed by bytes; the first line has the settings. `python
+-m foretoken.server.process.sandbox KIND` runs such a process. It does not import torch, so
+functions of the engine's process import the grammar module themselves.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ if TYPE_CHECKING:
 
 try:
     import resource
-except ImportError:  # Windows has none
+except ImportError:  # on Windows
     resource = None
 
-TIMEOUT_SECONDS = 10.0  # for an answer
-MAX_MEMORY_BYTES = 4 * 2**30  # of its address space
-MAX_CACHED_GRAMMARS = 256  # grammars that have compiled
+TIMEOUT_SECONDS = 10.0  # per answer
+MAX_MEMORY_BYTES = 4 * 2**30  # of a process's address space
+MAX_CACHED_GRAMMARS = 256  # grammars known to compile
 
 Message = tuple[dict[str, Any], bytes]
 Handler = Callable[[dict[str, Any], bytearray], Message]
 
 
 class Sandbox:
-    """A process of a kind, one of `HANDLER_FACTORIES`: it starts with the first question, and
-    again after one that it could not answer. `task`, `remedy`: of an error."""
+    """A process of a kind in `HANDLER_FACTORIES`, started with the first question, and again after
+    one that it failed to answer. `task`, `remedy`: for error messages."""
 
     def __init__(self, kind: str, task: str, remedy: str) -> None:
         self._kind, self._task, self._remedy = kind, task, remedy
@@ -57,8 +56,8 @@ class Sandbox:
     def ask(
         self, place: str, question: dict[str, Any], body: bytes = b""
     ) -> tuple[dict[str, Any], bytearray]:
-        """Return its answer. Raises InputError about `place` if that takes more than
-        `TIMEOUT_SECONDS` or `MAX_MEMORY_BYTES`, or breaks the process."""
+        """Return the answer to a question. Raises InputError about `place` if it takes more than
+        `TIMEOUT_SECONDS` or `MAX_MEMORY_BYTES`, or crashes the process."""
         with self._lock:
             if self._process is None:
                 self._process = self._start()
@@ -76,15 +75,15 @@ class Sandbox:
             return answer
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process, also during an answer."""
         process = self._process
         if process is not None:
-            process.kill()  # before the lock, which waits for its answer
+            process.kill()  # before taking the lock, which `ask` holds during an answer
         with self._lock:
             self._end_process()
 
     def _get_settings(self) -> dict[str, Any]:
-        """Return what the process is told first."""
+        """Return the settings that the process gets first."""
         return {}
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -106,14 +105,14 @@ class Sandbox:
         if self._process is None:
             return
         self._process.kill()
-        with suppress(OSError):  # bytes that it did not read
+        with suppress(OSError):  # unsent bytes
             self._process.__exit__(None, None, None)
         self._process = None
 
 
 class GrammarSandbox(Sandbox):
-    """A process that compiles grammars over one tokenizer: one that fails there is refused before
-    it reaches the engine."""
+    """A process that compiles grammars for one tokenizer, so that a grammar that takes too long
+    never reaches the engine."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__("grammar", "compile", "make it simpler")
@@ -124,38 +123,39 @@ class GrammarSandbox(Sandbox):
         return {"tokenizer": _import_grammar().serialize_tokenizer(self._tokenizer)}
 
     def require(self, structured: Structured) -> None:
-        """Raise InputError for a grammar that does not compile within the bounds; the engine
-        reports one that is invalid."""
+        """Raise InputError for a grammar that does not compile within the limits. The engine
+        reports invalid grammars."""
         self._compiled.get(structured, self._compile, structured)
 
     def _compile(self, structured: Structured) -> None:
         if find_spec("llguidance") is None or not getattr(self._tokenizer, "is_fast", False):
-            return  # the engine reports it better
+            return  # the engine's error is clearer
         self.ask(
             f"structured's {structured.kind}",
             {"grammar": _import_grammar().to_llguidance(structured)},
         )
 
 
-def _import_grammar():  # not annotated: the type is the module's
+def _import_grammar():  # not annotated, so that the module's type is inferred
     from foretoken.controls import grammar
 
     return grammar
 
 
 class MediaSandbox(Sandbox):
-    """A process that decodes images of `pixels` and audio of `seconds` at most."""
+    """A process that decodes images of at most `max_pixels` and audio of at most `max_seconds`."""
 
     def __init__(self, max_pixels: int, max_seconds: float) -> None:
         super().__init__("media", "decode", "send a smaller file")
         self._limits = {"pixels": max_pixels, "seconds": max_seconds}
 
     def decode_image(self, file: bytes, place: str) -> NDArray[np.uint8]:
-        """Return an image's pixels `[H, W, 3]`; `place`: its place in the request, for errors."""
+        """Return an image's pixels `[H, W, 3]`. `place`: its location in the request, for error
+        messages."""
         return self._decode("uint8", file, kind="picture", place=place)
 
     def decode_audio(self, file: bytes, rate: int, place: str) -> NDArray[np.float32]:
-        """Return samples `[n]` of audio at `rate` Hz; `place`: as of `picture`."""
+        """Return samples `[n]` of audio at `rate` Hz. `place`: its location in the request."""
         return self._decode("float32", file, kind="sound", place=place, rate=rate)
 
     def _decode(self, dtype: str, file: bytes, **question: Any) -> NDArray[Any]:
@@ -169,7 +169,7 @@ def make_grammar_compiler(settings: dict[str, Any]) -> Handler:
     """Return the function that compiles grammars."""
     from llguidance import LLMatcher, LLTokenizer
 
-    # any end token: it does not matter here
+    # compilation does not depend on the EOS token
     lexicon = LLTokenizer(settings["tokenizer"], eos_token=0)
 
     def compile_grammar(question: dict[str, Any], _: bytearray) -> Message:
@@ -206,9 +206,9 @@ HANDLER_FACTORIES: dict[str, Callable[[dict[str, Any]], Handler]] = {
 
 
 def run_sandbox(kind: str) -> None:
-    """Run such a process."""
+    """Run a sandbox process: answer questions from standard input until it is closed."""
     questions, answers = cast(BufferedReader, sys.stdin.buffer), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries may print, too
+    os.dup2(2, 1)  # libraries may print to standard output
     first = _read(questions)
     assert first is not None
     (seconds, size), respond = first[0]["limits"], HANDLER_FACTORIES[kind](first[0])
@@ -216,7 +216,7 @@ def run_sandbox(kind: str) -> None:
         if resource:
             resource.setrlimit(resource.RLIMIT_AS, (size, size))
     while (question := _read(questions)) is not None:
-        faulthandler.dump_traceback_later(seconds, exit=True)  # which needs no lock
+        faulthandler.dump_traceback_later(seconds, exit=True)  # works while C code holds the GIL
         fields, body = respond(*question)
         faulthandler.cancel_dump_traceback_later()
         _write(answers, fields, body)
@@ -229,7 +229,7 @@ def _write(pipe: IO[bytes], fields: dict[str, Any], body: bytes) -> None:
 
 
 def _read(pipe: BufferedReader) -> tuple[dict[str, Any], bytearray] | None:
-    """None if the other end is gone."""
+    """Return fields and bytes of a message; None if the other end is closed."""
     line = pipe.readline()
     if not line.endswith(b"\n"):
         return None

@@ -1,4 +1,4 @@
-"""Startup of an engine's process: it loads the models, measures its steps, then serves its pipe."""
+"""Startup of an engine's process: load the models, measure the costs of steps, serve the pipe."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 
 def serve(pipe: Connection, setup: EngineSetup) -> None:
-    """Load the models and serve requests until the pipe ends; send `LoadFailed` if they do not
-    load."""
+    """Load the models and serve requests until the pipe is closed. Sends `LoadFailed` if they
+    cannot be loaded."""
     try:
         spec, replies = load(setup)
         name = base_name(spec.target_name)
         engine = Engine(spec, **setup.engine)
         spec.inputs.prepare_grammars()
-        with log_if_slow(log, "measuring what steps of %s cost", name):
+        with log_if_slow(log, "measuring the costs of steps of %s", name):
             measure_step_costs(spec, engine.max_rows)
-        # Or collections would look through all that was loaded: pauses of a tenth of a second
+        # Else each collection would scan all loaded objects, which pauses for a tenth of a second
         gc.collect()
         gc.freeze()
     except (ForetokenError, OSError) as error:
@@ -46,7 +46,8 @@ def serve(pipe: Connection, setup: EngineSetup) -> None:
 
 
 def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
-    """Return the models, and the format of their replies, which is checked before a draft loads."""
+    """Return the models, and the preparer of their replies, which checks the target's format before
+    a draft is loaded."""
     transformers_logging.disable_progress_bar()
     require_adapters(setup.target, setup.adapters, **setup.loading)
     preparers: list[ReplyPreparer] = []
@@ -66,16 +67,17 @@ def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
 
 
 def describe_missing(target: TargetInfo) -> str:
-    """Return which requests a target without a tokenizer or chat template takes, and the remedy."""
+    """Return which requests a target without a tokenizer or chat template supports, and the
+    remedy."""
     name = base_name(target.name)
     if target.tokenizer is None:
-        return f"{name} has no tokenizer, so requests must hold token ids; --tokenizer names one"
-    return f"{name} has no chat template, so chats are refused; --chat-template FILE gives one"
+        return f"{name} has no tokenizer, so requests must have token ids; give --tokenizer"
+    return f"{name} has no chat template, so chats are refused; give --chat-template FILE"
 
 
 def measure_step_costs(spec: Speculator, batch_size: int) -> None:
-    """Measure the costs of greedy and sampled steps before requests wait for them. Predictions
-    need them without a draft, too."""
+    """Measure the costs of greedy and sampled steps before requests arrive. Predicted outputs need
+    them even without a draft."""
     sampled = SamplingParams(temperature=0.7, top_k=50, top_p=0.9)
     for params in (SamplingParams(), sampled):
         spec.costing.get_step_costs(params, batch_size, remeasure=True)

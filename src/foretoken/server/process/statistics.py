@@ -1,4 +1,4 @@
-"""Rates of speculation over all requests, as /v1/speculation returns them."""
+"""Speculation rates over all requests, for /v1/speculation."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from foretoken.records import StepRecord
 
-ALPHA_DECAY = 0.98  # of the mean, with each step of a sequence
+ALPHA_DECAY = 0.98  # weight of the former mean at each verified draft token
 
 
 class SpecDecodeStats:
-    """Sums since the server began, and a recent mean."""
+    """Sums since the server started, and a moving mean of alpha."""
 
     def __init__(self) -> None:
         self.steps = self.drafted = self.accepted = self.tokens = 0
-        self.accepted_at: Counter[int] = Counter()  # accepted draft tokens, by place
-        self.drafted_at: Counter[int] = Counter()  # draft tokens, by place
-        self.alpha: float | None = None  # recent
-        # steps of a draft's, by how many draft tokens they made
+        self.accepted_at: Counter[int] = Counter()  # accepted draft tokens, by position in a draft
+        self.drafted_at: Counter[int] = Counter()  # draft tokens, by position in a draft
+        self.alpha: float | None = None  # moving mean
+        # steps with a drafter, by the number of draft tokens
         self.steps_by_drafted: Counter[int] = Counter()
 
     def record(self, steps: Iterable[StepRecord], *, plain: bool) -> None:
-        """Count new steps of an output; `plain`: it was asked for without draft tokens."""
+        """Add new steps of an output; `plain`: the request asked for gamma 0."""
         for step in steps:
             self.steps += 1
             self.tokens += len(step.new_tokens)
@@ -32,14 +32,14 @@ class SpecDecodeStats:
             self.drafted_at.update(range(step.drafted))
             self.accepted_at.update(range(step.accepted))
             if step.predicted:
-                continue  # alpha is the draft's
+                continue  # alpha is the drafter's, not that of predicted outputs
             self.steps_by_drafted[step.drafted] += not plain
             for overlap in step.overlaps:
                 earlier = overlap if self.alpha is None else self.alpha
                 self.alpha = ALPHA_DECAY * earlier + (1 - ALPHA_DECAY) * overlap
 
     def compute_rates(self) -> dict[str, Any]:
-        """Return the rates; None where nothing is known yet."""
+        """Return the rates; None for unknown ones."""
         return {
             "active": self.drafted > 0 if self.steps else None,
             "alpha": self.alpha,

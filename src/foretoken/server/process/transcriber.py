@@ -1,4 +1,4 @@
-"""Transcriptions, each in a thread of its own: their windows share steps with other requests."""
+"""Transcriptions, each in its own thread; their steps are batched with other requests."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from foretoken.speculator import Speculator
 from foretoken.speech.transcription import transcribe
 from foretoken.text.chat import get_sampling_rate
 
-MAX_RUNNING, MAX_OPEN = 4, 16  # transcriptions that run; with those that wait
-TRANSCRIPTION_HEARTBEAT_S = 1.0  # between two messages that a transcription still runs
+MAX_RUNNING, MAX_OPEN = 4, 16  # transcriptions: running; running and waiting
+TRANSCRIPTION_HEARTBEAT_S = 1.0  # between two messages of a running transcription
 
 
 class Transcriber:
-    """Transcriptions by one target, reported by `send`."""
+    """Runs transcriptions by one target; `send` sends their messages."""
 
     def __init__(
         self, spec: Speculator, media: MediaSandbox, send: Callable[[FromEngine], None]
     ) -> None:
         self.spec, self.media, self.send = spec, media, send
         self._threads = ThreadPoolExecutor(MAX_RUNNING, "foretoken transcriptions")
-        self._cancelled: dict[int, Flag] = {}  # by the ids of open transcriptions
+        self._cancelled: dict[int, Flag] = {}  # by id of open transcriptions
 
     def start(self, id: int, request: TranscribeRequest) -> None:
         """Queue a transcription, or refuse it if too many are open."""
@@ -44,14 +44,14 @@ class Transcriber:
         self._threads.submit(self._transcribe, id, request, self._cancelled[id])
 
     def cancel(self, id: int) -> bool:
-        """End a transcription; return whether there is one of this id."""
+        """Cancel a transcription; return whether the id is one of an open transcription."""
         cancelled = self._cancelled.get(id)
         if cancelled is not None:
             cancelled.set()
         return cancelled is not None
 
     def close(self) -> None:
-        """End all transcriptions."""
+        """Cancel all transcriptions."""
         for cancelled in [*self._cancelled.values()]:
             cancelled.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -83,4 +83,4 @@ class Transcriber:
 
 
 class _CancelledError(Exception):
-    """The client has left."""
+    """The client has disconnected."""

@@ -1,5 +1,5 @@
 """The engine's end of the pipe: one thread dispatches messages, others prepare requests, and the
-main one drives the engine and sends its outputs."""
+main thread takes the engine's steps and sends outputs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from foretoken.server.process.transcriber import Transcriber
 from foretoken.speculator import Speculator
 from foretoken.text.decoding import TokenSpelling
 
-LONG_PROMPT_SIZE = 20_000  # characters and ids that take more than a moment to prepare
-SANDBOX_THREADS = 4  # for grammars and media, most of whose work is done in sandboxes
+LONG_PROMPT_SIZE = 20_000  # characters or ids; longer prompts are prepared in another thread
+SANDBOX_THREADS = 4  # for grammars and media, which mostly wait for sandboxes
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """A dispatcher between a pipe and an engine."""
+    """Connects a pipe to an engine."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Worker:
         self.queries = Queries(spec, prompts, replies, spelling)
         self.outputs = OutputConverter(spelling, spec.ends.eos)
         self.transcriber = Transcriber(spec, media, self._send)
-        # By the pipe's ids, which are the engine's too; None while a request is prepared
+        # By id on the pipe, which is also the engine's; None while a request is prepared
         self.requests: dict[int, EngineRequest | None] = {}
         self.short_pool = ThreadPoolExecutor(1, "foretoken prompts")  # in the order of arrival
         self.long_pool = ThreadPoolExecutor(1, "foretoken long prompts")
@@ -73,13 +73,13 @@ class Worker:
         self.stopped = False
 
     def run(self) -> None:
-        """Take steps until the other end says stop or is gone."""
+        """Take steps until the HTTP process sends `Stop` or closes the pipe."""
         Thread(target=self._receive, name="foretoken requests", daemon=True).start()
         self._send(self.info)
         while self._wait_for_requests():
             try:
                 events = self.engine.step()
-            except Exception as error:  # of an unknown request
+            except Exception as error:  # the request that caused it is unknown
                 log.exception("a step failed")
                 self._fail_all(to_one_line(error))
             else:
@@ -91,18 +91,18 @@ class Worker:
         self.media.close()
 
     def _wait_for_requests(self) -> bool:
-        """Wait for requests; False at the end."""
+        """Wait for requests; return False at the end."""
         with self.changed:
             engine = self.engine
             self.changed.wait_for(lambda: engine.running or engine.waiting or self.stopped)
             return not self.stopped
 
     def _receive(self) -> None:
-        """Dispatch messages. The process ends with this thread, for whatever reason."""
+        """Dispatch messages. The process ends with this thread, whatever the reason."""
         try:
             while not isinstance(message := self.pipe.recv(), Stop):
                 self._dispatch(message)
-        except (EOFError, OSError):  # the HTTP process is gone
+        except (EOFError, OSError):  # the HTTP process has ended
             pass
         finally:
             with self.changed:
@@ -128,8 +128,8 @@ class Worker:
                 pass
 
     def _choose_pool(self, *values: Any) -> ThreadPoolExecutor:
-        """Return the threads that prepare a prompt and its variables, so that short prompts wait
-        for short ones only."""
+        """Return the threads for a prompt and its variables. Short prompts wait only for short
+        ones."""
         lists = [cast(list[Any], each) for each in values if isinstance(each, list)]
         if any(map(holds_media, lists)):
             return self.sandbox_pool
@@ -149,7 +149,7 @@ class Worker:
             return
         try:
             added, arguments = self.preparer.prepare(id, request)
-            with self.changed:  # before its first event
+            with self.changed:  # registered before its first event
                 if id not in self.requests:  # aborted meanwhile
                     return
                 self.requests[id] = added
@@ -163,7 +163,7 @@ class Worker:
             if id in self.requests:
                 self._send_accepted(added)
                 self.changed.notify()
-            else:  # aborted meanwhile, or at its end already
+            else:  # aborted meanwhile, or finished already
                 self._abort_in_engine(id)
 
     def _send_accepted(self, request: EngineRequest) -> None:
@@ -175,7 +175,7 @@ class Worker:
         with self.changed:
             if self.requests.pop(id, None) is not None:
                 self._abort_in_engine(id)
-            self._send_outputs([])  # no step follows that of the last request
+            self._send_outputs([])  # report the counts, as no step may follow
 
     def _abort_in_engine(self, id: int) -> bool:
         """Abort a request; return whether the engine had it."""
@@ -186,7 +186,7 @@ class Worker:
         return True
 
     def _fail_all(self, message: str) -> None:
-        """End all requests: the next step may fail as this one did."""
+        """Fail all requests, as the next step may fail like this one."""
         with self.changed:
             failed = [
                 id
@@ -212,7 +212,7 @@ class Worker:
         self._send_outputs(outputs)
 
     def _send_outputs(self, outputs: list[StepOutput | Refusal]) -> None:
-        """Send them with the numbers of requests that run and wait now."""
+        """Send outputs with the current numbers of running and waiting requests."""
         stats = self.engine.stats()
         self._send(StepOutputs(outputs, stats.running, stats.waiting, stats.preempted))
 
@@ -220,5 +220,5 @@ class Worker:
         with self.send_lock:
             try:
                 self.pipe.send(message)
-            except OSError:  # the HTTP process is gone; `_receive` ends this one
+            except OSError:  # the HTTP process has ended; `_receive` ends this one
                 pass

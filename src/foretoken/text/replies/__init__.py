@@ -1,1 +1,1 @@
-"""Replies of chat models: thoughts, calls of functions, and what is for the reader."""
+"""Replies of chat models: reasoning, tool calls, and text for the user."""

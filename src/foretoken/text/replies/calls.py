@@ -1,5 +1,5 @@
-"""Calls of functions, in the forms in which chat models write them: read from text, and as rules
-of a Lark grammar that a forced call follows. Knows neither where calls stand, nor models."""
+"""Function calls in the forms that chat models use: parsed from text, and as rules of a Lark
+grammar for constrained decoding. The marks around calls are in `formats`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from foretoken.text.json_schema import rewrite_schema
 
-# Between JSON's tokens, as chat templates write it. Where they are fixed, all of a key is forced,
-# and forced tokens cost no draft
+# Separators of JSON in chat templates. As they are fixed, whole keys are forced tokens, which need
+# no draft
 CALL_SEPARATORS = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-# What has a say in an object's other properties, beside those that it names
+# Keywords that may allow or constrain properties besides those in "properties"
 OPEN_OBJECT_KEYWORDS = {
     "additionalProperties",
     "unevaluatedProperties",
@@ -33,9 +33,7 @@ JSON_CALL_HEAD = re.compile(
     rf'\s*\{{\s*"name"\s*:\s*{JSON_STRING_PATTERN}\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
 )
 
-LiteralWriter = Callable[
-    [str], str
-]  # a text as a grammar's symbols, in which special tokens are tokens
+LiteralWriter = Callable[[str], str]  # string -> grammar symbols; special tokens become tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,8 @@ class FunctionSignature:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Return the schema of its arguments: no others than those it names, unless it says so,
-        since functions take no others and some clients leave the word for that out."""
+        """Return the schema of the arguments. It forbids arguments that it does not name unless it
+        allows them explicitly, as some clients leave "additionalProperties" out."""
         schema = NO_PARAMETERS if self.parameters is None else {"type": "object"} | self.parameters
         if "properties" not in schema or schema.keys() & OPEN_OBJECT_KEYWORDS:
             return schema
@@ -63,7 +61,7 @@ class FunctionSignature:
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A call: its arguments are JSON."""
+    """A function call; `arguments` is JSON."""
 
     name: str
     arguments: str
@@ -73,39 +71,39 @@ FunctionSignatures = Mapping[str, FunctionSignature]
 
 
 class CallForm(Protocol):
-    """A way to write calls."""
+    """A syntax of calls."""
 
     def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
-        """Return the calls in a text. ValueError where it holds something else."""
+        """Return the calls in `text`. Raises ValueError if it contains anything else."""
         ...
 
     def build_rule(self, function: FunctionSignature, literal: LiteralWriter) -> str:
-        """Return the right side of the rule for a call of a function. ValueError where its schema
-        says what this form cannot hold to."""
+        """Return the right side of the grammar rule for a call of a function. Raises ValueError if
+        this form cannot follow its schema."""
         ...
 
     def start_stream(self) -> CallStream | None:
-        """Return a reader of a call that is being written; None where its text is not JSON."""
+        """Return a parser of an incomplete call; None if its text is not JSON."""
         ...
 
     def can_close(self, text: str) -> bool:
-        """Tell whether a mark may end calls behind this text: not within a string."""
+        """Return whether a mark may close the calls after this text: not within a string."""
         ...
 
 
 class CallStream:
-    """Reads a call as it is written: its name first, then the pieces of its arguments, an object.
-    `rest`: the text behind them."""
+    """Parses a call incrementally: its name first, then pieces of its arguments, a JSON object.
+    `rest`: the text after them."""
 
     def __init__(self, head: re.Pattern[str], *, json_names: bool = False) -> None:
-        """`quoted`: whether names are JSON's strings."""
+        """`json_names`: whether names are JSON strings."""
         self._head, self._in_json, self._waiting = head, json_names, ""
         self.name: str | None = None
         self.rest = ""
         self._depth, self._quoted, self._escaped, self._over = 0, False, False, False
 
     def feed(self, text: str) -> str:
-        """Return what is new of the arguments."""
+        """Append text; return the new part of the arguments."""
         if self.name is None:
             self._waiting += text
             match = (
@@ -123,7 +121,7 @@ class CallStream:
         return text[:end]
 
     def _find_end(self, text: str) -> int:
-        """Return where the arguments, an object, end."""
+        """Return the index at which the arguments, an object, end."""
         for i, letter in enumerate(text):
             if self._quoted:
                 self._quoted = letter != '"' or self._escaped
@@ -142,10 +140,10 @@ class CallStream:
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """`{"name": "f", "arguments": {...}}`, one or a list of them, or several with marks between."""
+    """`{"name": "f", "arguments": {...}}`: one, a list, or several with marks between."""
 
-    key: str = "arguments"  # as models write it; both names are read
-    between: str = ""  # of several
+    key: str = "arguments"  # in grammars; the parser accepts "arguments" and "parameters"
+    between: str = ""  # separator of several calls
 
     def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
         calls, rest = list[FunctionCall](), text.strip()
@@ -175,7 +173,7 @@ class NamedForm:
     between: str
     before: str = ""
     after: str = ""
-    pattern: str | None = None  # of all before the arguments, where models vary it; group 1: name
+    pattern: str | None = None  # matches all before the arguments, if models vary; group 1: name
 
     @property
     def head(self) -> re.Pattern[str]:
@@ -206,7 +204,7 @@ class NamedForm:
 
 @dataclass(frozen=True, slots=True)
 class PythonForm:
-    """`[f(a=1, b="x"), g()]`, as Python writes it; JSON's names of constants are read too."""
+    """`[f(a=1, b="x"), g()]`, Python syntax; also accepts `true`, `false` and `null`."""
 
     def parse(self, text: str, functions: FunctionSignatures) -> list[FunctionCall]:
         try:
@@ -218,7 +216,7 @@ class PythonForm:
 
     def _parse_call(self, part: ast.expr) -> FunctionCall:
         if not isinstance(part, ast.Call) or part.args or any(k.arg is None for k in part.keywords):
-            raise ValueError("it holds no call with named arguments")
+            raise ValueError("it is not a call with named arguments")
         arguments = {str(each.arg): _evaluate_literal(each.value) for each in part.keywords}
         return FunctionCall(ast.unparse(part.func), dump_json(arguments))
 
@@ -226,7 +224,7 @@ class PythonForm:
         names = _require_properties(function, "a call in Python's form")
         for name in (*function.name.split("."), *names):
             if not name.isidentifier() or not name.isascii() or iskeyword(name):
-                raise ValueError(f"{name!r} is no name in Python")
+                raise ValueError(f"{name!r} is not a valid name in Python")
         required = set(function.schema.get("required", ()))
         rules = [
             f"{literal(f'{name}=')} {self._build_value_rule(part)}" for name, part in names.items()
@@ -253,8 +251,8 @@ class PythonForm:
 
 @dataclass(frozen=True, slots=True)
 class BareKeysForm:
-    """`call:f{key:<|"|>text<|"|>,other:[1,true]}`, as Gemma 4 writes it: JSON with bare keys and
-    other quotes."""
+    """`call:f{key:<|"|>text<|"|>,other:[1,true]}`, Gemma 4's syntax: JSON with bare keys and other
+    quotes."""
 
     quote: str = '<|"|>'
     before: str = "call:"
@@ -322,7 +320,7 @@ class BareKeysForm:
 
 @dataclass(frozen=True, slots=True)
 class TaggedForm:
-    """A name, then every argument between marks of its own. A string stands as it is; all else is
+    """A name, then each argument between marks. Strings are written verbatim, other values as
     JSON."""
 
     head: tuple[str, str]  # around the name
@@ -351,7 +349,7 @@ class TaggedForm:
         required = set(function.schema.get("required", ()))
         parts = [literal(f"{self.head[0]}{function.name}{self.head[1]}")]
         for name, schema in _require_properties(
-            function, "a call whose arguments stand between marks"
+            function, "a call whose arguments are between marks"
         ).items():
             _require_name(name, r"[^\s<>]+")
             value = self._build_value_rule(schema, literal)
@@ -369,7 +367,7 @@ class TaggedForm:
         if choices:
             return f"({' | '.join(map(literal, choices))}) {literal(self.end)}"
         _require_plain(schema)
-        # the first mark ends it, also within a line
+        # the first mark ends the string, also within a line
         after = literal(self.end[self.end.index(end) + len(end) :])
         return f"{build_text_until(literal(end))} {after}"
 
@@ -381,8 +379,8 @@ class TaggedForm:
 
 
 def join_rules(rules: list[str], required: list[bool], separator: str) -> str:
-    """Return a rule for these in their order, with commas between; of those that are not required
-    any may be left out."""
+    """Return a rule for these in their order, with separators between; any that is not required may
+    be left out."""
     mark, first = json.dumps(separator), next((i for i, must in enumerate(required) if must), None)
     if first is None:  # any of them comes first, or none
         starts = range(len(rules))
@@ -395,33 +393,33 @@ def join_rules(rules: list[str], required: list[bool], separator: str) -> str:
 
 
 def build_json_rule(schema: Any) -> str:
-    """A JSON value as a grammar's symbol."""
+    """Return a grammar symbol for JSON that follows `schema`."""
     return f"%json {json.dumps(rewrite_schema(schema, CALL_SEPARATORS))}"
 
 
 def dump_json(value: Any) -> str:
-    """JSON of a value. ValueError where there is none, as for infinity."""
+    """Return a value as JSON. Raises ValueError if it has none, such as infinity."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # halves of characters, which stay escapes
+    except UnicodeEncodeError:  # lone surrogates, which stay escaped
         return json.dumps(value)
     return text
 
 
 def _parse_object_call(value: Any, functions: FunctionSignatures) -> FunctionCall:
     name = value.get("name") if isinstance(value, dict) else None
-    nothing = {} if name in functions else None  # some leave out that there are no arguments
+    nothing = {} if name in functions else None  # some models leave empty arguments out
     arguments = value.get("arguments", value.get("parameters", nothing)) if name else None
     if isinstance(arguments, str):  # JSON within JSON
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError("it is no object with a name and arguments")
+        raise ValueError("it is not an object with a name and arguments")
     return FunctionCall(name, dump_json(arguments))
 
 
 def _within_string(text: str) -> bool:
-    """Tell whether JSON that is cut off here ends in a string."""
+    """Return whether truncated JSON ends within a string."""
     return '"' in QUOTED_STRING_PATTERN.sub("", text)
 
 
@@ -430,7 +428,7 @@ def _raise_no_call(text: str) -> list[FunctionCall]:
 
 
 def _evaluate_literal(value: ast.expr) -> Any:
-    """A literal of Python, or of JSON, in which constants have other names."""
+    """Return the value of a Python literal that may use JSON's constants."""
     constants = {"true": True, "false": False, "null": None}
     match value:
         case ast.Name(id=name) if name in constants:
@@ -448,15 +446,17 @@ def _evaluate_literal(value: ast.expr) -> Any:
 
 
 def _require_properties(function: FunctionSignature, form: str) -> dict[str, Any]:
-    """The arguments of a function whose schema is an object of named properties. ValueError where
-    it says more, which such a form cannot hold to."""
+    """Return the arguments of a function by name. Raises ValueError if its schema has more than
+    named properties, which such a form cannot follow."""
     unsupported = (
         function.schema.keys()
         - {"properties", "required", "additionalProperties"}
         - ANNOTATION_KEYWORDS
     )
     if unsupported:
-        raise ValueError(f"{form} has properties alone, and {function.name} has {min(unsupported)}")
+        raise ValueError(
+            f"{form} supports properties only, and {function.name} has {min(unsupported)}"
+        )
     required = function.schema.get("required", [])
     if not isinstance(required, list) or not {*map(str, required)} <= function.properties.keys():
         raise ValueError(f"required is {required}; its names must be properties")
@@ -464,12 +464,13 @@ def _require_properties(function: FunctionSignature, form: str) -> dict[str, Any
 
 
 def _is_string(schema: Any) -> bool:
-    """Tell whether values are strings, which stand as they are."""
+    """Return whether values are strings, which are written verbatim."""
     return isinstance(schema, dict) and schema.get("type") == "string"
 
 
 def _parse_value(text: str, schema: Any) -> Any:
-    """The value of an argument: a string where the schema says so, else JSON, or else a string."""
+    """Return an argument's value: a string if the schema requires one, else JSON, else the
+    string."""
     if _is_string(schema):
         return text
     try:
@@ -479,8 +480,8 @@ def _parse_value(text: str, schema: Any) -> Any:
 
 
 def build_text_until(end: str) -> str:
-    """Any text up to the first of a literal, with it, as a grammar's symbol. Special tokens are no
-    part of a text."""
+    """Return a grammar symbol for any text up to and including the first occurrence of the literal
+    `end`. The text contains no special tokens."""
     if end.startswith('"') and end.count('" ') == 0:
         return f"%lark {{\nstart[suffix={end}]: /(.|\\n)*/\n}}"
     return f"/(.|\\n)*/ {end}"
@@ -488,31 +489,31 @@ def build_text_until(end: str) -> str:
 
 def _require_plain(schema: dict[str, Any]) -> None:
     if foreign := schema.keys() - ANNOTATION_KEYWORDS:
-        raise ValueError(f"a string that stands as it is can have no {min(foreign)}")
+        raise ValueError(f"a string without quotes cannot have {min(foreign)}")
 
 
 def _require_known(schema: dict[str, Any], known: set[str]) -> None:
     if foreign := schema.keys() - ANNOTATION_KEYWORDS - known:
-        raise ValueError(f"such a list can have no {min(foreign)}")
+        raise ValueError(f"a list in a call with bare keys cannot have {min(foreign)}")
 
 
 def _require_name(name: str, pattern: str) -> None:
     if not re.fullmatch(pattern, name):
-        raise ValueError(f"no argument can have the name {name!r}")
+        raise ValueError(f"an argument cannot have the name {name!r}")
 
 
 def _get_choices(schema: dict[str, Any]) -> list[Any]:
-    """The values that a schema leaves."""
+    """Return the values that a schema's `enum` or `const` allows; [] if it has neither."""
     choices = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if not isinstance(choices, list):
-        raise ValueError(f"enum is {choices}, and no list")
+        raise ValueError(f"enum is {choices}, which is not a list")
     if choices and (foreign := schema.keys() - ANNOTATION_KEYWORDS - {"enum", "const"}):
-        raise ValueError(f"a choice can have no {min(foreign)}")
+        raise ValueError(f"enum and const cannot be combined with {min(foreign)}")
     return choices
 
 
 def _require_no_references(schema: Any) -> Any:
-    """A schema that refers to nothing around it."""
+    """Return a schema unchanged. Raises ValueError if it contains a reference."""
     if '"$ref"' in json.dumps(schema):
         raise ValueError("an argument cannot refer to another part of the schema")
     return schema

@@ -1,4 +1,5 @@
-"""The formats of replies that are known, and which of them a chat template writes."""
+"""The supported formats of replies with reasoning and tool calls, and which of them a chat template
+uses."""
 
 from __future__ import annotations
 
@@ -20,30 +21,30 @@ THINK_MARKS = ("<think>", "</think>")
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """Marks around what is not for the reader. Texts of a call's surroundings are those of a
-    forced call; `open_pattern` and `close_pattern` are read, where models vary them."""
+    """Marks around reasoning and tool calls. The strings around calls are those that a forced call
+    is generated with; `open_pattern` and `close_pattern` match variants in replies."""
 
     name: str
     form: CallForm
     open: str = ""  # before the calls of a region
     close: str = ""
-    open_pattern: str = ""  # a regular expression; "": of `open`
+    open_pattern: str = ""  # a regular expression; "": matches `open`
     close_pattern: str = ""
-    before: str = ""  # before the first region, and behind the last
+    before: str = ""  # before the first region; `after`: after the last
     after: str = ""
-    region_separator: str | None = "\n"  # of two regions; None: a reply has one
-    call_separator: str | None = None  # between two calls of a region; None: it has one
-    region_brackets: tuple[str, str] = ("", "")  # all calls of a region
+    region_separator: str | None = "\n"  # between regions; None: a reply has one region
+    call_separator: str | None = None  # between calls of a region; None: a region has one call
+    region_brackets: tuple[str, str] = ("", "")  # around all calls of a region
     think: tuple[str, str] = THINK_MARKS
-    dropped_marks: tuple[str, ...] = ()  # marks that are no part of a text
-    template_marks: tuple[str, ...] = ()  # a chat template that holds all of these writes it
-    starts_unmarked: bool = False  # whether a reply of calls begins with them, without a mark
-    text_mark: str = ""  # before a text for the reader
-    resume_mark: str = ""  # behind thoughts, where more than blanks must follow
+    dropped_marks: tuple[str, ...] = ()  # removed from the text
+    template_marks: tuple[str, ...] = ()  # a chat template with all of these uses the format
+    starts_unmarked: bool = False  # whether calls begin at the start of the reply, without a mark
+    text_mark: str = ""  # before the text for the user
+    resume_mark: str = ""  # after reasoning, if more than whitespace must follow
 
     @property
     def literals(self) -> str:
-        """All texts in which special tokens may stand."""
+        """Return all strings of the format that may contain special tokens."""
         return "\0".join(_iter_strings(astuple(self)))
 
 
@@ -64,7 +65,7 @@ HERMES_FORMAT = ReplyFormat(
     r"\s*</tool_call>",
     template_marks=("<tool_call>",),
 )
-# Of several whose marks a template holds, the first
+# If a template matches several, the first is used
 REPLY_FORMATS = (
     ReplyFormat(
         "harmony",
@@ -195,7 +196,7 @@ def get_format(name: str) -> ReplyFormat:
 
 
 def find_format(template: str) -> ReplyFormat | None:
-    """Return the format that a chat template writes; None where it writes none that is known."""
+    """Return the format that a chat template uses; None if it uses none of these."""
     return next(
         (each for each in REPLY_FORMATS if all(mark in template for mark in each.template_marks)),
         None,

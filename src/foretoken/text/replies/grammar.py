@@ -1,5 +1,5 @@
-"""The grammar of a reply: calls that must be made, or that must be whole once they are begun, and
-thoughts before. In llguidance's form of Lark."""
+"""Grammars of replies, in llguidance's Lark dialect: required tool calls, or calls that must be
+complete once begun, and reasoning before them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from foretoken.text.replies.calls import FunctionSignature, build_text_until
 from foretoken.text.replies.formats import ReplyFormat
 
 ANY_TEXT = r"/(.|\n)*/"
-ThinkingMode = Literal["no", "may", "begun"]  # in a reply; "begun": in the prompt
+ThinkingMode = Literal["no", "may", "begun"]  # reasoning in a reply; "begun": by the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyRequirements:
-    """The reply that a request asks for."""
+    """The functions a request offers, and how a reply may call them."""
 
     functions: tuple[FunctionSignature, ...] = ()
     required: bool = False  # whether functions must be called
@@ -27,8 +27,9 @@ class ReplyRequirements:
 
 
 class GrammarWriter:
-    """Writes the grammar of a reply in a format. `specials`: ids of special tokens by text, which a
-    grammar names as tokens; `text`: the symbol of what is neither thought nor called."""
+    """Writes the grammar of a reply in a format. `specials`: ids of special tokens by name,
+    which the grammar refers to as tokens; `text`: grammar symbol of the text besides reasoning
+    and calls."""
 
     def __init__(
         self,
@@ -44,21 +45,22 @@ class GrammarWriter:
         self._rules: list[str] = []
 
     def write(self, thinking: ThinkingMode) -> str:
-        """Return the grammar; `thinking`: whether a reply may begin with thoughts, or in them."""
+        """Return the grammar; `thinking`: whether a reply may begin with reasoning, or within
+        it."""
         body = self._write_body()
         thoughts = self._write_thoughts(thinking)
         return "\n".join([f"start: {thoughts} {body}", *self._rules])
 
     def write_literal(self, text: str) -> str:
-        """A text as symbols: strings, and tokens."""
+        """Return a string as grammar symbols: string literals, and tokens for special tokens."""
         parts = self._special.split(text) if self._special else [text]
         known = self._ids
         return " ".join(f"<[{known[p]}]>" if p in known else json.dumps(p) for p in parts if p)
 
     def _write_thoughts(self, thinking: ThinkingMode) -> str:
-        """Thoughts before a body that would not allow them."""
+        """Return the symbols for reasoning before the body; "" if the body allows it anyway."""
         free = self.text is None and not self.requirements.required and not self.format.text_mark
-        if thinking == "no" or (free and thinking == "may"):  # text that may hold thoughts
+        if thinking == "no" or (free and thinking == "may"):  # any text is allowed, with reasoning
             return ""
         opening, closing = map(self.write_literal, self.format.think)
         lead = self.write_literal(self.format.resume_mark) or r"/\n{0,2}/"
@@ -84,11 +86,12 @@ class GrammarWriter:
         return f"({calls} | PLAIN)"
 
     def _write_text(self, text: str) -> str:
-        """Text for the reader, behind the mark of such."""
+        """Return the symbols of text for the user, with its mark."""
         return f"{self.write_literal(self.format.text_mark)} {text}"
 
     def _write_marked_calls(self) -> str:
-        """Text, and calls that are whole once their mark is there."""
+        """Return the symbols of text with calls that must be complete once their mark is
+        written."""
         first = self.format.before or self.format.open
         mark = next((name for name in self._ids if first.startswith(name)), first.rstrip())
         if mark in self._ids:
@@ -105,7 +108,7 @@ class GrammarWriter:
         return "marked* tail" if self.requirements.parallel else "(marked | tail)"
 
     def _write_calls(self) -> str:
-        """All calls of a reply."""
+        """Return the symbols of all calls of a reply."""
         return f"{self.write_literal(self.format.before)} {self._write_regions()}"
 
     def _write_regions(self) -> str:
@@ -116,7 +119,7 @@ class GrammarWriter:
         return f"region {more} {self.write_literal(format.after)}"
 
     def _write_region(self, opening: str) -> str:
-        """A region behind so much of its opening."""
+        """Return the symbols of a region that starts with `opening`."""
         format = self.format
         if not any(rule.startswith("call:") for rule in self._rules):
             names = [f"call_{i}" for i in range(len(self.requirements.functions))]
@@ -127,9 +130,7 @@ class GrammarWriter:
         more = f"({self.write_literal(format.call_separator or '')} call)*" if several else ""
         begun, last = format.region_brackets
         behind = f"{more} {self.write_literal(last)} {self.write_literal(format.close)}"
-        if (
-            format.starts_unmarked and begun
-        ):  # one string with the name behind: alone it could be a text's
+        if format.starts_unmarked and begun:  # join bracket and name: "[" alone may begin a text
             firsts = [
                 json.dumps(begun)[:-1] + self._write_call(each)[1:]
                 for each in self.requirements.functions

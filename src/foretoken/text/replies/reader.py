@@ -1,4 +1,4 @@
-"""The reader of one reply: what a client is told of it, piece by piece."""
+"""Incremental parser of one reply: returns its text, reasoning and tool calls as events."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from foretoken.text.replies.formats import ReplyFormat
 from foretoken.text.replies.regions import Region, RegionPiece, RegionSplitter, compile_literals
 
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-MAX_END_ATTEMPTS = 64  # to find the end of the last complete call
+MAX_END_ATTEMPTS = 64  # attempts to find the end of the last complete call
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyEvent:
-    """News of a reply: text, thoughts, or a call's name, once, and arguments."""
+    """A new part of a reply: text, reasoning, or a call, with its name in its first event only."""
 
     text: str = ""
     thought: str = ""
-    call: int | None = None  # its number
+    call: int | None = None  # index of the call in the reply
     name: str = ""
     arguments: str = ""
 
 
 class ReplyReader:
-    """Reads one reply. A broken call is text, with its marks; a call that is cut off is not."""
+    """Parses one reply. A malformed call becomes text, with its marks; a truncated call is
+    dropped."""
 
     def __init__(
         self,
@@ -48,24 +49,24 @@ class ReplyReader:
         *,
         has_text: bool = True,
     ) -> None:
-        """`has_text`: False if the reply consists of thoughts, calls and their marks alone."""
+        """`has_text`: False if the reply consists of reasoning, calls and their marks alone."""
         self._splitter, self._functions = RegionSplitter(regions, within), functions
         self._has_text = has_text
-        self._raw = self._body = ""  # of the calls that are being written
+        self._raw = self._body = ""  # of the current calls, with and without marks
         self._stream: CallStream | None = None
         self._streamed, self._after = False, ""
-        self._trim = within is not None  # lines between thoughts and text are empty
+        self._trim = within is not None  # drop the blank lines between reasoning and text
         self.calls = 0
 
     @property
     def thinks(self) -> bool:
-        """True where the next text is thought, as far as is known."""
+        """Return whether the next text is reasoning, as far as is known."""
         region = self._splitter.region
         return region is not None and region.kind == "thought"
 
     def feed(self, text: str, *, last: bool = False, cut: str | None = None) -> list[ReplyEvent]:
-        """Return what is new; with `last` the reply is over, `cut` by this stop string, or by a
-        limit (an empty string)."""
+        """Return the new events. With `last` the reply is over; `cut` is the stop string that ended
+        it, or "" for a limit."""
         events: list[ReplyEvent] = []
         for piece in self._splitter.feed(text, last=last, cut=cut):
             events += self._parse_piece(piece)
@@ -104,7 +105,7 @@ class ReplyReader:
         self._streamed, self._trim = False, True
 
     def _get_trailing_text(self) -> str:
-        """The text behind a call's arguments that is no part of it."""
+        """Return the text after a call's arguments that is not part of the call."""
         assert self._stream is not None
         rest = self._stream.rest.strip()
         return "" if rest in ("", self._after) else rest.removeprefix(self._after)
@@ -130,7 +131,7 @@ class ReplyReader:
 
 
 class FormatCallParser:
-    """Reads the calls of a format that is known here."""
+    """Parses the calls of a `ReplyFormat`."""
 
     def __init__(self, format: ReplyFormat) -> None:
         self.format = format
@@ -143,9 +144,9 @@ class FormatCallParser:
     def parse_complete(
         self, body: str, functions: FunctionSignatures, captures: dict[str, str]
     ) -> list[FunctionCall]:
-        """Return the complete calls of a body that is cut off. ValueError if there are none."""
+        """Return the complete calls of a truncated body. Raises ValueError if there are none."""
         if isinstance(self.format.form, TaggedForm) and not self.format.form.after:
-            raise ValueError("only the mark behind a call says that there is no other argument")
+            raise ValueError("only the mark after a call shows that no argument follows")
         inside, ends = (self.format.call_separator or "").strip(), [len(body)]
         while (
             inside and len(ends) < MAX_END_ATTEMPTS and (end := body.rfind(inside, 0, ends[-1])) > 0
@@ -155,7 +156,7 @@ class FormatCallParser:
             for closing in ("", self.format.region_brackets[1]):
                 with suppress(*PARSE_ERRORS):
                     return self.parse(body[:end] + closing, functions, captures)
-        raise ValueError("no call is whole")
+        raise ValueError("no call is complete")
 
     def start_stream(self) -> CallStream | None:
         alone = self.format.call_separator is None
@@ -163,20 +164,21 @@ class FormatCallParser:
 
     @property
     def after(self) -> str:
-        """The text behind the arguments of a call that is written whole."""
+        """Return the text that follows the arguments of a complete call."""
         form = self.format.form
         return form.after.strip() if isinstance(form, NamedForm) else "}"
 
 
-def _import_chat_parsing():  # not annotated: the types are the modules'
-    """Import transformers' parsers of replies, late as the HTTP process does without them."""
+def _import_chat_parsing():  # not annotated, so that the modules' types are inferred
+    """Import transformers' reply parsers on first use: the HTTP process runs without
+    transformers."""
     from transformers.utils.chat_parsing import content_parsers, response_templates
 
     return content_parsers, response_templates
 
 
 class TemplateCallParser:
-    """Reads the calls of a tokenizer's own response template, by transformers' parsers."""
+    """Parses the calls of a tokenizer's own response template with transformers' parsers."""
 
     after = ""
 
@@ -209,12 +211,12 @@ def _parse_field_call(value: Any) -> FunctionCall:
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError("it is no call by name with arguments")
+        raise ValueError("it is not a call with a name and arguments")
     return FunctionCall(name, dump_json(cast(dict[str, Any], arguments)))
 
 
 def build_format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) -> list[Region]:
-    """The regions of a format, of those that a reply may have."""
+    """Return the regions of a format that a reply may have."""
     regions: list[Region] = []
     if thoughts:
         opening, closing = format.think
@@ -235,16 +237,17 @@ def build_format_regions(format: ReplyFormat, *, calls: bool, thoughts: bool) ->
 
 
 def build_template_regions(template: dict[str, Any], *, calls: bool) -> list[Region]:
-    """The regions of a tokenizer's own response template. InputError where it cannot be read."""
+    """Return the regions of a tokenizer's own response template. Raises InputError if it is
+    invalid."""
     try:
         loaded = _import_chat_parsing()[1].load_response_template(template)
     except (ImportError, ValueError) as error:
-        problem = f"the tokenizer's response_template cannot be read: {to_one_line(error)}"
-        raise InputError(f"{problem}; name a --tool-parser") from None
+        problem = f"the tokenizer's response_template is not usable: {to_one_line(error)}"
+        raise InputError(f"{problem}; give a --tool-parser") from None
     regions: list[Region] = []
     for name, field in loaded.fields.items():
         if field.open_re is None:
-            if field.close_re is not None:  # what ends the text
+            if field.close_re is not None:  # the mark that ends the text
                 regions.append(Region("dropped", field.close_re, None))
         elif name in ("reasoning_content", "thinking", "reasoning"):
             regions.append(Region("thought", field.open_re, field.close_re))
@@ -256,8 +259,8 @@ def build_template_regions(template: dict[str, Any], *, calls: bool) -> list[Reg
 
 
 def find_open_region(regions: list[Region], prompt: str) -> Region | None:
-    """The region in whose midst a prompt ends: thoughts that the template has begun. Marks within
-    messages begin none."""
+    """Return the region that is open at the end of a prompt: reasoning that the template has begun.
+    Marks within messages open none."""
     for region in regions:
         if region.kind == "thought" and region.close is not None:
             openings = list(region.open.finditer(prompt))

@@ -1,5 +1,5 @@
-"""A reply cut into regions as its text comes, wherever it is cut into pieces: what is thought, what
-is called, and what is for the reader, with no character lost."""
+"""Split a reply into regions as its text arrives, in pieces of any size: reasoning, calls and text
+for the user. No character is lost."""
 
 from __future__ import annotations
 
@@ -14,47 +14,46 @@ RegionKind = Literal["thought", "calls", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A kind of region, and the marks that open and close it; `close` None: the reply ends it."""
+    """A kind of region and the marks that open and close it; `close` None: the reply's end closes
+    it."""
 
     kind: RegionKind
     open: regex.Pattern[str]
     close: regex.Pattern[str] | None
-    parser: Any = None  # for who made it
-    can_close: Callable[[str], bool] | None = (
-        None  # whether a mark may close it behind so much text
-    )
+    parser: Any = None  # used by the caller
+    can_close: Callable[[str], bool] | None = None  # whether a mark after this text closes it
 
 
 def compile_literals(*texts: str) -> regex.Pattern[str]:
-    """A pattern of any of these texts, which must not begin with one another."""
+    """Return a pattern of any of these strings, none of which may be a prefix of another."""
     return regex.compile("|".join(map(regex.escape, texts)))
 
 
 class RegionPiece(NamedTuple):
-    """New text of a region. All `raw` texts, one behind another, are the reply."""
+    """New text of a region. All `raw` strings concatenate to the reply."""
 
     region: Region | None  # None: text
     raw: str
     text: str  # without marks
-    captures: dict[str, str]  # named ones of its opening
+    captures: dict[str, str]  # named groups of its opening mark
     closed: bool = False  # whether the region ends with it
     cut: bool = False  # whether the reply was cut before the mark that closes it
 
 
 class RegionSplitter:
-    """Cuts one reply, in the midst of which it may begin (`within`)."""
+    """Splits one reply, which may begin inside a region (`within`)."""
 
     def __init__(self, regions: Sequence[Region], within: Region | None = None) -> None:
         self._regions, self.region = regions, within
         self._buffer, self._begun = "", False
-        self._body = ""  # of a region whose marks depend on it
+        self._body = ""  # text of a region with `can_close`
         self._captures: dict[str, str] = {}
 
     def feed(
         self, text: str, *, last: bool = False, cut: str | None = None
     ) -> Iterator[RegionPiece]:
-        """Yield what is settled; with `last`, all the rest, but not the beginning of a mark if the
-        reply is `cut`: by this stop string, or by a limit (an empty string)."""
+        """Yield the pieces that are final; with `last`, all the rest, except the beginning of a
+        mark if the reply is `cut`: by this stop string, or by a limit (an empty string)."""
         self._buffer += text
         while True:
             mark, settled = self._find_mark(self._list_marks("thought", "calls", "dropped"), last)
@@ -89,8 +88,8 @@ class RegionSplitter:
             yield RegionPiece(self.region, text, text, self._captures)
 
     def _find_begun_mark(self, stop: str) -> int:
-        """Return the length of the buffer up to the beginning of a mark of calls, which may
-        continue in the stop string. Letters and blanks alone are not one, nor is anything within a
+        """Return the length of the buffer up to the beginning of a mark of calls that may continue
+        in the stop string. Letters and blanks alone are not a mark, nor is anything within a
         string."""
         size = len(self._buffer)
         watched = self._list_marks("calls", "dropped")
@@ -113,8 +112,8 @@ class RegionSplitter:
         return [(None, inside.close)] if inside.close is not None and inside.kind in kinds else []
 
     def _find_mark(self, watched: list[tuple[Region | None, Any]], last: bool) -> tuple[Any, int]:
-        """Return the first of these marks: its region, or None for the close, and place; and up to
-        where the text before any mark is settled."""
+        """Return the first of these marks (its region, or None for a closing mark; start; end;
+        captures), or None; and the length of the final text before any mark."""
         best, settled = None, len(self._buffer)
         for region, pattern in watched:
             if self._begun and pattern.pattern.startswith(r"\A"):
@@ -135,7 +134,7 @@ class RegionSplitter:
         return (region, start, end, named), settled
 
     def _search(self, region: Region | None, pattern: Any, last: bool) -> Any:
-        """Return the first match, or the first that may close the region, of which it ends."""
+        """Return the first match, or for a closing mark the first that `can_close` allows."""
         match = pattern.search(self._buffer, partial=not last)
         can_close = self.region.can_close if region is None and self.region is not None else None
         while match is not None and not match.partial and can_close is not None:
@@ -148,5 +147,6 @@ class RegionSplitter:
 
 
 def _can_grow(pattern: regex.Pattern[str], match: Any) -> bool:
-    """Tell whether a match at the edge may become another one: not that of a literal."""
+    """Return whether a match at the end of the buffer may become another one; that of a literal
+    cannot."""
     return regex.escape(match[0]) != pattern.pattern
