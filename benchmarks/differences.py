@@ -23,7 +23,7 @@ from foretoken.certificate.greedy_identity import (
     score_token_by_token,
 )
 from foretoken.request import Request
-from foretoken.sampling.keys import exponentials
+from foretoken.sampling.keys import draw_exponentials
 from foretoken.speculator import MAX_BATCH_SIZE
 from streams import Asked
 
@@ -103,14 +103,14 @@ class Offline:
         if not query.temperature:
             return logits
         position = len(request.prompt) + len(own) - 1
-        noise = torch.from_numpy(exponentials(request.key, position, len(logits)))
+        noise = torch.from_numpy(draw_exponentials(request.key, position, len(logits)))
         return logits / query.temperature - noise.log()
 
     def _request(self, query: Asked, text: int) -> Request:
         from foretoken.sampling.params import SamplingParams
 
         params = SamplingParams(query.temperature, max_new_tokens=query.max_tokens)
-        (request,) = self.spec.inputs.requests(
+        (request,) = self.spec.inputs.make_requests(
             [query.prompts[text]], [params], [(query.seed, text)]
         )
         return request

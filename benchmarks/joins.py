@@ -37,7 +37,7 @@ def packed(network: Any) -> Model:
 RUNTIMES: dict[str, Callable[[Any], Model]] = {
     "stock": CausalModel,
     "packed": packed,
-    "native": lambda network: NativeConversion(None, "float32", lambda: network).model(),
+    "native": lambda network: NativeConversion(None, "float32", lambda: network).load_model(),
 }
 
 

@@ -232,7 +232,7 @@ def faster(raced: Race, one: ContestantKey, other: ContestantKey) -> float:
 def best(raced: Race, name: str) -> ContestantKey:
     """Return the fastest fixed gamma of one library, 0 included."""
     keys = [key for key in raced.rounds[0] if key[0] == name and key[1] is not None]
-    return min(keys, key=lambda key: median(raced.seconds(key)))
+    return min(keys, key=lambda key: median(raced.compute_seconds_per_token(key)))
 
 
 def duel(raced: Race, peer: str) -> Duel:
@@ -316,7 +316,7 @@ def figures(raced: Race, *, greedy: bool) -> dict[str, Any]:
     texts = len(raced.rounds[0][fixed]) if raced.together else None
     rows: list[dict[str, Any]] = []
     for key in contestants:
-        row, steps = asdict(raced.compute_figures(key)), raced.steps(key)
+        row, steps = asdict(raced.compute_figures(key)), raced.list_steps(key)
         row["speedup"] = row["speedup"]["median"]
         predicted = row["predicted"] and row["predicted"]["predicted"]
         rows.append(

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from foretoken.errors import InputError, format_value, to_one_line
 from foretoken.sampling.checks import SEED, Count
-from foretoken.sampling.keys import Purpose, SequenceKey, uniform
+from foretoken.sampling.keys import Purpose, SequenceKey, draw_uniform
 
 __all__ = ["Execution", "Flag", "Seconds", "speculate", "speculate_async"]
 
@@ -412,7 +412,7 @@ class Bet:
         return None, outcomes[y], distribution.beta
 
     def _number(self, offset: int, purpose: Purpose) -> float:
-        return uniform(SequenceKey(self.seed, 0), 0, offset, purpose)
+        return draw_uniform(SequenceKey(self.seed, 0), 0, offset, purpose)
 
 
 class SampleDistribution(NamedTuple):
@@ -507,8 +507,8 @@ def normalized(masses: Masses, otherwise: Masses) -> Masses:
     return masses / total if total > 0 else otherwise
 
 
-def pick(masses: Masses, uniform: float) -> int:
+def pick(masses: Masses, draw_uniform: float) -> int:
     """Inverse CDF: the index that a number in [0, 1) picks, never one of zero mass."""
     cdf = masses.cumsum()
-    level = min(uniform * cdf[-1], np.nextafter(cdf[-1], 0.0))
+    level = min(draw_uniform * cdf[-1], np.nextafter(cdf[-1], 0.0))
     return int(np.searchsorted(cdf, level, side="right"))

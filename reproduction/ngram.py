@@ -31,7 +31,7 @@ from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.errors import InputError
 from foretoken.loading.target import LoadedTarget
 from foretoken.models.row_slots import list_remaining_rows
-from foretoken.sampling.distributions import SamplingParams, probabilities, running_sum
+from foretoken.sampling.distributions import SamplingParams, compute_cdf, probabilities
 from foretoken.storage import files
 from foretoken.transfer import to_list
 
@@ -268,7 +268,7 @@ class NGramDrafter(Drafter):
     ) -> tuple[Tensor, Tensor]:
         """q and its running sum, `[1, V]` each: memoised, they make most of a guess's cost."""
         q = probabilities(torch.from_numpy(self.table.distribution(context)).log()[None], params)
-        return q, running_sum(q)
+        return q, compute_cdf(q)
 
     def _best(self, context: tuple[int, ...]) -> int:
         return int(self.table.distribution(context).argmax())  # numpy's is the lowest index on ties

@@ -139,7 +139,7 @@ def written(
         for at in range(0, len(prompts), MAX_BATCH_SIZE):
             batch = prompts[at : at + MAX_BATCH_SIZE]
             keys = [(seed, at + i) for i in range(len(batch))]
-            requests = spec.inputs.requests(batch, params, keys)
+            requests = spec.inputs.make_requests(batch, params, keys)
             completions = require_uninterrupted(spec.generate(batch, params, gamma=0, seed=keys))
             texts += [
                 WrittenTexts(r, one.tokens) for r, one in zip(requests, completions, strict=True)

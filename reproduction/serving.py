@@ -55,7 +55,7 @@ def betas(
 ) -> tuple[MeasuredText, ...]:
     """Measure beta at every token that the target writes after each prompt. track: an iterable
     around their numbers, for a progress bar."""
-    requests = spec.inputs.requests(list(prompts), sampling_params, seed)
+    requests = spec.inputs.make_requests(list(prompts), sampling_params, seed)
     texts: list[MeasuredText] = []
     for i in track(range(len(prompts))):
         (plain,) = spec.generate([prompts[i]], sampling_params, gamma=0, seed=[(seed, i)])
@@ -71,7 +71,7 @@ def serving_costs(
     spec: Speculator, prompts: Sequence[Prompt], sampling_params: SamplingParams, rows: int
 ) -> ServingCosts:
     """Measure the costs, in some seconds, on requests like `prompts`; the models must be idle."""
-    requests = spec.inputs.requests(list(prompts), sampling_params, 0)
+    requests = spec.inputs.make_requests(list(prompts), sampling_params, 0)
     costs = spec.costing.get_step_costs(requests[0].params, rows)
     ids = list(chain.from_iterable(request.prompt for request in requests))
     reading, draft_reading = _reading(spec, ids)
@@ -183,7 +183,7 @@ def _at_work(
                 id = engine.add(prompts[number], sampling_params, seed=(requests - unsent, 0))
                 work.adding.append(perf_counter() - start)
                 fresh[id] = len(
-                    spec.inputs.requests([prompts[number]], sampling_params, 0)[0].prompt
+                    spec.inputs.make_requests([prompts[number]], sampling_params, 0)[0].prompt
                 )
                 unsent -= 1
             start = perf_counter()

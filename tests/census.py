@@ -254,7 +254,7 @@ def natively(model: PreTrainedModel, asked: list[Inputs]) -> str:
     try:
         check(model, conversion.make_form())
         for inputs in filter(has_media_inputs, asked):
-            target: Any = conversion.NativeConversion(None, "float32", lambda: model).model()
+            target: Any = conversion.NativeConversion(None, "float32", lambda: model).load_model()
             (media,) = split_media(inputs, encodes=model.config.is_encoder_decoder)
             if reason := target.find_media_problem(media):
                 return reason

@@ -36,7 +36,7 @@ from foretoken.models.native.model import NativeModel, NativeTargetCopy
 from foretoken.models.stock import packed
 from foretoken.models.stock.model import CausalModel
 from foretoken.sampling.distributions import probabilities
-from foretoken.sampling.keys import SequenceKey, exponentials
+from foretoken.sampling.keys import SequenceKey, draw_exponentials
 from oracle import random_model
 from table import TableModel
 from tiny import byte_level, llama
@@ -140,7 +140,7 @@ def native(role: str, family: str = "") -> Any:
     from foretoken.models.native.conversion import NativeConversion
 
     source = copy.deepcopy(network(role, family)).float()
-    return NativeConversion(None, "float32", lambda: source).model()
+    return NativeConversion(None, "float32", lambda: source).load_model()
 
 
 def over(target: Any, role: str) -> Any:
@@ -149,7 +149,7 @@ def over(target: Any, role: str) -> Any:
 
     family = HYBRID if getattr(target, "max_rewind", None) else ""
     source = partial(copy.deepcopy, network(role, family))
-    return NativeConversion(None, "float32", lambda: source().float()).companion(target)
+    return NativeConversion(None, "float32", lambda: source().float()).build_target_copy(target)
 
 
 def measured(model: Callable[[str], Any], family: str = "") -> Callable[[], float]:
@@ -255,7 +255,9 @@ class Alone:
     def __call__(self, asked: Asked) -> Completion:
         if asked not in self.known:
             spec = shared(self.runtime, self.drafter, number=1)
-            made = spec.inputs.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
+            made = spec.inputs.make_requests(
+                [list(asked.prompt)], [asked.params], [(asked.seed, 1)]
+            )
             made = [replace(request, prediction=asked.prediction) for request in made]
             verifier = resolve_verifier(asked.gamma, self.rule, 1.0)
             (self.known[asked],) = spec.generate_completions(
@@ -313,7 +315,9 @@ class Alone:
         noise = RUNTIMES[self.runtime].noise()
         assert noise > 0, f"{asked}: {found} is {own} alone"
         spec = shared(self.runtime, self.drafter, number=1)
-        (request,) = spec.inputs.requests([list(asked.prompt)], [asked.params], [(asked.seed, 1)])
+        (request,) = spec.inputs.make_requests(
+            [list(asked.prompt)], [asked.params], [(asked.seed, 1)]
+        )
         logits = pairs.scores(network("target"), [*asked.prompt, *own[:place]])[-1]
         if (controls := build_chain(request, V)) is not None:
             logits = controls.shape(logits, list(own[:place]))
@@ -323,7 +327,7 @@ class Alone:
             assert self.rule == "coupled"
             p = probabilities(logits[None], asked.params)[0]
             position = len(asked.prompt) + place
-            drawn = exponentials(SequenceKey(asked.seed, 1), position, V)
+            drawn = draw_exponentials(SequenceKey(asked.seed, 1), position, V)
             logits = (p.log() - torch.from_numpy(drawn).log()) * asked.params.temperature
         gap = abs(float(logits[own[place]] - logits[found[place]]))
         assert min(gap, cut) <= 4 * noise, f"{asked}: {found} is {own} alone, {gap} apart"

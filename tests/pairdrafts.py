@@ -329,7 +329,7 @@ def on_native(network: PreTrainedModel, draft: PairsDraft) -> PairsDrafter:
     from foretoken.models.native.conversion import NativeConversion
 
     def model(of: PreTrainedModel, taps: tuple[int, ...] = ()) -> Any:
-        return NativeConversion(None, "float32", lambda: copy.deepcopy(of), taps=taps).model()
+        return NativeConversion(None, "float32", lambda: copy.deepcopy(of), taps=taps).load_model()
 
     target, decoder = model(network, draft.taps), model(draft.network)
     return PairsDrafter(target, decoder, embedding(network, draft), draft.ids)

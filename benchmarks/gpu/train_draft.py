@@ -246,7 +246,7 @@ def train(
         rate = RATE * min(1, (step + 1) / WARMUP, (1 - past / seconds) / DECAY)
         some = [texts[i] for i in queue.pop()]
         with torch.autocast(gpu.DEVICE, torch.bfloat16):
-            loss = student.loss(some, lesson, random.Random(step))
+            loss = student.compute_loss(some, lesson, random.Random(step))
         loss.backward()
         nn.utils.clip_grad_norm_(student.network.parameters(), 1.0)
         for optimizer in steps:

@@ -47,7 +47,7 @@ def measure(pairs: Pairs, case: Case) -> dict[str, Any]:
     spec, prompt, seed = pairs.spec(case["draft"]), pairs.prompts[0], pairs.recipe.seed
     length = min(MOST, pairs.recipe.max_new_tokens)
     params = SamplingParams(case["temperature"], max_new_tokens=length)
-    (request,) = spec.inputs.requests([prompt], params, seed)
+    (request,) = spec.inputs.make_requests([prompt], params, seed)
     (one,) = require_uninterrupted(spec.generate([prompt], params, gamma=case["gamma"], seed=seed))
     arguments = request.prompt, one.steps, spec.tokenizer
     return {

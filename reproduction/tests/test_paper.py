@@ -127,7 +127,7 @@ def alpha(
     """The paper's protocol: E sum min(p, q) on what the target wrote at that temperature."""
     params, estimates = SamplingParams(temperature), []
     completions = pair.generate(prompts, max_new_tokens=n, temperature=temperature, gamma=3, seed=0)
-    requests = pair.inputs.requests(prompts, SamplingParams(temperature, max_new_tokens=n), 0)
+    requests = pair.inputs.make_requests(prompts, SamplingParams(temperature, max_new_tokens=n), 0)
     for request, one in zip(requests, completions, strict=True):
         estimates += compute_overlaps(pair.target, drafter, request, one.tokens, params)
     return fmean(beta or 0.0 for beta in estimates)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foretoken.errors import InputError, as_float, format_value
+from foretoken.errors import InputError, format_value, to_float
 
 Distribution = NDArray[np.float64]
 MAX_COUNT = 1_000_000  # tokens: a longer table would not fit in memory
@@ -52,14 +52,14 @@ def to_array(name: str, values: ArrayLike) -> Distribution:
 
 
 def check_probability(name: str, value: float) -> float:
-    number = as_float(value)
+    number = to_float(value)
     if not 0 <= number <= 1:
         raise InputError(f"{name} is {format_value(value)}; give a number in [0, 1]")
     return number
 
 
 def check_lenience(value: float) -> float:
-    number = as_float(value)
+    number = to_float(value)
     if not MIN_LENIENCE <= number <= 1:
         raise InputError(
             f"lenience is {format_value(value)}; give a number from {MIN_LENIENCE:g} to 1, 1 "
@@ -69,14 +69,14 @@ def check_lenience(value: float) -> float:
 
 
 def check_cost(name: str, value: float) -> float:
-    number = as_float(value)
+    number = to_float(value)
     if not 0 <= number <= MAX_COST:
         raise InputError(f"{name} is {format_value(value)}; give a number from 0 to {MAX_COST:g}")
     return number
 
 
 def check_count(name: str, value: float, minimum: int = 0) -> int:
-    number = as_float(value)
+    number = to_float(value)
     if not (number >= minimum and (number == math.inf or number.is_integer())):
         raise InputError(f"{name} is {format_value(value)}; give a whole number, {minimum} or more")
     if number > MAX_COUNT:

@@ -43,7 +43,7 @@ class ForetokenError(Exception):
 
     option: str | None = None
 
-    def about(self, option: str) -> Self:
+    def with_option(self, option: str) -> Self:
         """Set `option`, unless it is set already, and return this error.
 
         Args:
@@ -145,12 +145,12 @@ class ControlError(RefusedError):
 
 
 @contextmanager
-def naming_option(option: str) -> Iterator[None]:
+def name_option_in_errors(option: str) -> Iterator[None]:
     """Set the `option` of an error raised within the `with`."""
     try:
         yield
     except ForetokenError as error:
-        error.about(option)
+        error.with_option(option)
         raise
 
 
@@ -164,7 +164,7 @@ def is_real_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def as_float(value: object) -> float:
+def to_float(value: object) -> float:
     """Return the float nearest to a real number, such as a Fraction or NumPy's; infinity if it is
     too large for a float, NaN if it is not a number."""
     if not is_real_number(value):
@@ -188,7 +188,7 @@ def format_value(value: object) -> str:
 LOOKUP_PREFIX = "lookup+"  # before a draft model's name: a look-up drafts first
 
 
-def base_name(model: str) -> str:
+def get_base_name(model: str) -> str:
     """Return the name of a model, and of its adapter, without parent folders."""
     front = LOOKUP_PREFIX if model.startswith(LOOKUP_PREFIX) else ""
     parts = model.removeprefix(front).split(" with ")

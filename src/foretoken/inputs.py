@@ -19,7 +19,7 @@ from foretoken.errors import (
     InputError,
     format_value,
     is_whole_number,
-    naming_option,
+    name_option_in_errors,
 )
 from foretoken.generation_config import EndTokens, place_forced_ids, resolve_params
 from foretoken.media import TEXT_INPUTS
@@ -66,7 +66,7 @@ class InputProcessor:
     processor: Callable[[], Any] | None = None  # loads the processor of images and audio
     max_length: int | None = None  # of prompt and output together; None: the context length
 
-    def prompts(
+    def encode_prompts(
         self,
         prompts: Prompts,
         chat_template: str | None = None,
@@ -97,10 +97,12 @@ class InputProcessor:
     ) -> list[Request]:
         """Return the requests of a call of the public method named `method`, from its arguments;
         `template`: chat_template and chat_template_kwargs."""
-        listed = self.prompts(prompts, *template)
-        return self.requests(listed, gather_params(params, controls, len(listed), method), seed)
+        listed = self.encode_prompts(prompts, *template)
+        return self.make_requests(
+            listed, gather_params(params, controls, len(listed), method), seed
+        )
 
-    def requests(
+    def make_requests(
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
     ) -> list[Request]:
         """Return `num_return_sequences` requests for each prompt. Raises InputError for an invalid
@@ -112,7 +114,7 @@ class InputProcessor:
         for i, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
             media = prompt if isinstance(prompt, Media) else None
             ids = (
-                self.ids(prompt, f"prompt {i}")
+                self.encode_prompt(prompt, f"prompt {i}")
                 if media is None
                 else self._require_media_ids(media, i)
             )
@@ -203,7 +205,7 @@ class InputProcessor:
         late = frozenset[int]() if params.structured is not None else frozenset(stops)
         forced = place_forced_ids(params, len(head), limit - 1)
         if params.structured is not None:  # raises the error of an invalid grammar here
-            with naming_option("structured"):
+            with name_option_in_errors("structured"):
                 self._grammar(params.structured, frozenset(eos))
         return [
             Request(head, limit, k, frozenset(eos), source, forced, params, late_eos=late)
@@ -281,7 +283,7 @@ class InputProcessor:
         """The vocabulary size of prompts: an encoder may have its own."""
         return self.target.source_vocab_size or self.target.vocab_size
 
-    def ids(self, prompt: Prompt, name: str = "prompt 0") -> list[int]:
+    def encode_prompt(self, prompt: Prompt, name: str = "prompt 0") -> list[int]:
         """Return a prompt's ids, including the tokenizer's special tokens; `name`: its name in
         errors."""
         if self.target.needs_media:
@@ -357,7 +359,7 @@ def _naming_prompt_in_errors(i: int, *, count: int) -> Generator[None]:
         if count == 1:
             raise
         named = type(error)(f"prompt {i}: {error}")
-        raise named.about(error.option or "prompt") from None
+        raise named.with_option(error.option or "prompt") from None
 
 
 def resolve_verifier(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:

@@ -16,7 +16,7 @@ from foretoken.drafters.base import Drafter, require_drafter
 from foretoken.drafters.lookup import LookupDrafter
 from foretoken.engine.core import EngineCore
 from foretoken.engine.output_stream import decode_output, make_output_stream
-from foretoken.errors import InputError, base_name
+from foretoken.errors import InputError, get_base_name
 from foretoken.generation_config import EndTokens, warn_about_suggested
 from foretoken.inputs import InputProcessor, Prompt, Prompts, Seed, resolve_verifier
 from foretoken.models.base import Model
@@ -107,7 +107,7 @@ class Speculator:
             self.predicted_output,
             self.processor,
         )
-        pair = ", ".join(map(base_name, (self.target_name, self.draft_name)))
+        pair = ", ".join(map(get_base_name, (self.target_name, self.draft_name)))
         costing = PairCosts(target, drafter, inputs, core, MAX_BATCH_SIZE, pair)
         object.__setattr__(self, "drafter", drafter)
         self.core, self.inputs, self.costing = core, inputs, costing
@@ -183,7 +183,7 @@ class Speculator:
         """
         if negative is not None and not isinstance(negative, str):
             negative = list(as_ids("negative", negative))
-        ids = None if negative is None else self.inputs.ids(negative, "negative")
+        ids = None if negative is None else self.inputs.encode_prompt(negative, "negative")
         return replace(self, target=GuidedModel(self.target, scale, ids), choose=None)
 
     def generate(
@@ -302,7 +302,7 @@ class Speculator:
             value.
 
         Raises:
-            InputError: There is no prompt. Also the errors of `generate`.
+            InputError: `prompts` is empty. Also the errors of `generate`.
 
         Examples:
             >>> import foretoken

@@ -23,16 +23,16 @@ from foretoken.errors import ControlError, RefusedError
 from foretoken.models.base import Scorer
 from foretoken.records import StepRecord
 from foretoken.request import SequenceState, StepLogits
-from foretoken.sampling.acceptance_rules import draft_mask
+from foretoken.sampling.acceptance_rules import find_drafted
 from foretoken.sampling.distributions import (
     find_peaks,
+    get_working_dtype,
     is_known_finite,
     make_invalid_error,
     mask_invalid,
     probabilities,
     require_finite,
     require_mass,
-    working_dtype,
 )
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.logprobs import logprobs
@@ -285,7 +285,7 @@ def _pad_draft_tokens(drafted: _DraftedSequences, device: torch.device) -> tuple
     ids = send(draft.tokens[:, : max(counts)], device).long()
     lengths = send(draft.lengths, device)
     if min(counts) < max(counts):  # a drafter's padding may be anything
-        ids = torch.where(draft_mask(ids, lengths), ids, 0)
+        ids = torch.where(find_drafted(ids, lengths), ids, 0)
     return ids, lengths
 
 
@@ -432,7 +432,7 @@ def _apply_controls(
     dead_ends: dict[int, _DeadEnd] = {}
     if all(seq.controls is None for seq in seqs):
         return logits, dead_ends
-    logits = logits.to(working_dtype(logits.dtype))
+    logits = logits.to(get_working_dtype(logits.dtype))
     for b, (seq, draft_tokens) in enumerate(zip(seqs, to_list(x), strict=True)):
         if seq.controls is None:
             continue
@@ -527,7 +527,7 @@ def _report_logits(
         if seq.request.params.logprobs is None:
             continue
         if seq.request.params.logprobs_of == "raw":
-            scores = raw[:n].to(working_dtype(raw.dtype)).log_softmax(-1)
+            scores = raw[:n].to(get_working_dtype(raw.dtype)).log_softmax(-1)
         elif verified.p is None:
             scores = probabilities(logits[b, :n], seq.request.params).log()
         else:

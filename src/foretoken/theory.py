@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from foretoken import argument_checks
-from foretoken.errors import InputError, as_float, format_value
+from foretoken.errors import InputError, format_value, to_float
 
 MAX_GAMMA = 64  # largest gamma that `optimal_gamma` considers by default
 
@@ -370,7 +370,7 @@ def _verify_cost(v: VerifyCost, n: int) -> float:
         cost = v[n]
     else:
         raise InputError(f"v ends at {len(v) - 1} tokens; give v[{n}] too, or a smaller gamma")
-    if not 0 < as_float(cost) <= argument_checks.MAX_COST:
+    if not 0 < to_float(cost) <= argument_checks.MAX_COST:
         raise InputError(
             f"v of {n} tokens is {format_value(cost)}; give a number above 0, to "
             f"{argument_checks.MAX_COST:g}"

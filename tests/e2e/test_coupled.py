@@ -9,7 +9,7 @@ import torch
 from foretoken import InputError, RefusedError
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.sampling.draw import SharedDraw
-from foretoken.sampling.keys import exponentials
+from foretoken.sampling.keys import draw_exponentials
 from pairs import PROMPTS, V, relative, speculator, stock, target
 
 LIMIT = 20
@@ -50,7 +50,7 @@ def test_noise_that_depends_on_the_step_breaks_it(monkeypatch: pytest.MonkeyPatc
 
     def by_step(self, offset: int, V: int) -> torch.Tensor:
         names = zip(self.keys, self.lengths, strict=True)
-        rows = [exponentials(key, length * 1000 + offset, V) for key, length in names]
+        rows = [draw_exponentials(key, length * 1000 + offset, V) for key, length in names]
         return torch.stack(list(map(torch.from_numpy, rows)))
 
     monkeypatch.setattr(SharedDraw, "_exponentials", by_step)

@@ -71,7 +71,7 @@ def test_the_draft_is_a_fair_guesser(pair, temperature):
 
 
 def test_the_context_ends_it(pair):
-    prompt = pair.inputs.ids("the house and ") * pair.target.context
+    prompt = pair.inputs.encode_prompt("the house and ") * pair.target.context
     prompt = prompt[: pair.target.context - 9]
     (completion,) = pair.generate(prompt, gamma=4)
     assert completion.finish_reason == "stop" or len(completion.tokens) == 9

@@ -111,7 +111,7 @@ def differing(tokens: int, rule: str, own: str = "") -> Counter[str]:
     spec, plain = (RUNTIMES[f"native{own}"].speculator("lm", SOUND) for _ in range(2))
     assert spec.exact == "bitwise"
     heads = [[chance.randrange(1, 300) for _ in range(60)] for _ in range(2)]
-    room = spec.target.memory([260], [0]) * (1 if own else 2)  # pyright: ignore
+    room = spec.target.compute_cache_bytes([260], [0]) * (1 if own else 2)  # pyright: ignore
     with Engine(spec, 6, rule=rule, kv_memory=room) as engine:
         sampling_of: dict[int, tuple[list[int], SamplingParams, int]] = {}
         while counts["made"] < tokens or sampling_of:

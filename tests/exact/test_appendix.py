@@ -28,7 +28,7 @@ def test_accepted_and_rejected_mass_make_p(seed: int, zeros: float, rule) -> Non
         distributions, torch.tensor(q)[None, None].expand(V, 1, -1), every, torch.ones(V).long()
     )
     keep = outcome.survival[:, 0].numpy()
-    residual = outcome.next_distribution(torch.zeros(V, dtype=torch.long)).numpy()
+    residual = outcome.compute_next_distribution(torch.zeros(V, dtype=torch.long)).numpy()
 
     least = np.minimum(p, q)
     accepted = q * np.where(q > 0, keep, 0.0)

@@ -26,7 +26,7 @@ from foretoken.drafters.mixture import MixtureDrafter
 from foretoken.drafters.uniform import UniformDrafter
 from foretoken.request import Request
 from foretoken.sampling.acceptance_rules import EXACT_RULES
-from foretoken.sampling.distributions import SamplingParams, row_probabilities
+from foretoken.sampling.distributions import SamplingParams, compute_row_probabilities
 from foretoken.sampling.keys import SequenceKey
 from oracle import Model, Text, random_model, softmax
 
@@ -403,15 +403,15 @@ class BeforeShaping(WorldDraw):
 
     def sample(self, logits, i, params=None):
         ids, _ = super().sample(logits, i, params)
-        return ids, row_probabilities(logits, self.params)
+        return ids, compute_row_probabilities(logits, self.params)
 
 
 class WithoutShaping(WorldDraw):
     """Draws from the distribution before controls, and says that it was the one after."""
 
     def sample(self, logits, i, params=None):
-        q = row_probabilities(self._apply_controls(logits, i), self.params)
-        return self(row_probabilities(logits, self.params), i), q
+        q = compute_row_probabilities(self._apply_controls(logits, i), self.params)
+        return self(compute_row_probabilities(logits, self.params), i), q
 
 
 PENALTY = sampled(repetition_penalty=1.7)

@@ -135,9 +135,9 @@ def test_greedy_lenience(kind, lenience, monkeypatch):
 class OtherResidual(Outcome):
     """After a rejection norm((p - l q)+), which the paper's text allows too."""
 
-    def next_distribution(self, n):
+    def compute_next_distribution(self, n):
         o = Outcome(self.survival, self.p, self.q * 0.3, self.x, self.lengths, self.scale)
-        return o.next_distribution(n)
+        return o.compute_next_distribution(n)
 
 
 def upside_down(p, q, x, lengths):

@@ -33,24 +33,24 @@ def case(drafter=lambda: FunctionDrafter(Q), rule: Rule = speculative, **changes
 class WithoutResidual(Outcome):
     """After a rejection the next token comes from p, as if nothing had been tried."""
 
-    def next_distribution(self, n: Tensor) -> Tensor:
+    def compute_next_distribution(self, n: Tensor) -> Tensor:
         return self.p[torch.arange(len(n)), n]
 
 
 class FromNextRow(Outcome):
     """The replacement is taken from the row below."""
 
-    def next_distribution(self, n: Tensor) -> Tensor:
-        return Outcome.next_distribution(self, n).roll(1, 0)
+    def compute_next_distribution(self, n: Tensor) -> Tensor:
+        return Outcome.compute_next_distribution(self, n).roll(1, 0)
 
 
 class OverwrittenTarget(Outcome):
     """p is overwritten by the first residual, and then read again as p."""
 
-    def next_distribution(self, n: Tensor) -> Tensor:
-        residual = Outcome.next_distribution(self, n)
+    def compute_next_distribution(self, n: Tensor) -> Tensor:
+        residual = Outcome.compute_next_distribution(self, n)
         self.p.copy_(residual[:, None].expand_as(self.p))
-        return Outcome.next_distribution(self, n)
+        return Outcome.compute_next_distribution(self, n)
 
 
 def with_outcome(kind: type[Outcome], rule: Rule) -> Rule:

@@ -158,7 +158,7 @@ class Callers(RuleBasedStateMachine):
     @rule(data=st.data())
     def generate_beside(self, data: st.DataObject) -> None:
         sampling = self.sampling(data)
-        made = self.spec.inputs.requests(
+        made = self.spec.inputs.make_requests(
             [list(sampling.prompt)], [sampling.params], [(sampling.seed, 1)]
         )
         verifier = moving.resolve_verifier(sampling.gamma, self.how, 1.0)

@@ -133,7 +133,7 @@ def with_next(distribution: Callable[[Outcome, Tensor], Tensor]):
     """Block verification whose next token has another distribution."""
 
     class Wrong(Outcome):
-        def next_distribution(self, n: Tensor) -> Tensor:
+        def compute_next_distribution(self, n: Tensor) -> Tensor:
             return distribution(self, n)
 
     def rule(p, q, x, lengths):
@@ -148,14 +148,14 @@ def rows(o: Outcome) -> Tensor:
 
 
 def likeliest(o: Outcome, n: Tensor) -> Tensor:
-    return torch.eye(V).double()[Outcome.next_distribution(o, n).argmax(-1)]
+    return torch.eye(V).double()[Outcome.compute_next_distribution(o, n).argmax(-1)]
 
 
 def early_bonus(o: Outcome, n: Tensor) -> Tensor:
     """Where all draft tokens were kept, the distribution of the last of them again."""
     late = (n == o.lengths) & (n > 0)
     return torch.where(
-        late[:, None], o.p[rows(o), (n - 1).clamp(min=0)], Outcome.next_distribution(o, n)
+        late[:, None], o.p[rows(o), (n - 1).clamp(min=0)], Outcome.compute_next_distribution(o, n)
     )
 
 
@@ -163,7 +163,7 @@ BROKEN_RULES = {
     "ratio upside down": upside_down,
     "replacement from the wrong position": break_rule(block),
     "replacement from another row": with_next(
-        lambda o, n: Outcome.next_distribution(o, n).roll(1, 0)
+        lambda o, n: Outcome.compute_next_distribution(o, n).roll(1, 0)
     ),
     "residual left out": with_next(lambda o, n: o.p[rows(o), n]),
     "argmax instead of a sample": with_next(likeliest),
@@ -299,7 +299,7 @@ def test_the_tolerance_is_that_of_the_computation():
         spec = load(model, relative(model), dtype="auto", runtime="transformers")
         shapes = measure_shape_noise(
             spec.target,
-            spec.inputs.requests([[1, 2, 3]], SamplingParams(max_new_tokens=4), 0),
+            spec.inputs.make_requests([[1, 2, 3]], SamplingParams(max_new_tokens=4), 0),
             [[4, 5, 6, 7]],
             3,
         )

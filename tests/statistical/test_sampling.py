@@ -85,7 +85,7 @@ def test_texts_have_the_targets_distribution(kind, gamma, rule):
 
 
 class WithoutResidual(Outcome):
-    def next_distribution(self, n):
+    def compute_next_distribution(self, n):
         return self.p[range(len(n)), n]
 
 

@@ -19,9 +19,9 @@ from foretoken.errors import (
     InputError,
     NumericsError,
     RefusedError,
-    base_name,
     describe_mismatch,
     format_value,
+    get_base_name,
     to_one_line,
 )
 
@@ -90,14 +90,18 @@ def test_what_is_wrong_with_a_value_is_said_in_our_words(values: dict[str, Any],
 def test_a_look_up_in_front_of_a_folder_shows_no_folder(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
-    assert base_name(f"lookup+{draft}") == "lookup+draft" and base_name("lookup") == "lookup"
+    assert (
+        get_base_name(f"lookup+{draft}") == "lookup+draft" and get_base_name("lookup") == "lookup"
+    )
 
 
 def raised(node: ast.Raise) -> tuple[str, str] | None:
     """The class of an error and its message as the source has it, values in braces; None for one
     that is made elsewhere."""
     call = node.exc
-    while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):  # `.about(option)`
+    while isinstance(call, ast.Call) and isinstance(
+        call.func, ast.Attribute
+    ):  # `.with_option(option)`
         call = call.func.value
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or not call.args:
         return None

@@ -122,7 +122,7 @@ def test_measuring_beside_a_stream_is_refused() -> None:
     mid, _ = three()
     expected, request = (
         text(mid),
-        mid.inputs.requests([[0, 1]], SamplingParams(max_new_tokens=4), 0)[0],
+        mid.inputs.make_requests([[0, 1]], SamplingParams(max_new_tokens=4), 0)[0],
     )
     pieces = mid.stream([0, 1], max_new_tokens=12, gamma=3)
     tokens = list(next(pieces).tokens)

@@ -75,7 +75,7 @@ def test_no_prompts_are_no_completions_and_measure_nothing():
 
 def test_a_text_prompt_gets_the_special_tokens_of_the_tokenizer():
     spec = Speculator(Seq2SeqModel(t5(321)), NoDrafter(), metaspace(), EndTokens(decoder_start=0))
-    assert spec.inputs.ids("It was") == metaspace()("It was").input_ids
+    assert spec.inputs.encode_prompt("It was") == metaspace()("It was").input_ids
 
 
 @pytest.mark.parametrize(

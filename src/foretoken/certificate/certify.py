@@ -212,7 +212,7 @@ class _Pair:
 
     def make_requests(self) -> list[Request]:
         greedy = SamplingParams(max_new_tokens=self.plan.num_greedy_tokens)
-        return self.spec.inputs.requests(self.prompts, greedy, self.plan.seed)
+        return self.spec.inputs.make_requests(self.prompts, greedy, self.plan.seed)
 
     def generate_plain(self) -> list[list[int]]:
         """Return the outputs of plain greedy decoding, one sequence at a time."""

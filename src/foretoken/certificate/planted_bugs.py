@@ -19,7 +19,7 @@ class NextPositionOutcome(Outcome):
     """An outcome whose next token has the distribution one position too late, after a draft token
     that was not accepted."""
 
-    def next_distribution(self, n: Tensor) -> Tensor:
+    def compute_next_distribution(self, n: Tensor) -> Tensor:
         rows = torch.arange(len(n), device=n.device)
         return self.p[rows, (n + 1) % (self.lengths + 1)]
 
@@ -95,5 +95,5 @@ class OffByOneModel(Model):
     def take_hidden_states(self) -> list[HiddenStates | None]:
         return self.model.take_hidden_states()
 
-    def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
-        return self.model.shared_kv(kind, rows, first)
+    def get_shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
+        return self.model.get_shared_kv(kind, rows, first)

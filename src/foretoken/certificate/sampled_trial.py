@@ -95,7 +95,7 @@ def run_target_tests(
     noise = torch.Generator().manual_seed(trial.seed + 1)
     for prompts, outputs in trial.generate_batches():
         sampling = replace(trial.params, max_new_tokens=trial.num_new_tokens)
-        requests = spec.inputs.requests(prompts, sampling, trial.seed)
+        requests = spec.inputs.make_requests(prompts, sampling, trial.seed)
         by_row: list[list[Tensor]] = [[] for _ in outputs]
         for position in replay(spec.target, drafter, requests, outputs, trial.params):
             fresh = torch.rand(len(position.rows), generator=noise, dtype=torch.float64)

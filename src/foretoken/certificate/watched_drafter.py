@@ -71,9 +71,9 @@ class WatchedDrafter(Drafter):
         noise = torch.rand(len(tokens), generator=self._noise, dtype=torch.float64)
         self.log.uniforms.append(compute_uniforms(q[new:].cpu(), tokens[new:], noise[new:]))
         for i, token in enumerate(tokens.tolist()):
-            if i not in recorded.draw_class:
+            if i not in recorded.draft_distributions:
                 continue  # sampled without `draw`: only `uniforms` test it
-            distribution, ids = recorded.draw_class[i]
+            distribution, ids = recorded.draft_distributions[i]
             own, reported = distribution[b].cpu().double(), q[i].cpu().double()
             drawn = int(ids[b])
             same = token == drawn
@@ -116,7 +116,7 @@ class RecordingDraw:
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
-        self.draw_class: dict[int, tuple[Tensor, Tensor]] = {}
+        self.draft_distributions: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._draw, name)
@@ -126,12 +126,12 @@ class RecordingDraw:
     ) -> tuple[Tensor, Tensor | None]:
         ids, q = self._draw.sample(logits, i, params)
         if q is not None:
-            self.draw_class[i] = q.clone(), ids
+            self.draft_distributions[i] = q.clone(), ids
         return ids, q
 
     def __call__(self, distribution: Tensor, i: int, cdf: Tensor | None = None) -> Tensor:
         ids = self._draw(distribution, i, cdf)
-        self.draw_class[i] = distribution.clone(), ids
+        self.draft_distributions[i] = distribution.clone(), ids
         return ids
 
 

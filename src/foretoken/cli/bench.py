@@ -30,7 +30,7 @@ from foretoken.cli.render import (
     print_paragraph,
 )
 from foretoken.costing import contention
-from foretoken.errors import base_name
+from foretoken.errors import get_base_name
 from foretoken.measurement.options import MIN_QUARTILE_ROUNDS, BenchOptions, format_gamma
 
 DEFAULT_PROMPTS = (
@@ -190,7 +190,7 @@ def _make_table(figures: list[dict[str, Any]]) -> Table:
     for row in figures:
         if last != (last := (row["draft"], row["batch"])):
             batch = f", batch size {row['batch']}" if row["batch"] > 1 else ""
-            view.add_row(f"{base_name(row['draft'])}{batch}", style="bold")
+            view.add_row(f"{get_base_name(row['draft'])}{batch}", style="bold")
         rate, predicted = row["tokens_per_second"], row["predicted"] or {}
         view.add_row(
             format_gamma(row["gamma"]),

@@ -123,7 +123,7 @@ def _print_completions(
     requests: list[Request] = []
     for task, prompt, key in zip(tasks, model_prompts, keys, strict=True):
         with task.line.prefix_errors():  # an invalid prompt raises here
-            requests += spec.inputs.requests([prompt], task.params, [key])
+            requests += spec.inputs.make_requests([prompt], task.params, [key])
     streamed = len(requests) == 1 and not (as_json or show_tokens)
     if not streamed or compare:  # streaming begins sooner without the preparation
         spec = spec.prepared()

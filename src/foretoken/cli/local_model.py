@@ -15,7 +15,7 @@ from foretoken.cli.prompts import ChatTemplate, PromptLine
 from foretoken.cli.reply import ChatPrompt, ChatReply, ReplyError, ReplyPart, ReplyToken
 from foretoken.controls.custom import require_supported_params
 from foretoken.engine.engine import Engine
-from foretoken.errors import InputError, base_name
+from foretoken.errors import InputError, get_base_name
 from foretoken.loading.target import TargetInfo
 from foretoken.records import StepRecord
 from foretoken.sampling.params import SamplingParams
@@ -35,7 +35,7 @@ class LocalModel:
 
     @property
     def name(self) -> str:
-        return ", ".join(map(base_name, (self.spec.target_name, self.spec.draft_name)))
+        return ", ".join(map(get_base_name, (self.spec.target_name, self.spec.draft_name)))
 
     def get_default_options(self, *, messages: bool) -> dict[str, Any]:
         """Return the default options of a reply: for messages the sampling of the model's
@@ -64,7 +64,7 @@ class LocalModel:
         """
         spec, messages = self.spec, not isinstance(prompt, str)
         line = PromptLine(prompt) if isinstance(prompt, str) else PromptLine("", messages=[*prompt])
-        ids = spec.inputs.ids(self.template.make_prompt(line, spec))
+        ids = spec.inputs.encode_prompt(self.template.make_prompt(line, spec))
         params = SamplingParams(**{**self.get_default_options(messages=messages), **options})
         if not messages:
             spec.warn_about_suggested([params])
@@ -93,7 +93,7 @@ class LocalModel:
 
 def require_template(template: ChatTemplate, target: TargetInfo) -> None:
     """Raise InputError if the target lacks a tokenizer or any chat template."""
-    problem = f"{base_name(target.name)} has no"
+    problem = f"{get_base_name(target.name)} has no"
     if target.tokenizer is None:
         raise InputError(
             f"{problem} tokenizer, so it takes token ids only; give --tokenizer, a folder or hub id"

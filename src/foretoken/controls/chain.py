@@ -111,7 +111,7 @@ class Chain:
                     error = ControlError(
                         f"{name} returns a score of NaN or infinity after {length} tokens"
                     )
-                return error.about(name)
+                return error.with_option(name)
         return ControlError("the controls allow no token")
 
 

@@ -135,19 +135,19 @@ def require_supported_params(params: SamplingParams, target: Model, has_tokenize
         for token in ids:
             if token >= V:
                 problem = f"{name} names the id {format_value(token)}; ids must be in 0..{V - 1}"
-                raise InputError(problem).about(name)
+                raise InputError(problem).with_option(name)
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(params, name)
         if count is not None and count > V:
             raise InputError(
                 f"{name} is {format_value(count)}, but there are {V} tokens; give at most that"
-            ).about(name)
+            ).with_option(name)
     if params.prompt_logprobs is not None and target.encoder_decoder:
         raise RefusedError(
             "prompt_logprobs: the prompt is the encoder's input, without probabilities; leave it "
             "out"
-        ).about("prompt_logprobs")
+        ).with_option("prompt_logprobs")
     for name in ("stop_strings", "structured"):
         if getattr(params, name) and not has_tokenizer:
-            raise InputError(f"{name} needs a tokenizer; load the model with one").about(name)
+            raise InputError(f"{name} needs a tokenizer; load the model with one").with_option(name)
     require_supported((*params.processors, *params.stopping))

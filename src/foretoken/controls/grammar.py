@@ -141,7 +141,7 @@ class GrammarMatcher:
     """
 
     def __init__(self, grammar: CompiledGrammar) -> None:
-        self._compile = grammar
+        self._grammar = grammar
         self._vocabulary = grammar.vocabulary
         self._state = grammar.copy_matcher([])
         self._tokens: list[int] = []  # consumed while live: no EOS, no token that is not allowed
@@ -181,7 +181,7 @@ class GrammarMatcher:
             self._state.rollback(1)
         # llguidance does not recover from errors, and cannot roll back some Lark grammars
         if self._state.is_error():
-            self._state = self._compile.copy_matcher(self._tokens)
+            self._state = self._grammar.copy_matcher(self._tokens)
 
     def compute_mask(self) -> Tensor:
         """Return a mask of the tokens that may come next, bool `[V]` on the CPU; all False unless
@@ -203,7 +203,7 @@ class GrammarMatcher:
             return scores
         mask = self.compute_mask()
         if not mask.numpy().any():  # 30 times as fast as torch's at V = 128,000
-            raise ControlError(self._explain_empty_mask()).about("structured")
+            raise ControlError(self._explain_empty_mask()).with_option("structured")
         return torch.where(mask.to(scores.device), scores, -math.inf)
 
     def find_forced_tokens(self) -> list[int]:
@@ -221,7 +221,7 @@ class GrammarMatcher:
 
     def _explain_empty_mask(self) -> str:
         """Return the reason why no token is allowed."""
-        name = f"structured output's {self._compile.kind}"
+        name = f"structured output's {self._grammar.kind}"
         if self._num_tokens_after_end:
             return f"{name} does not match the output; sample only tokens that it allows"
         reason = _clean_message(self._state.get_error())

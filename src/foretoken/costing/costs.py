@@ -197,7 +197,7 @@ def interpolate(table: CostTable, x: Numbers) -> Numbers:
 SAMPLING_KINDS = ("greedy", "sampled")  # their steps differ in cost
 
 
-def sampling_kind(params: SamplingParams) -> str:
+def classify_sampling(params: SamplingParams) -> str:
     """Return the one of `SAMPLING_KINDS` that the params belong to."""
     return "greedy" if params.greedy else "sampled"
 

@@ -142,7 +142,7 @@ class AdaptiveGamma:
         elif not any(seq.records for seq in seqs):
             self._last_size = 0  # the last pass was a prefill, or another call's
         known = {id(seq): history for seq, history in self._histories}
-        self._histories = [(seq, known.get(id(seq)) or self._new_history(seq)) for seq in seqs]
+        self._histories = [(seq, known.get(id(seq)) or self._make_history(seq)) for seq in seqs]
         for seq, history in self._histories:
             for estimate in (*history.drafted, history.predicted):
                 if estimate is not None:
@@ -203,7 +203,7 @@ class AdaptiveGamma:
             for seq in seqs
         )
 
-    def _new_history(self, seq: SequenceState) -> AcceptanceHistory:
+    def _make_history(self, seq: SequenceState) -> AcceptanceHistory:
         expected = seq.output_predictor
         priors = enumerate(self.priors or (self.costs.prior,))
         return AcceptanceHistory(
@@ -224,16 +224,16 @@ class AdaptiveGamma:
                 min(seq.num_remaining - 1, MAX_GAMMA),
                 self._single_tables(seq),
             )
-            seq.uses_prediction = best_token_rate(predicted, max_gamma, without) >= best_token_rate(
-                drafted, max_gamma, with_draft
-            )
+            seq.uses_prediction = find_best_token_rate(
+                predicted, max_gamma, without
+            ) >= find_best_token_rate(drafted, max_gamma, with_draft)
         return predicted if seq.uses_prediction else drafted
 
     def _single_tables(self, seq: SequenceState) -> tuple[StepCostTable, StepCostTable]:
         """Return cost tables for batch size 1, with a drafter and with draft tokens at no cost."""
         length = count_context_buckets([seq])
         if self._single_seq_tables is None or self._single_seq_tables[0] != length:
-            costs = costs_at_length(self.single_costs or self.costs, [seq])
+            costs = get_costs_at_length(self.single_costs or self.costs, [seq])
             self._single_seq_tables = (
                 length,
                 make_cost_table(costs, 1),
@@ -272,7 +272,7 @@ class AdaptiveGamma:
             predicted,
         )
         if self._table is None or self._table[0] != key:
-            costs = costs_at_length(costs, seqs, other_work.num_seqs)
+            costs = get_costs_at_length(costs, seqs, other_work.num_seqs)
             costs = costs.without_draft_seconds if predicted else costs
             self._table = key, make_cost_table(costs, len(seqs), other_work)
         return self._table[1]
@@ -380,9 +380,9 @@ class StepCostTable(NamedTuple):
         if not last or not self.change:
             return self.target_seconds
         changed = np.arange(len(self.target_seconds)) != last - self.positions
-        return self.target_seconds + self.share_of_size_change(answers) * changed
+        return self.target_seconds + self.amortize_size_change(answers) * changed
 
-    def share_of_size_change(self, answers: float) -> float:
+    def amortize_size_change(self, answers: float) -> float:
         """Return the cost of a change of the pass size, per step until the expected next change."""
         return self.change / (
             SILENT_SIZE_CHANGE_STEPS + (SIZE_CHANGE_STEPS - SILENT_SIZE_CHANGE_STEPS) * answers
@@ -414,7 +414,7 @@ def make_cost_table(
     return StepCostTable(B, drafting, passing, alike, single, positions, costs.change)
 
 
-def costs_at_length(costs: Costs, seqs: list[SequenceState], num_others: int = 0) -> Costs:
+def get_costs_at_length(costs: Costs, seqs: list[SequenceState], num_others: int = 0) -> Costs:
     """Return the costs at these sequences' mean length, for them and `num_others` others."""
     return costs_at_context(
         costs, count_context_buckets(seqs) * CONTEXT_BUCKET_TOKENS, len(seqs) + num_others
@@ -443,7 +443,9 @@ def _last_positions(seq: SequenceState) -> int:
     return 1 + seq.records[-1].drafted if seq.records else 0
 
 
-def best_token_rate(estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable) -> float:
+def find_best_token_rate(
+    estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable
+) -> float:
     """Return the tokens per second of a sequence alone in the batch, with its best gamma."""
     answers, tokens, fastest = estimate.answer_rate, 1.0, 1 / table.seconds_by_gamma[0]
     for chance, seconds in zip(
@@ -498,7 +500,7 @@ def choose_single_gamma(
 ) -> int:
     """Do as `allot_gammas` for a single sequence: without arrays, in a tenth of the time."""
     answers, survival = estimate.answer_rate, estimate.survival[:max_gamma]
-    change = table.share_of_size_change(answers) if last else 0.0
+    change = table.amortize_size_change(answers) if last else 0.0
     plain = table.single_seconds[0] + change * (table.positions != last)
     best, fastest, tokens = 0, 1 / plain, 1.0
     for g, chance in enumerate(survival, 1):

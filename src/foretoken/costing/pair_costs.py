@@ -17,7 +17,7 @@ from foretoken.costing.gamma import (
     FixedGamma,
     ForcedTokensOnly,
     GammaPolicy,
-    costs_at_length,
+    get_costs_at_length,
 )
 from foretoken.costing.probe import PROBE_TOKENS, probe, probe_shared
 from foretoken.costing.stored_costs import DriftMonitor, StoredCosts, find_usable, load_or_measure
@@ -64,7 +64,7 @@ class PairCosts:
         Takes a second or more the first time; the models must be idle. remeasure: measure stored
         costs again if real steps have contradicted them; None: only if no request waits for it.
         """
-        batch_size, kind = self._round_batch_size(batch_size), costs.sampling_kind(params)
+        batch_size, kind = self._round_batch_size(batch_size), costs.classify_sampling(params)
         if (kind, batch_size) not in self.measured:
             remeasure = self._may_measure(kind) if remeasure is None else remeasure
             single_costs = (
@@ -84,7 +84,9 @@ class PairCosts:
         there are none. This process' costs come before those on disk, and among each, this kind of
         sampling before the other."""
         batch_size = self._round_batch_size(batch_size)
-        kinds = sorted(costs.SAMPLING_KINDS, key=lambda kind: kind != costs.sampling_kind(params))
+        kinds = sorted(
+            costs.SAMPLING_KINDS, key=lambda kind: kind != costs.classify_sampling(params)
+        )
         for find in (self._find_measured, self._find_stored):
             for kind in kinds:
                 single, shared = find(kind, 1), find(kind, batch_size)
@@ -178,13 +180,13 @@ class PairCosts:
     def monitor_drift(self, seq: SequenceState) -> None:
         """Compare a finished sequence's steps with the costs. If they contradict the costs, a later
         process measures again; this one continues to use them."""
-        kind = costs.sampling_kind(seq.request.params)
+        kind = costs.classify_sampling(seq.request.params)
         single = self.measured.get((kind, 1))
         if single is None or seq.controls is not None:  # the costs are without controls
             return
         monitor = self._monitors.setdefault(kind, DriftMonitor())
         if (
-            monitor.add_steps(seq.records, costs_at_length(single, [seq]))
+            monitor.add_steps(seq.records, get_costs_at_length(single, [seq]))
             and monitor.off is not None
         ):
             name = stored_costs.make_key(self.target, self.drafter, kind, 1)
@@ -198,7 +200,7 @@ class PairCosts:
         prompt, source = self.inputs.split_prompt(self._make_probe_ids())
         room = PROBE_TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(PROBE_TOKENS, room), PROBE_KEY, source=source)
-        label = f"{self.name}, {costs.sampling_kind(params)}, batch size {batch_size}"
+        label = f"{self.name}, {costs.classify_sampling(params)}, batch size {batch_size}"
         with self.core.release_models():
             batch = Batch(self.target, self.drafter)
             if single_costs is None:

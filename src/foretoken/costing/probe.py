@@ -38,13 +38,11 @@ MAX_ROUNDS, MIN_ROUNDS = 5, 2
 # context length of the second measurement, and the least that it must exceed the first one's by
 LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = 1024, 128
 LONG_CONTEXT_DRAFT_SIZES = (0, 1, 2, 4, 8)  # draft tokens per step at that length
-AHEAD, AGAIN = 8, 3  # draft passes timed alone: tokens before them, and repetitions of each size
-LEAST = 0.02  # time of each further token in such a pass, at least, as a share of the first one's
 MEASURING_MESSAGE = "measuring step costs on this machine, once: %s"
 OUTLIER_DIVISOR = 4  # one size in 4 may differ by more: steps in which the cache grows are slow
 
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 def _max_tokens(sizes: tuple[int, ...], rounds: int) -> int:
@@ -137,7 +135,7 @@ def probe_shared(
     label: str = "",
 ) -> StoredCosts:
     """Return `costs` extended by measured steps of `batch_size` sequences, all like `request`."""
-    sizes, reading = shared_draft_sizes(batch_size), contention.take_reading()
+    sizes, reading = list_shared_draft_sizes(batch_size), contention.take_reading()
     drafter, requests = _AlwaysProposingDrafter(batch.drafter), [request] * batch_size
     seqs = _run_rounds(batch, drafter, requests, params, sizes, label=label)
     steps = _drop_settling(seqs[0].records, sizes)
@@ -152,7 +150,7 @@ def probe_shared(
     )
 
 
-def shared_draft_sizes(batch_size: int) -> tuple[int, ...]:
+def list_shared_draft_sizes(batch_size: int) -> tuple[int, ...]:
     """Return the numbers of draft tokens of all sequences together to measure steps with."""
     return tuple(sorted({0, batch_size // 2, batch_size, 3 * batch_size}))
 
@@ -223,7 +221,7 @@ def _update_prior(prior: tuple[float, float], overlaps: list[float]) -> tuple[fl
     return min(MAX_PRIOR_WEIGHT, weight), (prior_weight * alpha + sum(overlaps)) / weight
 
 
-def _drop_settling(each: list[T], sizes: tuple[int, ...]) -> list[T]:
+def _drop_settling(each: list[Result], sizes: tuple[int, ...]) -> list[Result]:
     """Return the last step of each size in each round, or all steps if no round got that far."""
     length = len(_list_round(sizes))
     last = range(SETTLING_STEPS + STEPS_PER_SIZE - 1, length, STEPS_PER_SIZE)

@@ -414,7 +414,7 @@ def make_token_choice(
         each.greedy or each.standard != first for each in rules
     ):
         return None
-    return TokenChoice(V, ids, first[:4], draw.draft_numbers(G))
+    return TokenChoice(V, ids, first[:4], draw.draw_draft_numbers(G))
 
 
 def pack_chained(chain: ChainedTokens, lengths: list[int], calls: int, draw: Draw) -> Draft:

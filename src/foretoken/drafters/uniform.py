@@ -7,7 +7,7 @@ import torch
 
 from foretoken.drafters.base import Draft, Drafter, Draw, pack
 from foretoken.sampling.checks import Count
-from foretoken.sampling.distributions import running_sum
+from foretoken.sampling.distributions import compute_cdf
 from foretoken.transfer import to_list
 
 
@@ -36,7 +36,7 @@ class UniformDrafter(Drafter):
         vocab_size = Count(ge=1, remedy="the target's, 1 or more")("vocab_size", vocab_size)
         self.vocab_size = vocab_size
         self.distribution = torch.full((1, vocab_size), 1 / vocab_size, dtype=torch.float64)
-        self.cdf = running_sum(self.distribution)
+        self.cdf = compute_cdf(self.distribution)
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None

@@ -22,7 +22,7 @@ from foretoken.lease import Lease
 from foretoken.models.base import Model
 from foretoken.models.row_slots import PREFILL_CHUNK_TOKENS as PASS
 from foretoken.request import SequenceState
-from foretoken.sampling.distributions import working_dtype
+from foretoken.sampling.distributions import get_working_dtype
 from foretoken.sampling.logprobs import logprobs
 from foretoken.sampling.verifier import Verifier
 from foretoken.step import step
@@ -320,7 +320,7 @@ class Batch:
         for seq, block, row_logits in zip(self.seqs, blocks, logits, strict=True):
             if block:
                 scores = (
-                    row_logits[: len(block)].to(working_dtype(row_logits.dtype)).log_softmax(-1)
+                    row_logits[: len(block)].to(get_working_dtype(row_logits.dtype)).log_softmax(-1)
                 )
                 start = len(seq.tokens) - seq.num_pending + 1
                 count = seq.request.params.prompt_logprobs or 0

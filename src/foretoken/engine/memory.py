@@ -22,14 +22,14 @@ def reserve_prefix_cache(parts: Sequence[Component]) -> None:
         parts,
         min(
             DEFAULT_PREFIX_CACHE_BYTES,
-            sum(part.memory([DEFAULT_PREFIX_CACHE_TOKENS], [1]) for part in parts),
+            sum(part.compute_cache_bytes([DEFAULT_PREFIX_CACHE_TOKENS], [1]) for part in parts),
         ),
     )
 
 
 def _reserve(parts: Sequence[Component], total: int) -> None:
     """Reserve `total` bytes, divided among the parts in proportion to their bytes per token."""
-    shares = [part.memory([1], [1]) for part in parts]
+    shares = [part.compute_cache_bytes([1], [1]) for part in parts]
     for part, share in zip(parts, shares, strict=True):
         if share:
             part.reserve(total * share // sum(shares))
@@ -89,7 +89,7 @@ class KVCacheBudget:
         return max((model.source_context or 0 for model in models), default=0)
 
     def _count_bytes(self, lengths: list[int], sources: list[int]) -> int:
-        return sum(part.memory(lengths, sources) for part in self.parts)
+        return sum(part.compute_cache_bytes(lengths, sources) for part in self.parts)
 
 
 def _max_length(seq: SequenceState) -> int:

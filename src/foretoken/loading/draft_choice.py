@@ -18,10 +18,15 @@ from typing import cast
 
 from foretoken.costing import stored_costs
 from foretoken.costing.costs import DEFAULT_PARAMS, Costs
-from foretoken.costing.gamma import MAX_GAMMA, AcceptanceEstimate, best_token_rate, make_cost_table
+from foretoken.costing.gamma import (
+    MAX_GAMMA,
+    AcceptanceEstimate,
+    find_best_token_rate,
+    make_cost_table,
+)
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import RepeatPrediction
-from foretoken.errors import LOOKUP_PREFIX, ForetokenError, base_name
+from foretoken.errors import LOOKUP_PREFIX, ForetokenError, get_base_name
 from foretoken.loading.draft import make_target_copy
 from foretoken.loading.options import ROUNDED_DTYPES, list_smaller_dtypes
 from foretoken.loading.target import LoadedTarget
@@ -47,7 +52,7 @@ def choose_draft(lookup_spec: Speculator, target: LoadedTarget) -> Speculator:
 
     def apply(kind: str) -> Speculator:
         spec = (make_copy_spec(kind) if kind else None) or lookup_spec
-        log.info("no draft was given: %s drafts", base_name(spec.draft_name))
+        log.info("no draft was given: %s drafts", get_base_name(spec.draft_name))
         return spec
 
     return _apply_stored_choice(
@@ -67,7 +72,7 @@ def choose_draft_dtype(
             return spec
         log.info(
             "%s drafts in %s, which is faster; set draft_dtype to choose another",
-            base_name(spec.draft_name),
+            get_base_name(spec.draft_name),
             kind,
         )
         return replace(spec, drafter=make_cached(kind))
@@ -163,6 +168,6 @@ def _predict_speedup(measured: Costs) -> float:
 
 def _predict_tokens_per_second(measured: Costs) -> float:
     """Return the predicted tokens a second, from costs and the acceptance measured with them."""
-    return best_token_rate(
+    return find_best_token_rate(
         AcceptanceEstimate(measured.prior), MAX_GAMMA, make_cost_table(measured, 1)
     )

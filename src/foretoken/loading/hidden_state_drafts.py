@@ -66,7 +66,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
     weights, structure = FolderWeights(draft.folder), target.facts.structure
     pair_files.require_verifier(draft.name, draft.config, structure)
     if draft.kind == "eagle3":
-        tensors = weights.read(weights.keys)
+        tensors = weights.read_weights(weights.keys)
         embeddings = TargetEmbeddings(target.facts, None)
         pairs = pair_files.build_eagle(
             draft.name, draft.config, tensors, structure, lambda: embeddings.head
@@ -82,7 +82,7 @@ def _prepare(draft: PublishedDraft, target: TargetInfo, options: LoadOptions) ->
                 f"{draft.name} has num_nextn_predict_layers {count!r:.40}; only 1 is supported, "
                 "give another draft"
             )
-        return _prepare_mtp(draft, weights.read(weights.keys), target, options)
+        return _prepare_mtp(draft, weights.read_weights(weights.keys), target, options)
     if draft.kind in BLOCK_KINDS:
         return _prepare_blocks(draft, target, options)
     if draft.kind == "assistant":
@@ -106,7 +106,7 @@ def _prepare_assistant(
         )
     weights, dtype = FolderWeights(draft.folder), getattr(torch, options.dtype, torch.float32)
     config = target.facts.structure.config.get_text_config(decoder=True)
-    network: Any = build_assistant(draft.config, weights.read(weights.keys), config, dtype)
+    network: Any = build_assistant(draft.config, weights.read_weights(weights.keys), config, dtype)
 
     def attach(loaded: LoadedTarget) -> AssistantDrafter:
         model = _require_taps(loaded, (FINAL_TAP,), draft.name)
@@ -129,7 +129,7 @@ def _prepare_blocks(
     because = f"{draft.name} specifies which hidden states it uses"
     options.refuse("draft_taps", because=because)
     weights = FolderWeights(draft.folder)
-    tensors = weights.read(weights.keys)
+    tensors = weights.read_weights(weights.keys)
     text_config = target.facts.structure.config.get_text_config(decoder=True)
     size = text_config.hidden_size
     dflash_files.require_fit(
@@ -222,7 +222,7 @@ class PendingPairsDraft:
         if target.runtime == "native":
             try:
                 load = partial(copy.deepcopy, network)
-                return NativeConversion(self.source, dtype or "int8", load).model()
+                return NativeConversion(self.source, dtype or "int8", load).load_model()
             except RefusedError as refusal:
                 log.info("%s", refusal)
         assert isinstance(network, PairsNetwork)
@@ -286,7 +286,7 @@ def prepare_mtp(target: TargetInfo, options: LoadOptions) -> PendingDraft:
         )
     weights, structure = FolderWeights(Path(folder.path)), target.facts.structure
     layers = structure.config.get_text_config(decoder=True).num_hidden_layers
-    own = weights.read(pair_files.map_mtp_names(weights.keys, layers))
+    own = weights.read_weights(pair_files.map_mtp_names(weights.keys, layers))
     return _prepare_mtp(
         PublishedDraft(target.name, Path(folder.path), "mtp", {}), own, target, options
     )

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from foretoken.drafters.base import Drafter
 from foretoken.drafters.lookup import RepeatPrediction
-from foretoken.errors import LOOKUP_PREFIX, RefusedError, base_name
+from foretoken.errors import LOOKUP_PREFIX, RefusedError, get_base_name
 from foretoken.generation_config import require_ids
 from foretoken.loading import adapters, gguf, merging, named_models
 from foretoken.loading.draft import get_name, is_draft_name, resolve_draft
@@ -112,7 +112,7 @@ def load_checked(
         cast(Any, unwrap_model(draft, "draft")),
     )
     target = named_models.get_default_target() if target is None else target
-    with hide_progress_bars(), log_if_slow(log, "loading %s", base_name(get_name(target))):
+    with hide_progress_bars(), log_if_slow(log, "loading %s", get_base_name(get_name(target))):
         return _load(check, target, draft, load_options)
 
 
@@ -163,7 +163,7 @@ def _load(
     if facts.source is not None:
         facts.source.require_weights()
     # The draft first: one that does not fit is refused before the target is loaded or converted
-    with log_if_slow(log, "loading the draft %s", base_name(get_name(draft_to_load))):
+    with log_if_slow(log, "loading the draft %s", get_base_name(get_name(draft_to_load))):
         draft_placement = replace(placement, dtype=options.draft_dtype or options.dtype)
         pending = resolve_draft(draft_to_load, info, options, draft_placement)
     model = early_model.result() if early_model is not None else None
@@ -188,7 +188,7 @@ def _warn_without_tokenizer(target: TargetInfo) -> None:
         log.warning(
             "%s holds no tokenizer, so prompts must be token ids; give tokenizer=, a folder or hub "
             "id with one, for string prompts",
-            base_name(target.name),
+            get_base_name(target.name),
         )
 
 

@@ -150,4 +150,4 @@ def require_known(names: Iterable[str], caller: str) -> None:
         if name not in LOAD_OPTIONS:
             near = get_close_matches(name, LOAD_OPTIONS, 1, 0.5)
             remedy = f"did you mean {near[0]}?" if near else "give it to generate, or leave it out"
-            raise InputError(f"{name} is no option of {caller}; {remedy}")
+            raise InputError(f"{name} is not an option of {caller}; {remedy}")

@@ -26,7 +26,7 @@ from foretoken.generation_config import check_file, list_ids
 from foretoken.loading import adapters, gguf, hub, memory, merging, named_models, weights
 from foretoken.loading.published_drafts import get_cached_kind
 from foretoken.models.stock.sizes import get_max_positions
-from foretoken.models.stock.third_party import third_party_sources
+from foretoken.models.stock.third_party import find_third_party_sources
 from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 from foretoken.storage.files import parse_json
 
@@ -144,7 +144,7 @@ class ModelSource:
             return ["all ends of the file"]  # earlier conversions of a GGUF file had one end token
         if not self.trust:
             return []
-        return third_party_sources(self.structure)
+        return find_third_party_sources(self.structure)
 
     def load_network(self, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
         """Return the model with its weights. Raises InputError if weights are missing, RefusedError

@@ -186,4 +186,4 @@ class TargetEmbeddings:
         named = structure.named_parameters(remove_duplicate=False)
         names = [name for name, own in named if own is weight]
         found = next((name for name in names if name in weights.keys), None)
-        return None if found is None else weights.read([found])[found]
+        return None if found is None else weights.read_weights([found])[found]

@@ -111,7 +111,7 @@ def _run_trial(target: LoadedTarget, drafter: LMDrafter, *, greedy: bool) -> _Tr
     )
     steps = [step for each in completions for step in each.steps]
     overlaps = [overlap for step in steps for overlap in step.overlaps]
-    prompts = map(spec.inputs.ids, TRIAL_PROMPTS)
+    prompts = map(spec.inputs.encode_prompt, TRIAL_PROMPTS)
     sequences = [[*ids, *each.tokens] for ids, each in zip(prompts, completions, strict=True)]
     tokens = fmean(len(step.new_tokens) for step in steps)
     return _Trial(tokens, fmean(overlaps) if overlaps else 0.0, sequences)

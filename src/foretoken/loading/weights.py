@@ -73,7 +73,7 @@ class FolderWeights:
             raise self._refusal(error) from None
         return dtypes
 
-    def read(self, keys: Iterable[str]) -> dict[str, Tensor]:
+    def read_weights(self, keys: Iterable[str]) -> dict[str, Tensor]:
         """Return the weights of these names."""
         by_file: dict[Path, list[str]] = {}
         for key in keys:

@@ -71,13 +71,13 @@ def prepare_tasks(
     """
     spec = replace(spec, ends=EndTokens(decoder_start=spec.ends.decoder_start))
     tokens = params.max_new_tokens
-    for i, request in enumerate(spec.inputs.requests(list(prompts), params, seed)):
+    for i, request in enumerate(spec.inputs.make_requests(list(prompts), params, seed)):
         if request.limit < tokens:
             raise InputError(
                 f"prompt {i} leaves room for {request.limit} new tokens, not {tokens}; "
                 "give a shorter one or a smaller --max-new-tokens"
             )
-    ids = [spec.inputs.ids(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
+    ids = [spec.inputs.encode_prompt(prompt, f"prompt {i}") for i, prompt in enumerate(prompts)]
     return spec, [RaceTask(prompt, tokens, params, seed + i) for i, prompt in enumerate(ids)]
 
 
@@ -219,19 +219,21 @@ class Race:
     rounds: list[RoundRuns]
     together: bool = False
 
-    def seconds(self, key: ContestantKey) -> list[float]:
+    def compute_seconds_per_token(self, key: ContestantKey) -> list[float]:
         """Return the seconds per token in each round: for a batch until its last token, else
         without the first steps, unless there are no others."""
         return [self._compute_seconds_per_token(turns[key]) for turns in self.rounds]
 
     def compute_speedups(self, one: ContestantKey, other: ContestantKey) -> list[float]:
         """Return the speed of `one` / the speed of `other` in each round."""
-        pairs = zip(self.seconds(other), self.seconds(one), strict=True)
+        pairs = zip(
+            self.compute_seconds_per_token(other), self.compute_seconds_per_token(one), strict=True
+        )
         return [slow / fast for slow, fast in pairs]
 
     def compute_figures(self, key: ContestantKey) -> ContestantFigures:
         """Return the figures of one contestant; needs at least one round."""
-        steps, seconds = self.steps(key), self.seconds(key)
+        steps, seconds = self.list_steps(key), self.compute_seconds_per_token(key)
         first = [fmean(run.first_seconds for run in turns[key]) for turns in self.rounds]
         return ContestantFigures(
             gamma=key[1],
@@ -240,10 +242,10 @@ class Race:
             tokens_per_second=summarize([1 / each for each in seconds]),
             speedup=summarize(self.compute_speedups(key, PLAIN_DECODING)),
             tokens_per_call=fmean(len(step.new_tokens) for step in steps) if steps else None,
-            predicted=None if self.together else predict(self.steps(PLAIN_DECODING), steps),
+            predicted=None if self.together else predict(self.list_steps(PLAIN_DECODING), steps),
         )
 
-    def steps(self, key: ContestantKey) -> list[StepRecord]:
+    def list_steps(self, key: ContestantKey) -> list[StepRecord]:
         """Return the steps of all rounds."""
         return [step for turns in self.rounds for run in turns[key] for step in run.steps]
 

@@ -74,11 +74,11 @@ class Capabilities:
         media: Prompts may contain images and audio (`joining_media`, `find_media_problem`).
         prefix_cache: Sequences that have left are cached, so that later ones reuse a common prefix
             (`set_prefix_caching`, `set_salt`, `count_cached_tokens`, `num_cached_tokens`).
-        memory: It reports the bytes that its sequences take (`memory`).
+        memory: It reports the bytes that its sequences take (`compute_cache_bytes`).
         hidden: It returns the input of its output layer (`hidden`).
         taps: It can return hidden states of all tokens (`taps`, `expose_hidden_states`,
             `take_hidden_states`).
-        shared_kv: A drafter may read its keys and values (`shared_kv`, `lengths`).
+        shared_kv: A drafter may read its keys and values (`get_shared_kv`, `lengths`).
         target_rows: It runs over the sequences of its `target`, in the target's own KV cache, and
             need not prefill a prompt that the target has prefilled (`lengths`).
         chain: It makes all draft tokens of a step in one call (`chain`).
@@ -126,7 +126,7 @@ class Component:
     def clear(self) -> None:
         """Remove all sequences, also those that an aborted run has left."""
 
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
+    def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         """Return the maximum bytes of KV cache for sequences of these lengths, in tokens, and for
         their encoder inputs (encoder-decoders only)."""
         return 0
@@ -292,7 +292,7 @@ class Model(Scorer):
         call, without truncated tokens. None: no states are stored."""
         raise NotImplementedError
 
-    def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
+    def get_shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
         """Return the keys and values of these sequences from position `first` on, valid until the
         next forward pass; entries after a sequence's length are undefined. `kind` selects the
         layer: the last "full_attention" or "sliding_attention" layer that has a KV cache."""

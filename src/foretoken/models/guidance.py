@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from foretoken.errors import InputError, RefusedError, as_float, format_value
+from foretoken.errors import InputError, RefusedError, format_value, to_float
 from foretoken.models.base import Blocks, Model
 from foretoken.models.row_slots import list_remaining_rows
 
@@ -44,7 +44,7 @@ class GuidedModel(Model):
         if model.needs_media:
             problem = "guidance takes token ids only, and this model needs an image or audio"
             raise RefusedError(f"{problem}; leave it out")
-        self.inner, self.scale, self.negative = model, as_float(scale), [*(negative or ())]
+        self.inner, self.scale, self.negative = model, to_float(scale), [*(negative or ())]
         if not abs(self.scale) <= MAX_ABS_SCALE:  # NaN included
             raise InputError(
                 f"scale is {format_value(scale)}; give a number from -{MAX_ABS_SCALE} to "

@@ -68,7 +68,7 @@ class RecurrentStateLayer:
         for name, x in self.arrays.items():
             x[slot] = row[name]
 
-    def row(self, slot: int, slots: int) -> Arrays:
+    def get_row(self, slot: int, slots: int) -> Arrays:
         """Return the states of one slot, or zeros for a sequence without tokens (`slots` 0)."""
         rows = {name: x[slot] for name, x in self.arrays.items()}
         return rows if slots else {name: torch.zeros_like(x) for name, x in rows.items()}

@@ -77,9 +77,9 @@ class RowSlots:
     rows: int  # number of slots in the arrays
     capacity: int  # positions per slot
 
-    def parts(self) -> list[Any]:
+    def list_parts(self) -> list[Any]:
         """The parts of the cache, one per layer: each has `arrays`, `is_initialized` and the
-        methods `resize`, `put` and `row`."""
+        methods `resize`, `put` and `get_row`."""
         raise NotImplementedError
 
     def reserve(self, rows: int, num_positions: int) -> None:
@@ -113,11 +113,11 @@ class RowSlots:
         """Append the sequences of `other`, which must be new."""
         B, slots = len(self.slots), allocate_slots(self.slots, len(other.slots))
         self.reserve(count_needed_slots(slots), max(other.lengths, default=0))
-        for own, theirs in zip(self.parts(), other.parts(), strict=True):
+        for own, theirs in zip(self.list_parts(), other.list_parts(), strict=True):
             if theirs.is_initialized and not own.is_initialized:
                 own.resize(theirs.arrays, self.rows, self.capacity, count_needed_slots(self.slots))
             for b, n in enumerate(other.lengths if own.is_initialized else []):
-                own.put(slots[B + b], theirs.row(other.slots[b], n) if n else own.row(0, 0))
+                own.put(slots[B + b], theirs.get_row(other.slots[b], n) if n else own.get_row(0, 0))
         self.slots, self.lengths = slots, self.lengths + other.lengths
 
     def select(self, rows: list[int]) -> None:
@@ -142,11 +142,11 @@ class RowSlots:
         self.reserve(count_needed_slots(new), 0)
         for part in self.list_filled_parts():
             for b in rows:
-                part.put(new[b], part.row(slots[b], lengths[b]))
+                part.put(new[b], part.get_row(slots[b], lengths[b]))
         return new
 
     def list_filled_parts(self) -> list[Any]:
-        return [part for part in self.parts() if part.is_initialized]
+        return [part for part in self.list_parts() if part.is_initialized]
 
     def _round_up(self, num_positions: int) -> int:
         return -(-max(num_positions, 1) // self.unit) * self.unit

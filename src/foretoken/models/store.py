@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from foretoken import slow_log
-from foretoken.errors import RefusedError, base_name
+from foretoken.errors import RefusedError, get_base_name
 from foretoken.slow_log import log_if_slow, log_visibly
 from foretoken.storage.cache import (
     get_cache_folder,
@@ -204,7 +204,7 @@ def find_or_convert(
     conversion. None, with a warning, if it cannot be stored."""
     if found := find(key):
         return found
-    name, start = base_name(source.name), time.perf_counter()
+    name, start = get_base_name(source.name), time.perf_counter()
     with log_if_slow(log, "converting %s to %s for the native decoder, once", name, form):
         saved = save(key, write, get_title(source), form)
     seconds = time.perf_counter() - start

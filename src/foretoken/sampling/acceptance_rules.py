@@ -42,7 +42,7 @@ class Outcome:
         u < P(n > i), so none of probability 0."""
         return (uniforms[:, None] < self.survival).sum(1)
 
-    def next_distribution(self, n: Tensor) -> Tensor:
+    def compute_next_distribution(self, n: Tensor) -> Tensor:
         """Return the distribution of the token after n accepted draft tokens, `[B, V]`: p if all
         were accepted, else a residual."""
         if not self.x.shape[1]:
@@ -78,7 +78,7 @@ def speculative(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outc
         return verify_without_draft(p, q, x, lengths)
     px, qx = _gather_probabilities(p[:, : x.shape[1]], x), _gather_probabilities(q, x)
     accept = torch.where(qx > 0, torch.minimum(px, qx) / qx.where(qx > 0, 1.0), 0.0)
-    survival = accept.where(draft_mask(x, lengths), 0.0).cumprod(1)
+    survival = accept.where(find_drafted(x, lengths), 0.0).cumprod(1)
     return Outcome(survival, p, q, x, lengths, survival.new_ones(len(x), x.shape[1] + 1))
 
 
@@ -100,7 +100,7 @@ def block(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
     weight = torch.stack(a, 1)  # [B, G+1]
     h = _stop_probabilities(p, q, x, weight)
     last = torch.arange(1, G + 1, device=x.device) == lengths[:, None]
-    h = torch.where(last, weight[:, 1:], h).where(draft_mask(x, lengths), 0.0)
+    h = torch.where(last, weight[:, 1:], h).where(find_drafted(x, lengths), 0.0)
     survival = 1 - (1 - h).flip(1).cumprod(1).flip(1)  # P(n > i) = 1 - prod_{j >= i} (1 - h_j)
     return Outcome(survival, p, q, x, lengths, weight)
 
@@ -141,7 +141,7 @@ def count_greedy(best: Tensor, x: Tensor, lengths: Tensor) -> Tensor:
 def count_leading(accepted: Tensor, lengths: Tensor) -> Tensor:
     """Return n, `[B]`: the number of draft tokens before the first that `accepted [B, G]`
     rejects."""
-    return (accepted & draft_mask(accepted, lengths)).long().cumprod(1).sum(1)
+    return (accepted & find_drafted(accepted, lengths)).long().cumprod(1).sum(1)
 
 
 def overlap(p: Tensor, q: Tensor | None, x: Tensor) -> Tensor:
@@ -172,6 +172,6 @@ def _gather_probabilities(distribution: Tensor | None, x: Tensor) -> Tensor:
     return distribution.gather(2, x[..., None]).squeeze(2).double()
 
 
-def draft_mask(x: Tensor, lengths: Tensor) -> Tensor:
+def find_drafted(x: Tensor, lengths: Tensor) -> Tensor:
     """Return a mask `[B, G]`: True at draft tokens of x `[B, G]`, False at padding."""
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
-from foretoken.errors import InputError, as_float, format_value, is_real_number, is_whole_number
+from foretoken.errors import InputError, format_value, is_real_number, is_whole_number, to_float
 
 Ids = tuple[int, ...]
 Sequences = tuple[Ids, ...]
@@ -50,7 +50,7 @@ class Number:
     def __call__(self, name: str, value: Any) -> float:
         if not is_real_number(value):
             raise InputError(f"{name} is {format_value(value)}; give a number")
-        number = as_float(value)
+        number = to_float(value)
         if not (self.gt < number < self.lt and self.ge <= number <= self.le):
             raise InputError(f"{name} is {number}; give {self.remedy}")
         return number
@@ -164,7 +164,7 @@ def as_biases(name: str, value: Any) -> Biases:
                 raise InputError(f"{name} holds {format_value(ids)}; give {remedy}")
             ids = int(ids)
         ids = _check_sequence(name, [ids] if is_whole_number(ids) else ids)
-        number = as_float(bias)
+        number = to_float(bias)
         if math.isnan(number) or number == math.inf:
             raise InputError(
                 f"{name} adds {format_value(bias)} to {format_value(list(ids))}; give a finite "
@@ -200,12 +200,12 @@ def as_decay(name: str, value: Any) -> tuple[int, float]:
         len(pair) != 2
         or not is_whole_number(pair[0])
         or pair[0] < 0
-        or not 0 < as_float(pair[1]) < math.inf
+        or not 0 < to_float(pair[1]) < math.inf
     ):
         raise InputError(
             f"{name} is {format_value(value)}; give a start, 0 or more tokens, and a factor above 0"
         )
-    return int(pair[0]), as_float(pair[1])
+    return int(pair[0]), to_float(pair[1])
 
 
 def as_callables(name: str, value: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.sampling.acceptance_rules import Outcome, Rule, draft_mask, speculative
+from foretoken.sampling.acceptance_rules import Outcome, Rule, find_drafted, speculative
 
 
 def match(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
@@ -37,7 +37,7 @@ def rejection(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcom
     px, qx = (distribution.gather(2, at).squeeze(2).double() for distribution in (p[:, :G], q))
     ratio = px / qx.where(qx > 0, torch.inf)  # a draft token of probability 0 under q is rejected
     accept = (ratio * _min_ratio(p[:, :G], q)).clamp(max=1.0)
-    survival = accept.where(draft_mask(x, lengths), 0.0).cumprod(1)
+    survival = accept.where(find_drafted(x, lengths), 0.0).cumprod(1)
     zeros = q.new_zeros(1).expand(q.shape)  # the residual after a rejection is p itself
     return Outcome(survival, p, zeros, x, lengths, survival.new_ones(len(x), G + 1))
 

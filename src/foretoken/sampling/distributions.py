@@ -33,8 +33,8 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     open).
     """
     if params.greedy:
-        return one_hot(argmax_ids(logits), logits.shape[-1]).to(working_dtype(logits.dtype))
-    logits, standard = logits.to(working_dtype(logits.dtype)), params.standard
+        return one_hot(argmax_ids(logits), logits.shape[-1]).to(get_working_dtype(logits.dtype))
+    logits, standard = logits.to(get_working_dtype(logits.dtype)), params.standard
     if tokens.can_compute(logits) and standard[4:] == EXTRA_WARPERS_OFF:
         return tokens.softmax(logits, *standard[:4])
     return warp_logits(logits, standard).softmax(-1)
@@ -43,7 +43,7 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 def warp_logits(logits: Tensor, params: WarpingParams) -> Tensor:
     """Return the scores whose softmax is the distribution, -inf for probability 0: temperature,
     top-k, top-p, min-p, typical, epsilon and eta, in transformers' order. Not for temperature 0."""
-    scores = logits.to(working_dtype(logits.dtype))
+    scores = logits.to(get_working_dtype(logits.dtype))
     if params.temperature != 1:
         scores = scores / params.temperature
     if params.top_k:
@@ -61,7 +61,7 @@ def warp_logits(logits: Tensor, params: WarpingParams) -> Tensor:
     return scores
 
 
-def row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def compute_row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Return `probabilities` of logits `[B, ..., V]`, with separate params for each row."""
     first = params[0]
     if all(each is first or each.standard == first.standard for each in params):
@@ -69,7 +69,7 @@ def row_probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tenso
     alike: dict[WarpingParams, list[int]] = {}
     for b, each in enumerate(params):
         alike.setdefault(each.standard, []).append(b)
-    out = torch.empty(logits.shape, dtype=working_dtype(logits.dtype), device=logits.device)
+    out = torch.empty(logits.shape, dtype=get_working_dtype(logits.dtype), device=logits.device)
     for rows in alike.values():
         out[rows] = probabilities(logits[rows], params[rows[0]])
     return out
@@ -101,7 +101,7 @@ def one_hot(ids: Tensor, V: int) -> Tensor:
     return torch.zeros(*ids.shape, V, device=ids.device).scatter_(-1, ids[..., None], 1.0)
 
 
-def running_sum(distributions: Tensor) -> Tensor:
+def compute_cdf(distributions: Tensor) -> Tensor:
     """Return the CDF that `sample` inverts, `[B, V]` in float64."""
     return distributions.to(torch.float64, copy=True).cumsum_(-1)  # in place: fresh memory is slow
 
@@ -111,7 +111,7 @@ def sample(distributions: Tensor, uniforms: Tensor, cdf: Tensor | None = None) -
     one number in [0, 1) per row.
 
     Rounding never returns an id of probability 0. Raises NumericsError for an invalid distribution.
-    cdf: the distributions' `running_sum`, which is most of the cost, if it is available.
+    cdf: the distributions' `compute_cdf`, which is most of the cost, if it is available.
     """
     ids, masses = locate(distributions, uniforms, cdf)
     require_mass(_to_floats(masses))
@@ -128,7 +128,7 @@ def locate(
         return tokens.draw(distributions, uniforms)
     if distributions.is_cpu:
         return _locate_on_host(distributions, uniforms, cdf)
-    cdf = running_sum(distributions) if cdf is None else cdf
+    cdf = compute_cdf(distributions) if cdf is None else cdf
     total = cdf[:, -1:].clone()  # a view would keep the whole CDF in memory
     mark = uniforms.to(cdf)[:, None] * total
     mark = mark.minimum(total.nextafter(torch.zeros_like(total)))
@@ -314,6 +314,6 @@ def _to_floats(tensor: Tensor) -> list[float]:
     return cast(list[float], tensor.flatten().tolist())
 
 
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
+def get_working_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which distributions of logits are computed."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -18,11 +18,17 @@ from foretoken.sampling.acceptance_rules import Outcome
 from foretoken.sampling.distributions import (
     SamplingParams,
     argmax_ids,
+    compute_row_probabilities,
+    get_working_dtype,
     locate,
-    row_probabilities,
-    working_dtype,
 )
-from foretoken.sampling.keys import Purpose, SequenceKey, derive_key, exponentials, uniform
+from foretoken.sampling.keys import (
+    Purpose,
+    SequenceKey,
+    derive_key,
+    draw_exponentials,
+    draw_uniform,
+)
 from foretoken.transfer import send, to_list
 
 NoisePositions = tuple[tuple[SequenceKey, int], ...]  # key and absolute position of every sequence
@@ -138,7 +144,7 @@ class Draw:
             ids = argmax_ids(logits)
             self._remember(ids, i)
             return ids, None
-        q = row_probabilities(logits, rules)
+        q = compute_row_probabilities(logits, rules)
         return self(q, i), q
 
     def _apply_controls(self, logits: Tensor, i: int) -> Tensor:
@@ -147,7 +153,7 @@ class Draw:
         if not self.controlled:
             return logits
         V = next(controls.V for controls in self.controls if controls is not None)
-        scores = logits.to(working_dtype(logits.dtype))
+        scores = logits.to(get_working_dtype(logits.dtype))
         if scores.shape[-1] < V:
             scores = functional.pad(scores, (0, V - scores.shape[-1]), value=-torch.inf)
         return torch.stack([self._shape_row(b, i, row) for b, row in enumerate(scores)])
@@ -187,7 +193,7 @@ class Draw:
         Args:
             distribution: `[B, V]`.
             i: The token's number in the step, from 0.
-            cdf: The distribution's `running_sum`, if the drafter has stored it; saves time.
+            cdf: The distribution's `compute_cdf`, if the drafter has stored it; saves time.
 
         Returns:
             Ids, `[B]`.
@@ -230,7 +236,7 @@ class Draw:
             derive_key(*name) for name in zip(self.keys, self.lengths, self.offsets, strict=True)
         ]
 
-    def draft_numbers(self, count: int) -> Tensor:
+    def draw_draft_numbers(self, count: int) -> Tensor:
         """Return the random numbers that sample the draft tokens of every sequence.
 
         Args:
@@ -241,7 +247,7 @@ class Draw:
         """
         return self._compute_numbers(*((i, Purpose.DRAFT) for i in range(count)))
 
-    def verification_numbers(self) -> tuple[Tensor, Tensor]:
+    def draw_verification_numbers(self) -> tuple[Tensor, Tensor]:
         """Return the random numbers that decide how many draft tokens are accepted, and those that
         sample the tokens after them.
 
@@ -292,7 +298,7 @@ class Draw:
         `[len(names), B]`."""
         seqs = list(zip(self.keys, self.lengths, self.offsets, strict=True))
         numbers = [
-            [uniform(key, length, first + offset, purpose) for key, length, first in seqs]
+            [draw_uniform(key, length, first + offset, purpose) for key, length, first in seqs]
             for offset, purpose in names
         ]
         return torch.as_tensor(np.array(numbers).reshape(len(names), len(seqs)))
@@ -344,7 +350,7 @@ class SharedDraw(Draw):
     def _exponentials(self, offset: int, V: int) -> Tensor:
         positions = self._noise_positions(offset)
         if (positions, V) not in self._noise:
-            rows = [exponentials(key, position, V) for key, position in positions]
+            rows = [draw_exponentials(key, position, V) for key, position in positions]
             self._noise[positions, V] = torch.as_tensor(np.stack(rows))
         return self._noise[positions, V]
 

@@ -4,8 +4,8 @@ number.
 A name is (sequence key, committed length at the start of the step, offset in the block, purpose).
 Names by position alone would be wrong: a position that is drafted again after a rejection would get
 the same number again. With these names, a sequence's output depends neither on other sequences of
-the batch nor on the order of computation. Only the noise of coupled mode, `exponentials`, is named
-by position alone: there, draft and target must use the same noise.
+the batch nor on the order of computation. Only the noise of coupled mode, `draw_exponentials`, is
+named by position alone: there, draft and target must use the same noise.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Purpose(IntEnum):
     WITHIN = 4
 
 
-def uniform(key: SequenceKey, length: int, offset: int, purpose: Purpose) -> float:
+def draw_uniform(key: SequenceKey, length: int, offset: int, purpose: Purpose) -> float:
     """Return the number in [0, 1) of this name, by Philox 4x64 (Salmon et al. 2011) with the name
     as key and counter."""
     return (int(_bits(key, length, offset, purpose).random_raw()) >> 11) * 2.0**-53
 
 
-def exponentials(key: SequenceKey, position: int, count: int) -> np.ndarray:
+def draw_exponentials(key: SequenceKey, position: int, count: int) -> np.ndarray:
     """Return the noise of coupled mode at an absolute position: Exp(1) for each of the ids
     0..count-1, `[count]` in float64, never 0. The number of an id does not depend on `count`."""
     raw = _bits(key, position, 0, Purpose.SHARED).random_raw(count)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from foretoken import argument_checks
-from foretoken.sampling.acceptance_rules import Outcome, Rule, draft_mask
+from foretoken.sampling.acceptance_rules import Outcome, Rule, find_drafted
 
 
 def make_lenient(rule: Rule, lenience: float) -> Rule:
@@ -34,14 +34,14 @@ def make_lenient(rule: Rule, lenience: float) -> Rule:
 
     def judge_leniently(p: Tensor, q: Tensor | None, x: Tensor, lengths: Tensor) -> Outcome:
         G = x.shape[1]
-        drafted = draft_mask(x, lengths)[..., None]
-        P = torch.where(drafted, lenient_distribution(p[:, :G], q, x, lenience), p[:, :G])
+        drafted = find_drafted(x, lengths)[..., None]
+        P = torch.where(drafted, compute_lenient_distribution(p[:, :G], q, x, lenience), p[:, :G])
         return rule(torch.cat([P, p[:, G:]], 1), q, x, lengths)
 
     return judge_leniently
 
 
-def lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
+def compute_lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float) -> Tensor:
     """Return P_l at every draft token, `[B, G, V]`, from p and q of that shape. q None: one-hot on
     x `[B, G]`."""
     if q is None:
@@ -57,7 +57,7 @@ def lenient_distribution(p: Tensor, q: Tensor | None, x: Tensor, lenience: float
     return accepted_mass + residual * scale
 
 
-def near_best(logits: Tensor, lenience: float) -> Tensor:
+def find_near_best(logits: Tensor, lenience: float) -> Tensor:
     """Return a mask `[..., V]` of the tokens that greedy lenience accepts: p >= l max p (the paper
     prints the inequality the wrong way round). p is the softmax of the logits, without sampling
     params."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
-from foretoken.errors import naming_option
+from foretoken.errors import name_option_in_errors
 from foretoken.sampling.checks import Check
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def check_options(options: Any) -> None:
     for member in fields(options):
         value = getattr(options, member.name)
         if value is not None or member.default is not None:
-            with naming_option(member.name):
+            with name_option_in_errors(member.name):
                 checked = member.metadata[DeclaredOption].check(member.name, value)
             object.__setattr__(options, member.name, checked)
 

@@ -485,25 +485,25 @@ def _require_agreement(params: SamplingParams) -> None:
         raise RefusedError(
             f"min_new_tokens={format_value(min_new_tokens)} is above "
             f"max_new_tokens={format_value(params.max_new_tokens)}; give at most that"
-        ).about("min_new_tokens")
+        ).with_option("min_new_tokens")
     count = format_value(params.num_return_sequences)
     if params.num_return_sequences > MAX_RETURN_SEQUENCES:
         problem = f"num_return_sequences is {count}; give at most {MAX_RETURN_SEQUENCES}"
-        raise InputError(problem).about("num_return_sequences")
+        raise InputError(problem).with_option("num_return_sequences")
     if params.num_return_sequences > 1 and params.greedy:
         raise RefusedError(
             f"num_return_sequences={count} at temperature 0 gives equal outputs; give a temperature"
-        ).about("num_return_sequences")
+        ).with_option("num_return_sequences")
     if params.include_stop_string and not (params.stop_strings or params.stop_token_ids):
         problem = "include_stop_string has nothing to include; give stop_strings too"
-        raise RefusedError(problem).about("include_stop_string")
+        raise RefusedError(problem).with_option("include_stop_string")
     if params.structured and params.ignore_eos and not params.stop_token_ids:
         raise RefusedError(
             "structured ends an output with an id that ignore_eos ignores; leave ignore_eos out"
-        ).about("ignore_eos")
+        ).with_option("ignore_eos")
     if params.logprobs_of != "raw" and params.logprobs is None:
         problem = f"logprobs_of={params.logprobs_of!r} has no effect without logprobs; give both"
-        raise RefusedError(problem).about("logprobs_of")
+        raise RefusedError(problem).with_option("logprobs_of")
 
 
 SAMPLING_OPTIONS = get_options(SamplingParams)

@@ -64,7 +64,7 @@ class SpeculationOptions:
             raise RefusedError(
                 f"lenience={self.lenience} has no meaning for rule='coupled', which accepts only "
                 "the target's own tokens; leave it at 1.0"
-            ).about("lenience")
+            ).with_option("lenience")
 
 
 SPECULATION_OPTIONS = get_options(SpeculationOptions)

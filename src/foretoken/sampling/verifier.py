@@ -25,9 +25,9 @@ from foretoken.sampling.acceptance_rules import (
     overlap_greedy,
 )
 from foretoken.sampling.comparators import COMPARATORS
-from foretoken.sampling.distributions import argmax_ids, row_probabilities
+from foretoken.sampling.distributions import argmax_ids, compute_row_probabilities
 from foretoken.sampling.draw import Draw, LenientDraw, SharedDraw
-from foretoken.sampling.lenience import make_lenient, near_best
+from foretoken.sampling.lenience import find_near_best, make_lenient
 
 RULES_BY_NAME: dict[str, Rule] = {**EXACT_RULES, **COMPARATORS}
 # rules that the kernels implement, with the sampling of their outcomes
@@ -101,15 +101,18 @@ class SampledVerifier:
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         q, x = block.q, block.x
-        p = row_probabilities(block.logits, draw.params)
+        p = compute_row_probabilities(block.logits, draw.params)
         if self.rule in COMPILED_RULES and tokens.can_compute(p, q):
-            name, numbers = COMPILED_RULES[self.rule], draw.verification_numbers()
+            name, numbers = COMPILED_RULES[self.rule], draw.draw_verification_numbers()
             made = tokens.verify(name, p, q, x, block.lengths, *numbers)
             draw.masses.append(made.masses)
             return Verification(made.n, made.t, made.beta, p=p)
         outcome = self.rule(p, q, x, block.lengths)
         n = draw.draw_accepted(outcome)
-        t, beta = draw.draw_next_token(outcome.next_distribution(n)), overlap(outcome.p, q, x)
+        t, beta = (
+            draw.draw_next_token(outcome.compute_next_distribution(n)),
+            overlap(outcome.p, q, x),
+        )
         if outcome.p is p:
             return Verification(n, t, beta, p=p)
         bias = (outcome.p - p)[:, : x.shape[1]].abs().sum(-1).double() / 2
@@ -128,7 +131,7 @@ class LenientGreedyVerifier:
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         x, q, G = block.x, block.q, block.x.shape[1]
         best = argmax_ids(block.logits)  # [B, G+1]
-        near = near_best(block.logits[:, :G], self.lenience)  # [B, G, V]
+        near = find_near_best(block.logits[:, :G], self.lenience)  # [B, G, V]
         accepted = near.gather(2, x[..., None]).squeeze(2)
         n = count_leading(accepted, block.lengths)
         beta = accepted.double() if q is None else (q * near).sum(-1).double()
@@ -151,7 +154,7 @@ class CoupledVerifier:
 
     def __call__(self, block: ScoredBlock, draw: Draw) -> Verification:
         assert isinstance(draw, SharedDraw)
-        p = row_probabilities(block.logits, draw.params)
+        p = compute_row_probabilities(block.logits, draw.params)
         winners = draw.find_winners(p)  # [B, G+1]
         n = count_greedy(winners, block.x, block.lengths)
         draw.masses.append(_gather_after(p.sum(-1, dtype=torch.float64), n))
@@ -227,7 +230,11 @@ COUPLED_VERIFIER: Verifier = TemperatureVerifier(GreedyVerifier(), CoupledVerifi
 def _fill_in(verification: Verification, block: ScoredBlock, draw: Draw) -> Verification:
     """Return the verification with `bias` and `p`, if its verifier left them out."""
     bias = torch.zeros_like(verification.beta) if verification.bias is None else verification.bias
-    p = row_probabilities(block.logits, draw.params) if verification.p is None else verification.p
+    p = (
+        compute_row_probabilities(block.logits, draw.params)
+        if verification.p is None
+        else verification.p
+    )
     return verification._replace(bias=bias, p=p)
 
 

@@ -175,7 +175,7 @@ class Routes:
         if fields.is_streaming:
             return EventStream(fields, stream, stream_events(stream))
         async with stream:
-            body = fields.body(await _run_unless_disconnected(request, stream.collect()))
+            body = fields.build_body(await _run_unless_disconnected(request, stream.collect()))
         return PlainTextResponse(body) if isinstance(body, str) else JSONResponse(body)
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> dict[str, Any]:
@@ -346,10 +346,10 @@ class Routes:
         info = self._get_engine(request.state.model).info
         answer = kind(body, request.state.model, generation, info and info.replies)
         if body.stream:
-            return EventStream(body, generation, answer.events())
+            return EventStream(body, generation, answer.stream_events())
         async with generation:
             await _run_unless_disconnected(request, generation.collect())
-            return JSONResponse(answer.body())
+            return JSONResponse(answer.build_body())
 
 
 class EventStream(StreamingResponse):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from jinja2 import Environment, TemplateError, meta
 
-from foretoken.errors import InputError, format_value, naming_option, to_one_line
+from foretoken.errors import InputError, format_value, name_option_in_errors, to_one_line
 from foretoken.media.audio import load_audio
 from foretoken.media.images import load_image
 from foretoken.text.messages import (
@@ -68,7 +68,7 @@ def encode_chat(
         raise InputError("messages need a tokenizer, and there is none; give token ids")
     require_conversation(messages)
     source = _get_template_source(tokenizer, template)
-    with naming_option("chat_template_kwargs"):
+    with name_option_in_errors("chat_template_kwargs"):
         variables = _get_template_variables(chat_template_kwargs)
     resolved = _resolve_template(tokenizer, template, variables)
     for i, message in enumerate(messages):
@@ -131,7 +131,7 @@ def _require_role(i: int, role: str, source: str) -> None:
         problem = (
             f"message {i} has the role {format_value(role)}; give one of {', '.join(CHAT_ROLES)}"
         )
-        raise InputError(problem).about(f"prompt[{i}].role")
+        raise InputError(problem).with_option(f"prompt[{i}].role")
 
 
 def _require_parts(
@@ -215,7 +215,7 @@ def process_media_chat(
     loaded or the messages cannot be rendered.
     """
     require_conversation(messages)
-    with naming_option("chat_template_kwargs"):
+    with name_option_in_errors("chat_template_kwargs"):
         variables = _get_template_variables(chat_template_kwargs)
     owner = processor if getattr(processor, "chat_template", None) else processor.tokenizer
     source, resolved = (
@@ -230,7 +230,7 @@ def process_media_chat(
     if taken := sorted(PROCESSOR_ARGUMENTS & variables.keys()):
         raise InputError(
             f"chat_template_kwargs has {taken[0]!r}, which is the processor's; leave it out"
-        ).about("chat_template_kwargs")
+        ).with_option("chat_template_kwargs")
     variable_names = _find_variable_names(source)  # transformers passes others to the processor
     variables = {name: value for name, value in variables.items() if name in variable_names}
 

@@ -64,11 +64,11 @@ def _require_message(i: int, message: Any) -> None:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         problem = f"message {i} has the role {format_value(role)}; give a str, such as 'user'"
-        raise InputError(problem).about(f"prompt[{i}].role")
+        raise InputError(problem).with_option(f"prompt[{i}].role")
     if not isinstance(content, str | list | tuple) and not _has_tool_calls(message):
         raise InputError(
             f"message {i} has the content {format_value(content)}; give a str or a list of parts"
-        ).about(f"prompt[{i}].content")
+        ).with_option(f"prompt[{i}].content")
     for j, part in enumerate(content if isinstance(content, list | tuple) else ()):
         known = isinstance(part, Mapping)
         if not known or (
@@ -77,12 +77,12 @@ def _require_message(i: int, message: Any) -> None:
             problem = f"message {i}, part {j} is {format_value(part)}"
             raise InputError(
                 f"{problem}; give a dict with 'type', and 'text' if the type is text"
-            ).about(f"prompt[{i}].content")
+            ).with_option(f"prompt[{i}].content")
     try:
         str(content).encode()
     except UnicodeEncodeError:
         problem = InputError(f"message {i} is not valid text; give text in UTF-8")
-        raise problem.about(f"prompt[{i}].content") from None
+        raise problem.with_option(f"prompt[{i}].content") from None
 
 
 def _has_tool_calls(message: Message) -> bool:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken.errors import InputError, describe_mismatch
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 PROMPT_TOKENS = 16  # of a window
 HELD_OUT_EVERY = 16  # one text in sixteen is never trained on
 
@@ -69,7 +69,7 @@ def split_texts(texts: list[str]) -> tuple[list[str], list[str]]:
     return hold_out(texts, min(HELD_OUT_EVERY, len(texts)) - 1)
 
 
-def hold_out(items: Sequence[T], first: int = 0) -> tuple[list[T], list[T]]:
+def hold_out(items: Sequence[Item], first: int = 0) -> tuple[list[Item], list[Item]]:
     """Return the items to train on, and the held-out ones: one in HELD_OUT_EVERY, starting at index
     `first`."""
     train = [item for i, item in enumerate(items) if i % HELD_OUT_EVERY != first]

@@ -31,7 +31,7 @@ from foretoken.inputs import Seed
 from foretoken.loading import named_models, sources
 from foretoken.loading.load import load
 from foretoken.models.row_slots import pad_blocks
-from foretoken.models.stock.check_results import self_check
+from foretoken.models.stock.check_results import run_self_check
 from foretoken.models.stock.selfcheck import build_torch_model
 from foretoken.models.stock.sizes import get_output_vocab_size, sketch_weights
 from foretoken.request import Request, require_uninterrupted
@@ -118,7 +118,7 @@ def make_pair(
 ) -> Pair:
     """Return the pair of two networks in memory with one vocabulary."""
     spec = load(target, "none", tokenizer=tokenizer, generation_config=generation_config)
-    self_check(draft)
+    run_self_check(draft)
     drafter = LMDrafter(build_torch_model(draft), get_output_vocab_size(target))
     together = Speculator(spec.target, drafter, tokenizer, spec.ends)
     alone = Speculator(build_torch_model(draft), NoDrafter(), tokenizer, spec.ends)
@@ -279,7 +279,7 @@ class BatchSource:
         """Return the requests of the examples. Raises InputError for a prompt that exceeds the
         target's context."""
         prompts = [[int(token) for token in e.prompt] for e in examples]
-        return self.pair.target_spec.inputs.requests(list(prompts), self._sampling, keys)
+        return self.pair.target_spec.inputs.make_requests(list(prompts), self._sampling, keys)
 
     def _generate(
         self,

@@ -143,7 +143,7 @@ class Student(ABC):
     def get_stored_name(self, name: str) -> str:
         """Return the name of a network's weight in speculators' layout."""
 
-    def loss(
+    def compute_loss(
         self, sequences: list[SequenceHiddenStates], lesson: Lesson, rng: random.Random
     ) -> Tensor:
         """Return the loss over all depths; every position of a depth has the same weight.
@@ -288,7 +288,7 @@ def teach(
 
     def loss_at(step: int) -> Tensor:
         batch = [dataset.load(i) for i in choose_batch(train, recipe, step)]
-        return student.loss(batch, lesson, random.Random(f"{recipe.seed} step {step}"))
+        return student.compute_loss(batch, lesson, random.Random(f"{recipe.seed} step {step}"))
 
     for loss in loop.run_steps(loss_at):
         measured = None

@@ -25,7 +25,7 @@ def test_a_replacement_comes_from_one_position_too_far():
     honest, broken = block(p, q, x, lengths), break_rule(block)(p, q, x, lengths)
     torch.testing.assert_close(broken.survival, honest.survival)
     for n, row in ((0, 1), (1, 2), (2, 0)):
-        torch.testing.assert_close(broken.next_distribution(torch.tensor([n])), p[:, row])
+        torch.testing.assert_close(broken.compute_next_distribution(torch.tensor([n])), p[:, row])
 
 
 def test_the_likeliest_draft_tokens_keep_their_q():

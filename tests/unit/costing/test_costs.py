@@ -11,9 +11,9 @@ from foretoken.costing import costs
 from foretoken.costing.costs import (
     Costs,
     LongContextCosts,
+    classify_sampling,
     costs_from_steps,
     interpolate,
-    sampling_kind,
     select_costliest,
 )
 from foretoken.costing.gamma import AcceptanceEstimate, allot_gammas, make_cost_table
@@ -127,16 +127,24 @@ def test_a_clock_that_stood_still_gives_no_pass_for_nothing():
 
 
 def test_kinds_of_sampling():
-    assert sampling_kind(SamplingParams()) == sampling_kind(SamplingParams(top_k=3)) == "greedy"
-    assert sampling_kind(SamplingParams(0.7)) == sampling_kind(SamplingParams(1.0)) == "sampled"
+    assert (
+        classify_sampling(SamplingParams())
+        == classify_sampling(SamplingParams(top_k=3))
+        == "greedy"
+    )
+    assert (
+        classify_sampling(SamplingParams(0.7))
+        == classify_sampling(SamplingParams(1.0))
+        == "sampled"
+    )
     for more in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert sampling_kind(SamplingParams(1.0, **more)) == "sampled"
+        assert classify_sampling(SamplingParams(1.0, **more)) == "sampled"
 
 
 def test_the_dearest_of_several_distributions_without_their_controls() -> None:
     greedy, plain = SamplingParams(repetition_penalty=2.0), SamplingParams(0.5, logprobs=1)
     cut = SamplingParams(1.0, typical_p=0.9, stop_strings="x")
-    assert [sampling_kind(p) for p in (greedy, plain, cut)] == ["greedy", "sampled", "sampled"]
+    assert [classify_sampling(p) for p in (greedy, plain, cut)] == ["greedy", "sampled", "sampled"]
     assert select_costliest([greedy, plain]).standard == SamplingParams(0.5).standard
     assert select_costliest([greedy, plain]).logprobs is None
     assert select_costliest([cut, greedy, plain]).typical_p == 0.9

@@ -12,9 +12,9 @@ from foretoken.costing.probe import (
     PROBE_TOKENS,
     SINGLE_DRAFT_SIZES,
     _compare_halves,
+    list_shared_draft_sizes,
     probe,
     probe_shared,
-    shared_draft_sizes,
 )
 from foretoken.drafters.lm import LMDrafter
 from foretoken.drafters.lookup import LookupDrafter
@@ -81,7 +81,7 @@ def test_what_follows_an_end_of_the_text_says_nothing_of_the_draft(params):
     ("rows", "sizes"), [(1, (0, 1, 3)), (2, (0, 1, 2, 6)), (16, (0, 8, 16, 48))]
 )
 def test_draft_tokens_of_rows_together(rows, sizes):
-    assert shared_draft_sizes(rows) == sizes
+    assert list_shared_draft_sizes(rows) == sizes
 
 
 def test_rows_that_share_a_pass():

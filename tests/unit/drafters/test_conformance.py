@@ -78,9 +78,9 @@ def of_pairs(make: Callable[..., Any], precision: str) -> Callable[[], Pair]:
 
 
 def copied_over_rows() -> Pair:
-    target: Any = NativeConversion(None, "float32", lambda: copy.deepcopy(network())).model()
+    target: Any = NativeConversion(None, "float32", lambda: copy.deepcopy(network())).load_model()
     conversion = NativeConversion(None, "int4", lambda: copy.deepcopy(network()))
-    return target, LMDrafter(conversion.companion(target))
+    return target, LMDrafter(conversion.build_target_copy(target))
 
 
 def assisted() -> Pair:

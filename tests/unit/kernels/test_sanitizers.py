@@ -49,7 +49,7 @@ networks = [("Llama", odd | {"num_key_value_heads": 1}), *((name, {}) for name i
 ran = 0
 for name, more in networks:
     for dtype in ("float32", "bfloat16", "int8", "int4"):
-        made = NativeConversion(None, dtype, lambda: built(name, more, dtype)).model()
+        made = NativeConversion(None, dtype, lambda: built(name, more, dtype)).load_model()
         results = []
         for instructions in library.list_instruction_sets():
             os.environ[library.INSTRUCTIONS_VARIABLE] = instructions

@@ -23,7 +23,7 @@ from foretoken.models.native.conversion import NativeConversion
 torch.set_num_threads(2)
 
 def made(seed):
-    model = NativeConversion(None, "int8", lambda: tiny.llama(seed=seed, head_dim=16)).model()
+    model = NativeConversion(None, "int8", lambda: tiny.llama(seed=seed, head_dim=16)).load_model()
     model.passes.threads = 3  # more than some machines have processors
     return model
 

@@ -75,7 +75,7 @@ def test_the_arithmetic_of_target_and_copy(target, draft, options, computed):
 
 def test_it_is_replayed_and_measured(target):
     spec, params = foretoken.load(target, "self:int8"), SamplingParams(1.0, max_new_tokens=6)
-    requests = spec.inputs.requests([[3, 4, 5], [7, 8]], params, 0)
+    requests = spec.inputs.make_requests([[3, 4, 5], [7, 8]], params, 0)
     texts = [each.tokens for each in spec.generate([[3, 4, 5], [7, 8]], max_new_tokens=6)]
     places = list(replay(spec.target, spec.drafter, requests, texts, params))
     betas = [torch.minimum(place.p, place.q).sum(-1) for place in places]

@@ -205,17 +205,17 @@ def test_weights_in_pieces_and_pickles(tmp_path: Path) -> None:
         save_file({name: x}, tmp_path / f"{name}.safetensors")
     index = {"weight_map": {name: f"{name}.safetensors" for name in parts}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    read = FolderWeights(tmp_path).read(["b", "a"])
+    read = FolderWeights(tmp_path).read_weights(["b", "a"])
     assert all(torch.equal(read[name], x) for name, x in parts.items())
     pickled = tmp_path / "pickled"
     pickled.mkdir()
     torch.save(parts, pickled / "pytorch_model.bin")
-    assert torch.equal(FolderWeights(pickled).read(["a"])["a"], parts["a"])
+    assert torch.equal(FolderWeights(pickled).read_weights(["a"])["a"], parts["a"])
     (pickled / "pytorch_model.bin").write_bytes(b"no pickle")
     with pytest.raises(InputError, match="cannot be read"):
-        FolderWeights(pickled).read(["a"])
+        FolderWeights(pickled).read_weights(["a"])
     with pytest.raises(InputError, match="holds no weights"):
-        FolderWeights(tmp_path / "target").read(["a"])
+        FolderWeights(tmp_path / "target").read_weights(["a"])
 
 
 def test_doctor_says_what_a_draft_is_and_export_names_it(
@@ -244,7 +244,7 @@ def test_memory_for_keys_and_values_is_counted(tmp_path: Path) -> None:
     spec = foretoken.load(folder, blocks_of(tmp_path / "d", target), runtime="transformers")
     alone = [text.tokens for text in spec.generate(PROMPTS, max_new_tokens=8, gamma=2)]
     parts = (spec.target, *spec.drafter.holds)
-    room = sum(part.memory([16], [0]) for part in parts if part.capabilities.memory)
+    room = sum(part.compute_cache_bytes([16], [0]) for part in parts if part.capabilities.memory)
     texts: dict[int, list[int]] = {}
     with foretoken.Engine(spec, kv_memory=room) as engine:
         ids = [engine.add(prompt, max_new_tokens=8, gamma=2) for prompt in PROMPTS]

@@ -172,7 +172,7 @@ def test_which_backend_serves_a_source_and_why(
     def wrong(*args: object) -> object:
         raise RefusedError("llama is not exact over the native decoder")
 
-    monkeypatch.setattr(check_results, "self_check", wrong)
+    monkeypatch.setattr(check_results, "run_self_check", wrong)
     other = {"dense": saved(tmp_path / "other", seed=5)}
     require(other, [("dense", {"runtime": "native"}, None, "native decoder; leave runtime")])
 
@@ -184,7 +184,7 @@ def test_a_family_that_the_native_decoder_refuses_is_checked_once(
     path = refused(tmp_path / "m", seed=8)
     with pytest.raises(RefusedError, match=r"\(experts .*\)"):
         load(path, dtype="int8")
-    monkeypatch.setattr(check_results, "self_check", lambda *args: pytest.fail("checked again"))
+    monkeypatch.setattr(check_results, "run_self_check", lambda *args: pytest.fail("checked again"))
     monkeypatch.setattr(ModelSource, "structure", property(lambda self: pytest.fail("it was read")))
     model = ModelFacts(find_source(path, None, trust=False))
     assert start_loading(model, Placement("int8")).result() is None

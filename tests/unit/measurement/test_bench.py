@@ -159,7 +159,7 @@ def step(gamma: int, draft: float, score: float, verify: float = 0.0, accepted: 
 
 
 def per_token(runs: list[RaceRun], *, together: bool = False) -> float:
-    (seconds,) = Race([{PLAIN_DECODING: runs}], together).seconds(PLAIN_DECODING)
+    (seconds,) = Race([{PLAIN_DECODING: runs}], together).compute_seconds_per_token(PLAIN_DECODING)
     return seconds
 
 

@@ -102,7 +102,7 @@ def test_a_file_is_read_or_refused_by_name(tmp_path: Path):
         ),
         (json.dumps({"format": BENCH_FILE_FORMAT}), "has no results yet"),
         (wrong(plan, {}), "b.json: best: load has no target"),
-        (wrong(plan, {"target": "t", "dtyp": "int8"}), "best: dtyp is no option of load"),
+        (wrong(plan, {"target": "t", "dtyp": "int8"}), "best: dtyp is not an option of load"),
         (wrong(plan, {"target": "t", "dtype": "int7"}), "best: dtype is 'int7'"),
     ):
         file.write_text(text)

@@ -85,7 +85,7 @@ def rwkv() -> Any:
 
 def native(dtype: str = "float32") -> Callable[[Any], Model]:
     def make(network: Any) -> Model:
-        return NativeConversion(None, dtype, lambda: network.float()).model()
+        return NativeConversion(None, dtype, lambda: network.float()).load_model()
 
     return make
 
@@ -123,7 +123,7 @@ class OverTarget(OffByOneModel):
 
 def companion(network: Any) -> Model:
     conversion = NativeConversion(None, "int4", lambda: copy.deepcopy(network))
-    return OverTarget(conversion.companion(native()(network)))
+    return OverTarget(conversion.build_target_copy(native()(network)))
 
 
 @dataclass(frozen=True)
@@ -416,7 +416,7 @@ def test_states_that_are_shown_are_those_of_one_forward(name: str, within: float
     count = network.config.num_hidden_layers
     taps = 0, count // 2, count, FINAL_TAP
     conversion = NativeConversion(None, "float32", lambda: network, taps=taps)
-    rows = WatchedRows(case, tapped(network, taps) if "torch" in name else conversion.model())
+    rows = WatchedRows(case, tapped(network, taps) if "torch" in name else conversion.load_model())
     play(rows, 60)
     rows.take()
     assert rows.rows
@@ -482,9 +482,7 @@ def test_states_go_back_so_far_or_to_their_beginning(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     rows.join([(7 * i * i + 3 * i) % 59 + 2 for i in range(200)], [5, 6])
     rows.score([7], [8])
-    with pytest.raises(
-        InputError, match=f"back to 60 of 201 tokens, .* below {MAX_REWIND_TOKENS}"
-    ):
+    with pytest.raises(InputError, match=f"back to 60 of 201 tokens, .* below {MAX_REWIND_TOKENS}"):
         rows.model.set_lengths([60, 3])
     assert rows.model.lengths == [201, 3] and rows.model.max_rewind == MAX_REWIND_TOKENS
     rows.score([3] * MAX_REWIND_TOKENS, [9])
@@ -545,7 +543,7 @@ def test_what_it_lacks_it_does_not_do(rows: Rows) -> None:
     if not can.prefix_cache:
         assert model.count_cached_tokens(HEADS[0]) == 0
     if not can.memory:
-        assert model.memory([3], [3]) == 0
+        assert model.compute_cache_bytes([3], [3]) == 0
     if not can.taps:
         assert model.taps == () and model.expose_hidden_states(None) is None
     if not can.media:
@@ -563,12 +561,12 @@ def test_memory_grows_with_what_rows_hold(name: str) -> None:
     rows = Rows(CASES[name], *made(name))
     model = rows.model
     assert model.capabilities.memory
-    few, more = model.memory([3], [3]), model.memory([3, 40], [3, 3])
-    assert 0 < few < more < model.memory([90, 40], [3, 3])
+    few, more = model.compute_cache_bytes([3], [3]), model.compute_cache_bytes([3, 40], [3, 3])
+    assert 0 < few < more < model.compute_cache_bytes([90, 40], [3, 3])
     if model.encoder_decoder:
-        assert more < model.memory([3, 40], [3, 99])
+        assert more < model.compute_cache_bytes([3, 40], [3, 99])
     rows.join(*HEADS)
-    assert model.memory(model.lengths, [3, 1, 12]) > few
+    assert model.compute_cache_bytes(model.lengths, [3, 1, 12]) > few
 
 
 @pytest.mark.parametrize("name", cases("native", "native, int4", "native, states"))

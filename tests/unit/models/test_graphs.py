@@ -68,7 +68,7 @@ def test_rows_join_and_change_places_within_the_same_tensors() -> None:
     cache = FixedCache([RaggedLayer()], CPU)
     cache.join(filled([3, 70]))
     assert cache.shape == (2, 128) and cache.lengths == [3, 70]
-    (layer,) = cache.parts()
+    (layer,) = cache.list_parts()
     keys = layer.arrays[0]
     cache.select([1])
     cache.join(filled([2]))

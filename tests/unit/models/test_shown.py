@@ -25,7 +25,7 @@ def on_torch(taps: tuple[int, ...]) -> Any:
 
 def natively(taps: tuple[int, ...]) -> Any:
     source = copy.deepcopy(LLAMA).float()
-    return NativeConversion(None, "float32", lambda: source, taps=taps).model()
+    return NativeConversion(None, "float32", lambda: source, taps=taps).load_model()
 
 
 Target = Callable[[tuple[int, ...]], Any]

@@ -8,7 +8,7 @@ import torch
 from foretoken.sampling.acceptance_rules import speculative
 from foretoken.sampling.distributions import SamplingParams, sample
 from foretoken.sampling.draw import Draw, SharedDraw
-from foretoken.sampling.keys import Purpose, SequenceKey, exponentials, uniform
+from foretoken.sampling.keys import Purpose, SequenceKey, draw_exponentials, draw_uniform
 
 PARAMS = [SamplingParams(temperature=1.0)] * 3
 KEYS = [SequenceKey(1, 0), SequenceKey(1, 1), SequenceKey(9, 0)]
@@ -17,7 +17,7 @@ DISTRIBUTIONS = torch.rand(3, 1000, generator=torch.manual_seed(0), dtype=torch.
 
 
 def numbers(offset: int, purpose: Purpose) -> torch.Tensor:
-    named = [uniform(key, n, offset, purpose) for key, n in zip(KEYS, LENGTHS, strict=True)]
+    named = [draw_uniform(key, n, offset, purpose) for key, n in zip(KEYS, LENGTHS, strict=True)]
     return torch.tensor(named, dtype=torch.float64)
 
 
@@ -49,7 +49,7 @@ def test_shared_draws_are_won_by_the_least_noise_over_mass():
     draw = SharedDraw(KEYS, LENGTHS, PARAMS)
     for i in range(3):
         for b, (key, n) in enumerate(zip(KEYS, LENGTHS, strict=True)):
-            expected = np.argmin(exponentials(key, n + i, 1000) / DISTRIBUTIONS[b].numpy())
+            expected = np.argmin(draw_exponentials(key, n + i, 1000) / DISTRIBUTIONS[b].numpy())
             assert draw(DISTRIBUTIONS, i)[b] == expected
     assert len(draw.masses) == 9
 

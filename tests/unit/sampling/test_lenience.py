@@ -13,7 +13,7 @@ from foretoken.sampling.acceptance_rules import EXACT_RULES, block, speculative
 from foretoken.sampling.distributions import SamplingParams
 from foretoken.sampling.draw import Draw
 from foretoken.sampling.keys import SequenceKey
-from foretoken.sampling.lenience import lenient_distribution, make_lenient, near_best
+from foretoken.sampling.lenience import compute_lenient_distribution, find_near_best, make_lenient
 from foretoken.sampling.verifier import (
     GreedyVerifier,
     LenientGreedyVerifier,
@@ -52,7 +52,7 @@ def test_the_bonus_and_padding_stay_as_they_are(rule):
     lengths = torch.tensor([1, 3])
     outcome = make_lenient(rule, 0.3)(p, q, torch.tensor([[1, 0, 0], [1, 2, 3]]), lengths)
     assert torch.equal(outcome.p[0, 1:], p[0, 1:]) and torch.equal(outcome.p[1, 3], p[1, 3])
-    assert torch.equal(outcome.next_distribution(lengths), p[[0, 1], lengths])
+    assert torch.equal(outcome.compute_next_distribution(lengths), p[[0, 1], lengths])
     assert not torch.equal(outcome.p[0, 0], p[0, 0])
 
 
@@ -87,9 +87,14 @@ def test_lenience_1_is_todays_path():
 
 def test_near_the_best():
     logits = torch.tensor([0.5, 0.26, 0.24, 0.0]).log()
-    assert near_best(logits, 0.5).tolist() == [True, True, False, False]
-    assert near_best(logits.bfloat16(), 0.4).tolist() == [True, True, True, False]
-    assert near_best(logits, 1e-9).tolist() == [True, True, True, False]  # never the impossible
+    assert find_near_best(logits, 0.5).tolist() == [True, True, False, False]
+    assert find_near_best(logits.bfloat16(), 0.4).tolist() == [True, True, True, False]
+    assert find_near_best(logits, 1e-9).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]  # never the impossible
 
 
 @pytest.mark.parametrize("lenience", [0.0, -0.1, 1.01, float("nan"), "1", None, True, 1e-50])
@@ -108,7 +113,7 @@ def test_the_least_lenience_has_a_distribution_in_float32():
     for x in range(3):
         at = torch.tensor([[x]])
         for distribution in (
-            lenient_distribution(p, q, at, 1e-30),
-            lenient_distribution(p, None, at, 1e-30),
+            compute_lenient_distribution(p, q, at, 1e-30),
+            compute_lenient_distribution(p, None, at, 1e-30),
         ):
             assert distribution[0, 0, 1] == 0 and float(distribution.sum()) == pytest.approx(1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.sampling.acceptance_rules import block, draft_mask, overlap
+from foretoken.sampling.acceptance_rules import block, find_drafted, overlap
 from foretoken.sampling.distributions import probabilities
 from foretoken.sampling.keys import SequenceKey
 from foretoken.sampling.params import SamplingParams
@@ -54,7 +54,7 @@ def test_only_a_lenient_verifier_is_biased() -> None:
     exact, lenient = (verification(make_verifier(block, x), SAMPLED) for x in (1.0, 0.5))
     assert exact.bias is None
     given = drafted()
-    both = overlap(exact.p, given.q, given.x).where(draft_mask(given.x, given.lengths), 0.0)
+    both = overlap(exact.p, given.q, given.x).where(find_drafted(given.x, given.lengths), 0.0)
     torch.testing.assert_close(exact.beta, both, atol=1e-6, rtol=0)  # sums in another order
     assert (lenient.bias[0] > 0).any() and (lenient.beta >= exact.beta - 1e-12).all()
 

@@ -49,7 +49,7 @@ def test_verifications_are_the_oracles(name, certain):
             naive = [weight for weight, _, _ in verifications] + [0.0] * (G - length)
             np.testing.assert_allclose(n_distribution[b], naive, atol=1e-12)
         for k in range(G + 1):
-            distributions = outcome.next_distribution(torch.full((B,), k).minimum(lengths))
+            distributions = outcome.compute_next_distribution(torch.full((B,), k).minimum(lengths))
             for b, length in enumerate(lengths.tolist()):
                 verifications = NAIVE[name](p[b].numpy(), dense[b], x[b, :length].tolist())
                 weight, _, distribution = verifications[min(k, length)]
@@ -72,7 +72,9 @@ def test_padding_has_no_influence(name, certain):
         assert torch.equal(clean.survival, dirty.survival)
         for k in range(G + 1):
             n = torch.full((B,), k).minimum(lengths)
-            assert torch.equal(clean.next_distribution(n), dirty.next_distribution(n))
+            assert torch.equal(
+                clean.compute_next_distribution(n), dirty.compute_next_distribution(n)
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -85,7 +87,7 @@ def test_outcomes_are_distributions(name, dtype):
     assert bool((outcome.survival.diff(dim=1) <= 0).all())
     torch.testing.assert_close(outcome.n_distribution.sum(1), torch.ones(B, dtype=torch.float64))
     for k in range(G + 1):
-        distributions = outcome.next_distribution(torch.full((B,), k).minimum(lengths))
+        distributions = outcome.compute_next_distribution(torch.full((B,), k).minimum(lengths))
         assert bool((distributions >= 0).all())
         torch.testing.assert_close(distributions.sum(1), torch.ones(B, dtype=dtype))
 
@@ -123,7 +125,7 @@ def test_distributions_without_a_token_in_common_keep_nothing(name):
     p[..., :2], q[..., 2:] = 0.5, 0.5
     outcome = EXACT_RULES[name](p, q, torch.tensor([[2, 3]]), torch.tensor([2]))
     assert outcome.n_distribution.tolist() == [[1, 0, 0]]
-    assert outcome.next_distribution(torch.tensor([0])).tolist() == [[0.5, 0.5, 0, 0]]
+    assert outcome.compute_next_distribution(torch.tensor([0])).tolist() == [[0.5, 0.5, 0, 0]]
     assert overlap(p, q, torch.tensor([[2, 3]])).tolist() == [[0, 0]]
 
 
@@ -134,7 +136,7 @@ def test_where_no_residual_is_left_p_is_the_distribution(name):
     lengths = torch.full((B,), G)
     outcome = EXACT_RULES[name](p, p[:, :G].clone(), p[:, :G].argmax(-1), lengths)
     for k in range(G):
-        assert torch.equal(outcome.next_distribution(torch.full((B,), k)), p[:, k])
+        assert torch.equal(outcome.compute_next_distribution(torch.full((B,), k)), p[:, k])
 
 
 def test_a_draft_token_that_q_cannot_make_is_not_kept():

@@ -92,8 +92,8 @@ def test_good_requests_get_the_text_of_generate(url: str, spec: Any, path: str) 
             text, reason = choice.get("text"), choice["finish_reason"]
             text = choice["message"]["content"] if text is None else text
             count = answer["usage"]["completion_tokens"]
-            (read,) = spec.inputs.prompts([prompt])
-            read = spec.inputs.ids(read) if isinstance(read, str) else read
+            (read,) = spec.inputs.encode_prompts([prompt])
+            read = spec.inputs.encode_prompt(read) if isinstance(read, str) else read
             assert answer["usage"]["prompt_tokens"] == len(read)
         assert (text, reason) == (expected.text, expected.finish_reason), body
         assert count == len(expected.tokens)
@@ -134,12 +134,12 @@ def test_several_texts_have_keys_of_their_own(url: str, spec: Any) -> None:
     assert [choice["text"] for choice in answer["choices"]] == expected
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert len(set(expected)) == 4
-    read = len(spec.inputs.ids("It was")) + len(spec.inputs.ids("She"))
+    read = len(spec.inputs.encode_prompt("It was")) + len(spec.inputs.encode_prompt("She"))
     assert answer["usage"]["prompt_tokens"] == read
 
 
 def test_a_prompts_logprobs_are_told_as_vllm_does(url: str, spec: Any) -> None:
-    ids = spec.inputs.ids("It was")
+    ids = spec.inputs.encode_prompt("It was")
     expected = offline(spec, ids, prompt_logprobs=2).prompt_logprobs
     (choice,) = complete(url, prompt=ids, prompt_logprobs=2).json()["choices"]
     assert choice["prompt_logprobs"][0] is None and len(choice["prompt_logprobs"]) == len(ids)
@@ -151,11 +151,11 @@ def test_a_prompts_logprobs_are_told_as_vllm_does(url: str, spec: Any) -> None:
         }
     chat = SAMPLING | {"messages": HELLO, "prompt_logprobs": 0}
     told = post(url, "/v1/chat/completions", chat).json()["prompt_logprobs"]
-    assert told[0] is None and len(told) == len(spec.inputs.prompts([HELLO])[0])
+    assert told[0] is None and len(told) == len(spec.inputs.encode_prompts([HELLO])[0])
 
 
 def test_a_prompt_is_told_again_with_its_logprobs(url: str, spec: Any) -> None:
-    ids = spec.inputs.ids("It was")
+    ids = spec.inputs.encode_prompt("It was")
     expected = offline(spec, ids, prompt_logprobs=2, logprobs=2)
     known = [*expected.prompt_logprobs, *expected.logprobs]
     for prompt in ("It was", ids):
@@ -262,12 +262,12 @@ def test_a_prediction_saves_calls_and_is_counted(url: str, spec: Any) -> None:
 
 def test_tokens_and_back(url: str, spec: Any) -> None:
     answer = post(url, "/tokenize", {"prompt": "It was", "return_token_strs": True}).json()
-    assert answer["tokens"] == spec.inputs.ids("It was")
+    assert answer["tokens"] == spec.inputs.encode_prompt("It was")
     assert answer["count"] == len(answer["tokens"])
     assert "".join(answer["token_strs"]).endswith("was")
     assert post(url, "/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": "It was"}
     chat = post(url, "/tokenize", {"messages": HELLO}).json()
-    assert chat["tokens"] == spec.inputs.prompts([HELLO])[0]
+    assert chat["tokens"] == spec.inputs.encode_prompts([HELLO])[0]
 
 
 def test_steps_are_told_to_who_asks(url: str, spec: Any) -> None:

@@ -14,8 +14,9 @@ from foretoken.models.stock.check_results import CHECK_FORMAT
 
 SOURCE = Path(foretoken.__file__).parent
 STOCK = ("models/*.py", "models/stock/*.py")
-MODULES = "conversion description experts network packing reading recurrences stacks"
-NATIVE = (*STOCK, *(f"models/native/{name}.py" for name in MODULES.split()))
+READERS = "network_reader encoder_decoder_reader experts latents position_tables recurrences"
+WRITERS = "conversion description network packing"
+NATIVE = (*STOCK, *(f"models/native/{name}.py" for name in f"{READERS} {WRITERS}".split()))
 CHECK = (
     *STOCK,
     "models/graphs.py",
@@ -25,8 +26,8 @@ CHECK = (
 
 # The files that make each kind of result, and the digest of their code at its format number
 FORMATS = {
-    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "2d8333587cf4f858"),
-    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "00796762e16684d6"),
+    f"FORMAT={CONVERSION_FORMAT} (models/native/conversion.py)": (NATIVE, "da140b267ce763c9"),
+    f"CHECK_FORMAT={CHECK_FORMAT} (models/stock/check_results.py)": (CHECK, "f6acfcc4d9dc835c"),
 }
 
 
@@ -45,7 +46,9 @@ class Bare(ast.NodeTransformer):
 
 def digest(folder: Path, patterns: tuple[str, ...]) -> str:
     """A digest of the code in these files, whatever their comments, docstrings and imports."""
-    files = sorted({file for pattern in patterns for file in folder.glob(pattern)})
+    files_of = {pattern: [*folder.glob(pattern)] for pattern in patterns}
+    assert all(files_of.values()), files_of
+    files = sorted({file for files in files_of.values() for file in files})
     code = [ast.unparse(Bare().visit(ast.parse(file.read_text()))) for file in files]
     return hashlib.sha256("\n".join(sorted(code)).encode()).hexdigest()[:16]
 

@@ -136,4 +136,4 @@ def test_a_text_without_new_tokens_and_one_of_a_token_are_read() -> None:
     texts = [text_of(target, [5], 1), text_of(target, [5, 6, 7], 3)]
     counts = [len(taught[0]) for taught in student.gather_positions(texts, None)]
     assert counts == [12, 0, 0, 0, 0]
-    assert torch.isfinite(student.loss(texts, LESSON, random.Random(0)))
+    assert torch.isfinite(student.compute_loss(texts, LESSON, random.Random(0)))

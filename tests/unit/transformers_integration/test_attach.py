@@ -229,10 +229,10 @@ def test_load_s_options_are_checked(model):
 def test_what_is_no_model_and_what_is_no_option(model):
     with pytest.raises(InputError, match="^model is 'a folder'"):
         foretoken.attach("a folder")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="^gamma is no option of attach"):
+    with pytest.raises(InputError, match="^gamma is not an option of attach"):
         foretoken.attach(model, "lookup", gamma=3)
-    with pytest.raises(InputError, match="^dtyp is no option of attach"):
+    with pytest.raises(InputError, match="^dtyp is not an option of attach"):
         foretoken.attach(model, "lookup", dtyp="float64")
-    with pytest.raises(InputError, match="^target is no option of attach"):
+    with pytest.raises(InputError, match="^target is not an option of attach"):
         foretoken.attach(model, "lookup", target="x")
     assert "generate" not in vars(model)

@@ -16,7 +16,7 @@ static int peak_of(const float* x, int V, float* top) {
   return found;
 }
 
-// Sample a row's next token from its logits; invalid logits count as all equal. Return false without memory
+// Sample a row's next token from its logits; invalid logits count as all equal. Return false if memory does not suffice
 static bool draw_next(const Chain& c, int row, int step, float* logits, int64_t* drawn) {
   const size_t at = size_t(row) * c.steps + step;
   const int best = peak_of(logits, c.choice.V, c.tops + at);
@@ -69,7 +69,8 @@ static void add_to_pass(const Network& net, const Pass& pass, const Chain& c, in
 }
 
 // Run the pass, then for each further step a pass over one token of each row that still drafts, split if there are
-// more rows than a pass takes tokens. The last draft token of a row is not run. Return false without memory or threads
+// more rows than a pass takes tokens. The last draft token of a row is not run. Return false if memory or threads do
+// not suffice
 static bool run_chain(const Network& net, Pass pass, const Chain& c, void* workspace) {
   if (!run_pass(net, pass, workspace)) return false;
   pass.ids = c.id;

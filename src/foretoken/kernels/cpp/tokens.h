@@ -102,7 +102,8 @@ static bool cut(const Softmax& s, const Softening& soft, const Candidate* found,
   return true;
 }
 
-// Find the edge of a row, from its most probable ids, more and more until they suffice. Return false without memory
+// Find the edge of a row from its most probable ids, taking more until they suffice. Return false if memory does not
+// suffice
 static bool find_edge(const Softmax& s, const Softening& soft, const float* x, float top, double total, Edge* edge) {
   Candidate* found = (Candidate*)malloc(size_t(s.V) * sizeof(Candidate));
   if (!found) return false;
@@ -128,7 +129,7 @@ static bool find_edge(const Softmax& s, const Softening& soft, const float* x, f
 }
 
 // Write the distribution of logits at a temperature, after top-k, top-p and min-p; all NaN if the logits contain NaN or
-// +inf, or only -inf. Return false without memory
+// +inf, or only -inf. Return false if memory does not suffice
 static bool softmax_row(const Softmax& s, const float* x, float* p) {
   const int V = s.V;
   const float top = largest_of(x, V), factor = 1.0f / s.temperature;

@@ -1,2 +1,2 @@
-"""One module per backend: `refusal` returns why it cannot run a model, `build` the running model;
+"""One module per backend: `find_refusal` returns why it cannot run a model, `build` builds it;
 `place` tries them in a fixed order."""

@@ -8,18 +8,18 @@ from foretoken.errors import RefusedError
 from foretoken.loading.runtimes.stock import require_precision
 from foretoken.models.base import Model
 from foretoken.models.graphs import GRAPHS_FORM, GraphModel, rehearse
-from foretoken.models.stock.check_results import self_check
+from foretoken.models.stock.check_results import run_self_check
 
 if TYPE_CHECKING:
     from foretoken.loading.facts import ModelFacts, Placement
 
 
-def refusal(model: ModelFacts, placement: Placement) -> str | None:
+def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
     """Return why CUDA graphs cannot run a model; None if its family passed the self-check."""
     if placement.taps:
         return f"{placement.runtime} does not expose the hidden states that the draft reads"
     try:
-        self_check(model.structure, GRAPHS_FORM)
+        run_self_check(model.structure, GRAPHS_FORM)
     except RefusedError as error:
         return str(error)
     return None

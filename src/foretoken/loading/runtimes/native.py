@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 REFUSALS_FILE = "not-native.json"  # digest of a folder -> why the native decoder cannot run it
 
 
-def refusal(model: ModelFacts, placement: Placement) -> str | None:
+def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
     """Return why the native decoder cannot run a model; None if its family passed the self-check,
     now or when it was converted."""
     if placement.device.type != "cpu":
@@ -43,10 +43,10 @@ def refusal(model: ModelFacts, placement: Placement) -> str | None:
             if known := load_cached_values(REFUSALS_FILE).get(_compute_refusal_key(folder, dtype)):
                 return known
         # imported late: takes seconds, which a cached conversion does not need
-        from foretoken.models.stock.check_results import self_check
+        from foretoken.models.stock.check_results import run_self_check
 
         with _save_refusals(model, placement):
-            self_check(model.structure, conversion.make_form())
+            run_self_check(model.structure, conversion.make_form())
     except RefusedError as error:
         return str(error)
     return None
@@ -56,7 +56,7 @@ def build(model: ModelFacts, placement: Placement) -> tuple[Model, list[str]]:
     """Return the model from its cached conversion, which is made first if there is none."""
     with _save_refusals(model, placement):
         converted = _make_conversion(model, _choose_dtype(model, placement))
-        return replace(converted, taps=placement.taps).model(), ["it passed the self-check"]
+        return replace(converted, taps=placement.taps).load_model(), ["it passed the self-check"]
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def start_loading(model: ModelFacts, placement: Placement) -> Future[Model | Non
 
     def load() -> Model | None:
         with suppress(RefusedError):
-            return _make_conversion(model, placement.dtype).kept()
+            return _make_conversion(model, placement.dtype).load_cached_model()
         return None
 
     thread = ThreadPoolExecutor(1)
@@ -112,7 +112,7 @@ def make_companion(
     """Return a copy of `target`, made from the same model with weights in `dtype`, limited to
     `layers` if any are given, that shares the target's KV cache."""
     host: Any = target  # on the native decoder
-    return replace(_make_conversion(model, dtype), layers=layers).companion(host)
+    return replace(_make_conversion(model, dtype), layers=layers).build_target_copy(host)
 
 
 def describe_abilities() -> str:

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from foretoken.errors import RefusedError, base_name
+from foretoken.errors import RefusedError, get_base_name
 from foretoken.loading.options import ROUNDED_DTYPES
 from foretoken.loading.runtimes import native
 from foretoken.models.base import Model
@@ -41,7 +41,7 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
     runtimes, notes = _list_candidates(model, placement)
     for runtime in runtimes:
         backend, attempt = _get_backend(runtime), replace(placement, runtime=runtime)
-        reason = backend.refusal(model, attempt)
+        reason = backend.find_refusal(model, attempt)
         if reason is None:
             try:
                 running, remarks = backend.build(model, attempt)
@@ -49,7 +49,7 @@ def place(model: ModelFacts, placement: Placement) -> PlacedModel:
             except RefusedError as error:
                 reason = str(error)
         notes.append(reason)
-        log.info("%s does not run on %s: %s", base_name(model.name), runtime, reason)
+        log.info("%s does not run on %s: %s", get_base_name(model.name), runtime, reason)
     # torch's own reasons include the remedy
     remedy = "" if runtimes[-1] == "transformers" else _describe_remedy(placement)
     raise RefusedError(f"{notes[-1]}{remedy}")

@@ -9,7 +9,7 @@ import torch
 
 from foretoken.errors import RefusedError, log_error_kind
 from foretoken.models.base import Model
-from foretoken.models.stock.check_results import self_check
+from foretoken.models.stock.check_results import run_self_check
 from foretoken.models.stock.media import get_language_model
 from foretoken.models.stock.packed import pack
 from foretoken.models.stock.rowwise import ROWWISE_BACKEND
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from foretoken.loading.facts import ModelFacts, Placement
 
 
-def refusal(model: ModelFacts, placement: Placement) -> str | None:
+def find_refusal(model: ModelFacts, placement: Placement) -> str | None:
     """Return why torch cannot run a model exactly; None if its family passed the self-check, or if
     no small copy of the model can be made, in which case `build` checks the model itself."""
     try:
@@ -63,13 +63,13 @@ def _find_exact_form(network: PreTrainedModel) -> tuple[CheckedBackend, list[str
     form before it failed. Raises RefusedError if none passes."""
     network, form, remarks = get_language_model(network), TORCH_BACKEND, list[str]()
     try:
-        checked_itself = self_check(network, form).on_full_model
+        checked_itself = run_self_check(network, form).on_full_model
     except SmallCopyError:
         raise
     except RefusedError as error:
         objection, form = str(error).removesuffix(f"; {form.remedy}"), ROWWISE_BACKEND
         checked_itself, remarks = (
-            self_check(network, form).on_full_model,
+            run_self_check(network, form).on_full_model,
             [objection, form.cost_note],
         )
     return form, [

@@ -69,13 +69,13 @@ class NativeConversion:
     def name(self) -> str:
         return "the model in memory" if self.source is None else self.source.name
 
-    def model(self) -> NativeModel:
+    def load_model(self) -> NativeModel:
         """Return the native model. Transformers' model is loaded only if no conversion of the same
         files, code and versions is stored."""
         passes, facts = self._load_passes()
         return self._build_model(passes, facts)
 
-    def kept(self) -> NativeModel | None:
+    def load_cached_model(self) -> NativeModel | None:
         """Return the model from its stored conversion; None if none is stored."""
         assert self.source is not None
         found = store.find(self._compute_key(self.source))
@@ -92,9 +92,9 @@ class NativeConversion:
 
     def _build_exact_model(self, network: PreTrainedModel) -> NativeModel:
         """Return this model in float32, converted in memory from a network that is loaded."""
-        return replace(self, source=None, dtype="float32", network=lambda: network).model()
+        return replace(self, source=None, dtype="float32", network=lambda: network).load_model()
 
-    def companion(self, target: NativeModel) -> NativeTargetCopy:
+    def build_target_copy(self, target: NativeModel) -> NativeTargetCopy:
         """Return a copy of `target` that drafts over its KV cache, in this precision or with only
         `layers` of its layers. Raises RefusedError if its keys and values have another shape."""
         passes, facts = self._load_passes()
@@ -201,7 +201,7 @@ def make_form() -> CheckedBackend:
 
     return selfcheck.CheckedBackend(
         "the native decoder",
-        lambda network: NativeConversion(None, "float32", lambda: network).model(),
+        lambda network: NativeConversion(None, "float32", lambda: network).load_model(),
         switches_rope=True,
         admit=partial(cache.admit, states=True),
     )

@@ -64,9 +64,9 @@ class NativeEncoderDecoder(NativeModel):
         self.handoff_key: str | None = passes.facts["encoder_key"]
         self._joining_sources: list[PagedSequence] = []  # of the sequences that join next
 
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
+    def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         pages = sum(-(-n // PAGE_POSITIONS) for n in sources)
-        return super().memory(lengths, []) + self.source_pool.page_bytes * pages
+        return super().compute_cache_bytes(lengths, []) + self.source_pool.page_bytes * pages
 
     def start(self, prompts: list[list[int]], sources: list[list[int]] | None = None) -> None:
         if not prompts:

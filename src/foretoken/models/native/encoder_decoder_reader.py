@@ -65,7 +65,7 @@ class EncoderDecoderReader(NetworkReader):
             }
         head: Any = self.network.get_output_embeddings()
         self.require(head is not None, "no output layer")
-        linear = self.linear(head)
+        linear = self.read_linear(head)
         bias = getattr(self.network, "final_logits_bias", None)
         if bias is not None:
             self.read_weights.add(id(bias))
@@ -115,8 +115,8 @@ class EncoderDecoderReader(NetworkReader):
             self.config.d_model,
             layers,
             self.positions,
-            embedded and self.norm(embedded),
-            last and self.norm(last),
+            embedded and self.read_norm(embedded),
+            last and self.read_norm(last),
             embeddings=self._compute_embeddings(stack),
             embedded_weight=stack.embed_tokens.weight,
             distance_biases=self.distance_biases,
@@ -157,14 +157,14 @@ class EncoderDecoderReader(NetworkReader):
             attends_to_source=attends_to_source,
             bias=0 if attends_to_source else self._read_distance_bias(part),
         )
-        own = self.norm(norm)
+        own = self.read_norm(norm)
         norms = (None, own, None, None) if norm_after_add else (own, None, None, None)
         return DecoderLayer(norms, attention, None, norm_after_add=norm_after_add)
 
     def _add_mlp(self, layer: DecoderLayer, mlp: Any, *, norm_after_add: bool) -> DecoderLayer:
         part, norm = mlp
         before, after, *_ = layer.norms
-        own = self.norm(norm)
+        own = self.read_norm(norm)
         norms = (before, after, None, own) if norm_after_add else (before, after, own, None)
         return replace(layer, norms=norms, gated=self.read_mlp(part))
 
@@ -180,7 +180,7 @@ class EncoderDecoderReader(NetworkReader):
         names = next((n for n in PROJECTION_NAMES if all(hasattr(part, one) for one in n)), None)
         if names is None:
             raise self.make_refusal(f"attention by a {type(part).__name__}")
-        *projections, out = (self.linear(getattr(part, name)) for name in names)
+        *projections, out = (self.read_linear(getattr(part, name)) for name in names)
         return projections, out
 
     def _get_heads(self, part: Any, queries: Linear) -> tuple[int, int]:

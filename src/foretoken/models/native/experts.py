@@ -55,7 +55,7 @@ def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts
     reader.require(shared_part is None or shared is None, "two shared experts")
     gate = getattr(part, "shared_expert_gate", None)
     if gate is not None:
-        last = reader.linear(gate)
+        last = reader.read_linear(gate)
         reader.require(len(last.weight) == 1, "a shared expert's gate with several outputs")
         rows = rows.concatenate([last])
     each = _read_expert_mlps(reader, part.experts)
@@ -80,7 +80,7 @@ def _read_expert_mlps(reader: NetworkReader, experts: Any) -> list[GatedMLP]:
     if hasattr(experts, "gate_up_proj_bias"):
         return _read_clamped_mlps(reader, experts, both, down)
     reader.require(both.shape[1] == (2 - plain) * down.shape[2], "experts of other shapes")
-    activation, curve = reader.activation(experts)
+    activation, curve = reader.read_activation(experts)
     made = list[GatedMLP]()
     for first, second in zip(both, down, strict=True):
         *gate, up = (reader.make_linear(x) for x in first.chunk(2 - plain))

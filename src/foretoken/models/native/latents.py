@@ -36,14 +36,14 @@ def read_latents(reader: NetworkReader, part: Any) -> Attention:
     rank, rotary_width = int(part.kv_lora_rank), int(part.qk_rope_head_dim)
     inner, width, heads = int(part.qk_nope_head_dim), int(part.v_head_dim), int(part.num_heads)
     reader.require(rank > 0 and rotary_width > 0 and inner > 0, "latents of unknown width")
-    reader.require(not reader.queries_grow(), "queries that grow, of latents")
-    down = reader.linear(part.kv_a_proj_with_mqa)
+    reader.require(not reader.has_growing_queries(), "queries that grow, of latents")
+    down = reader.read_linear(part.kv_a_proj_with_mqa)
     fits = len(down.weight) == rank + rotary_width and len(part.kv_b_proj.weight) == heads * (
         inner + width
     )
     reader.require(fits, "latents of another kind")
     own = pad_head_rows(1, rank), pad_head_rows(1, rotary_width, rank)
-    both = reader.linear(part.kv_b_proj)
+    both = reader.read_linear(part.kv_b_proj)
     reader.require(both.bias is None, "keys of latents with a bias")
     up = both.weight.reshape(heads, inner + width, rank)
     keys = [
@@ -57,21 +57,21 @@ def read_latents(reader: NetworkReader, part: Any) -> Attention:
     narrow = getattr(part, "q_a_proj", None)
     if narrow is None:
         queries, latent = (
-            reader.linear(part.q_proj).select_outputs(order),
+            reader.read_linear(part.q_proj).select_outputs(order),
             Latent(rank, keys, values),
         )
     else:
-        wide = reader.linear(part.q_b_proj)
+        wide = reader.read_linear(part.q_b_proj)
         query_rank = wide.weight.shape[1]
-        queries = reader.linear(narrow).select_outputs(pad_head_rows(1, query_rank))
+        queries = reader.read_linear(narrow).select_outputs(pad_head_rows(1, query_rank))
         latent = Latent(rank, keys, values, query_rank, wide.select_outputs(order))
-    norm = None if narrow is None else reader.norm(part.q_a_layernorm, latent.query_rank)
+    norm = None if narrow is None else reader.read_norm(part.q_a_layernorm, latent.query_rank)
     rope = (
         reader.add_rope(_infer_rope(reader, part, rotary_width))
         if reader.has_positions(part)
         else None
     )
-    out = reader.linear(part.o_proj).select_inputs(pad_head_rows(heads, width))
+    out = reader.read_linear(part.o_proj).select_inputs(pad_head_rows(heads, width))
     return Attention(
         [queries, down.select_outputs(np.concatenate(own))],
         out,
@@ -79,7 +79,7 @@ def read_latents(reader: NetworkReader, part: Any) -> Attention:
         1,
         sum(map(len, own)),
         float(part.scaling),
-        norms=(norm, reader.norm(part.kv_a_layernorm, rank), None),
+        norms=(norm, reader.read_norm(part.kv_a_layernorm, rank), None),
         rope=rope,
         query_rope=rope,
         latent=latent,

@@ -90,7 +90,7 @@ class NativeModel(Model):
     def long(self) -> list[bool]:
         return [seq.long for seq in self.seqs]
 
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
+    def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         states = 4 * self.passes.facts["row_numbers"] * len(lengths)
         return self.pool.page_bytes * sum(-(-n // PAGE_POSITIONS) for n in lengths) + states
 

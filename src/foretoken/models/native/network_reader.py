@@ -167,11 +167,11 @@ class NetworkReader:
         self.require(aligned, f"widths {width} and {hidden}, not multiples of {LANES}")
         full = {*network.layer_types} == {"full_attention"}
         self.require(full, "a draft with sliding windows")
-        state = self.norm(first.hidden_norm)
+        state = self.read_norm(first.hidden_norm)
         before = (
             (None if first.norm_before_residual else state),
             None,
-            self.norm(first.post_attention_layernorm),
+            self.read_norm(first.post_attention_layernorm),
         )
         attention, gated = self._read_attention(first.self_attn, 0), self.read_mlp(first.mlp)
         layer = DecoderLayer((*before, None), attention, gated, 1.0, 1.0, parallel=False)
@@ -180,12 +180,14 @@ class NetworkReader:
             [layer, *(self._read_layer(each, 0) for each in network.more)],
             None,
             state if first.norm_before_residual else None,
-            self.norm(norm),
-            self.linear(head.linear if own else head),
+            self.read_norm(norm),
+            self.read_linear(head.linear if own else head),
             0.0,
             1.0,
             self.ropes,
-            PairInputs(width, self.norm(first.input_layernorm), self.linear(join.fc), own),
+            PairInputs(
+                width, self.read_norm(first.input_layernorm), self.read_linear(join.fc), own
+            ),
         )
 
     def _read_token_decoder(self) -> Decoder:
@@ -213,9 +215,9 @@ class NetworkReader:
                 for layer, window in zip(layers, windows, strict=True)
             ],
             self.positions,
-            embedded and self.norm(embedded),
-            last and self.norm(last),
-            self.linear(head),
+            embedded and self.read_norm(embedded),
+            last and self.read_norm(last),
+            self.read_linear(head),
             float(getattr(config, "final_logit_softcapping", None) or 0),
             self._get_logit_scale(),
             self.ropes,
@@ -277,7 +279,7 @@ class NetworkReader:
         if layout is None:
             raise self.make_refusal(f"norms {', '.join(sorted(names)) or 'of no known name'}")
         parts: list[Any] = [name and getattr(layer, name) for name in layout]
-        norms = [None if isinstance(p, nn.Identity) else p and self.norm(p) for p in parts]
+        norms = [None if isinstance(p, nn.Identity) else p and self.read_norm(p) for p in parts]
         attention, parallel_mixer = self._read_mixers(layer, window)
         mlp = next((p for name in MLP_NAMES if (p := getattr(layer, name, None))), layer)
         scalar = getattr(layer, "layer_scalar", None)
@@ -309,7 +311,10 @@ class NetworkReader:
             return None
         known = hasattr(base, "per_layer_model_projection_scale")
         self.require(known, "inputs of layers of another kind")
-        table, product = base.embed_tokens_per_layer, self.linear(base.per_layer_model_projection)
+        table, product = (
+            base.embed_tokens_per_layer,
+            self.read_linear(base.per_layer_model_projection),
+        )
         embeddings: Any = self.network.get_input_embeddings()
         vocabulary = embeddings.weight.shape[0]
         known = width % LANES == 0 and table.weight.shape == (vocabulary, len(product.weight))
@@ -319,7 +324,7 @@ class NetworkReader:
             width,
             self.make_linear(table.weight),
             product,
-            self.norm(base.per_layer_projection_norm, width),
+            self.read_norm(base.per_layer_projection_norm, width),
             float(table.embed_scale),
             float(base.per_layer_model_projection_scale),
             float(base.per_layer_input_scale),
@@ -327,17 +332,17 @@ class NetworkReader:
 
     def _read_layer_input(self, layer: Any, width: int) -> LayerInput:
         """Return the weights with which a layer uses its slice of the per-layer inputs."""
-        same = self.activation(layer) == self.activation(layer.mlp)
+        same = self.read_activation(layer) == self.read_activation(layer.mlp)
         self.require(same, "per-layer inputs with another activation than the MLP's")
         gate, out = layer.per_layer_input_gate, layer.per_layer_projection
-        norm = self.norm(layer.post_per_layer_input_norm)
+        norm = self.read_norm(layer.post_per_layer_input_norm)
         at = layer.self_attn.layer_idx * width
-        return LayerInput(self.linear(gate), self.linear(out), norm, at)
+        return LayerInput(self.read_linear(gate), self.read_linear(out), norm, at)
 
     def _read_one_part_layer(self, layer: Any, window: int) -> DecoderLayer:
         """Return a layer of one part after one norm: attention, a recurrence, an MLP or experts
         (Nemotron-H)."""
-        part, norm = layer.mixer, self.norm(layer.norm)
+        part, norm = layer.mixer, self.read_norm(layer.norm)
         if hasattr(part, "A_log"):
             return DecoderLayer((norm, None, None, None), read_recurrence(self, part), None)
         if any(hasattr(part, name) for name in OUTPUT_NAMES):
@@ -372,7 +377,7 @@ class NetworkReader:
         width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
         self.require(isinstance(width, int), "heads of no known width")
         self.require(width <= MAX_HEAD_WIDTH, f"head width {width}, above {MAX_HEAD_WIDTH}")
-        out = self.linear(self.find_part(part, OUTPUT_NAMES, "attention's output"))
+        out = self.read_linear(self.find_part(part, OUTPUT_NAMES, "attention's output"))
         heads = out.weight.shape[1] // width
         fused = next((p for name in FUSED_QKV_NAMES if (p := getattr(part, name, None))), None)
         gate: Linear | None = None
@@ -382,14 +387,14 @@ class NetworkReader:
             else None
         )
         if kv_source is not None:
-            projections = [self.linear(part.q_proj)]
+            projections = [self.read_linear(part.q_proj)]
         elif fused is None:
             own = [getattr(part, f"{name}_proj", None) for name in "qkv"]
-            projections = [self.linear(one) for one in (*own[:2], own[2] or own[1])]
+            projections = [self.read_linear(one) for one in (*own[:2], own[2] or own[1])]
             gates = next(
                 (p for name in ATTENTION_GATE_NAMES if (p := getattr(part, name, None))), None
             )
-            gate = gates and self.linear(gates)
+            gate = gates and self.read_linear(gates)
             if len(projections[0].weight) == 2 * heads * width:
                 # each head's queries, then its gates
                 rows = np.arange(2 * heads * width).reshape(heads, 2, width)
@@ -397,7 +402,7 @@ class NetworkReader:
                     projections[0].select_outputs(rows[:, i].ravel()) for i in (1, 0)
                 )
         else:
-            projections = self._split_fused(part, self.linear(fused), heads, width)
+            projections = self._split_fused(part, self.read_linear(fused), heads, width)
         if kv_source is None:
             key_heads = len(projections[1].weight) // width
         else:
@@ -433,7 +438,7 @@ class NetworkReader:
             window,
             float(getattr(part, "attn_logit_softcapping", None) or 0),
             float(getattr(part, "clip_qkv", getattr(self.config, "clip_qkv", None)) or 0),
-            tuple(one and self.norm(one, width) for one in named),
+            tuple(one and self.read_norm(one, width) for one in named),
             last,
             None if sinks is None else to_float_array(sinks),
             slopes,
@@ -463,23 +468,23 @@ class NetworkReader:
     def read_mlp(self, part: Any) -> GatedMLP:
         for names in FUSED_MLP_NAMES:
             if all(hasattr(part, name) for name in names):
-                both, down = (self.linear(getattr(part, name)) for name in names)
+                both, down = (self.read_linear(getattr(part, name)) for name in names)
                 gate, up = (
                     both.select_outputs(rows) for rows in np.split(np.arange(len(both.weight)), 2)
                 )
-                return GatedMLP(gate, up, down, *self.activation(part))
+                return GatedMLP(gate, up, down, *self.read_activation(part))
         for names in GATED_MLP_NAMES + PLAIN_MLP_NAMES:
             if all(hasattr(part, name) for name in names):
-                *gate, up, down = (self.linear(getattr(part, name)) for name in names)
+                *gate, up, down = (self.read_linear(getattr(part, name)) for name in names)
                 gate = gate[0] if gate else None
                 if hasattr(part, "gate_multiplier"):
                     assert gate is not None
                     gate = gate.scale_by(1.0, part.gate_multiplier)
                     down = down.scale_by(1.0, part.down_multiplier)
-                return GatedMLP(gate, up, down, *self.activation(part))
+                return GatedMLP(gate, up, down, *self.read_activation(part))
         raise self.make_refusal("no MLP of a known name")
 
-    def activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
+    def read_activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
         """Return the name of an activation, found by its results, and its parameters."""
         if not any(hasattr(part, name) for name in ACTIVATION_FIELDS) and hasattr(part, "w3"):
             return self._infer_written_activation(part), (0.0, 0.0, 0.0)
@@ -522,7 +527,7 @@ class NetworkReader:
         """Return the layer of a weight that is not in a linear module."""
         return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
-    def linear(self, part: Any) -> Linear:
+    def read_linear(self, part: Any) -> Linear:
         weight: Any = getattr(part, "weight", None)
         known = isinstance(part, nn.Linear | Conv1D)
         self.require(known, f"a {type(part).__name__} in place of a linear layer")
@@ -540,13 +545,13 @@ class NetworkReader:
         self.read_weights |= {id(weight) for weight in part.parameters()}
         return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
-    def norm(self, part: Any, width: int = 0) -> Norm:
+    def read_norm(self, part: Any, width: int = 0) -> Norm:
         """Return a norm. Its formula is found by its results: some families add 1 to the weight,
         some have no weight."""
         self.read_weights |= {id(weight) for weight in part.parameters()}
         scale, bias = getattr(part, "weight", None), getattr(part, "bias", None)
         if scale is None and (each := [*getattr(part, "norms", [])]):  # one of each head
-            norms = [self.norm(one) for one in each]
+            norms = [self.read_norm(one) for one in each]
             weight = np.stack([norm.weight for norm in norms])
             alike = all(norm.bias is None for norm in norms)
             self.require(alike, "norms of heads with a bias")
@@ -594,14 +599,14 @@ class NetworkReader:
         rope = self._infer_rope(part, width)
         settings: Any = getattr(self.config, "rope_parameters", None) or {}
         growth = None
-        if self.queries_grow():
+        if self.has_growing_queries():
             beta, first = settings["llama_4_scaling_beta"], "original_max_position_embeddings"
             growth = float(beta), int(settings[first])
             rotates_all = 2 * len(rope.frequencies) == width
             self.require(rotates_all, "scaled queries with partial rotary positions")
         return self.add_rope(rope), self.add_rope(replace(rope, growth=growth))
 
-    def queries_grow(self) -> bool:
+    def has_growing_queries(self) -> bool:
         """Return whether queries are scaled by their positions (Llama 4)."""
         settings: Any = getattr(self.config, "rope_parameters", None) or {}
         return bool(settings.get("llama_4_scaling_beta"))

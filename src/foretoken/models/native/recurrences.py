@@ -53,7 +53,7 @@ def read_recurrence(reader: NetworkReader, part: Any) -> RecurrentMixer:
 def _read_convolution(
     reader: NetworkReader, part: Any, filters: Floats, bias: Floats | None
 ) -> RecurrentMixer:
-    both, out = reader.linear(part.in_proj), reader.linear(part.out_proj)
+    both, out = reader.read_linear(part.in_proj), reader.read_linear(part.out_proj)
     channels = len(filters)
     fits = len(both.weight) == 3 * channels == 3 * out.weight.shape[1] and channels % LANES == 0
     reader.require(fits, "a convolution of another shape")
@@ -80,13 +80,13 @@ def _read_delta_rule(
         projections, steps = _split_by_key_head(reader, part)
     else:
         names = ("in_proj_qkv",) if hasattr(part, "in_proj_qkv") else ("q_proj", "k_proj", "v_proj")
-        parts = [reader.linear(getattr(part, name)) for name in names]
-        gate = reader.linear(getattr(part, "in_proj_z", getattr(part, "g_proj", None)))
+        parts = [reader.read_linear(getattr(part, name)) for name in names]
+        gate = reader.read_linear(getattr(part, "in_proj_z", getattr(part, "g_proj", None)))
         projections = [parts[0].concatenate(parts[1:]), gate]
         named = [getattr(part, f"in_proj_{x}", getattr(part, f"{x}_proj", None)) for x in "ab"]
-        steps = [reader.linear(one) for one in named]
+        steps = [reader.read_linear(one) for one in named]
     norm: Any = getattr(part, "norm", getattr(part, "o_norm", None))
-    out = reader.linear(getattr(part, "out_proj", getattr(part, "o_proj", None)))
+    out = reader.read_linear(getattr(part, "out_proj", getattr(part, "o_proj", None)))
     decay, step_bias = _read_decays(reader, part)
     reader.read_weights.add(id(norm.weight))
     decays, beta = (one.select_outputs(pad_head_rows(1, heads)) for one in steps)
@@ -115,12 +115,12 @@ def _split_by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], 
     """Return Qwen3-Next's projections, and its decays and betas, in the kernels' order: the fused
     weights are ordered by key head."""
     key_heads, key_width = part.num_k_heads, part.head_k_dim
-    both, group = reader.linear(part.in_proj_qkvz), part.num_v_heads // key_heads
+    both, group = reader.read_linear(part.in_proj_qkvz), part.num_v_heads // key_heads
     values = group * part.head_v_dim
     rows = np.arange(len(both.weight)).reshape(key_heads, -1)
     cuts = np.cumsum([key_width, key_width, values])
     q, k, v, z = (x.ravel() for x in np.split(rows, cuts, 1))
-    steps = reader.linear(part.in_proj_ba)
+    steps = reader.read_linear(part.in_proj_ba)
     beta, decays = np.split(np.arange(len(steps.weight)).reshape(key_heads, -1), 2, 1)
     projections = [both.select_outputs(np.concatenate([q, k, v])), both.select_outputs(z)]
     return projections, [steps.select_outputs(decays.ravel()), steps.select_outputs(beta.ravel())]
@@ -132,7 +132,7 @@ def _read_scan(
     reader.require(hasattr(part, "num_heads"), "a scan without heads")
     heads, width = part.num_heads, part.head_dim
     key_heads, key_width, inner = part.n_groups, part.ssm_state_size, heads * width
-    both = reader.linear(part.in_proj)
+    both = reader.read_linear(part.in_proj)
     if hasattr(part, "mup_vector"):
         both = both.scale_by(part.ssm_in_multiplier, to_float_array(part.mup_vector))
     n = key_heads * key_width
@@ -165,7 +165,7 @@ def _read_scan(
         SCAN,
         # the module's projection begins with the gates
         [both.select_outputs(order_rows(inner)), both.select_outputs(values)],
-        reader.linear(part.out_proj).select_inputs(values),
+        reader.read_linear(part.out_proj).select_inputs(values),
         heads,
         width + -width % LANES,
         np.ascontiguousarray(take_rows(filters, order).T),

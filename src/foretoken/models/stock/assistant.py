@@ -148,7 +148,7 @@ class StockAssistant:
             self.network.sliding_window if layer_type == SLIDING_ATTENTION else max(lengths) + 1
         )
         first = max(0, min(lengths) - window + 1)
-        keys, values = self.target.shared_kv(layer_type, rows, first)
+        keys, values = self.target.get_shared_kv(layer_type, rows, first)
         ends = send(torch.tensor(lengths), weight.device)[:, None]
         slots = torch.arange(first, max(lengths), device=weight.device)
         visible = (slots < ends) & (slots > ends - window)

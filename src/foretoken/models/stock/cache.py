@@ -68,7 +68,7 @@ class RaggedLayer(DynamicLayer):
         for x, new in zip(self.arrays, row, strict=True):
             fill_slots(x[place], new)
 
-    def row(self, place: int, slots: int) -> KeysValues:
+    def get_row(self, place: int, slots: int) -> KeysValues:
         k, v = self.arrays
         return k[place, :, :slots], v[place, :, :slots]
 
@@ -182,7 +182,7 @@ class RaggedCache(RewindableRows, DynamicCache):
         super().close_gaps(lengths)
         self.order = order_by_slot(self.slots)
 
-    def shared_kv(self, layer: int, rows: list[int], first: int) -> SharedKV:
+    def get_shared_kv(self, layer: int, rows: list[int], first: int) -> SharedKV:
         """Return a layer's keys and values of these rows, from position `first` to the end of the
         longest. They are views if the rows are in the first slots, in order, else copies."""
         end, places = max(self.lengths[b] for b in rows), [self.slots[b] for b in rows]
@@ -202,7 +202,7 @@ class RaggedCache(RewindableRows, DynamicCache):
         arrays = [x for layer in self.states.values() for x in layer.arrays.values()]
         return sum(x[0].numel() * x.itemsize for x in arrays)
 
-    def parts(self) -> list[Any]:
+    def list_parts(self) -> list[Any]:
         """Return the layers with keys and values, then those with recurrent states."""
         ragged = [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
         return [*ragged, *self.states.values()]

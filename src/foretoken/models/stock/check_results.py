@@ -19,7 +19,7 @@ from foretoken.models.stock.selfcheck import (
     choose_rope_switch,
 )
 from foretoken.models.stock.small_copy import COPY_HEAD_DIM, shrink_config
-from foretoken.models.stock.third_party import third_party_sources
+from foretoken.models.stock.third_party import find_third_party_sources
 from foretoken.storage.cache import get_versions, load_cached_values, save_cached_value
 
 # Incremented when the check or a checked backend computes other values, so that checks run again
@@ -36,7 +36,7 @@ IGNORED_CONFIG_FIELDS = (
 )
 
 
-def self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
+def run_self_check(model: PreTrainedModel, backend: CheckedBackend = TORCH_BACKEND) -> CheckResult:
     """Return the self-check's result, saved or new. `model` may be on the meta device.
 
     Raises RefusedError, with the family and the reason, if the family is not exact over our cache.
@@ -75,7 +75,7 @@ def compute_structure_key(
     for name in IGNORED_CONFIG_FIELDS:
         config.pop(name, None)
     try:
-        code = third_party_sources(model)
+        code = find_third_party_sources(model)
     except (OSError, TypeError, UnicodeDecodeError):
         return None
     name = [type(model).__module__, type(model).__qualname__, backend.name]

@@ -288,7 +288,7 @@ class StockBlockModel(Component):
         """Number of tokens in each sequence's context."""
         return self.cache.lengths
 
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
+    def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         config: Any = self.config
         pair = 2 * config.num_key_value_heads * config.head_dim * self.itemsize
         return config.num_hidden_layers * pair * compute_max_positions(lengths, CAPACITY_MULTIPLE)

@@ -122,7 +122,7 @@ class StockModel(TorchModel):
         """Return the forward's arguments for new tokens `ids` `[B, width]`, except the cache."""
 
     @torch.inference_mode()
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
+    def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         slot, cross, states = self._cache_bytes
         slots = slot * compute_max_positions(
             lengths, CAPACITY_MULTIPLE
@@ -275,9 +275,9 @@ class CausalModel(StockModel):
         super().__init__(model)
         self.takes_positions = takes_positions(self.model)
 
-    def shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
+    def get_shared_kv(self, kind: str, rows: list[int], first: int) -> SharedKV:
         layer = find_last_kv_layers(self.model.config.get_text_config(decoder=True))[kind]
-        return self.cache.shared_kv(layer, rows, first)
+        return self.cache.get_shared_kv(layer, rows, first)
 
     def _make_empty_cache(self) -> RaggedCache:
         return make_ragged_cache(self.model, 0)

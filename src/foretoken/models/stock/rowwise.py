@@ -38,7 +38,7 @@ from foretoken.models.stock.media import (
     prepare_first_forward,
 )
 from foretoken.models.stock.model import TorchModel
-from foretoken.models.stock.selfcheck import CheckedBackend, reference_forward
+from foretoken.models.stock.selfcheck import CheckedBackend, run_reference
 
 # Names of caches in a model's output, and of the forward's parameters for them
 CACHE_ARGUMENTS = {name: name for name in ("past_key_values", "cache_params", "state", "cache")}
@@ -311,7 +311,7 @@ def copy_cache(caches: CacheKwargs) -> CacheKwargs:
 
 
 @torch.inference_mode()
-def prepared_forward(
+def forward_as_generate(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
     """Return the logits `[need, V]` of a prompt's last tokens, each from a forward pass that is
@@ -320,7 +320,7 @@ def prepared_forward(
     token_ids: `[1, n]`.
     """
     if source is not None:  # for a decoder with an encoder, the preparation changes nothing
-        return reference_forward(model, token_ids, source, need)
+        return run_reference(model, token_ids, source, need)
     network: Any = model
     ends = range(token_ids.shape[1] - need + 1, token_ids.shape[1] + 1)
     inputs = [
@@ -353,6 +353,6 @@ ROWWISE_BACKEND = CheckedBackend(
     RowwiseModel,
     remedy=f"{SINGLE_TOKEN_HINT}; {ALTERNATIVES_HINT}",
     admit=admit,
-    reference=prepared_forward,
+    reference=forward_as_generate,
     cost_note="each sequence of a batch takes its own forward pass",
 )

@@ -53,7 +53,7 @@ class ReferenceForward(Protocol):
     ) -> Tensor: ...
 
 
-def reference_forward(
+def run_reference(
     model: PreTrainedModel, token_ids: Tensor, source: Tensor | None, need: int
 ) -> Tensor:
     """Return the logits of one forward pass of the stock model: a `ReferenceForward`."""
@@ -72,7 +72,7 @@ class CheckedBackend:
     switches_rope: bool = False  # whether it runs sequences beyond the rope switch length
     remedy: str = ""  # the end of the error for a family that fails; "": another backend is next
     admit: Callable[[PreTrainedModel], None] = cache.admit  # raises RefusedError
-    reference: ReferenceForward = reference_forward  # its logits have to equal these
+    reference: ReferenceForward = run_reference  # its logits have to equal these
     cost_note: str = ""  # its disadvantage to other backends, for the user
 
 
@@ -168,7 +168,7 @@ def _format_reason(name: str, reason: str, backend: CheckedBackend) -> str:
 def measure_deviation(
     model: PreTrainedModel,
     runner: Model | None = None,
-    reference: ReferenceForward = reference_forward,
+    reference: ReferenceForward = run_reference,
 ) -> float:
     """Return the largest |delta logit|, over the spread of the logits, between ragged batches and
     full forward passes of the stock model over each sequence alone.
@@ -205,7 +205,7 @@ def measure_media_deviation(model: PreTrainedModel, runner: Model) -> float:
 
 
 def measure_contradiction(
-    model: PreTrainedModel, reference: ReferenceForward = reference_forward
+    model: PreTrainedModel, reference: ReferenceForward = run_reference
 ) -> float:
     """Return the largest |delta logit| over their spread between `generate`, with its cache, and
     full forward passes over its output, beyond windows of `COPY_WINDOW` tokens and across the rope
@@ -248,7 +248,7 @@ class CheckedSequences:
         model: PreTrainedModel,
         rng: random.Random,
         runner: Model | None = None,
-        reference: ReferenceForward = reference_forward,
+        reference: ReferenceForward = run_reference,
     ) -> None:
         self.model, self.rng, self.reference = model, rng, reference
         self.runner = runner or build_torch_model(model)

@@ -14,7 +14,7 @@ KNOWN_PACKAGES = {"foretoken", "torch", "transformers"}
 INSTALL_FOLDERS = {"site-packages", "dist-packages"}
 
 
-def third_party_sources(model: nn.Module) -> list[str]:
+def find_third_party_sources(model: nn.Module) -> list[str]:
     """Return the sources of all classes of the model's modules that are not from a library, and of
     all modules that they import, except libraries. Raises OSError or TypeError if a class has no
     source file."""

@@ -211,9 +211,9 @@ class TranslatedModel(Model):
         for translation, length in zip(self._translations, lengths, strict=True):
             translation.cut(length)
 
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
+    def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         """Return the bytes for the same numbers of draft ids, although a token may take several."""
-        return self._context.model.memory(lengths, sources)
+        return self._context.model.compute_cache_bytes(lengths, sources)
 
     def permute(self, rows: list[int]) -> None:
         self._translations = [self._translations[row].copy() for row in rows]

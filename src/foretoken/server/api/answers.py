@@ -186,11 +186,11 @@ class Answer(Generic[RequestT]):
             else done.reason
         )
 
-    def body(self) -> dict[str, Any]:
+    def build_body(self) -> dict[str, Any]:
         """Return the complete answer."""
         raise NotImplementedError
 
-    def events(self) -> AsyncGenerator[str]:
+    def stream_events(self) -> AsyncGenerator[str]:
         """Yield server-sent events, one for each step of each output."""
         raise NotImplementedError
 
@@ -198,7 +198,7 @@ class Answer(Generic[RequestT]):
     def outputs(self) -> list[GeneratedOutput]:
         return self.generation.outputs
 
-    def speculation(self, *, with_steps: bool = False) -> dict[str, Any]:
+    def summarize_speculation(self, *, with_steps: bool = False) -> dict[str, Any]:
         """Return the speculation rates if the request asks for them; `with_steps`: with all
         steps."""
         if not self.request.speculation.steps:
@@ -234,7 +234,7 @@ class ChoicesAnswer(Answer[RequestT]):
         """Return the fields of an output's first chunk besides its choice."""
         return {}
 
-    def body(self) -> dict[str, Any]:
+    def build_body(self) -> dict[str, Any]:
         choices = [
             self._complete_choice(i, self.build_choice(i, output), output.tokens, output.done)
             for i, output in enumerate(self.outputs)
@@ -243,9 +243,9 @@ class ChoicesAnswer(Answer[RequestT]):
             "choices": choices,
             "usage": self.get_usage(),
         }
-        return answer | self.speculation(with_steps=True)
+        return answer | self.summarize_speculation(with_steps=True)
 
-    async def events(self) -> AsyncGenerator[str]:
+    async def stream_events(self) -> AsyncGenerator[str]:
         head, options = self._build_head(self.object_names[1]), self.request.stream_options
         continuous_usage = options is not None and options.continuous_usage_stats
         for i, output in enumerate(self.outputs):
@@ -256,7 +256,7 @@ class ChoicesAnswer(Answer[RequestT]):
                 yield format_event(
                     head | choices | ({"usage": self.get_usage()} if continuous_usage else {})
                 )
-        async for i, part in self.generation.parts():
+        async for i, part in self.generation.stream_parts():
             if part.text or part.tokens or part.done is not None:
                 chunk: dict[str, Any] = {
                     "choices": [
@@ -271,7 +271,7 @@ class ChoicesAnswer(Answer[RequestT]):
                 yield format_event(head | chunk)
         if options is not None and options.include_usage:
             last: dict[str, Any] = {"choices": [], "usage": self.get_usage()}
-            yield format_event(head | last | self.speculation())
+            yield format_event(head | last | self.summarize_speculation())
         yield DONE_EVENT
 
     def _build_head(self, kind: str) -> dict[str, Any]:

@@ -137,8 +137,8 @@ class ChatAnswer(answers.ChoicesAnswer[ChatCompletionRequest]):
     id_prefix = "chatcmpl"
     object_names = ("chat.completion", "chat.completion.chunk")
 
-    def body(self) -> dict[str, Any]:
-        answer, done = super().body(), self.outputs[0].done
+    def build_body(self) -> dict[str, Any]:
+        answer, done = super().build_body(), self.outputs[0].done
         if self.request.prompt_logprobs is not None and done is not None:
             answer["prompt_logprobs"] = answers.format_prompt_logprobs(done.prompt_logprobs or [])
         if self.request.metadata:

@@ -105,11 +105,11 @@ class CompletionAnswer(answers.ChoicesAnswer[CompletionRequest]):
         super().__init__(*arguments)
         self._held_back = defaultdict[int, list[TokenLogprob]](list)  # logprobs of held-back text
 
-    def body(self) -> dict[str, Any]:
+    def build_body(self) -> dict[str, Any]:
         if self.request.max_tokens == 0:  # drop the token that the engine had to generate
             for output in self.outputs:
                 output.text, output.tokens, output.logprobs = "", [], []
-        return super().body()
+        return super().build_body()
 
     def build_choice(self, i: int, output: GeneratedOutput) -> dict[str, Any]:
         text, request = output.accepted.echo + output.text, self.request

@@ -123,7 +123,7 @@ class ResponsesRequest(TemplatedRequest):
 class ResponseAnswer(answers.Answer[ResponsesRequest]):
     """Answer of /v1/responses."""
 
-    def body(self) -> dict[str, Any]:
+    def build_body(self) -> dict[str, Any]:
         (output,) = self.outputs
         output_items = response_items.OutputItems(lambda *_, **__: "")  # without events
         for part in output.parts:
@@ -131,7 +131,7 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
         list(output_items.end(self._status, has_text=not self.request.requires_calls))
         return self._build_final(self._build_head(), output_items.items)
 
-    async def events(self) -> AsyncGenerator[str]:
+    async def stream_events(self) -> AsyncGenerator[str]:
         """Yield typed, numbered server-sent events."""
         sequence_numbers, head = count(), self._build_head()
 
@@ -143,7 +143,7 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
         yield format_event("response.created", response=head)
         yield format_event("response.in_progress", response=head)
         output_items = response_items.OutputItems(format_event)
-        async for _, part in self.generation.parts():
+        async for _, part in self.generation.stream_parts():
             for each in self._stream_part(output_items, part):
                 yield each
         for each in output_items.end(self._status, has_text=not self.request.requires_calls):
@@ -218,7 +218,7 @@ class ResponseAnswer(answers.Answer[ResponsesRequest]):
                 "total_tokens": usage["total_tokens"],
             },
         }
-        return response | self.speculation(with_steps=True)
+        return response | self.summarize_speculation(with_steps=True)
 
 
 def _format_tool_choice(choice: str | NamedTool | None) -> Any:

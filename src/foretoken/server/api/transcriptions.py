@@ -55,7 +55,7 @@ class TranslationForm(Body):
             gamma=gamma,
         )
 
-    def body(self, transcription: Transcription) -> str | dict[str, Any]:
+    def build_body(self, transcription: Transcription) -> str | dict[str, Any]:
         """Return the answer: a dict for JSON, or a string for other formats."""
         usage = _usage(transcription)
         if self.response_format == "json":
@@ -174,7 +174,7 @@ class TranscriptionStream:
     async def __aexit__(self, *_: object) -> None:
         self._abort()
 
-    async def parts(self) -> AsyncGenerator[str | Transcription]:
+    async def stream_parts(self) -> AsyncGenerator[str | Transcription]:
         """Yield new text as it arrives, and the transcription last. Raises the engine's refusal."""
         message = self._first
         while not isinstance(message, Reply):
@@ -187,7 +187,7 @@ class TranscriptionStream:
 
     async def collect(self) -> Transcription:
         """Return the complete transcription."""
-        async for part in self.parts():
+        async for part in self.stream_parts():
             if isinstance(part, Transcription):
                 return part
         raise AssertionError("a transcription has no end")
@@ -196,7 +196,7 @@ class TranscriptionStream:
 async def stream_events(stream: TranscriptionStream) -> AsyncGenerator[str]:
     """Yield server-sent events of a transcription."""
     begun = False
-    async for part in stream.parts():
+    async for part in stream.stream_parts():
         if isinstance(part, str):
             if part:
                 delta = part if begun else part.lstrip()

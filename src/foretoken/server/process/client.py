@@ -176,7 +176,7 @@ class EngineClient:
         self._process, pipe = self._launch(self.setup)
         self._outgoing.put(None)  # ends the former writer thread
         self._outgoing = SimpleQueue()
-        Thread(target=self._read, args=(pipe,), name="events", daemon=True).start()
+        Thread(target=self._forward_messages, args=(pipe,), name="events", daemon=True).start()
         args = pipe, self._outgoing
         Thread(target=self._write, args=args, name="outgoing", daemon=True).start()
         self._watch(self._process)
@@ -271,10 +271,10 @@ class EngineClient:
         while (message := outgoing.get()) is not None:
             try:
                 pipe.send_bytes(message)
-            except (OSError, ValueError):  # the process has died; `_read` handles it
+            except (OSError, ValueError):  # the process has died; `_forward_messages` handles it
                 return
 
-    def _read(self, pipe: Pipe) -> None:
+    def _forward_messages(self, pipe: Pipe) -> None:
         """Reader thread: passes the engine's messages to the event loop."""
         while True:
             try:

@@ -79,7 +79,7 @@ class Generation:
     async def __aexit__(self, *_: object) -> None:
         self._abort_all()
 
-    async def parts(self) -> AsyncGenerator[tuple[int, StepOutput]]:
+    async def stream_parts(self) -> AsyncGenerator[tuple[int, StepOutput]]:
         """Yield (index of the output, part) as parts arrive."""
         unfinished = len(self.outputs)
         while unfinished:
@@ -92,7 +92,7 @@ class Generation:
 
     async def collect(self) -> list[GeneratedOutput]:
         """Wait for all outputs and return them."""
-        async with aclosing(self.parts()) as parts:
+        async with aclosing(self.stream_parts()) as parts:
             async for _ in parts:
                 pass
         return self.outputs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from foretoken.controls.grammar import find_schema_problem
-from foretoken.errors import InputError, naming_option
+from foretoken.errors import InputError, name_option_in_errors
 from foretoken.media.inputs import Media
 from foretoken.sampling.checks import as_structured
 from foretoken.sampling.params import Controls
@@ -60,7 +60,7 @@ class RequestPreparer:
     def prepare(self, id: int, request: GenerateRequest) -> tuple[EngineRequest, dict[str, Any]]:
         """Return a request as the worker tracks it, and its arguments for `Engine.add`. Raises
         ForetokenError."""
-        with naming_option("prompt"):
+        with name_option_in_errors("prompt"):
             messages, variables = (
                 self.replies.build_messages(request),
                 self.replies.get_template_variables(request),
@@ -70,7 +70,7 @@ class RequestPreparer:
         limit = self.prompts.limit_new_tokens(len(ids), requested, request.default_new_tokens)
         prediction = None
         if request.prediction is not None:
-            with naming_option("prediction"):
+            with name_option_in_errors("prediction"):
                 prediction = self.prompts.encode_prediction(request.prediction)
         accepted, offsets = self._build_acceptance(id, request, ids)
         return EngineRequest(accepted, request.show_steps, offsets), {
@@ -107,10 +107,10 @@ class RequestPreparer:
         if request.reply_requirements is not None:
             controls = controls | self.replies.build_controls(request, tail)
         if request.bad_words:
-            with naming_option("bad_words"):
+            with name_option_in_errors("bad_words"):
                 controls = controls | self._ban_words(request.bad_words)
         if structure := controls.get("structured"):
-            with naming_option("structured"):
+            with name_option_in_errors("structured"):
                 self.sandbox.require(as_structured("structured", structure))
         return controls
 
@@ -134,7 +134,7 @@ def blame_function(request: GenerateRequest, error: Exception) -> Exception:
     for function in request.reply_requirements.functions:
         if function.parameters and (reason := find_schema_problem(json.dumps(function.parameters))):
             problem = f"the parameters of the function {function.name!r} cannot be followed"
-            return InputError(f"{problem}: {reason}; correct them").about("tools")
+            return InputError(f"{problem}: {reason}; correct them").with_option("tools")
     return error
 
 
@@ -157,10 +157,14 @@ class PromptEncoder:
         self._require_short(prompt, "prompt")
         if holds_media(prompt):
             prompt = [self._decode_media(i, turn) for i, turn in enumerate(cast(Any, prompt))]
-            return cast(Any, self.spec.inputs.prompts(cast(Any, prompt), template, variables)[0])
+            return cast(
+                Any, self.spec.inputs.encode_prompts(cast(Any, prompt), template, variables)[0]
+            )
         if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], int)):
-            (prompt,) = cast(Any, self.spec.inputs.prompts(cast(Any, prompt), template, variables))
-        return self.spec.inputs.ids(cast(Any, prompt))
+            (prompt,) = cast(
+                Any, self.spec.inputs.encode_prompts(cast(Any, prompt), template, variables)
+            )
+        return self.spec.inputs.encode_prompt(cast(Any, prompt))
 
     def encode_prediction(self, text: str) -> list[int]:
         """Return the ids of a predicted output."""
@@ -182,7 +186,7 @@ class PromptEncoder:
             raise TooLongError(
                 f"the prompt has {prompt_tokens} tokens{and_requested}, the context is {context}; "
                 f"{remedy}"
-            ).about("max_new_tokens" if fits else "prompt")
+            ).with_option("max_new_tokens" if fits else "prompt")
         if requested is not None:
             return requested
         room = DEFAULT_NEW_TOKENS if context is None else context - prompt_tokens

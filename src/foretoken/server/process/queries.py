@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.engine.engine import Engine
-from foretoken.errors import InputError, base_name, naming_option
+from foretoken.errors import InputError, get_base_name, name_option_in_errors
 from foretoken.server.process.messages import ModelInfo, Prompt
 from foretoken.server.process.preparation import PromptEncoder, get_ids
 from foretoken.server.process.replies import ReplyPreparer
@@ -42,15 +42,15 @@ class Queries:
         """Return a prompt's ids; `texts`: also the name of each token."""
         if (chat_template_kwargs or {}).get("tools") and not self.replies.offers_tools:
             problem = "the chat template supports no tools; chats get them in a system message"
-            raise InputError(f"{problem}; leave them out").about("tools")
-        with naming_option("prompt"):
+            raise InputError(f"{problem}; leave them out").with_option("tools")
+        with name_option_in_errors("prompt"):
             ids = get_ids(self.prompts.encode(prompt, template, chat_template_kwargs))
         return {"tokens": ids} | ({"token_strs": [*map(self.spelling.name, ids)]} if texts else {})
 
     def detokenize(self, tokens: list[int]) -> str:
         """Return the text of token ids."""
-        with naming_option("tokens"):
-            ids = self.spec.inputs.ids(tokens)
+        with name_option_in_errors("tokens"):
+            ids = self.spec.inputs.encode_prompt(tokens)
         if self.spec.tokenizer is None:
             raise InputError("there is no tokenizer; the model has none")
         return decode(self.spec.tokenizer, ids)
@@ -73,8 +73,8 @@ def describe_models(spec: Speculator, engine: Engine, replies: ReplyPreparer) ->
     """Return the facts about an engine's models."""
     tokenizer, drafts = spec.tokenizer, spec.costing.drafts
     return ModelInfo(
-        target=base_name(spec.target_name),
-        draft=base_name(spec.draft_name) if drafts else None,
+        target=get_base_name(spec.target_name),
+        draft=get_base_name(spec.draft_name) if drafts else None,
         context=engine.max_length,
         vocab_size=spec.target.vocab_size,
         chat=bool(getattr(tokenizer, "chat_template", None)),

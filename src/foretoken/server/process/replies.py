@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from foretoken.controls.grammar import build_symbol
-from foretoken.errors import InputError, format_value, naming_option
+from foretoken.errors import InputError, format_value, name_option_in_errors
 from foretoken.sampling.checks import Structured, as_structured
 from foretoken.sampling.params import Controls
 from foretoken.server.process.messages import GenerateRequest, ReplyFacts
@@ -103,7 +103,7 @@ class ReplyPreparer:
         if effort == "none" and not self.facts.thinks:
             return variables
         problem = f"reasoning_effort is {format_value(effort)}, but the model's template ignores it"
-        raise InputError(f"{problem}; leave it out").about("reasoning_effort")
+        raise InputError(f"{problem}; leave it out").with_option("reasoning_effort")
 
     def decode_tail(self, ids: Sequence[int]) -> str:
         return decode(self._tokenizer, list(ids[-TAIL_TOKENS:]), keep_special_tokens=True)
@@ -130,7 +130,7 @@ class ReplyPreparer:
         )
         calls = bool(request.reply_requirements.functions) and enforce_calls
         if calls or (text_structured and thinking != "no"):
-            with naming_option("tools" if calls else "structured"):
+            with name_option_in_errors("tools" if calls else "structured"):
                 changes["structured"] = self._build_grammar(request, text_structured, thinking)  # pyright: ignore
         return changes
 
@@ -155,7 +155,7 @@ class ReplyPreparer:
     ) -> tuple[int, list[int], list[int]]:
         if not self.facts.thinks:
             problem = f"thinking_token_budget is {tokens}, but the template has no reasoning"
-            raise InputError(f"{problem}; leave it out").about("thinking_token_budget")
+            raise InputError(f"{problem}; leave it out").with_option("thinking_token_budget")
         opening, closing = (
             self._tokenizer.encode(mark, add_special_tokens=False) for mark in self.format.think
         )

@@ -65,7 +65,7 @@ class Sandbox:
             assert process.stdin is not None and process.stdout is not None
             try:
                 _write(process.stdin, question, body)
-                answer = _read(cast(BufferedReader, process.stdout))
+                answer = _read_message(cast(BufferedReader, process.stdout))
             except OSError:
                 answer = None
             if answer is None:
@@ -209,13 +209,13 @@ def run_sandbox(kind: str) -> None:
     """Run a sandbox process: answer questions from standard input until it is closed."""
     questions, answers = cast(BufferedReader, sys.stdin.buffer), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries may print to standard output
-    first = _read(questions)
+    first = _read_message(questions)
     assert first is not None
     (seconds, size), respond = first[0]["limits"], HANDLER_FACTORIES[kind](first[0])
     with suppress(ValueError, OSError):
         if resource:
             resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    while (question := _read(questions)) is not None:
+    while (question := _read_message(questions)) is not None:
         faulthandler.dump_traceback_later(seconds, exit=True)  # works while C code holds the GIL
         fields, body = respond(*question)
         faulthandler.cancel_dump_traceback_later()
@@ -228,7 +228,7 @@ def _write(pipe: IO[bytes], fields: dict[str, Any], body: bytes) -> None:
     pipe.flush()
 
 
-def _read(pipe: BufferedReader) -> tuple[dict[str, Any], bytearray] | None:
+def _read_message(pipe: BufferedReader) -> tuple[dict[str, Any], bytearray] | None:
     """Return fields and bytes of a message; None if the other end is closed."""
     line = pipe.readline()
     if not line.endswith(b"\n"):

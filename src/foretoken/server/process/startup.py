@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from transformers.utils import logging as transformers_logging
 
 from foretoken.engine.engine import Engine
-from foretoken.errors import ForetokenError, base_name, to_one_line
+from foretoken.errors import ForetokenError, get_base_name, to_one_line
 from foretoken.loading.load import load_checked, require_adapters
 from foretoken.loading.target import TargetInfo
 from foretoken.sampling.params import SamplingParams
@@ -29,7 +29,7 @@ def serve(pipe: Connection, setup: EngineSetup) -> None:
     cannot be loaded."""
     try:
         spec, replies = load(setup)
-        name = base_name(spec.target_name)
+        name = get_base_name(spec.target_name)
         engine = Engine(spec, **setup.engine)
         spec.inputs.prepare_grammars()
         with log_if_slow(log, "measuring the costs of steps of %s", name):
@@ -59,7 +59,7 @@ def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
         )
 
     spec = load_checked(read_replies, setup.target, setup.draft, **setup.loading)
-    with log_if_slow(log, "choosing a draft for %s, once", base_name(spec.target_name)):
+    with log_if_slow(log, "choosing a draft for %s, once", get_base_name(spec.target_name)):
         spec = spec.prepared()
     if setup.costs is not None:
         spec.costing.adopt_measured(pickle.loads(setup.costs))
@@ -69,7 +69,7 @@ def load(setup: EngineSetup) -> tuple[Speculator, ReplyPreparer]:
 def describe_missing(target: TargetInfo) -> str:
     """Return which requests a target without a tokenizer or chat template supports, and the
     remedy."""
-    name = base_name(target.name)
+    name = get_base_name(target.name)
     if target.tokenizer is None:
         return f"{name} has no tokenizer, so requests must have token ids; give --tokenizer"
     return f"{name} has no chat template, so chats are refused; give --chat-template FILE"

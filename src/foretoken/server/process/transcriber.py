@@ -8,7 +8,7 @@ from dataclasses import asdict
 from threading import Event as Flag
 from time import monotonic
 
-from foretoken.errors import BusyError, naming_option
+from foretoken.errors import BusyError, name_option_in_errors
 from foretoken.server.process.messages import (
     FromEngine,
     Reply,
@@ -70,7 +70,7 @@ class Transcriber:
         try:
             assert self.spec.processor is not None  # else the server refuses the request
             options = asdict(request)
-            with naming_option("audio"):
+            with name_option_in_errors("audio"):
                 file, sampling_rate = options.pop("audio"), get_sampling_rate(self.spec.processor())
                 samples = self.media.decode_audio(file, sampling_rate, "the file")
             self.send(Reply(id, transcribe(self.spec, samples, on_text=report, **options)))

@@ -143,4 +143,4 @@ class GrammarWriter:
             return self.format.form.build_rule(function, self.write_literal)
         except (ValueError, TypeError) as error:
             problem = f"the function {function.name!r} cannot be called in the form of this model"
-            raise InputError(f"{problem}: {error}").about("tools") from None
+            raise InputError(f"{problem}: {error}").with_option("tools") from None

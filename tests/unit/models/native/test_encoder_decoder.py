@@ -67,7 +67,7 @@ def built(name: str) -> PreTrainedModel:
 
 
 def converted(network: PreTrainedModel, dtype: str = "float32") -> NativeEncoderDecoder:
-    model = NativeConversion(None, dtype, lambda: copy.deepcopy(network)).model()
+    model = NativeConversion(None, dtype, lambda: copy.deepcopy(network)).load_model()
     assert isinstance(model, NativeEncoderDecoder)
     return model
 

@@ -165,7 +165,7 @@ def built(name: str) -> PreTrainedModel:
 
 
 def native(network: PreTrainedModel, dtype: str = "float32") -> NativeModel:
-    return NativeConversion(None, dtype, lambda: network).model()
+    return NativeConversion(None, dtype, lambda: network).load_model()
 
 
 def check(name: str) -> None:
@@ -269,7 +269,7 @@ def test_copies_of_layers_need_those_whose_keys_they_read() -> None:
     network = built("inputs of layers, keys of others")
     target = native(network)
     with pytest.raises(RefusedError, match="layer 2 is left out, whose keys"):
-        NativeConversion(None, "float32", lambda: network, layers=(0, 3)).companion(target)
+        NativeConversion(None, "float32", lambda: network, layers=(0, 3)).build_target_copy(target)
     spec = foretoken.load(network, "self:0,1,2,3", runtime="native")
     (plain,), (drafted,) = (
         spec.generate([SEQUENCE[:40]], max_new_tokens=30, gamma=gamma, ignore_eos=True)

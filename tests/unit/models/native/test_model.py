@@ -39,13 +39,13 @@ def network() -> PreTrainedModel:
 
 @cache
 def converted(dtype: str = "float32") -> NativeModel:
-    return NativeConversion(None, dtype, lambda: copy.deepcopy(network())).model()
+    return NativeConversion(None, dtype, lambda: copy.deepcopy(network())).load_model()
 
 
 @cache
 def expected(dtype: str) -> torch.Tensor:
     """Logits of TEXT read at once, in two passes."""
-    model = NativeConversion(None, dtype, lambda: copy.deepcopy(network())).model()
+    model = NativeConversion(None, dtype, lambda: copy.deepcopy(network())).load_model()
     model.start([[]])
     return model.score([TEXT], [len(TEXT)])[0].clone()
 
@@ -73,7 +73,7 @@ def require_same(model: NativeModel, b: int, dtype: str = "float32") -> None:
 @pytest.mark.daily(2)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
-    model = NativeConversion(None, "int4", lambda: copy.deepcopy(network())).model()
+    model = NativeConversion(None, "int4", lambda: copy.deepcopy(network())).load_model()
     model.passes.threads = threads
     model.start([[]])
     assert torch.equal(model.score([TEXT], [len(TEXT)])[0], expected("int4"))
@@ -84,7 +84,7 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
 def test_cached_prefixes_give_way_to_rows(model: NativeModel) -> None:
     """The oldest first, once there are as many pages as were reserved; rows may have more."""
     model.set_prefix_caching(True)
-    model.reserve(model.memory([96], [0]))  # six pages
+    model.reserve(model.compute_cache_bytes([96], [0]))  # six pages
     for first in (2, 3, 4):
         model.start([[first] * 40])
         model.leave([0])
@@ -165,7 +165,7 @@ def test_ctrl_c_where_arrays_grow_leaves_no_pointer_behind(monkeypatch: pytest.M
     """Each allocation of a pass in turn is the last thing before the signal."""
     expected, text = converted(), TEXT * 8
     for target, name, nth in ((torch, "empty", 1), (torch, "empty", 2), (np, "concatenate", 2)):
-        model = NativeConversion(None, "float32", lambda: copy.deepcopy(network())).model()
+        model = NativeConversion(None, "float32", lambda: copy.deepcopy(network())).load_model()
         model.context = model._max_context = 4096
         model.start([[]])
         model.score([TEXT[:9]], [9])
@@ -198,7 +198,7 @@ def test_invalid_numbers_stay_in_their_row() -> None:
     sick: Any = copy.deepcopy(network())
     with torch.no_grad():
         sick.get_input_embeddings().weight[63] = torch.nan
-    model = NativeConversion(None, "float32", lambda: sick).model()
+    model = NativeConversion(None, "float32", lambda: sick).load_model()
     model.set_prefix_caching(True)
     model.start([[5] * 40, [*TEXT[:20], 63]])
     logits = model.score([[6], [7]], [1, 1]).clone()
@@ -288,12 +288,14 @@ def test_a_draft_in_one_call_is_that_of_a_call_for_each_token(
     monkeypatch.setattr(passes, "MAX_PASS_TOKENS", most)
 
     def model(seed: int, context: int = 128) -> NativeModel:
-        return NativeConversion(None, "int8", lambda: tiny.llama(64, context, seed)).model()
+        return NativeConversion(None, "int8", lambda: tiny.llama(64, context, seed)).load_model()
 
     def drafting(target: NativeModel) -> Any:
         if kind == "model":
             return model(1, 40)
-        return NativeConversion(None, "int4", lambda: tiny.llama(64, 128, 0)).companion(target)
+        return NativeConversion(None, "int4", lambda: tiny.llama(64, 128, 0)).build_target_copy(
+            target
+        )
 
     made: list[Any] = []
     for chains in (True, False):

@@ -192,7 +192,7 @@ def test_a_weight_may_have_parts_of_several_kinds() -> None:
                 rows = [values(kind, seed) for seed in range(-(-len(weight) // SHAPE[0]))]
                 weight.copy_(torch.from_numpy(np.concatenate(rows)[: len(weight)]) / 256)
         expected = network(torch.arange(40)[None]).logits[0]
-    model = NativeConversion(None, "int8", lambda: network).model()
+    model = NativeConversion(None, "int8", lambda: network).load_model()
     layer = model.passes.facts["layers"][0]
     first, rest = layer["qkv"], layer["qkv"]["rest"]
     assert (first["kind"], rest["kind"], layer["up"]["kind"]) == ("int4", "int6", "int4")
@@ -224,7 +224,7 @@ def test_parts_beside_one_another_may_be_stored_in_any_way() -> None:
             scales = (torch.rand(64, 2, 1, generator=dice) * 0.1).half()
             layer.mlp.up_proj.weight.copy_((integers * scales.float()).view(64, 64))
         expected = network(torch.arange(1, 21)[None]).logits[0]
-    model = NativeConversion(None, "float32", lambda: copy.deepcopy(network)).model()
+    model = NativeConversion(None, "float32", lambda: copy.deepcopy(network)).load_model()
     layer = model.passes.facts["layers"][0]
     assert [layer[name]["kind"] for name in ("qkv", "gate", "up")] == ["float32", "float32", "int4"]
     model.start([[]])

@@ -31,7 +31,7 @@ def network(name: str) -> Any:
 
 @cache
 def converted(name: str, dtype: str = "float32") -> NativeModel:
-    return NativeConversion(None, dtype, lambda: network(name)).model()
+    return NativeConversion(None, dtype, lambda: network(name)).load_model()
 
 
 def emptied(model: NativeModel) -> NativeModel:
@@ -90,7 +90,7 @@ def test_a_prompt_that_begins_like_others_continues_where_states_are_stored(name
 def test_an_invalid_token_leaves_what_is_before_it_to_others() -> None:
     other = hybrids.random(OFTEN, 0).float()
     other.get_input_embeddings().weight.data[60] = torch.nan
-    model, text = NativeConversion(None, "float32", lambda: other).model(), ids(40, 1)
+    model, text = NativeConversion(None, "float32", lambda: other).load_model(), ids(40, 1)
     right = expected(model, [*text, 5, 6], 2)
     model.set_prefix_caching(True)
     model.start([[*text, 60, 5], text])

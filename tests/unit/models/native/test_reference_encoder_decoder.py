@@ -81,7 +81,7 @@ def test_passes_are_as_defined(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = Reference(network).forward(SOURCE, TEXT)
     for instructions in library.list_instruction_sets():
         monkeypatch.setenv(library.INSTRUCTIONS_VARIABLE, instructions)
-        model = NativeConversion(None, "float32", lambda: network).model()
+        model = NativeConversion(None, "float32", lambda: network).load_model()
         model.start([[]], [SOURCE])
         made = [model.score([TEXT[a:b]], [b - a])[0].numpy().copy() for a, b in ((0, 9), (9, 40))]
         same = np.concatenate(made).view(np.int32) == expected.view(np.int32)

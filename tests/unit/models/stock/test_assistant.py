@@ -89,7 +89,7 @@ def test_a_target_may_share_keys_among_its_layers_or_not(sharing: bool) -> None:
         net(input_ids=torch.tensor([read]), past_key_values=cache)
     for kind, layer in {"sliding_attention": 0, "full_attention": 1}.items():
         kept = cache.layers[layer if sharing else layer + 2]
-        lent = target.shared_kv(kind, [0], LONG + 1 - WINDOW)
+        lent = target.get_shared_kv(kind, [0], LONG + 1 - WINDOW)
         assert torch.allclose(lent.keys, kept.keys[:, :, 1 - WINDOW :], atol=1e-6)
         assert torch.allclose(lent.values, kept.values[:, :, 1 - WINDOW :], atol=1e-6)
 

@@ -38,9 +38,9 @@ class Pair:
     def check(self) -> None:
         assert self.cache.lengths == [len(row) for row in self.rows]
         for b, row in enumerate(self.rows):
-            for i, layer in enumerate(self.cache.parts()):
+            for i, layer in enumerate(self.cache.list_parts()):
                 if len(row):
-                    keys, values = layer.row(self.cache.slots[b], len(row))
+                    keys, values = layer.get_row(self.cache.slots[b], len(row))
                     assert torch.equal(keys.transpose(0, 1), row + i)
                     assert torch.equal(values.transpose(0, 1), -row)
 
@@ -110,9 +110,9 @@ def test_rows_are_what_was_written(seed: int) -> None:
 def test_even_rows_are_written_in_place() -> None:
     pair = Pair(2)
     pair.append([5, 5])
-    storage = pair.cache.parts()[0].arrays[0].data_ptr()
+    storage = pair.cache.list_parts()[0].arrays[0].data_ptr()
     pair.append([1, 1])
-    assert pair.cache.parts()[0].arrays[0].data_ptr() == storage
+    assert pair.cache.list_parts()[0].arrays[0].data_ptr() == storage
     assert pair.cache.get_query_offset() == 5  # one number: stock masks, or none
 
 
@@ -139,7 +139,7 @@ def test_rows_that_stay_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         pair.rows = [pair.rows[b] for b in stay]
 
     pair.append([9, 8, 7, 6, 5])
-    arrays = pair.cache.parts()[0].arrays
+    arrays = pair.cache.list_parts()[0].arrays
     join()
     join()
     assert put == [(5, 2)] * 2 + [(6, 2)] * 2
@@ -154,7 +154,7 @@ def test_rows_that_stay_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     pair.rows.reverse()
     pair.append([1] * 6)
     pair.check()
-    assert len(put) == 8 and pair.cache.parts()[0].arrays is arrays
+    assert len(put) == 8 and pair.cache.list_parts()[0].arrays is arrays
 
 
 def test_nothing_stale_is_left_in_a_place_that_is_taken() -> None:
@@ -162,14 +162,14 @@ def test_nothing_stale_is_left_in_a_place_that_is_taken() -> None:
     pair, one = Pair(4), Pair(1)
     pair.append([5, 9, 7, 3])
     one.append([2])
-    for layer in pair.cache.parts():
+    for layer in pair.cache.list_parts():
         for x in layer.arrays:
             x[[0, 2]] = float("nan")
     pair.cache.select([1, 3])
     pair.cache.join(one.cache)
     pair.cache.prepare(1)  # the last row has moved into the other gap
     assert sorted(pair.cache.slots) == [0, 1, 2]
-    assert all(x[:3].isfinite().all() for layer in pair.cache.parts() for x in layer.arrays)
+    assert all(x[:3].isfinite().all() for layer in pair.cache.list_parts() for x in layer.arrays)
 
 
 def test_room_for_rows_that_have_left_goes_when_slots_grow() -> None:
@@ -178,7 +178,7 @@ def test_room_for_rows_that_have_left_goes_when_slots_grow() -> None:
     pair.cache.select([3])
     pair.rows = [pair.rows[3]]
     pair.append([cache.CAPACITY_MULTIPLE])
-    assert pair.cache.parts()[0].arrays[0].shape[0] == pair.cache.rows == 1
+    assert pair.cache.list_parts()[0].arrays[0].shape[0] == pair.cache.rows == 1
     pair.check()
 
 

@@ -71,7 +71,7 @@ def test_a_decoder_may_be_deeper_or_shallower_than_its_encoder(name: str, layers
     rows.start([3])
     rows.score(3)
     assert rows.max_delta < 1e-6
-    assert len(rows.runner.cache.self_attention_cache.parts()) == layers
+    assert len(rows.runner.cache.self_attention_cache.list_parts()) == layers
 
 
 def test_a_bias_is_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_arrays_stay_within_what_memory_says(name: str) -> None:
 
     def said() -> int:
         read = model.cache.cross.lengths if name == "T5" else []
-        return model.memory(model.lengths, read)
+        return model.compute_cache_bytes(model.lengths, read)
 
     model.start([[1] * 70, [2] * 3], sources)
     assert 0 < taken() <= said()
@@ -149,4 +149,4 @@ def test_arrays_stay_within_what_memory_says(name: str) -> None:
         assert taken() <= said()
     model.leave([0])
     model.score([[7]], [1])
-    assert taken() <= said() < model.memory([70, 3], [5, 90] if sources else [])
+    assert taken() <= said() < model.compute_cache_bytes([70, 3], [5, 90] if sources else [])

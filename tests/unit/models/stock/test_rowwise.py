@@ -24,7 +24,7 @@ PROMPTS = [[3, 7, 11, 5, 9, 3, 7, 11], [4, 5, 6], [9, 8, 7, 6, 5, 9, 8, 7, 6, 5,
     "name", [*BLOCKS, "T5GemmaForConditionalGeneration", "Qwen3NextForCausalLM"]
 )
 def test_rows_are_exact_over_their_own_caches(name: str) -> None:
-    assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.prepared_forward) < 1e-5
+    assert deviation_of(build(name), RowwiseModel(build(name)), rowwise.forward_as_generate) < 1e-5
 
 
 def test_going_back_before_every_copy_reads_the_text_again() -> None:
@@ -35,7 +35,7 @@ def test_going_back_before_every_copy_reads_the_text_again() -> None:
         rows.score([[token]], [1])
     rows.set_lengths([2])
     again = rows.score([[12, 13]], [2])[0]
-    whole = rowwise.prepared_forward(model, torch.tensor([[3, 7, 12, 13]]), None, 2)
+    whole = rowwise.forward_as_generate(model, torch.tensor([[3, 7, 12, 13]]), None, 2)
     assert torch.allclose(again, whole, atol=1e-5)
 
 

@@ -25,7 +25,7 @@ from foretoken.loading.sources import find_source
 from foretoken.models.base import Model
 from foretoken.models.stock import attention, check_results, positions, selfcheck, small_copy
 from foretoken.models.stock.cache import CrossCache, RaggedCache, RaggedLayer
-from foretoken.models.stock.check_results import compute_structure_key, self_check
+from foretoken.models.stock.check_results import compute_structure_key, run_self_check
 from foretoken.models.stock.model import CausalModel
 from foretoken.models.stock.selfcheck import build_torch_model, check
 from tiny_families import build
@@ -126,11 +126,11 @@ def test_a_lost_window_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_passed_is_remembered(folder: Path) -> None:
     model = build("Llama")
-    first, second = self_check(model), self_check(model)
+    first, second = run_self_check(model), run_self_check(model)
     assert not first.from_cache and second.from_cache and second.delta == first.delta
-    assert self_check(model).from_cache  # from the file
+    assert run_self_check(model).from_cache  # from the file
     (folder / "foretoken" / "selfcheck.json").write_text("{broken")
-    assert not self_check(model).from_cache
+    assert not run_self_check(model).from_cache
 
 
 @pytest.mark.parametrize(
@@ -144,12 +144,12 @@ def test_a_passing_failure_is_no_refusal_for_ever(
 
     model, form = build("Llama"), selfcheck.CheckedBackend("a ragged cache", failing)
     with pytest.raises(RefusedError, match="does not run over a ragged cache"):
-        self_check(model, form)
+        run_self_check(model, form)
     assert not (folder / "foretoken" / "selfcheck.json").exists()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="no small copy can be"):
         patch.setattr(small_copy, "_require_small", lambda kind, config: failing(model))
         selfcheck.check(build("Llama").bfloat16())  # in float32 it would be checked itself
-    assert not self_check(model).from_cache
+    assert not run_self_check(model).from_cache
 
 
 def test_a_known_refusal_and_a_measured_deviation_are_remembered(
@@ -165,11 +165,11 @@ def test_a_known_refusal_and_a_measured_deviation_are_remembered(
     wrong = selfcheck.CheckedBackend("another", deviating)
     for form, says in ((refusing_form, "it has softcap"), (wrong, "is not exact over another")):
         with pytest.raises(RefusedError, match=says):
-            self_check(model, form)
+            run_self_check(model, form)
     monkeypatch.setattr(check_results, "check", lambda model, form: 1 / 0)
     for form, says in ((refusing_form, "it has softcap"), (wrong, "is not exact over another")):
         with pytest.raises(RefusedError, match=says):  # from the file
-            self_check(model, form)
+            run_self_check(model, form)
 
 
 def module(path: Path, body: str) -> ModuleType:
@@ -194,13 +194,13 @@ BREAKS = "position_ids = None if position_ids is None else position_ids * 0"
 def test_a_class_of_the_same_name_is_checked_itself(tmp_path: Path) -> None:
     """Also after an edit of its file."""
     stock = build("Llama")
-    self_check(stock)
+    run_self_check(stock)
     with pytest.raises(RefusedError, match="is not exact"):
-        self_check(module(tmp_path / "mine_a.py", BREAKS).LlamaForCausalLM(stock.config))
+        run_self_check(module(tmp_path / "mine_a.py", BREAKS).LlamaForCausalLM(stock.config))
     good = module(tmp_path / "mine_b.py", "pass").LlamaForCausalLM(stock.config)
-    assert not self_check(good).from_cache and self_check(good).from_cache
+    assert not run_self_check(good).from_cache and run_self_check(good).from_cache
     with pytest.raises(RefusedError, match="is not exact"):
-        self_check(module(tmp_path / "mine_b.py", BREAKS).LlamaForCausalLM(stock.config))
+        run_self_check(module(tmp_path / "mine_b.py", BREAKS).LlamaForCausalLM(stock.config))
 
 
 def test_what_a_class_is_made_of_is_looked_at_too(tmp_path: Path, monkeypatch) -> None:
@@ -222,23 +222,23 @@ def test_what_a_class_is_made_of_is_looked_at_too(tmp_path: Path, monkeypatch) -
     mine = importlib.import_module("mine_model")
     model = mine.Mine(build("Llama").config)
     with pytest.raises(RefusedError, match="is not exact"):
-        self_check(model)
+        run_self_check(model)
     (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {good}\n")
     sys.modules["mine_helper"].turned = lambda x: x
-    assert not self_check(model).from_cache and self_check(model).from_cache
+    assert not run_self_check(model).from_cache and run_self_check(model).from_cache
     (tmp_path / "mine_helper.py").write_text(f"def turned(x):\n    {bad}\n")
     sys.modules["mine_helper"].turned = lambda x: x * (1 + x.shape[1])
     with pytest.raises(RefusedError, match="is not exact"):
-        self_check(model)
+        run_self_check(model)
 
 
 def test_a_class_whose_source_cannot_be_read_is_checked_every_time(tmp_path: Path) -> None:
     stock = build("Llama")
-    self_check(stock)
+    run_self_check(stock)
     gone = module(tmp_path / "mine_c.py", "pass").LlamaForCausalLM(stock.config)
     (tmp_path / "mine_c.py").unlink()
     assert compute_structure_key(gone) is None
-    assert not any(self_check(gone).from_cache for _ in range(2))
+    assert not any(run_self_check(gone).from_cache for _ in range(2))
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(
@@ -246,7 +246,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert not self_check(build("Llama")).from_cache
+    assert not run_self_check(build("Llama")).from_cache
 
 
 def test_structure_is_what_matters() -> None:

@@ -265,8 +265,10 @@ def test_memory_is_stated() -> None:
     model.start([[5] * 90, [6] * 3])
     arrays = [x for part in model.cache.list_filled_parts() for x in _arrays(part)]
     taken = sum(x.nbytes for x in arrays)
-    assert taken <= model.memory([90, 3], [1, 1])
-    assert model.memory([1] * 20, [1] * 20) > 9 * model.memory([1, 1], [1, 1])
+    assert taken <= model.compute_cache_bytes([90, 3], [1, 1])
+    assert model.compute_cache_bytes([1] * 20, [1] * 20) > 9 * model.compute_cache_bytes(
+        [1, 1], [1, 1]
+    )
 
 
 def _arrays(part: Any) -> list[Tensor]:

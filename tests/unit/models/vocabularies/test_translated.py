@@ -168,7 +168,7 @@ def test_the_share_of_its_mass_on_words_of_both():
 
 
 def test_its_memory_is_what_the_model_says():
-    assert translated().capabilities.memory and translated().memory([3], [0]) == 0
+    assert translated().capabilities.memory and translated().compute_cache_bytes([3], [0]) == 0
     assert translated().holds[0].vocab_size == DRAFT_V
 
 

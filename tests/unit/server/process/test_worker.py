@@ -120,7 +120,7 @@ def test_what_is_refused(pipe: Connection, monkeypatch: pytest.MonkeyPatch) -> N
         ([1] * 201, SAMPLING, "length", "201 tokens, the context is 200"),
     ):
         if len(prompt) > 200:
-            monkeypatch.setattr(InputProcessor, "ids", None)
+            monkeypatch.setattr(InputProcessor, "encode_prompt", None)
         pipe.send(add(0, prompt, options))
         refusal = hear(pipe)
         assert isinstance(refusal, Refusal) and refusal.kind == kind and said in refusal.message
