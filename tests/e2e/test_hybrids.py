@@ -89,7 +89,7 @@ def test_more_draft_tokens_than_any_part_goes_back_by_are_refused_beforehand() -
     parts = MixtureDrafter([(LookupDrafter(), 1), (small, None)])
     for drafter in (parts, CascadeDrafter(small.model, LookupDrafter(), 2)):
         spec = load(pairs.target("Llama"), drafter, runtime="transformers")
-        with pytest.raises(InputError, match="gamma is 40, .* go back by 32 tokens"):
+        with pytest.raises(InputError, match="gamma is 40, .* roll back only 32 tokens"):
             spec.generate([[3, 4]], max_new_tokens=2, gamma=40)
 
 

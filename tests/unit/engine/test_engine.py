@@ -265,7 +265,7 @@ class Sized(TableModel):
 
     capabilities = Capabilities(memory=True)
 
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
+    def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         return sum(lengths)
 
 

@@ -33,7 +33,7 @@ class SizedTable(TableModel):
         super().__init__(random_model(1, V), V, **options)
         self.size, self.reserved = size, 0
 
-    def memory(self, lengths: list[int], sources: list[int]) -> int:
+    def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         return self.size * sum(lengths) + self.encoder_decoder * sum(sources)
 
     def reserve(self, total: int) -> None:

@@ -501,7 +501,7 @@ def test_what_the_native_decoder_refuses() -> None:
         (
             hears,
             {**sound, "input_features": sound["input_features"][..., :30]},
-            r"the shape \(1, 8, 30\), .* reads \(1, 8, 40\)",
+            r"the shape \(1, 8, 30\), .* takes \(1, 8, 40\)",
         ),
         (
             hears,
