@@ -38,7 +38,7 @@ def _lexicon() -> tuple[GrammarVocabulary, dict[int, int]]:
 def matcher(schema: Any) -> GrammarMatcher:
     """Return the matcher of a schema. InputError where it cannot be followed."""
     return (
-        _lexicon()[0].compile_grammar(Structured("json_schema", json.dumps(schema))).new_matcher()
+        _lexicon()[0].compile_grammar(Structured("json_schema", json.dumps(schema))).make_matcher()
     )
 
 

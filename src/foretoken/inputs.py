@@ -250,7 +250,7 @@ class InputProcessor:
     def _make_matcher(self, request: Request) -> Matcher | None:
         """Return a matcher of the grammar that the output must follow, if any."""
         structured = request.params.structured
-        return None if structured is None else self._grammar(structured, request.eos).new_matcher()
+        return None if structured is None else self._grammar(structured, request.eos).make_matcher()
 
     def prepare_grammars(self) -> None:
         """Build llguidance's form of the tokenizer in advance, if there is one: it blocks all other

@@ -172,7 +172,7 @@ class StructuredOutputOptions:
     grammar: Annotated[Path | None, "Make the output match the Lark grammar in this file."] = None
     choice: Annotated[list[str] | None, "Allow only this output; repeat it to allow others."] = None
 
-    def structured(self) -> dict[str, Any] | None:
+    def build_structured(self) -> dict[str, Any] | None:
         """Return the value of `structured`, or None if no option is given."""
         values = {
             field.name: getattr(self, field.name) for field in fields(StructuredOutputOptions)
@@ -197,7 +197,7 @@ class SequenceOptions(StructuredOutputOptions, PerSequenceGroup):
     def given(self) -> dict[str, Any]:
         """Options that the user set, keyed by field of `SamplingParams`, as JSON values. Raises
         InputError for an invalid value."""
-        values: dict[str, Any] = {**vars(self), "structured": self.structured()}
+        values: dict[str, Any] = {**vars(self), "structured": self.build_structured()}
         defaults = {field.name: field.default for field in fields(self)}
         options: dict[str, Any] = {}
         for name, declared in SAMPLING_OPTIONS.items():  # the order of errors

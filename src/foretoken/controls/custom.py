@@ -131,7 +131,7 @@ def require_supported_params(params: SamplingParams, target: Model, has_tokenize
     """Raise InputError for ids and counts beyond the target's vocabulary and for options that need
     a missing tokenizer; RefusedError for unsupported options."""
     V = target.vocab_size
-    for name, ids in params.ids().items():
+    for name, ids in params.list_ids().items():
         for token in ids:
             if token >= V:
                 problem = f"{name} names the id {format_value(token)}; ids must be in 0..{V - 1}"

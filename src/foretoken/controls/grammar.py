@@ -112,7 +112,7 @@ class CompiledGrammar:
         self._compiled = compiled
         self._require_match()
 
-    def new_matcher(self) -> GrammarMatcher:
+    def make_matcher(self) -> GrammarMatcher:
         """Return a matcher before its first token."""
         return GrammarMatcher(self)
 
@@ -125,7 +125,7 @@ class CompiledGrammar:
     def _require_match(self) -> None:
         """Raise InputError if no token can begin a match, or continue it after its forced tokens.
         Dead ends after that are found during generation."""
-        first = self.new_matcher()
+        first = self.make_matcher()
         for token in first.find_forced_tokens():
             first.push(token)
         if not first.compute_mask().any():

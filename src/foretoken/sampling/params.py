@@ -385,7 +385,7 @@ class SamplingParams:
             self.eta_cutoff or 0.0,
         )
 
-    def ids(self) -> dict[str, list[int]]:
+    def list_ids(self) -> dict[str, list[int]]:
         """Return the token ids that the options contain.
 
         Returns:

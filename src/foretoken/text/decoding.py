@@ -275,7 +275,7 @@ class TokenSpelling:
     def name(self, token: int) -> str:
         return self.spell(token)[0]
 
-    def text(self, token: int) -> str:
+    def to_text(self, token: int) -> str:
         """Return the token as text, with replacement characters for incomplete characters."""
         name, encoded = self.spell(token)
         return encoded.decode(errors="replace") if encoded else name

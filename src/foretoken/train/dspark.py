@@ -153,7 +153,7 @@ class BlockStudent(Student):
         first `sizes` positions attend to each other."""
         (B, T), n, cache = ids.shape, self.depths, DynamicCache()
         taps = pad_sequence([t.taps for t in sequences], batch_first=True).float()
-        keys_and_values = self.blocks.context(taps.flatten(0, 1), torch.arange(T).repeat(B))
+        keys_and_values = self.blocks.make_context(taps.flatten(0, 1), torch.arange(T).repeat(B))
         for i, pair in enumerate(keys_and_values):
             k, v = (x.unflatten(0, (B, T)).transpose(1, 2) for x in pair)
             cache.update(k, v, i)

@@ -64,7 +64,7 @@ def matcher(
     tokenizer, V: int | None = None, eos: frozenset[int] = ENDS, **sampling
 ) -> GrammarMatcher:
     V = len(tokenizer) if V is None else V
-    return get_vocabulary(tokenizer, V, eos).compile_grammar(structured(**sampling)).new_matcher()
+    return get_vocabulary(tokenizer, V, eos).compile_grammar(structured(**sampling)).make_matcher()
 
 
 def ids(mask: torch.Tensor) -> list[int]:
@@ -367,7 +367,7 @@ def test_an_end_of_the_model_that_ends_no_text_is_never_allowed():
     row = get_vocabulary(tokenizer, 3, frozenset({2}), frozenset({0})).compile_grammar(
         structured(regex="a*")
     )
-    row = row.new_matcher()
+    row = row.make_matcher()
     assert ids(row.compute_mask()) == [1, 2]
     row.push(0)
     assert row.dead

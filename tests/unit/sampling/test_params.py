@@ -195,11 +195,11 @@ def test_what_repr_shows():
 
 
 def test_the_ids_it_names():
-    assert SamplingParams().ids() == {}
+    assert SamplingParams().list_ids() == {}
     params = SamplingParams(
         bad_words_ids=[[1, 2], [3]], logit_bias={4: 1}, forced_eos_token_id=0, stop_token_ids=[5]
     )
-    assert params.ids() == {
+    assert params.list_ids() == {
         "bad_words_ids": [1, 2, 3],
         "logit_bias": [4],
         "stop_token_ids": [5],

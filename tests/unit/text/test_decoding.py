@@ -166,7 +166,7 @@ def test_sizes_where_there_are_no_words():
 def test_a_token_within_a_character_is_named_by_its_bytes() -> None:
     """And shown as a replacement; no two tokens have one name."""
     words = TokenSpelling(byte_level())
-    cut = [token for token in range(320) if words.text(token) == "\ufffd"]
+    cut = [token for token in range(320) if words.to_text(token) == "\ufffd"]
     assert cut and all(words.name(token).startswith("bytes:\\x") for token in cut)
     assert len({words.name(token) for token in range(320)}) == 320
     mixed = Tokenizer(models.BPE({"Ġð": 0, "<0xF0>": 1, "a": 2}, []))

@@ -82,7 +82,7 @@ class WeightFile:
             np.concatenate([array, np.zeros(-len(array) % LANES + LANES, np.float32)])
         )
 
-    def norm(self, norm: Norm | None) -> dict[str, Any] | None:
+    def append_norm(self, norm: Norm | None) -> dict[str, Any] | None:
         if norm is None:
             return None
         rows = norm.weight.reshape(-1, norm.weight.shape[-1])  # each in full vectors
@@ -95,7 +95,7 @@ class WeightFile:
             "centred": int(norm.centred),
         }
 
-    def weight(
+    def append_weight(
         self, linears: list[Linear], bits: int | None = None, *, rounding: bool = True
     ) -> dict[str, Any]:
         """Append one weight, or several with their outputs concatenated, and return its facts.
@@ -195,7 +195,7 @@ def _write_network(
 ) -> dict[str, Any]:
     """Write the weights of a decoder or an encoder; return its facts, without "ropes". shared: The
     result of `_write_embeddings` for another network with the same embeddings."""
-    head, pairs = decoder.head and writer.weight([decoder.head], 8), decoder.pairs
+    head, pairs = decoder.head and writer.append_weight([decoder.head], 8), decoder.pairs
     embeddings, factor = shared or (None, 1.0)
     if not shared and (vectors := _get_vectors(decoder)):
         embeddings, factor = _write_embeddings(*vectors, decoder.head, writer, head)
@@ -211,17 +211,18 @@ def _write_network(
         "logit_factor": decoder.scale,
         "logit_cap": decoder.logit_cap,
         "embeddings": embeddings,
-        "positions": decoder.positions and writer.weight([decoder.positions], rounding=False),
-        "embedding_norm": writer.norm(decoder.embedding_norm),
+        "positions": decoder.positions
+        and writer.append_weight([decoder.positions], rounding=False),
+        "embedding_norm": writer.append_norm(decoder.embedding_norm),
         "head": head,
-        "last": writer.norm(decoder.norm),
+        "last": writer.append_norm(decoder.norm),
         "ropes": [],
         "layers": layers,
         "row_numbers": end,
         "beside": 0 if pairs is None else pairs.width,
         "before_last": int(pairs is not None and pairs.before_last),
-        "beside_norm": pairs and writer.norm(pairs.norm),
-        "join": pairs and writer.weight([pairs.join]),
+        "beside_norm": pairs and writer.append_norm(pairs.norm),
+        "join": pairs and writer.append_weight([pairs.join]),
         "encoder": 0,
         "inputs": decoder.inputs and _write_layer_inputs(decoder.inputs, writer),
         "biases": [
@@ -271,7 +272,7 @@ def _write_embeddings(
         weight, factor = table, 1.0
     if output is not None and np.array_equal(weight, output.weight):
         return head, factor
-    return writer.weight([Linear(weight)], 8, rounding=False), factor
+    return writer.append_weight([Linear(weight)], 8, rounding=False), factor
 
 
 def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> dict[str, Any]:
@@ -285,12 +286,12 @@ def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> d
     rope = None if part.rope is None else decoder.ropes[part.rope]
     norms = dict(zip(NORM_FIELDS, (*layer.norms, *part.norms), strict=True))
     return {
-        **{name: writer.norm(norm) for name, norm in norms.items()},
-        "qkv": writer.weight(part.projections) if part.projections else None,
-        "out": part.out and writer.weight([part.out]),
-        "gate": gated and gated.gate and writer.weight([gated.gate]),
-        "up": gated and writer.weight([gated.up]),
-        "down": gated and writer.weight([gated.down]),
+        **{name: writer.append_norm(norm) for name, norm in norms.items()},
+        "qkv": writer.append_weight(part.projections) if part.projections else None,
+        "out": part.out and writer.append_weight([part.out]),
+        "gate": gated and gated.gate and writer.append_weight([gated.gate]),
+        "up": gated and writer.append_weight([gated.up]),
+        "down": gated and writer.append_weight([gated.down]),
         "heads": part.heads,
         "kv_heads": part.key_heads,
         "width": part.width,
@@ -315,7 +316,7 @@ def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> d
         "added_first": int(layer.norm_after_add),
         "bias": part.bias,
         "gate_of_heads": int(part.gate is not None and len(part.gate.weight) == part.heads),
-        "attention_gate": part.gate and writer.weight([part.gate]),
+        "attention_gate": part.gate and writer.append_weight([part.gate]),
         "recurrence": recurrence,
         "beside": layer.parallel_mixer
         and _write_layer(_make_mixer_layer(layer.parallel_mixer), decoder, writer),
@@ -323,18 +324,18 @@ def _write_layer(layer: DecoderLayer, decoder: Decoder, writer: WeightFile) -> d
         "lender": part.kv_source_layer,
         "borrowed": int(part.kv_source_layer is not None),
         "input": 0 if layer.input is None else layer.input.at,
-        "input_gate": layer.input and writer.weight([layer.input.gate]),
-        "input_out": layer.input and writer.weight([layer.input.out]),
-        "after_input": layer.input and writer.norm(layer.input.norm),
+        "input_gate": layer.input and writer.append_weight([layer.input.gate]),
+        "input_out": layer.input and writer.append_weight([layer.input.out]),
+        "after_input": layer.input and writer.append_norm(layer.input.norm),
     }
 
 
 def _write_layer_inputs(part: LayerInputs, writer: WeightFile) -> dict[str, Any]:
     return {
         "width": part.width,
-        "table": writer.weight([part.table], 8),
-        "product": writer.weight([part.product]),
-        "norm": writer.norm(part.norm),
+        "table": writer.append_weight([part.table], 8),
+        "product": writer.append_weight([part.product]),
+        "norm": writer.append_norm(part.norm),
         "table_factor": part.table_factor,
         "product_factor": part.product_factor,
         "sum_factor": part.sum_factor,
@@ -355,9 +356,9 @@ def _write_latent(part: Latent, writer: WeightFile) -> dict[str, Any]:
     return {
         "rank": part.rank,
         "query_rank": part.query_rank,
-        "queries": part.queries and writer.weight([part.queries]),
-        "keys": [writer.weight([one]) for one in part.keys],
-        "values": [writer.weight([one]) for one in part.values],
+        "queries": part.queries and writer.append_weight([part.queries]),
+        "keys": [writer.append_weight([one]) for one in part.keys],
+        "values": [writer.append_weight([one]) for one in part.values],
     }
 
 
@@ -380,7 +381,7 @@ def _write_recurrence(part: RecurrentMixer, writer: WeightFile) -> dict[str, Any
         "least_step": part.min_step,
         "most_step": min(part.max_step, float(np.finfo(np.float32).max)),
         # not rounded: the error of a decay grows with every token
-        "steps": part.steps and writer.weight([part.steps], rounding=False),
+        "steps": part.steps and writer.append_weight([part.steps], rounding=False),
     }
 
 
@@ -408,10 +409,10 @@ def _write_experts(experts: Experts, writer: WeightFile) -> dict[str, Any]:
         "count": len(experts.each),
         "added": writer.append_floats(experts.added),
         "shared_gate": int(experts.shared_gate),
-        "router": writer.weight([experts.router], rounding=False),
-        "gate": [one.gate and writer.weight([one.gate]) for one in experts.each],
-        "up": [writer.weight([one.up]) for one in experts.each],
-        "down": [writer.weight([one.down]) for one in experts.each],
+        "router": writer.append_weight([experts.router], rounding=False),
+        "gate": [one.gate and writer.append_weight([one.gate]) for one in experts.each],
+        "up": [writer.append_weight([one.up]) for one in experts.each],
+        "down": [writer.append_weight([one.down]) for one in experts.each],
     }
 
 

@@ -180,7 +180,7 @@ class BlockNetwork(nn.Module):
             # In a list, so that conversions of the network leave its buffers in float32
             self.rotary = [Qwen3RotaryEmbedding(config)]
 
-    def context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def make_context(self, states: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's keys and values `[N, heads, dim]` of the target's states `[N, W]` at
         these positions."""
         c = self.hidden_norm(self.fc(states))
@@ -354,7 +354,7 @@ class StockBlockModel(Component):
         """Append counts[b] of `states`, `[sum(counts), W]`, to the context of sequence b. Keys and
         values do not depend on other tokens, so they are computed before padding."""
         cache = self.cache
-        made = self.network.context(states.to(self.network.fc.weight.dtype), positions)
+        made = self.network.make_context(states.to(self.network.fc.weight.dtype), positions)
         cache.prepare(max(counts))
         for i, pair in enumerate(made):
             k, v = (pad_sequence(list(x.split(counts)), batch_first=True) for x in pair)

@@ -47,7 +47,7 @@ class OutputConverter:
             tokens = (
                 token for step in event.steps for token in (*step.new_tokens, *step.draft_tokens)
             )
-            token_texts = {token: self.spelling.text(token) for token in tokens}
+            token_texts = {token: self.spelling.to_text(token) for token in tokens}
         echoed = len(request.accepted.echo)
         offsets = [echoed + piece.offset for piece in event.pieces]
         return StepOutput(

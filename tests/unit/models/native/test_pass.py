@@ -106,7 +106,7 @@ def made(kind: Layer, folder: Path) -> Network:
         def linear(out: int, inner: int, bits: int | None = bits) -> tuple[dict[str, Any], Any]:
             weight = numbers(out, inner)
             bias = numbers(1, out)[0] if kind.biased else None
-            facts = writer.weight([Linear(weight, bias)], bits, rounding=bits is not None)
+            facts = writer.append_weight([Linear(weight, bias)], bits, rounding=bits is not None)
             blocks = round_blocks(weight, bits) if bits else None
 
             def multiply(x: Any) -> Any:
@@ -122,7 +122,7 @@ def made(kind: Layer, folder: Path) -> Network:
         def norm(width: int = WIDTH) -> tuple[dict[str, Any] | None, Any]:
             weight = 1 + numbers(1, width)[0]
             bias = numbers(1, width)[0] if kind.layer_norm else None
-            facts = writer.norm(Norm(weight, 1e-5, bias, kind.layer_norm))
+            facts = writer.append_norm(Norm(weight, 1e-5, bias, kind.layer_norm))
 
             def normalize(x: Any) -> Any:
                 flat = x.reshape(-1, width)
@@ -182,11 +182,13 @@ def made(kind: Layer, folder: Path) -> Network:
 
         absent = None, lambda x: x
         table = numbers(V, WIDTH)
-        embeddings = writer.weight([Linear(table)], rounding=False)
+        embeddings = writer.append_weight([Linear(table)], rounding=False)
         head, read_out = linear(V, WIDTH, bits and 8)
         last, last_norm = norm()
         learned = numbers(300, WIDTH) if kind.positions == "learned" else None
-        positions = None if learned is None else writer.weight([Linear(learned)], rounding=False)
+        positions = (
+            None if learned is None else writer.append_weight([Linear(learned)], rounding=False)
+        )
         slopes = np.float32([0.5, 0.25, 0.1, 0.01]) if kind.positions == "slopes" else None
         embedded = norm() if kind.positions == "slopes" else absent
         layers, parts = [], []
