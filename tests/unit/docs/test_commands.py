@@ -21,7 +21,6 @@ SKIPPED = {  # a pattern, and why what it matches is not run here
     r"--ray ": "several processes: tests/e2e",
     r"benchmarks/\w+\.py|benchmarks/peers|DIR/target": "hours, and peers from the network",
     r"^foretoken export vllm bench": "the best draft may be ours alone: unit/cli/test_export.py",
-    r"NOVELS": "the text is no part of the repository",
 }
 EVERY = {page.name: commands(page.read_text()) for page in PAGES}
 
