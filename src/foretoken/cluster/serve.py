@@ -160,7 +160,7 @@ def make_application(
     )
     @serve.ingress(make_app)
     class Front:
-        def problem(self) -> str:
+        def find_problem(self) -> str:
             """Return the error that prevents serving, or ""."""
             return self._fleet.problem
 
@@ -213,7 +213,7 @@ def run(
                 replicas,
             )
             try:
-                while not (problem := front.problem.remote().result(timeout_s=60)):
+                while not (problem := front.find_problem.remote().result(timeout_s=60)):
                     sleep(POLL_SECONDS)
                 raise InputError(problem)
             except KeyboardInterrupt:
