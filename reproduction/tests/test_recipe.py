@@ -119,7 +119,7 @@ def test_the_digest_does_not_depend_on_where_the_recipe_lies(tmp_path):
         ),
         (('name = "mine"\n', ""), "name is missing; give it"),
         (('label = "small"', 'label = "small"\norder = 2'), "small has a draft and an order"),
-        (('label = "small"', 'label = "sm\\nall"'), "it has characters that it may not have"),
+        (('label = "small"', 'label = "sm\\nall"'), "it has characters that are not allowed"),
         (('label = "small"', "label = 3"), "drafts.0.label is 3: it must be text"),
         (
             ("[[drafts]]", '[[drafts]]\nlabel = "small"\n[[drafts]]'),

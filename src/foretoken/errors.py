@@ -26,8 +26,8 @@ MAX_VALUE_CHARS = 60  # characters of a value in a message
 
 
 class ForetokenError(Exception):
-    """Base class of all errors meant for the user: one line, without a traceback on the command
-    line.
+    """Base class of all errors meant for the user. The command line prints the message, one line,
+    without a traceback.
 
     Attributes:
         option: The name of the invalid option; None if the error is not about one option.
@@ -69,11 +69,11 @@ class InputError(ForetokenError, ValueError):
 
 
 class BusyError(InputError):
-    """A request that is refused because the queue is full."""
+    """A request that is refused because the queue is full; it may be sent again later."""
 
 
 class SameModelError(InputError):
-    """A request for a copy of the target as draft that would be identical to the target."""
+    """Raised if the draft, a copy of the target, would be identical to the target."""
 
 
 class RefusedError(ForetokenError):
@@ -146,7 +146,7 @@ class ControlError(RefusedError):
 
 @contextmanager
 def name_option_in_errors(option: str) -> Iterator[None]:
-    """Set the `option` of an error raised within the `with`."""
+    """Set the `option` of a ForetokenError raised within the `with`, unless it has one already."""
     try:
         yield
     except ForetokenError as error:
@@ -185,11 +185,12 @@ def format_value(value: object) -> str:
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."
 
 
-LOOKUP_PREFIX = "lookup+"  # before a draft model's name: a look-up drafts first
+LOOKUP_PREFIX = "lookup+"  # of a draft model's name: the look-up drafter proposes first
 
 
 def get_base_name(model: str) -> str:
-    """Return the name of a model, and of its adapter, without parent folders."""
+    """Return a model's name without parent folders, including the name of its adapter if it has
+    one."""
     front = LOOKUP_PREFIX if model.startswith(LOOKUP_PREFIX) else ""
     parts = model.removeprefix(front).split(" with ")
     return front + " with ".join(Path(part).name if exists(part) else part for part in parts)
@@ -232,13 +233,13 @@ EXPECTED_KINDS = {
     "none_required": "null",
 }
 VALIDATION_MESSAGES = {
-    "string_too_short": "it is too short, {min_length} characters at least",
-    "string_too_long": "it is too long, {max_length} characters at most",
-    "too_short": "it is too short, {min_length} at least",
+    "string_too_short": "it is too short; give at least {min_length} characters",
+    "string_too_long": "it is too long; give at most {max_length} characters",
+    "too_short": "it is too short; its minimum length is {min_length}",
     "bytes_too_short": "it is empty",
-    "bytes_type": "it is not a file; send it as one",
-    "too_long": "it is too long, {max_length} at most",
-    "string_pattern_mismatch": "it has characters that it may not have",
+    "bytes_type": "it is not a file; upload a file",
+    "too_long": "it is too long; its maximum length is {max_length}",
+    "string_pattern_mismatch": "it has characters that are not allowed",
     "missing": "it is missing",
     "extra_forbidden": "it is unknown",
     "json_invalid": "it is not valid JSON: {error}",

@@ -1,5 +1,5 @@
-"""A model's generation config: start and stop ids, controls that are followed, entries that are
-refused because they change the distribution, and suggested sampling options."""
+"""Reads a model's generation config: start and stop ids, controls that are followed, entries that
+are refused because they change the distribution, and suggested sampling options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Entries of a generation config that change the distribution, and the values at which they do not
+# Entries of a generation config that are not supported, with the values at which they do not change
+# the distribution and are accepted
 UNFOLLOWED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -33,14 +34,15 @@ UNFOLLOWED_ENTRIES: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (None,),
     "dola_layers": (None,),
 }
-# Entries that are options of a request, and min_length, which counts the prompt and is converted to
-# min_new_tokens for each
+# Entries that set options of a request, with the values at which they change nothing. min_length
+# counts prompt tokens too, so it is converted to min_new_tokens for each prompt
 FOLLOWED_ENTRIES: dict[str, tuple[Any, ...]] = {
     **{name: (None, *each.off) for name, each in SAMPLING_OPTIONS.items() if each.off},
     "min_length": (None, 0),
 }
 
-# Entries that force an id; of a list of ids, transformers makes all equally probable
+# Entries that force an id. Lists of several ids are refused: transformers makes all of them equally
+# probable
 FORCED_ID_ENTRIES = ("forced_bos_token_id", "forced_eos_token_id")
 
 # Entries that are options of `generate`, and the values at which they change nothing
@@ -59,12 +61,12 @@ class EndTokens:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSettings:
-    """The settings of a model's generation config that matter here."""
+    """The settings of a model's generation config that are used or refused here."""
 
     ends: EndTokens
-    objection: str | None  # the reason why it is refused: an entry that cannot be followed
+    objection: str | None  # why the config is refused; None if it is not
     controls: dict[str, Any]  # entries that are followed unless the caller sets these options
-    suggested: dict[str, Any]  # sampling, by the names of `generate`'s options; {}: greedy
+    suggested: dict[str, Any]  # sampling options of `generate`; {}: greedy
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as a dict for JSON."""
@@ -72,7 +74,7 @@ class GenerationSettings:
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> GenerationSettings:
-        """Make the settings from what `to_dict` returned."""
+        """Return the settings from a dict that `to_dict` returned."""
         ends = EndTokens(**document["ends"] | {"eos": frozenset(document["ends"]["eos"])})
         return cls(ends, document["objection"], document["controls"], document["suggested"])
 
@@ -89,8 +91,9 @@ def check_file(folder: Path) -> None:
 
 
 def read_settings(network: PreTrainedModel) -> GenerationSettings:
-    """Return the settings of a network's generation config, or without one of its model config.
-    Raises InputError for invalid ids, RefusedError unless an encoder-decoder has one start id."""
+    """Return the settings of a transformers model's generation config, or of its model config if it
+    has no generation config. Raises InputError for invalid ids, RefusedError for an encoder-decoder
+    with no start id or several."""
     own = getattr(network, "generation_config", None)
     config = own or transformers.GenerationConfig.from_model_config(network.config)
     start = None
@@ -112,9 +115,11 @@ def read_settings(network: PreTrainedModel) -> GenerationSettings:
 def resolve_params(
     params: SamplingParams, controls: dict[str, Any], ends: EndTokens, prompt_length: int
 ) -> SamplingParams:
-    """Return a caller's params, completed from the model's generation config.
+    """Return a caller's params. Options that the caller has not set are taken from the model's
+    generation config.
 
-    controls: as `GenerationSettings.controls`; prompt_length: the length of the decoder's prompt.
+    `controls` and `ends` are those of `GenerationSettings`; `prompt_length` is that of the
+    decoder's prompt.
     """
     settings = {name: value for name, value in controls.items() if name != "min_length"}
     settings |= {"forced_bos_token_id": ends.forced_bos, "forced_eos_token_id": ends.forced_eos}
@@ -128,8 +133,8 @@ def resolve_params(
 
 
 def place_forced_ids(params: SamplingParams, prompt_length: int, last: int) -> dict[int, int]:
-    """Return the forced ids by output position: negative within the prompt of `prompt_length`
-    tokens; `last` is the last position."""
+    """Return the forced ids by output position. A position within the prompt, which has
+    `prompt_length` tokens, is negative; `last` is the last output position."""
     first = 1 - prompt_length  # the decoder's second token
     forced = {first: params.forced_bos_token_id, last: params.forced_eos_token_id}
     return {position: token for position, token in forced.items() if token is not None}
@@ -142,8 +147,8 @@ def require_ids(ends: EndTokens, V: int) -> None:
         token = getattr(ends, name)
         if token is not None and not 0 <= token < V:
             raise InputError(
-                f"the model's generation config sets {name}_token_id={token}; ids must be in "
-                f"0..{V - 1}: set it there"
+                f"the model's generation config sets {name}_token_id={token}, but ids must be "
+                f"in 0..{V - 1}; correct the generation config"
             )
 
 
@@ -183,7 +188,8 @@ def _controls(config: GenerationConfig) -> dict[str, Any]:
 
 
 def find_unfollowed(config: GenerationConfig) -> str | None:
-    """Return an entry that changes the distribution and is not followed, if there is one."""
+    """Return the name of an entry that changes the distribution and is not followed; None if there
+    is none."""
     for entry, harmless in UNFOLLOWED_ENTRIES.items():
         if getattr(config, entry, None) not in harmless:
             return entry
@@ -210,7 +216,8 @@ def _objection(config: GenerationConfig) -> str | None:
 
 
 def list_ids(config: GenerationConfig, entry: str) -> list[int]:
-    """Return the ids of an entry, an id or a list of ids. Raises InputError for anything else."""
+    """Return the ids that an entry holds, a single id or a list; [] if the entry is not set. Raises
+    InputError for any other value."""
     value = getattr(config, entry, None)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(i) is int for i in ids):  # True is not an id
@@ -221,14 +228,14 @@ def list_ids(config: GenerationConfig, entry: str) -> list[int]:
 
 
 def _only_id(config: GenerationConfig, entry: str) -> int | None:
-    """Return an entry's id if it has exactly one."""
+    """Return an entry's id; None if it has none or several."""
     ids = list_ids(config, entry)
     return ids[0] if len(ids) == 1 else None
 
 
 def _id(config: GenerationConfig, entry: str) -> int | None:
-    """Return an entry's id, if any. Raises RefusedError for several: transformers would use one for
-    each sequence."""
+    """Return an entry's id; None if it has none. Raises RefusedError for several ids, of which
+    transformers would use a different one for each sequence."""
     ids = list_ids(config, entry)
     if len(ids) > 1:
         raise RefusedError(

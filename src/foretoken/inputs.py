@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ArrayLike(Protocol):
-    """A tensor or an array."""
+    """A tensor or a NumPy array."""
 
     def tolist(self) -> Any: ...
 
@@ -55,8 +55,8 @@ Seed = int | Sequence[int | tuple[int, int]] | None
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """Turns prompts and params into requests for one target. `controls` and `predicted_output` are
-    those of a Speculator."""
+    """Turns the prompts and params of a call into requests for one target. For `controls` and
+    `predicted_output` see the attributes of `Speculator`."""
 
     target: Model
     tokenizer: PreTrainedTokenizerBase | None
@@ -72,7 +72,9 @@ class InputProcessor:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Prompt]:
-        """Return a list of prompts: strings, ids or Media; messages encoded by a chat template."""
+        """Return the prompts of a call as a list of strings, lists of ids or Media. Conversations
+        are encoded with a chat template. Raises InputError for an invalid prompt, or for a template
+        without messages."""
         template = chat_template, chat_template_kwargs
         media = self._find_media(prompts)
         if media is not None:
@@ -95,8 +97,8 @@ class InputProcessor:
         seed: Seed,
         *template: Any,
     ) -> list[Request]:
-        """Return the requests of a call of the public method named `method`, from its arguments;
-        `template`: chat_template and chat_template_kwargs."""
+        """Return the requests for the arguments of a public method. `method` is its name, for error
+        messages; `template` holds chat_template and chat_template_kwargs."""
         listed = self.encode_prompts(prompts, *template)
         return self.make_requests(
             listed, gather_params(params, controls, len(listed), method), seed
@@ -106,7 +108,7 @@ class InputProcessor:
         self, prompts: list[Prompt], params: SamplingParams | list[SamplingParams], seed: Seed
     ) -> list[Request]:
         """Return `num_return_sequences` requests for each prompt. Raises InputError for an invalid
-        prompt or option."""
+        prompt or option, RefusedError for an option that cannot be followed exactly."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         counts = [sampling.num_return_sequences for sampling in each]
         keys = iter(make_keys(seed, counts))
@@ -129,22 +131,24 @@ class InputProcessor:
     def _encode_chat(
         self, messages: list[Message], template: tuple[str | None, Mapping[str, Any] | None]
     ) -> Prompt:
-        """Return a conversation as ids, or as Media if it holds images or audio."""
+        """Return a conversation as ids, or as Media if it holds images or audio. Raises InputError
+        if these need a processor that the model does not have."""
         if not has_media(messages):
             return chat.encode_chat(messages, self.tokenizer, *template)
         if self.processor is None:
             raise InputError(
                 "messages hold images or audio, but the model has no processor in its folder; give "
-                "text, or load a model that has one (for a model in memory, give its processor's "
-                "output)"
+                "text, or load a model with a processor (for a model in memory, give its "
+                "processor's output)"
             )
         output = chat.process_media_chat(messages, self.processor(), *template)
         (media,) = split_media(output, encodes=self.target.encoder_decoder)
         return cast(Prompt, media)
 
     def _find_media(self, prompts: Any) -> list[Media | Prompt] | None:
-        """Return prompts of which some are a processor's output as Media, the others as ids or
-        strings; None if no prompt has media."""
+        """Return the prompts with each processor's output converted to Media (to ids if it holds
+        only text), the others as ids or strings. Return None if no prompt is a processor's
+        output."""
         if isinstance(prompts, Media):  # a conversation that has been encoded
             return [prompts]
         several = list(prompts) if isinstance(prompts, list | tuple) else [prompts]
@@ -169,10 +173,10 @@ class InputProcessor:
         if problem is not None:
             names = ", ".join(sorted(media.inputs))
             reason = problem if accepts else f"the target on {self.target.runtime} reads ids only"
-            remedy = "give text, or load a model that reads them"
+            remedy = "give text, or load a model that accepts media"
             remedy += ", with runtime='transformers'" if not accepts else ""
             if isinstance(self.target, GuidedModel):
-                reason, remedy = "guidance reads ids only", "leave one of them out"
+                reason, remedy = "guidance reads ids only", "leave out the media or the guidance"
             if self.target.needs_media:
                 remedy = "give its processor's output for an image or audio"
             raise InputError(f"prompt {i} holds {names}: {reason}; {remedy}")
@@ -184,7 +188,7 @@ class InputProcessor:
     def _make_requests(
         self, ids: list[int], params: SamplingParams, keys: list[SequenceKey], media: Media | None
     ) -> list[Request]:
-        """Return requests of the same prompt, one for each of the keys."""
+        """Return a request for each key, all with this prompt and these params."""
         head, source = (
             self.split_prompt(ids) if media is None else (self._decoder_prompt(ids), None)
         )
@@ -213,15 +217,15 @@ class InputProcessor:
         ]
 
     def _find_stop_string_ids(self, params: SamplingParams) -> set[int]:
-        """Return the ids of added tokens that are stop strings: as special tokens they may have no
-        text, in which the strings would be found."""
+        """Return the ids of added tokens that are equal to a stop string. They have to stop by id:
+        a special token may be decoded to no text, in which its string would not be found."""
         if not params.stop_strings or self.tokenizer is None:
             return set()
         added = self.tokenizer.added_tokens_decoder.items()
         return {token for token, word in added if word.content in params.stop_strings}
 
     def _require_fit(self, ids: list[int], i: int) -> None:
-        """Raise InputError for a prompt that leaves no room for an output token."""
+        """Raise InputError if prompt `i` leaves no room for an output token."""
         encodes = self.target.encoder_decoder  # output tokens take no room of the encoder's input
         max_tokens = self.target.source_context if encodes else self.target.max_context
         if max_tokens is not None and len(ids) >= max_tokens + encodes:
@@ -231,7 +235,7 @@ class InputProcessor:
             )
 
     def make_sequences(self, requests: list[Request]) -> list[SequenceState]:
-        """Return new sequences, with their controls and stop conditions."""
+        """Return a new sequence for each request, with its controls and stop conditions."""
         return [self._make_sequence(number, request) for number, request in enumerate(requests)]
 
     def _make_sequence(self, number: int, request: Request) -> SequenceState:
@@ -248,13 +252,13 @@ class InputProcessor:
         return seq
 
     def _make_matcher(self, request: Request) -> Matcher | None:
-        """Return a matcher of the grammar that the output must follow, if any."""
+        """Return a matcher of the grammar that the output must follow; None without a grammar."""
         structured = request.params.structured
         return None if structured is None else self._grammar(structured, request.eos).make_matcher()
 
     def prepare_grammars(self) -> None:
-        """Build llguidance's form of the tokenizer in advance, if there is one: it blocks all other
-        threads meanwhile."""
+        """Convert the tokenizer, if there is one, for llguidance. Doing it in advance keeps it out
+        of the generation, as the conversion blocks all other threads."""
         with suppress(InputError):
             get_vocabulary(self.tokenizer, self.target.vocab_size, self.ends.eos, self.ends.eos)
 
@@ -263,7 +267,8 @@ class InputProcessor:
         return vocabulary.compile_grammar(structured)
 
     def split_prompt(self, ids: list[int]) -> tuple[list[int], list[int] | None]:
-        """Return the decoder's prompt and the encoder's input, None for decoder-only models."""
+        """Return the decoder's prompt and the encoder's input: `ids` and None for a decoder-only
+        model, else the decoder's start token and `ids`."""
         if not self.target.encoder_decoder:
             return ids, None
         assert self.ends.decoder_start is not None
@@ -280,25 +285,27 @@ class InputProcessor:
 
     @property
     def prompt_vocab_size(self) -> int:
-        """The vocabulary size of prompts: an encoder may have its own."""
+        """The vocabulary size of prompts: the encoder's if it has its own vocabulary, else the
+        target's."""
         return self.target.source_vocab_size or self.target.vocab_size
 
     def encode_prompt(self, prompt: Prompt, name: str = "prompt 0") -> list[int]:
-        """Return a prompt's ids, including the tokenizer's special tokens; `name`: its name in
-        errors."""
+        """Return a prompt's ids; a string is tokenized with the tokenizer's special tokens. Raises
+        InputError for an invalid prompt, which the message calls `name`."""
         if self.target.needs_media:
             problem = f"{name} is text alone, but the target needs an image or audio"
-            raise InputError(f"{problem}; give its processor's output, or transcribe")
+            raise InputError(f"{problem}; give its processor's output, or use foretoken transcribe")
         if len(prompt) == 0:
             raise InputError(f"{name} is empty; give a text or ids to continue")
         if isinstance(prompt, str):
             prompt = self._tokenize(prompt, name)
             if not prompt:
-                raise InputError(f"{name} has no tokens; give a text that has some")
+                raise InputError(f"{name} has no tokens after tokenization; give another text")
         return _require_ids(prompt, self.prompt_vocab_size, name)
 
     def tokenize_prediction(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the ids of an expected output, tokenized without special tokens."""
+        """Return the ids of an expected output, given as a string or as ids. A string is tokenized
+        without special tokens."""
         if isinstance(prompt, str):
             prompt = self._tokenize(prompt, "prediction", special=False)
         ids = as_ids("prediction", prompt)
@@ -318,7 +325,8 @@ class InputProcessor:
 
 
 def make_transcript(request: Request, tokenizer: PreTrainedTokenizerBase) -> StoppingDetokenizer:
-    """Return the detokenizer of a request's output, which ends at its stop strings."""
+    """Return a detokenizer for a request's output, which ends the text at the request's stop
+    strings."""
     params, strings = request.params, request.params.stop_strings or ()
     return StoppingDetokenizer(
         tokenizer,
@@ -341,7 +349,8 @@ def _require_ids(ids: Iterable[int], V: int, name: str) -> list[int]:
 
 
 def _count_new_tokens(prompt: int, max_length: int) -> int:
-    """Return the number of new tokens that max_length allows. Raises InputError if it is 0."""
+    """Return the number of new tokens that max_length allows after a prompt of `prompt` tokens.
+    Raises InputError if it is 0."""
     if prompt >= max_length:
         raise InputError(
             f"the prompt has {prompt} tokens, so max_length={max_length} leaves none to generate; "
@@ -352,7 +361,8 @@ def _count_new_tokens(prompt: int, max_length: int) -> int:
 
 @contextmanager
 def _naming_prompt_in_errors(i: int, *, count: int) -> Generator[None]:
-    """Prefix an error within with the prompt's index, if there are several prompts."""
+    """If there are several prompts, prefix the message of an error raised within the `with` with
+    the index `i` of the prompt."""
     try:
         yield
     except ForetokenError as error:
@@ -363,7 +373,8 @@ def _naming_prompt_in_errors(i: int, *, count: int) -> Generator[None]:
 
 
 def resolve_verifier(gamma: int | None, rule: str | Rule, lenience: float) -> Verifier:
-    """Return the verifier of the draft tokens; raises as `SpeculationOptions` does."""
+    """Return the verifier for these options. Raises the errors of `SpeculationOptions`, which
+    checks them."""
     options = SpeculationOptions(gamma, rule, lenience)
     if rule == COUPLED_RULE:
         return verifier.COUPLED_VERIFIER
@@ -374,17 +385,18 @@ def resolve_verifier(gamma: int | None, rule: str | Rule, lenience: float) -> Ve
 
 
 def to_prompt_list(prompts: Prompts) -> list[Prompt]:
-    """Return a list of prompts from one (a str, or ids) or several.
+    """Return one prompt (a str, or ids) or several prompts as a list of prompts.
 
-    Ids are lists, tensors or arrays; a tensor `[B, n]` is B prompts, as is a tokenizer's output,
-    whose attention mask is applied.
+    Ids may be lists, tensors or arrays. A tensor `[B, n]` is B prompts, and so is a tokenizer's
+    output, from which the tokens with attention mask 0 are dropped. Raises InputError for anything
+    else.
     """
     if isinstance(prompts, str):
         return [prompts]
     listed = _list_encoded(prompts) if isinstance(prompts, Mapping) else _to_lists(prompts)
     if not isinstance(listed, list):
         raise InputError(
-            f"prompts is a {type(prompts).__name__}; give a str, ids, or a list of them"
+            f"prompts is a {type(prompts).__name__}; give a str, ids, or a list of prompts"
         )
     if listed and all(_is_id(part) for part in listed):
         return [listed]
@@ -422,14 +434,15 @@ def _list_encoded(batch: Mapping[str, Any]) -> list[Any]:
 
 
 def _have_same_shape(ids: Any, mask: Any) -> bool:
-    """Return whether these are (nested) lists of the same lengths, or both not lists."""
+    """Return whether the arguments are nested lists of equal lengths at every level, or neither is
+    a list."""
     if isinstance(ids, list) and isinstance(mask, list):
         return len(ids) == len(mask) and all(map(_have_same_shape, ids, mask))
     return not isinstance(ids, list) and not isinstance(mask, list)
 
 
 def _apply_mask(ids: list[Any], mask: list[Any]) -> list[Any]:
-    """Return the ids, in nested lists too, without those whose mask is 0."""
+    """Return the (nested) list of ids without the ids whose mask is 0."""
     pairs = zip(ids, mask, strict=True)
     return [
         _apply_mask(a, b) if isinstance(a, list) else a
@@ -443,25 +456,30 @@ def _is_id(value: object) -> bool:
 
 
 def make_keys(seed: Seed, counts: list[int]) -> list[SequenceKey]:
-    """Return the key of each sequence, `counts[i]` of them for prompt i.
+    """Return the keys (seed, number) of all sequences, `counts[i]` keys for prompt i.
 
-    With one seed for all, or None for a random one, sequences are numbered from 0. With a seed or a
-    pair (seed, number) for each prompt, its sequences are numbered from 0 or from that number.
+    If `seed` is an int, all keys have this seed (a random seed for None) and are numbered from 0
+    across all prompts. If it is a list, entry i is for prompt i: either a seed, and the prompt's
+    keys are numbered from 0, or a pair (seed, number), and they are numbered from `number`.
     """
     if seed is None:
         seed = randbits(63)
     if is_whole_number(seed):
         return [SequenceKey(SEED("seed", seed), number) for number in range(sum(counts))]
     if not isinstance(seed, list | tuple):
-        raise InputError(f"seed is {format_value(seed)}; give an integer, or one for each prompt")
+        raise InputError(
+            f"seed is {format_value(seed)}; give an integer, or a list with one for each prompt"
+        )
     if len(seed) != len(counts):
         raise InputError(
-            f"seed has {len(seed)} entries for {len(counts)} prompts; give one for each"
+            f"seed has {len(seed)} entries for {len(counts)} prompts; give one for each prompt"
         )
     pairs = [s if isinstance(s, list | tuple) else (s, 0) for s in seed]
     for pair in pairs:
         if len(pair) != 2:
-            raise InputError(f"seed holds {format_value(pair)}; give integers, or pairs of them")
+            raise InputError(
+                f"seed holds {format_value(pair)}; give integers, or pairs of integers"
+            )
     return [
         SequenceKey(SEED("seed", s), SEED("seed", SEED("seed", number) + j))
         for (s, number), count in zip(pairs, counts, strict=True)

@@ -1,8 +1,10 @@
-"""Leases: only one run at a time may put sequences into a model or a drafter that objects share.
+"""Leases: Speculators and engines may share a model or a drafter, but only one of them at a time
+may put sequences into it.
 
-An attribute of each part holds the record of its lease. If Ctrl-C interrupts a run, even during its
-cleanup, the run ends when its `Lease` is garbage-collected; the next lease of the same parts
-removes the sequences that it left.
+Each leased model or drafter, here called a part, has an attribute that holds the record of its
+lease. If Ctrl-C interrupts the generation, even during its cleanup, the lease ends when its `Lease`
+object is garbage-collected, and the next lease of the same parts removes the sequences that were
+left in them.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ LEASE_ATTRIBUTE, ENGINE_ATTRIBUTE = "_foretoken_tenancy", "_foretoken_engine"
 
 
 class LeaseRecord:
-    """The parts of a lease and its number of sequences: all that the next lease needs to clean
-    up."""
+    """The models and drafters of a lease and the number of its sequences, from which the next lease
+    can clean up after an interruption."""
 
     def __init__(self, lease: Lease, target: Model, drafter: Drafter | None) -> None:
         self.drafter = drafter
@@ -38,7 +40,7 @@ class LeaseRecord:
         return self.is_over or self._lease() is None
 
     def clear(self) -> None:
-        """Remove all sequences, also after an interrupted removal."""
+        """Remove all sequences from the parts, also if an earlier removal was interrupted."""
         try:
             if self.drafter is not None and self.num_drafted:
                 self.drafter.leave(list(range(self.num_drafted)))
@@ -50,14 +52,15 @@ class LeaseRecord:
 
 
 class Lease:
-    """The right to put sequences into a target, a drafter and the parts within them."""
+    """The right to put sequences into a target, a drafter and the models within them."""
 
     def __init__(self, target: Model, drafter: Drafter | None = None) -> None:
         self.target, self.drafter = target, drafter
         self.record = LeaseRecord(self, target, drafter)
 
     def acquire(self) -> None:
-        """Take the parts. Raises RefusedError if another run has one of them."""
+        """Take the lease of all parts, and remove sequences that an interrupted lease left in them.
+        Raises RefusedError if another lease that has not ended holds one of the parts."""
         with LEASE_LOCK:
             before: list[LeaseRecord] = [x for x in map(find_lease_record, self.record.parts) if x]
             for record in before:
@@ -70,17 +73,18 @@ class Lease:
                 _set_attribute(part, LEASE_ATTRIBUTE, self.record)
 
     def count_joining(self, num_joining: int) -> None:
-        """Count sequences that are about to join the drafter, which has the first sequences of the
-        target and possibly not yet the last ones."""
+        """Add `num_joining` to `num_drafted`; to be called before that many sequences join the
+        drafter."""
         self.record.num_drafted += num_joining
 
     @property
     def num_drafted(self) -> int:
-        """The number of first sequences that are in the drafter too."""
+        """The number of the target's sequences that have joined the drafter too; they are the first
+        rows of the target's batch."""
         return self.record.num_drafted
 
     def leave(self, rows: list[int]) -> None:
-        """Remove finished sequences; later rows move up."""
+        """Remove the sequences in these rows from the models; later rows move up."""
         if rows:
             self.target.leave(rows)
             drafted = [b for b in rows if b < self.num_drafted]
@@ -105,8 +109,8 @@ def set_exposed_states(target: Model, drafter: Drafter | None) -> None:
 
 @contextmanager
 def hold_lease(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]:
-    """Hold a lease within the `with`, and remove all sequences at its end; raises RefusedError as
-    `Lease.acquire`."""
+    """Hold a lease within the `with`, and remove all sequences at its end. Raises RefusedError as
+    `Lease.acquire` does."""
     lease = Lease(target, drafter)
     try:
         lease.acquire()
@@ -116,17 +120,20 @@ def hold_lease(target: Model, drafter: Drafter | None = None) -> Iterator[Lease]
 
 
 def find_lease_record(part: object) -> LeaseRecord | None:
-    """Return the record of the lease that has a part, or had it and was interrupted."""
+    """Return the record of the lease that holds this part, or that was interrupted before it freed
+    the part; None if there is none."""
     found: LeaseRecord | None = getattr(part, LEASE_ATTRIBUTE, None)
     # a copy of a leased part has the attribute, too
     return found if found is not None and any(part is each for each in found.parts) else None
 
 
 def engage(parts: Sequence[object], engine: object) -> None:
-    """Assign the parts to an engine. Raises InputError if one of them has an engine."""
+    """Assign the parts to an engine. Raises InputError if one of them has an engine already."""
     with LEASE_LOCK:
         if any(_engine_of(part) is not None for part in parts):
-            raise InputError("these models have an engine; close it first, or load another pair")
+            raise InputError(
+                "these models have an engine; close it first, or load the models again"
+            )
         for part in parts:
             _set_attribute(part, ENGINE_ATTRIBUTE, (id(part), ref(engine)))
 
@@ -145,12 +152,13 @@ def _engine_of(part: object) -> object | None:
 
 
 def _set_attribute(part: object, name: str, value: object) -> None:
-    with suppress(AttributeError):  # a user's class with slots, which is then not guarded
+    with suppress(AttributeError):  # a user's class with slots: it has no guard
         object.__setattr__(part, name, value)
 
 
 def _evict(record: LeaseRecord) -> None:
-    """Free the parts that a lease still has. If Ctrl-C interrupts this, the next lease does it."""
+    """Remove the sequences of a lease and free the parts that it still holds. If Ctrl-C interrupts
+    this, the next lease does it."""
     owned = [part for part in record.parts if find_lease_record(part) is record]
     try:
         if all(find_lease_record(part) in (record, None) for part in record.parts):
@@ -173,5 +181,5 @@ def _make_refusal(thread: Thread) -> RefusedError:
         )
     return RefusedError(
         f"thread {thread.name!r} is generating with this target or draft, or has a stream of it "
-        "open; wait for it, or load a pair for each thread"
+        "open; wait for that thread, or load a separate pair for each thread"
     )

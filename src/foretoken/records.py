@@ -1,6 +1,6 @@
 """Records of the steps of a sequence, and their statistics: the only instrumentation there is.
 
-Imports no torch: an engine's process sends records to processes that do not import it.
+Imports no torch, because an engine's process sends records to processes that do not import torch.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Stats:
         drafted: Draft tokens.
         accepted: Draft tokens that were accepted.
         rounds: Steps.
-        alpha: The mean of sum min(p, q) over verified draft tokens (paper, Corollary 3.6), with
-            lenience that of sum min(p / l, q); None if no draft token was verified.
+        alpha: The mean over verified draft tokens of sum min(p, q) (paper, Corollary 3.6), or with
+            a lenience l of sum min(p / l, q); None if no draft token was verified.
         accepted_per_drafted: accepted / drafted, which is not alpha; None if drafted is 0.
         tokens_per_call: New tokens for each target forward.
         seconds: Time until the end of the last step.
-        prefill_seconds: Time of the target's prefill before the first step, which often prefills
-            the end of the prompt.
+        prefill_seconds: Time of the target's prefill before the first step. The first step often
+            prefills the end of the prompt, which is not counted here.
         first_seconds: Time until the end of the first step.
         runtime: The target's backend.
         draft_runtime: The drafter's backend.
@@ -130,6 +130,6 @@ class Stats:
 
 
 class PartialOutput(NamedTuple):
-    """The beginning of an output that another engine has generated."""
+    """The beginning of an output that another engine has generated, as the records of its steps."""
 
     steps: list[StepRecord]

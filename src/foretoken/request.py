@@ -22,19 +22,20 @@ FinishReason = Literal["stop", "length", "interrupted", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The task of one sequence, in token ids."""
+    """The input of one sequence: its prompt as token ids, its limits, sampling params and key."""
 
-    prompt: list[int]  # of the decoder; for an encoder-decoder its start token
+    prompt: list[int]  # the decoder's; for an encoder-decoder usually its start token
     limit: int  # maximum number of new tokens
     key: SequenceKey
     eos: frozenset[int] = frozenset()
     source: list[int] | None = None  # encoder input
     forced: dict[int, int] = field(default_factory=dict[int, int])  # output position -> id
-    params: SamplingParams = SamplingParams()  # completed from the model's generation config
+    params: SamplingParams = SamplingParams()  # with defaults from the generation config
     salt: str = ""  # only sequences of the same salt share cached prefixes
     prediction: tuple[int, ...] = ()  # the output that the caller expects
     media: Media | None = None  # part of the prompt, or encoder input in place of `source`
-    # those of `eos` that are stop strings: before min_new_tokens they are allowed and do not stop
+    # ids in `eos` that are stop strings: before min_new_tokens they may be generated and do not
+    # stop
     late_eos: frozenset[int] = frozenset()
 
 
@@ -66,7 +67,8 @@ class StopCondition(Protocol):
         ...
 
     def close(self) -> str | None:
-        """End the sequence; return the reason if text that was withheld so far stops it."""
+        """Check the text that was withheld so far, as the sequence ends; return the reason if this
+        text stops the sequence, else None."""
         ...
 
 
@@ -78,7 +80,7 @@ class StepLogits(NamedTuple):
 
 
 class SequenceStatus(Enum):
-    """The status of a sequence."""
+    """The scheduling status of a sequence."""
 
     WAITING = auto()  # not in the batch, also after a preemption
     PREFILLING = auto()
@@ -117,7 +119,7 @@ class SequenceState:
     # its length when it was last prefilled again because of invalid logits of the draft model
     last_retry_length: int = 0
     grade: int = 0  # how far its next draft tokens are trusted: an index into `Drafter.priors`
-    # True: tokens of `output_predictor`, if it has any, take precedence over the drafter's
+    # True: draft tokens come from `output_predictor`, or from the drafter if it has none
     uses_prediction: bool = True
     start_time: float = 0.0  # when it first joined a batch, by `perf_counter`; 0: not yet
 
@@ -155,7 +157,8 @@ class SequenceState:
         return self.request.limit - (len(self.tokens) - len(self.request.prompt))
 
     def predict_tokens(self, max_tokens: int) -> list[int]:
-        """Return at most `max_tokens` next tokens of the predicted output."""
+        """Return at most `max_tokens` next tokens of the predicted output; [] without an output
+        predictor."""
         return (
             []
             if self.output_predictor is None
@@ -193,8 +196,8 @@ class SequenceState:
         return self.new_tokens[:-1] if stopped else self.new_tokens
 
     def commit(self, tokens: list[int]) -> list[int]:
-        """Append `tokens` up to the limit or to one that stops the sequence; return those
-        appended."""
+        """Append `tokens` up to the sequence's limit or the first token that stops it. Return the
+        appended tokens. At the end of the sequence, set `finish_reason`."""
         before = len(self.tokens)
         for token in tokens[: self.num_remaining]:
             if self.finish_reason is not None:
@@ -226,7 +229,8 @@ class SequenceState:
             self._stop(token)
 
     def _ignores_stop_string(self, token: int) -> bool:
-        """Return whether the last token is a stop string that comes before min_new_tokens."""
+        """Return whether `token`, the last one, is a stop string that does not stop the sequence
+        yet because of min_new_tokens."""
         count = len(self.tokens) - len(self.request.prompt)
         min_new_tokens = self.request.params.min_new_tokens or 0
         return token in self.request.late_eos and count <= min_new_tokens
@@ -254,7 +258,7 @@ class SequenceState:
 
 
 class SteadySteps(NamedTuple):
-    """Some steps of a sequence: their number of tokens, their seconds and records."""
+    """Steps of a sequence, with the number of their tokens and their seconds in total."""
 
     tokens: int
     seconds: float
@@ -300,7 +304,8 @@ class Completion:
     def steady(self) -> SteadySteps:
         """Tokens, seconds and records of the steps after the first, without the drafter's prefill.
 
-        The first step often prefills the end of the prompt. If it is the only one, it is included.
+        The first step is left out because it often prefills the end of the prompt. It is included
+        if there is no other step.
         """
         tokens, seconds = len(self.tokens), self.stats.seconds
         if len(self.steps) < 2:
@@ -309,7 +314,7 @@ class Completion:
         return SteadySteps(tokens - first, seconds - self.stats.prefill_end_seconds, self.steps[1:])
 
     def __repr__(self) -> str:
-        """Return one line, without `steps` and `stats`."""
+        """Return a summary in one line, without `steps` and most of `stats`."""
         rates = {"alpha": self.stats.alpha, "tokens_per_call": self.stats.tokens_per_call}
         parts = [f", {name}={rate:.2f}" for name, rate in rates.items() if rate is not None]
         name, value = ("tokens", self.tokens) if self.text is None else ("text", self.text)
@@ -373,8 +378,8 @@ def compute_stats(seq: SequenceState, runtime: str, draft_runtime: str) -> Stats
 
 
 def require_uninterrupted(completions: list[Completion]) -> list[Completion]:
-    """Return `completions`. Raises KeyboardInterrupt if one was interrupted: its times and tokens
-    are incomplete."""
+    """Return `completions` unchanged. Raises KeyboardInterrupt if one of them was interrupted,
+    because its times and tokens are incomplete."""
     if any(each.finish_reason == "interrupted" for each in completions):
         raise KeyboardInterrupt
     return completions

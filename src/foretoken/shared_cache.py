@@ -12,15 +12,16 @@ Result = TypeVar("Result")
 
 
 class SharedCache(Generic[Result]):
-    """The last `size` results, by key. An error is raised in all threads that wait for the result,
-    and is not cached."""
+    """Caches the `size` most recently used results, by key. An error of the computation is raised
+    in all threads that wait for the result, and is not cached."""
 
     def __init__(self, size: int) -> None:
         self._size, self._lock = size, Lock()
         self._results: OrderedDict[Hashable, Future[Result]] = OrderedDict()
 
     def get(self, key: Hashable, compute: Callable[..., Result], *arguments: Any) -> Result:
-        """Return the result for `key`, or compute it: `compute(*arguments)`."""
+        """Return the cached result for `key`; if there is none, cache and return
+        `compute(*arguments)`."""
         with self._lock:
             result = self._results.get(key)
             if is_new := result is None:

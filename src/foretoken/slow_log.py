@@ -17,12 +17,13 @@ LOG_AFTER_SECONDS = 1.0
 REPEAT_LOG_SECONDS = 10.0  # between log lines of a child process, on its parent's terminal
 
 _DISPLAY_LOCK = Lock()
-# the display, once for each line that it shows: two displays would overwrite each other
+# the only display, listed once for each line that it shows; two displays would overwrite each other
 _DISPLAYS: list[Any] = []
 
 
 def log_visibly(log: Logger, message: str, *values: object) -> None:
-    """Log at INFO; or at WARNING if logging is not set up, which prints it to standard error."""
+    """Log at INFO, or at WARNING if logging is not set up: Python then prints the message to
+    stderr."""
     visible = log.isEnabledFor(logging.INFO) or log.hasHandlers()
     log.log(logging.INFO if visible else logging.WARNING, message, *values)
 
@@ -31,8 +32,8 @@ def log_visibly(log: Logger, message: str, *values: object) -> None:
 def log_if_slow(
     log: Logger, message: str, *values: object, after: float | None = None
 ) -> Generator[None]:
-    """Show the message on a terminal within the `with`; elsewhere log it if that takes longer than
-    `after` seconds (None: `LOG_AFTER_SECONDS`)."""
+    """Show the message on a terminal while the `with` block runs. Without a terminal, log it if the
+    block takes longer than `after` seconds (None: `LOG_AFTER_SECONDS`)."""
     text, over = message % values, Event()
     if _can_draw():
         with show_waiting(text):
@@ -48,8 +49,8 @@ def log_if_slow(
 
 
 def _can_draw() -> bool:
-    """Return whether stderr is a terminal and this is not a child process, whose parent may draw on
-    the same terminal."""
+    """Return whether stderr is a terminal and this is the main process: the parent of a child
+    process may draw on the same terminal."""
     return sys.stderr is not None and sys.stderr.isatty() and parent_process() is None
 
 
@@ -67,8 +68,8 @@ def _log_until_over(over: Event, log: Logger, text: str, after: float) -> None:
 
 @contextmanager
 def show_waiting(text: str) -> Generator[None]:
-    """Show a line with the elapsed seconds on a terminal within the `with`; nothing elsewhere or in
-    child processes."""
+    """Show `text` and the elapsed seconds on a terminal while the `with` block runs. Show nothing
+    without a terminal, or in a child process."""
     if not _can_draw():
         yield
         return

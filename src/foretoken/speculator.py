@@ -51,25 +51,28 @@ if TYPE_CHECKING:
 class Speculator:
     """A target, a drafter and optionally a tokenizer, ready to generate.
 
-    `foretoken.load` makes one; `dataclasses.replace` makes another one from its parts. Several
-    threads may call it concurrently.
+    `foretoken.load` returns a Speculator; `dataclasses.replace` makes a changed copy that shares
+    its models. Several threads may use a Speculator at the same time.
 
     Attributes:
         target: The model whose distribution the output follows.
         drafter: Proposes the draft tokens.
         tokenizer: The tokenizer for prompts and outputs; None if only ids are used.
         ends: The start and stop ids, from the model's configuration.
-        controls: Options of `generate` from the model's generation config: defaults for options
-            that a call does not set.
+        controls: Options of `generate` that the model's generation config sets: defaults for calls
+            that do not set them.
         target_name: The target's name, for messages and stored costs.
         draft_name: The draft's name, for messages and stored costs.
         suggested: Sampling options that the model's generation config suggests. They are not
             followed; a warning lists them once.
-        predicted_output: Returns the output predictor of a request without a prediction; None:
-            such requests have none.
-        processor: Loads the processor of images and audio; None if the model has none.
-        structure: Builds the target's network, with or without weights; None: unknown.
-        choose: Measures which draft is the fastest, for `prepared`; None if there is no choice.
+        predicted_output: Function that returns an output predictor for a request without a
+            `prediction`; None: only the drafter proposes tokens for such a request.
+        processor: Function that loads the model's processor of images and audio; None if the model
+            has none.
+        structure: Function that builds the target's transformers model, with or without weights;
+            None if it is unknown how.
+        choose: Function that measures which draft is the fastest and is called by `prepared`; None
+            if there is nothing to choose.
 
     Examples:
         >>> import foretoken
@@ -115,20 +118,21 @@ class Speculator:
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, name):
             raise InputError(
-                f"the {name} of a Speculator stays; make another Speculator with "
+                f"the {name} of a Speculator cannot be changed; make another Speculator with "
                 f"dataclasses.replace(spec, {name}=...)"
             )
         object.__setattr__(self, name, value)
 
     @property
     def exact(self) -> str:
-        """Return how greedy outputs, and those of rule="coupled", depend on draft tokens and batch.
+        """Return whether the draft tokens or the other sequences of a batch can change an output.
 
-        The output's distribution is the target's in both cases.
+        This concerns greedy outputs and outputs with rule="coupled". The output's distribution is
+        the target's in any case.
 
         Returns:
-            "bitwise": not at all, as tested with the model's own weights. "rounding": logits differ
-            in the last digits, so that near-ties may be decided differently.
+            "bitwise": they cannot, as tested with the model's own weights. "rounding": they change
+            the last digits of logits, so a near-tie between two tokens may be decided differently.
 
         Example:
             >>> import foretoken
@@ -140,9 +144,10 @@ class Speculator:
     def prepared(self) -> Speculator:
         """Return a Speculator of this target with the draft that is the fastest on this machine.
 
-        It chooses the draft, or its precision, if that was not given to `load`. Drafts may be
-        converted, and all are measured, which takes up to minutes; the choice is stored, and `load`
-        follows it from then on. Call it while nothing is generated.
+        It chooses the draft or the draft's precision, whichever was not given to `load`. To do so
+        it converts the candidate drafts if necessary and measures all of them, which may take
+        minutes. The choice is stored, and later calls of `load` use it. Call this method while
+        nothing is being generated.
 
         Returns:
             The Speculator to use from now on; this one if there is nothing to choose.
@@ -158,17 +163,18 @@ class Speculator:
     def guided(self, scale: float, negative: Prompt | None = None) -> Speculator:
         """Return a Speculator of this pair with classifier-free guidance.
 
-        The target's logits are then c + (scale - 1) (c - u): c those after the prompt, u those
-        after `negative`, each followed by the same output tokens. One forward pass computes both;
-        the drafter proposes without guidance.
+        The target's logits are then c + (scale - 1) (c - u). Here c are its logits after the prompt
+        and u its logits after `negative`, both followed by the same output tokens. One forward pass
+        computes both. The drafter proposes without guidance.
 
         Args:
             scale: The weight of c; 1 is no guidance.
-            negative: The other prompt, text or ids, the same for all prompts; None: each prompt's
+            negative: The negative prompt, as text or ids, used for all prompts. None: each prompt's
                 last token, as with `guidance_scale` of transformers.
 
         Returns:
-            The Speculator, over the same models: only one of the two may generate at a time.
+            The new Speculator. It shares its models with this one, so only one of the two may
+            generate at a time.
 
         Raises:
             InputError: `scale` is not a number, or `negative` is not a prompt.
@@ -213,7 +219,8 @@ class Speculator:
             params: One SamplingParams for all prompts, or a list with one for each.
             gamma: Draft tokens for each target forward; 0 is plain decoding. None: chosen before
                 every step, from costs measured once and the acceptance so far.
-            seed: An int (sequence i has the key (seed, i)), or an int or a pair for each prompt.
+            seed: An int, with which sequence i has the key (seed, i); or a list with an int or a
+                pair (seed, number) for each prompt. None: a random int.
             rule: The acceptance method: "block", "speculative", "match", "rejection", "coupled", or
                 a function (docs/exactness.md). With "coupled" the output of a seed is the same with
                 every drafter and gamma. At temperature 0 every named method accepts the draft
@@ -227,8 +234,8 @@ class Speculator:
             **controls: Fields of SamplingParams, in place of `params`.
 
         Returns:
-            The completions in the order of the prompts: for each prompt as many as
-            `SamplingParams.num_return_sequences`.
+            The completions in the order of the prompts, `SamplingParams.num_return_sequences` for
+            each prompt.
 
         Raises:
             InputError: An option or a prompt is invalid.
@@ -261,8 +268,9 @@ class Speculator:
     def generate_completions(
         self, seqs: list[SequenceState], verifier: Verifier, gamma: int | None
     ) -> Generator[Completion]:
-        """Yield the completions of these sequences in order, each as soon as it and those before it
-        are finished. Raises no error of a sequence, even if all fail."""
+        """Yield the completions of these sequences in order, each as soon as its sequence and all
+        earlier ones are finished. A sequence that fails raises no exception here, even if all fail:
+        its completion has the error."""
         requests = [seq.request for seq in seqs]
         self.warn_about_suggested([request.params for request in requests])
         policy = self.costing.make_policy(requests, gamma, len(requests))
@@ -290,16 +298,17 @@ class Speculator:
     ) -> Generator[Piece, None, Completion | list[Completion]]:
         """Generate as `generate` does, and yield the output in pieces.
 
-        The pieces of a sequence concatenate, both text and tokens, to the completion that
-        `generate` returns: text that may begin a stop string is withheld. Arguments are those of
-        `generate`.
+        The texts and tokens of a sequence's pieces concatenate to those of the completion that
+        `generate` returns. Text that may be the beginning of a stop string is withheld until this
+        is decided. Arguments are those of `generate`.
 
         Yields:
-            After each step a piece for every sequence with new tokens; `piece.row` is its index.
+            After each step, a piece for every sequence that has new tokens; `piece.row` is the
+            index of the sequence.
 
         Returns:
-            The completion, or the list of completions if there are several, as the generator's
-            value.
+            As the generator's return value: the completion, or a list of completions if there are
+            several prompts or outputs.
 
         Raises:
             InputError: `prompts` is empty. Also the errors of `generate`.
@@ -337,15 +346,15 @@ class Speculator:
         prompt_lookup_num_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Generate for a call of transformers' `generate`, from the model's distribution.
+        """Generate from the model's distribution within a call of transformers' `generate`.
 
-        transformers calls it: `model.generate(**inputs, custom_generate=spec, ...)`. Each row of
-        `input_ids` is a sequence of its own, without padding, though `max_length` and `min_length`
-        count the padding. With sampling, the seed is drawn from torch's global generator, so
-        `torch.manual_seed` makes it repeatable; transformers would draw other random numbers.
-        Scores and logits of finished sequences are zeros. If this Speculator's target is a
-        converted model, only its vocabulary size and whether it has an encoder are compared with
-        those of `model`.
+        transformers calls it, in `model.generate(**inputs, custom_generate=spec, ...)`. Each row of
+        `input_ids` becomes a sequence of its own without the row's padding, but `max_length` and
+        `min_length` count the padding. With sampling, the seed is drawn from torch's global
+        generator, so `torch.manual_seed` makes the output repeatable, though not equal to that of
+        transformers. The returned scores and logits of finished sequences are zeros. If this
+        Speculator's target is a converted model, it is not fully compared with `model`: only the
+        vocabulary sizes must be equal, and both or neither must have an encoder.
 
         Args:
             model: The model whose `generate` was called.
@@ -424,7 +433,8 @@ class Speculator:
         return completions if len(completions) > 1 else completions[0]
 
     def make_completion(self, seq: SequenceState) -> Completion:
-        """Return the completion of a sequence, in its present state."""
+        """Return the completion of a sequence; for an unfinished sequence, finish_reason is
+        "interrupted"."""
         self.costing.monitor_drift(seq)
         params = seq.request.params
         return Completion(
@@ -442,6 +452,6 @@ class Speculator:
 
 
 def _require_success(seqs: list[SequenceState]) -> None:
-    """Raise the error of the first sequence if all failed."""
+    """Raise the error of the first sequence if all sequences failed."""
     if all(seq.error is not None for seq in seqs):
         seqs[0].raise_error(0)

@@ -47,10 +47,10 @@ from foretoken.transfer import read_lists, send, to_list
 
 
 class _DeadEnd(NamedTuple):
-    """A sequence's first position without a distribution: its controls leave no token, or its
-    logits are invalid."""
+    """The first position of a sequence's block that has no distribution, because the controls leave
+    no token or the logits are invalid."""
 
-    offset: int  # in the block: draft tokens before it
+    offset: int  # number of draft tokens before it
     error: RefusedError
 
 
@@ -73,15 +73,15 @@ class _ScoredDraft(NamedTuple):
     ids: Tensor  # [B, G], the draft tokens as the drafter returned them, not checked yet
     tops: Tensor  # [B, G+1], the target's largest logits: not finite if any logit is invalid
     raw: dict[int, Tensor]  # [n, V] by row, the target's logits, if a sequence reports them
-    failed: dict[int, _DeadEnd]  # by row, where controls leave no token
+    failed: dict[int, _DeadEnd]  # by row: positions at which controls leave no token
 
 
 class _VerifiedSequence(NamedTuple):
     """The verification of a sequence's draft tokens, on the host."""
 
     x: list[int]  # the draft tokens
-    n: int  # number of accepted ones
-    t: int  # the token after them
+    n: int  # number of accepted draft tokens
+    t: int  # the token after the accepted ones
     beta: list[float]
     bias: list[float]  # [] if the verifier is exact
     failed: RefusedError | None = None  # if not None, t is invalid and the sequence fails
@@ -128,8 +128,9 @@ def step(
     After an error the sequences are unchanged. A sequence fails without an exception if its
     controls leave no token, or if its logits are invalid after accepted draft tokens.
 
-    On a device the host waits once, for the verification, and for the draft tokens if sequences
-    have controls; recorded times are then those at which work was submitted.
+    If the target is on a device, the host waits for the device once, for the verification, and once
+    more, for the draft tokens, if sequences have controls. The recorded times are then those of
+    submitting the work, not of executing it.
     """
     times = [perf_counter()]
     draw = verifier.draw_class(
@@ -226,7 +227,8 @@ def _require_ids(ids: list[list[int]], V: int) -> None:
 
 
 def _select_advanced(drafted: _DraftedSequences, num_scheduled: list[int]) -> _DraftedSequences:
-    """Return the sequences that are not in prefill after this forward pass, and their drafts."""
+    """Return the sequences that gain tokens in this step, because this forward pass completes their
+    prefill or it was complete before, with their draft tokens."""
     pairs = zip(drafted.seqs, num_scheduled, strict=True)
     indices = [b for b, (seq, count) in enumerate(pairs) if seq.num_pending <= count]
     if len(indices) == len(num_scheduled):
@@ -248,8 +250,9 @@ def _select_advanced(drafted: _DraftedSequences, num_scheduled: list[int]) -> _D
 def _score(
     seqs: list[SequenceState], num_scheduled: list[int], target: Scorer, drafted: _DraftedSequences
 ) -> Tensor:
-    """Return the target's logits at the last token and the draft tokens of the sequences in
-    `drafted`, `[len(drafted.indices), G+1, V]`; score the scheduled tokens of the others."""
+    """Run the target's forward pass over the scheduled tokens of all sequences and the draft tokens
+    of those in `drafted`. Return the logits at the last token and the draft tokens of the sequences
+    in `drafted`, `[len(drafted.indices), G+1, V]`."""
     need = [0] * len(seqs)
     for b, count in zip(drafted.indices, drafted.counts, strict=True):
         need[b] = 1 + count
@@ -352,14 +355,16 @@ def _verify_by_argmax(logits: Tensor, ids: list[list[int]]) -> _VerifiedStep | N
 def _verify_by_tensors(
     logits: Tensor, drafted: _DraftedSequences, verifier: Verifier
 ) -> _VerifiedStep:
-    """Return the verification by tensors, with one transfer to the host; raises as `step` does."""
+    """Return the verification by the general path: tensors on the target's device and one transfer
+    to the host. Raises the errors of `step`."""
     scored = _prepare_block(logits, drafted)
     verification = verifier(scored.block, drafted.draw)
     return _VerifiedStep(_fetch_verification(verification, scored, drafted), scored, verification.p)
 
 
 def _prepare_block(logits: Tensor, drafted: _DraftedSequences) -> _ScoredDraft:
-    """Return the verifier's input, after the sequences' controls, and the target's own logits."""
+    """Return the verifier's input, with the sequences' controls applied to the logits, and the
+    target's logits before these controls for the sequences that report logits."""
     ids, lengths = _pad_draft_tokens(drafted, logits.device)
     # invalid ids from a device are refused later, by `_fetch_verification`
     x = ids if drafted.ids is not None else ids.clamp(0, logits.shape[-1] - 1)
@@ -378,9 +383,9 @@ def _mask_invalid(
     and the number of draft tokens to verify, `[B]`.
 
     The largest logits are taken before controls, which may hide invalid ones. Draft tokens after
-    invalid logits are not verified. Logits depend only on the tokens before them, so the output
-    keeps the target's distribution: a sequence that reaches that position fails, as in plain
-    decoding.
+    invalid logits are not verified. The logits at a position depend only on earlier tokens, so the
+    output keeps the target's distribution: a sequence that reaches the invalid position fails, as
+    in plain decoding.
     """
     unmasked, device = logits, logits.device
     logits, tops = mask_invalid(unmasked)
@@ -398,7 +403,7 @@ def _mask_invalid(
 
 
 def _count_leading_valid(valid: Tensor) -> Tensor:
-    """Count the positions before the first invalid one, `[B]`."""
+    """Return the number of positions before the first invalid one in each row, `[B]`."""
     return valid.long().cumprod(1).sum(1)
 
 
@@ -410,9 +415,10 @@ def _commit_to_models(
     target: Scorer,
     drafter: Drafter,
 ) -> None:
-    """Commit the gained tokens to target and drafter, and drop rejected ones from their caches."""
+    """Commit the gained tokens to target and drafter, which also removes rejected draft tokens from
+    their caches."""
     for seq, count in zip(seqs, num_scheduled, strict=True):
-        seq.num_pending -= count  # below 1 only in sequences that gain tokens, which set it next
+        seq.num_pending -= count  # below 1 only in sequences that gain tokens: set below
     committed: list[list[int]] = [[] for _ in seqs]
     for b, tokens in zip(indices, gained, strict=True):
         seqs[b].num_pending, committed[b] = 1, list(tokens)
@@ -423,11 +429,11 @@ def _commit_to_models(
 def _apply_controls(
     logits: Tensor, seqs: list[SequenceState], x: Tensor, counts: list[int]
 ) -> tuple[Tensor, dict[int, _DeadEnd]]:
-    """Return the logits after the sequences' controls, applied at each position to its own prefix;
-    and the positions at which they leave no token.
+    """Return the logits after the sequences' controls, which depend at each position on the tokens
+    before it, and by row the first position at which the controls leave no token.
 
-    From such a position on the logits are not changed: no output gets there, but the verifier needs
-    finite numbers.
+    From that position on, the row's logits are left unchanged: nothing is sampled from them, but
+    the verifier needs finite numbers.
     """
     dead_ends: dict[int, _DeadEnd] = {}
     if all(seq.controls is None for seq in seqs):
@@ -448,7 +454,8 @@ def _apply_controls(
 def _fetch_verification(
     verification: Verification, scored: _ScoredDraft, drafted: _DraftedSequences
 ) -> list[_VerifiedSequence]:
-    """Transfer the verification to the host, once, and check it; raises as `step` does."""
+    """Transfer the verification to the host in one copy, check it, and return it for each sequence.
+    Raises the errors of `step`."""
     draft, counts, draw = drafted.draft, drafted.counts, drafted.draw
     empty = verification.beta[:, :0]
     n, lengths, t, betas, biases, ids, tops, draft_tops, *masses = read_lists(
@@ -502,8 +509,9 @@ def _find_invalid(
 
 
 def _commit(seq: SequenceState, verified: _VerifiedSequence) -> list[int]:
-    """Append the gained tokens and return them; without a valid next token the sequence fails after
-    its accepted draft tokens."""
+    """Append the accepted draft tokens and the token that follows them, and return the appended
+    tokens. If there is no valid token to follow, the sequence fails after its accepted draft
+    tokens."""
     draft_tokens = verified.x[: verified.n]
     if verified.failed is None:
         return seq.commit([*draft_tokens, verified.t])
@@ -516,7 +524,7 @@ def _commit(seq: SequenceState, verified: _VerifiedSequence) -> list[int]:
 def _report_logits(
     seqs: list[SequenceState], verified: _VerifiedStep, gained: list[list[int]]
 ) -> None:
-    """Record logits and logprobs of the gained tokens, in sequences that request them."""
+    """Store the logits and logprobs of the gained tokens in the sequences that request them."""
     if verified.scored is None:
         return
     logits = verified.scored.block.logits
@@ -552,7 +560,7 @@ def _make_record(
         accepted=min(verified.n, len(gained)),
         new_tokens=tuple(gained),
         overlaps=tuple(verified.beta[:num_verified]),
-        draft_calls=min(calls, drafted.counts[b]),  # without those for longer drafts of others
+        draft_calls=min(calls, drafted.counts[b]),  # not those for longer drafts of others
         draft_seconds=seconds[0],
         score_seconds=seconds[1],
         verify_seconds=seconds[2],

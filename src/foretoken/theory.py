@@ -28,7 +28,8 @@ from foretoken.errors import InputError, format_value, to_float
 MAX_GAMMA = 64  # largest gamma that `optimal_gamma` considers by default
 
 VerifyCost = Callable[[int], float] | Sequence[float]
-"""v: time of a target forward over n tokens relative to one token; v(n), or v[n], v[0] unused."""
+"""v: time of a target forward over n tokens relative to one token. Either a function of n, or a
+sequence whose entry n is v(n) and whose entry 0 is not used."""
 
 
 def beta(p: ArrayLike, q: ArrayLike) -> float:
@@ -148,10 +149,11 @@ def rejection_beta(p: ArrayLike, q: ArrayLike) -> float:
 
 
 def match_probability(p: ArrayLike, q: ArrayLike) -> float:
-    """Return the probability that two tokens drawn with the same noise are equal (coupled mode).
+    """Return the probability that tokens drawn from p and q with the same noise are equal.
 
-    It is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i), between (1 - d) / (1 + d) and 1 - d, where d is
-    their total variation (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    With rule="coupled" it is the probability of acceptance. It is sum_i 1 / sum_j max(p_j / p_i,
+    q_j / q_i), between (1 - d) / (1 + d) and 1 - d, where d is their total variation (Daliri,
+    Musco, Suresh 2024, arXiv 2408.07978).
 
     Args:
         p: The target's distribution, `[V]`.
@@ -207,8 +209,8 @@ def tokens_distribution(alpha: float, gamma: int) -> list[float]:
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Return the expected number of tokens per target forward (paper, equation 1).
 
-    It is (1 - alpha^(gamma+1)) / (1 - alpha), and gamma + 1 at alpha = 1; computed without the
-    cancellation of the formula for alpha near 1.
+    It is (1 - alpha^(gamma+1)) / (1 - alpha), and gamma + 1 at alpha = 1. For alpha near 1 it is
+    computed without the formula's cancellation of digits.
 
     Args:
         alpha: The probability that a draft token is accepted.
@@ -337,7 +339,8 @@ def _expected_cost(alpha: float, gamma: int, c: float, v: VerifyCost | None, tok
     """Return the time to generate `tokens` tokens, by the recursion over n remaining tokens
     cost[n] = time of a step + E cost[n - tokens of the step].
 
-    A gamma of n - 1 at most does not change the number of steps: tokens beyond n would be dropped.
+    With n tokens remaining, gamma is at most n - 1. This limit does not change the number of steps,
+    as tokens beyond n would be dropped.
     """
     tokens = argument_checks.check_count("tokens", tokens, minimum=1)
     max_gamma = min(argument_checks.check_count("gamma", gamma), tokens - 1)

@@ -50,8 +50,9 @@ def take_turns(
     Args:
         contestants: Functions by name, called in this order.
         rounds: Number of rounds that are yielded.
-        warm_up: Number of rounds before these, whose results are dropped.
-        rest: Seconds to wait before each call, as threads of the one before may spin for a while.
+        warm_up: Number of rounds that run first and are not yielded.
+        rest: Seconds to wait before each call, because threads of the previous call may spin for a
+            while.
     """
     for number in range(-warm_up, rounds):
         results: dict[K, V] = {}
@@ -66,7 +67,7 @@ def take_turns(
 def time_in_turns(
     calls: Mapping[K, Callable[[], object]], rounds: int, *, warm_up: int = 1
 ) -> dict[K, list[float]]:
-    """Return the seconds of each call in every round, called by `take_turns`."""
+    """Return, for each call, its seconds in every round; `take_turns` makes the calls."""
     timers = {name: partial(measure_seconds, call) for name, call in calls.items()}
     results = list(take_turns(timers, rounds, warm_up=warm_up))
     return {name: [each[name] for each in results] for name in calls}

@@ -1,4 +1,4 @@
-"""Transfers between host and device: asynchronous to the device, in one copy back to the host.
+"""Transfers between host and device: to the device without waiting, to the host in a single copy.
 
 A copy to the host waits for all work that was submitted to the device, so a step does only one. On
 a CPU nothing here costs more than the plain call.
@@ -29,8 +29,8 @@ def to_list(tensor: Tensor) -> list[Any]:
 
 
 def read_lists(*parts: Tensor) -> list[list[Any]]:
-    """Return `part.tolist()` of each tensor, `[B]` or `[B, n]`, by one copy. From a device they are
-    copied as float64, in which ids are exact."""
+    """Return `tolist()` of each tensor, `[B]` or `[B, n]`. Tensors on a device are copied together,
+    in one copy, as float64, in which ids are exact."""
     if all(part.is_cpu for part in parts):
         return [cast(list[Any], part.tolist()) for part in parts]
     device = next(part.device for part in parts if not part.is_cpu)

@@ -237,7 +237,9 @@ def test_an_id_that_every_text_holds_must_be_the_models(entry, token):
     target = t5(64)
     setattr(target.generation_config, f"{entry}_token_id", token)
     for ignored in (None, "ignore"):
-        with pytest.raises(InputError, match=rf"{entry}_token_id={token}; ids must be in 0\.\.63"):
+        with pytest.raises(
+            InputError, match=rf"{entry}_token_id={token}, but ids must be in 0\.\.63"
+        ):
             load(target, "none", generation_config=ignored)
     target.generation_config.update(**{f"{entry}_token_id": 63})
     assert len(load(target, "none").generate([[5, 6]], max_new_tokens=3)[0].tokens) <= 3

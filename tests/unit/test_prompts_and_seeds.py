@@ -83,7 +83,7 @@ def test_texts_stay_texts():
         (torch.tensor([0.5, 1.0]), "prompt 0 is 0.5; give a str or a list of ids"),
         (np.array([[1.0]]), r"prompt 0 is \[1.0\]"),
         (torch.tensor([True]), "prompt 0 is True"),
-        (torch.tensor(3), "prompts is a Tensor; give a str, ids, or a list of them"),
+        (torch.tensor(3), "prompts is a Tensor; give a str, ids, or a list of prompts"),
         (np.int64(3), "prompts is a int64"),
         (torch.zeros(1, 1, 1, dtype=torch.long), r"prompt 0 is \[\[0\]\]"),
         ({"ids": ONE}, "prompts holds no input_ids; give what a tokenizer returns, or ids"),

@@ -1,11 +1,12 @@
 """The share of the processors that other processes used during a measurement.
 
-The system counts the busy time of each processor. Busy time not spent by this process and its
-children belongs to others, and so does steal time of a hypervisor. The share is unknown on systems
-that do not report a process' CPU affinity (macOS).
+The system counts the busy time of each processor. Busy time that this process and its children did
+not spend is counted as that of other processes, and so is steal time of a hypervisor. The share is
+unknown on systems that do not report a process' CPU affinity (macOS).
 
-In a container the counts are mostly the host's, of the processors that this process may run on.
-Other containers count as others, although a CPU quota may prevent them from slowing this one.
+In a container, the counters are mostly the host's, and those of the processors that this process
+may run on are used. Processes of other containers count as other processes, although a CPU quota
+may prevent them from slowing this one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ProcessorReading(NamedTuple):
 class ProcessorSeconds(NamedTuple):
     """Processor seconds of a span of time."""
 
-    others: float  # used by other processes; may be slightly below 0: a difference of two counters
+    others: float  # used by other processes; a difference of counters, maybe slightly below 0
     all: float  # available
 
 
@@ -71,8 +72,8 @@ def subtract_readings(
 
 
 def compute_others_share(spans: Iterable[ProcessorSeconds | None]) -> float | None:
-    """Return the share of the processors that other processes used in all of these spans; None if
-    it is unknown or the spans are too short."""
+    """Return the share of the processors that other processes used during these spans together;
+    None if it is unknown or the spans are too short."""
     present = [span for span in spans if span is not None]
     total = sum(span.all for span in present)
     if total < MIN_PROCESSOR_SECONDS:
@@ -81,18 +82,19 @@ def compute_others_share(spans: Iterable[ProcessorSeconds | None]) -> float | No
 
 
 def describe_contention(share: float | None) -> str | None:
-    """Return a warning for times measured with this share of others; None if it is small or
-    unknown."""
+    """Return a warning for times that were measured while other processes used this share of the
+    processors; None if the share is small or unknown."""
     if share is None or share <= MAX_OTHERS_SHARE:
         return None
     return (
-        f"other processes took {share:.0%} of the processors meanwhile: these times are uncertain; "
-        "measure again on an idle machine"
+        f"other processes took {share:.0%} of the processors during the measurement, so these "
+        "times are uncertain; measure again on an idle machine"
     )
 
 
 def _list_processors(count: int) -> list[int]:
-    """Return the numbers of the processors that have counters: on Linux, of those online."""
+    """Return the processor number of each of the `count` entries of psutil's counters: on Linux,
+    these are the processors that are online."""
     try:
         lines = Path("/proc/stat").read_text()
     except OSError:

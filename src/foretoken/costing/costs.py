@@ -24,13 +24,13 @@ MIN_FORWARD_SECONDS = 1e-9  # a coarse clock may measure 0 for a forward pass
 
 DEFAULT_PARAMS = SamplingParams()
 Numbers = int | float | NDArray[Any]
-CostTable = tuple[tuple[int, float], ...]  # ascending; linear between and beyond its points
+CostTable = tuple[tuple[int, float], ...]  # (size, value) by ascending size; see `interpolate`
 
 
 @dataclass(frozen=True, slots=True)
 class LongContextCosts:
-    """Costs of the draft and the target's pass at a longer context, where attention takes more
-    time; with some kernels far more for several tokens than for one."""
+    """Costs of drafting and of the target's forward pass at a longer context. Attention takes more
+    time there, with some kernels far more for several tokens than for one."""
 
     context: int  # tokens
     draft: CostTable
@@ -45,8 +45,8 @@ class Costs:
     score: CostTable  # the target's forward pass, by the tokens of all sequences
     verify: CostTable  # verification and commit, by the same tokens
     rows: CostTable = ((1, 1.0),)  # draft time by batch size, relative to batch size 1
-    prior: tuple[float, float] = (3.0, 0.8)  # weight, in draft tokens, and alpha
-    change: float = 0.0  # extra seconds of a pass whose size differs from the last one's
+    prior: tuple[float, float] = (3.0, 0.8)  # weight of alpha, in draft tokens; alpha
+    change: float = 0.0  # extra seconds of a pass if the last one had another size
     context: int = 0  # context length, in tokens, at which all these were measured
     far: LongContextCosts | None = None
 
@@ -55,7 +55,7 @@ class Costs:
         """True if all numbers are in range: costs loaded from disk may not be."""
         weight, alpha = self.prior
         single = ((0, self.change),)
-        # tokens are divided by the time of a pass
+        # above 0, because they are divisors
         positive = weight > 0 and all(value > 0 for _, value in (*self.score, *self.rows))
         tables = self.draft, self.score, self.verify, self.rows, single
         if self.far is not None:
@@ -65,18 +65,20 @@ class Costs:
 
     @property
     def without_draft_seconds(self) -> Costs:
-        """These costs with draft tokens that take no time, as with predicted output."""
+        """A copy of these costs in which drafting takes no time, as with predicted output."""
         return replace(self, draft=((0, 0.0),))
 
     def step_seconds(self, gamma: int, batch_size: int = 1) -> float:
-        """Return the seconds of a step with `gamma` draft tokens for each sequence."""
+        """Return the seconds of a step with `gamma` draft tokens for each of `batch_size`
+        sequences."""
         n = batch_size * (gamma + 1)
         return float(
             self.draft_seconds(gamma, batch_size * gamma, batch_size) + self.target_seconds(n, n)
         )
 
     def draft_seconds(self, depth: Numbers, num_draft_tokens: Numbers, batch_size: int) -> Numbers:
-        """Return the seconds to make `num_draft_tokens` in all, at most `depth` per sequence."""
+        """Return the seconds of drafting `num_draft_tokens` in total for `batch_size` sequences, at
+        most `depth` for each."""
         # the cost of each further sequence, as a share of the first one's
         share = (interpolate(self.rows, batch_size) - 1) / max(1, batch_size - 1)
         extra = np.maximum(num_draft_tokens / np.maximum(depth, 1) - 1, 0)
@@ -89,13 +91,14 @@ class Costs:
 
     @property
     def c(self) -> float:
-        """T_q / T_p (definition 3.7), T_q from the longest draft; 0 if no draft was measured."""
+        """The paper's c, T_q / T_p (definition 3.7). T_q is the mean time per token of the longest
+        measured draft; c is 0 if no draft was measured."""
         longest, seconds = self.draft[-1]
         return float(seconds / longest / interpolate(self.score, 1)) if longest else 0.0
 
     def v(self, n: int) -> float:
-        """Return the time of a pass over n tokens and of their verification, relative to one
-        token."""
+        """Return the time of a pass over n tokens and of their verification, relative to the same
+        for one token."""
         plain = interpolate(self.score, 1) + interpolate(self.verify, 1)
         return float((interpolate(self.score, n) + interpolate(self.verify, n)) / plain)
 
@@ -127,7 +130,9 @@ class Costs:
 
 @lru_cache(256)
 def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
-    """Return the costs at a context length in tokens: on the line through the two measured ones."""
+    """Return the costs at a context length in tokens, by linear interpolation between the two
+    measured lengths, and extrapolation beyond the longer one. Below the shorter one, or if only one
+    was measured, return `costs`."""
     short, long = costs, costs.far
     if long is None or context <= short.context:
         return costs
@@ -145,7 +150,7 @@ def costs_at_context(costs: Costs, context: int, batch_size: int = 1) -> Costs:
 
 
 def costs_from_steps(steps: list[StepRecord]) -> Costs:
-    """Return the costs from steps of batch size 1, at least one step."""
+    """Compute the costs from the records of one or more steps of batch size 1."""
     draft_tokens = [step.drafted for step in steps]
     positions = [1 + count for count in draft_tokens]
     return Costs(
@@ -156,9 +161,9 @@ def costs_from_steps(steps: list[StepRecord]) -> Costs:
 
 
 def _make_rising(table: dict[int, float]) -> CostTable:
-    """Return the table with values that never fall as the size grows: a pass that took longer than
-    a larger one was disturbed, and its time is interpolated from its neighbours. With the larger
-    one's time instead, the draft tokens in between would seem free."""
+    """Return the table with values that never fall as the size grows. A pass that took longer than
+    a larger pass was disturbed, so its time is interpolated from the neighbouring sizes. If it were
+    given the larger pass's time instead, the draft tokens between the two sizes would seem free."""
     sizes, rising = sorted(table), list[int]()
     for n in reversed(sizes):
         if not rising or table[n] <= table[rising[-1]]:
@@ -177,7 +182,8 @@ def _make_rising(table: dict[int, float]) -> CostTable:
 
 
 def _compute_medians(name: str, steps: list[StepRecord], sizes: list[int]) -> CostTable:
-    """Return the median of this field of the steps, by size."""
+    """Return the median of the field `name` of the steps for each size; `sizes[i]` is the size of
+    step i."""
     groups: dict[int, list[float]] = {}
     for step, size in zip(steps, sizes, strict=True):
         groups.setdefault(size, []).append(getattr(step, name))
@@ -185,8 +191,9 @@ def _compute_medians(name: str, steps: list[StepRecord], sizes: list[int]) -> Co
 
 
 def interpolate(table: CostTable, x: Numbers) -> Numbers:
-    """Return the table's value at x. Beyond its end it continues with the slope of its last half,
-    or flat if that is negative: the slope of its last two points would be mostly noise."""
+    """Return the table's value at x, linear between its points. Beyond the last point, continue
+    with the slope of the upper half of the sizes, or 0 if that is negative: the slope between the
+    last two points would be mostly noise."""
     sizes, values = zip(*table, strict=True)
     half = max(0, bisect_right(sizes, sizes[-1] / 2) - 1)
     more = sizes[-1] - sizes[half]
@@ -198,13 +205,13 @@ SAMPLING_KINDS = ("greedy", "sampled")  # their steps differ in cost
 
 
 def classify_sampling(params: SamplingParams) -> str:
-    """Return the one of `SAMPLING_KINDS` that the params belong to."""
+    """Return the sampling kind of these params: "greedy" or "sampled"."""
     return "greedy" if params.greedy else "sampled"
 
 
 def select_costliest(params: list[SamplingParams]) -> SamplingParams:
-    """Return the params whose distributions are costliest to compute, without their other
-    options."""
+    """Return the costliest of these params, by the time to compute their distributions, reduced to
+    the options that distributions depend on."""
     costliest = max(
         params, key=lambda each: (not each.greedy, each.standard[1:] != DEFAULT_PARAMS.standard[1:])
     )
@@ -212,6 +219,7 @@ def select_costliest(params: list[SamplingParams]) -> SamplingParams:
 
 
 def is_valid_table(table: CostTable) -> bool:
-    """Return whether a table has finite seconds of 0 or more, by ascending sizes."""
+    """Return whether a table is not empty, its sizes ascend, and its values are finite and 0 or
+    more."""
     rising = all(a < b for (a, _), (b, _) in pairwise(table))
     return bool(table) and rising and all(isfinite(value) and value >= 0 for _, value in table)

@@ -1,11 +1,12 @@
 """Policies that choose gamma for each sequence before each step (paper, sections 3.5 and 5: varying
 gamma).
 
-A policy depends on the sequences' step records, never on a clock. `AdaptiveGamma` takes frozen
-step costs and estimates of each sequence's acceptance, and chooses, for all sequences of a forward
-pass together, the draft tokens that give most new tokens per second. A sequence's predicted output
-needs no drafter and has an acceptance estimate of its own; the better of the two sources is used.
-For a sequence with `deterministic` set, gamma is chosen as if it were alone in the batch.
+A policy depends on the sequences' step records, never on a clock. `AdaptiveGamma` takes frozen step
+costs and estimates of each sequence's acceptance, and chooses, for all sequences of a forward pass
+together, the draft tokens that give most new tokens per second. If a sequence has predicted output,
+its draft tokens can come from there instead of from the drafter: both sources have acceptance
+estimates, and the better source is used. For a sequence with `deterministic` set, gamma is chosen
+as if it were alone in the batch.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from foretoken.request import SequenceState
 MAX_GAMMA = 16
 DRAFT_DEPTHS = np.arange(1, MAX_GAMMA + 1)
 EXPLORATION_WINDOW_STEPS = 256  # steps over which the time lost on exploration is counted
-# weights of observations shrink by this factor with each step with and without draft tokens
+# factors by which the weights of observations shrink in each step with, and without, draft tokens
 DRAFT_STEP_DECAY, PLAIN_STEP_DECAY = 0.94, 0.96
 MIN_PRIOR_WEIGHT = 0.04  # share of the prior's weight that never decays
 DEPTH_PRIOR_WEIGHT = 10.0  # weight of draft position i - 1 as the prior of position i
-REUSE_DECISION_STEPS = 4  # without draft tokens nothing is learned: choose every 4th step only
+REUSE_DECISION_STEPS = 4  # steps without draft tokens teach nothing: choose only in every 4th
 MAX_EXPLORATION_SHARE = 0.01  # of the time may be lost on draft tokens that do not pay
 SIZE_CHANGE_STEPS = 4.0  # expected steps until the pass size changes again: they share its cost
 CONTEXT_BUCKET_TOKENS = 256  # sequence lengths are rounded to this: costs grow with them
-SILENT_SIZE_CHANGE_STEPS = 0.5  # if the drafter mostly proposes nothing: it changes back at once
-# steps looked back at, and forced tokens assumed to be accepted before any was verified
+SILENT_SIZE_CHANGE_STEPS = 0.5  # the same if the drafter rarely proposes: it changes back at once
+# last steps whose forced tokens are counted, and accepted forced tokens assumed at the start
 FORCED_WINDOW_STEPS, FORCED_PRIOR_TOKENS = 32, 4
 
 
@@ -43,9 +44,9 @@ class OtherWork:
     """Work of a forward pass in addition to the sequences that a policy chooses gamma for."""
 
     num_seqs: int = 0  # other sequences that generate a token
-    positions: int = 0  # of these, of their draft tokens and of prompts in prefill
+    positions: int = 0  # of these sequences, their draft tokens and prompts in prefill
     depth: int = 0  # the largest gamma among them
-    prefill_positions: int = 0  # of prompts alone: their time does not depend on gamma
+    prefill_positions: int = 0  # of prompts in prefill alone: their time does not depend on gamma
 
 
 NO_OTHER_WORK = OtherWork()
@@ -56,7 +57,7 @@ class GammaPolicy(Protocol):
 
     @property
     def max_gamma(self) -> int:
-        """The largest gamma that it chooses."""
+        """The largest gamma that this policy may choose."""
         ...
 
     def choose_gammas(
@@ -68,7 +69,7 @@ class GammaPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedGamma:
-    """The same gamma for all sequences and steps."""
+    """A policy with the same gamma for all sequences and steps."""
 
     gamma: int
 
@@ -84,7 +85,7 @@ class FixedGamma:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForcedTokensOnly:
-    """No draft tokens, except those that a grammar forces, which the engine adds itself."""
+    """A policy that chooses no draft tokens. The engine itself adds those that a grammar forces."""
 
     @property
     def max_gamma(self) -> int:
@@ -98,11 +99,12 @@ class ForcedTokensOnly:
 
 @dataclass(slots=True)
 class AdaptiveGamma:
-    """The fastest gamma by frozen costs and each sequence's acceptance; 0 if no draft token pays.
+    """Chooses the gamma that generates fastest, by frozen costs and each sequence's acceptance; 0
+    if draft tokens do not pay.
 
     At 0 it still tries draft tokens now and then, for at most a hundredth of the time, to notice
     when the output becomes predictable again. Sequences of several calls may share one policy,
-    which then chooses for all of them together.
+    which then chooses for all of these sequences together.
     """
 
     costs: Costs
@@ -151,11 +153,12 @@ class AdaptiveGamma:
     def _choose_by_source(
         self, seqs: list[SequenceState], sources: list[AcceptanceEstimate], other_work: OtherWork
     ) -> list[int]:
-        """Return gamma of every sequence, whose draft tokens come from `sources`.
+        """Return gamma of every sequence; `sources[b]` estimates the acceptance of the source of
+        sequence b's draft tokens.
 
-        Deterministic sequences come first, each as if alone. Then gamma is chosen together for
-        those with predicted outputs, and last for those with a drafter; each group counts the
-        positions of the earlier ones as other work.
+        Gamma is chosen first for each deterministic sequence as if it were alone, then for all
+        sequences that use predicted output together, and last for all that use the drafter
+        together. Each of these groups counts the positions of the groups before it as other work.
         """
         gammas: dict[int, int] = {}  # by index
         for b, seq in enumerate(seqs):
@@ -189,8 +192,8 @@ class AdaptiveGamma:
         return [gammas[b] for b in range(len(seqs))]
 
     def _can_reuse(self, seqs: list[SequenceState]) -> bool:
-        """Return whether the last choice is still valid: for the same sequences, none of which had
-        draft tokens."""
+        """Return whether to repeat the last choice: if the sequences are the same, none had draft
+        tokens in the last step, and none is due for a new choice (`REUSE_DECISION_STEPS`)."""
         same = len(seqs) == len(self._histories) and all(
             seq is earlier for seq, (earlier, _) in zip(seqs, self._histories, strict=True)
         )
@@ -212,9 +215,9 @@ class AdaptiveGamma:
         )
 
     def _pick_source(self, seq: SequenceState, history: AcceptanceHistory) -> AcceptanceEstimate:
-        """Return the source of a sequence's draft tokens, and set `uses_prediction`: the drafter,
-        or the predicted output if it has a next token and would be faster for the sequence
-        alone."""
+        """Choose the source of a sequence's draft tokens: the predicted output if it has a next
+        token and would be faster for the sequence alone, else the drafter. Set the sequence's
+        `uses_prediction` and return the source's acceptance estimate."""
         drafted, predicted = history.drafted[seq.grade], history.predicted
         seq.uses_prediction = predicted is not None and bool(seq.predict_tokens(1))
         if predicted is None or not seq.uses_prediction:
@@ -230,7 +233,8 @@ class AdaptiveGamma:
         return predicted if seq.uses_prediction else drafted
 
     def _single_tables(self, seq: SequenceState) -> tuple[StepCostTable, StepCostTable]:
-        """Return cost tables for batch size 1, with a drafter and with draft tokens at no cost."""
+        """Return two cost tables for batch size 1: with the drafter, and with draft tokens that
+        take no time."""
         length = count_context_buckets([seq])
         if self._single_seq_tables is None or self._single_seq_tables[0] != length:
             costs = get_costs_at_length(self.single_costs or self.costs, [seq])
@@ -248,8 +252,9 @@ class AdaptiveGamma:
         other_work: OtherWork,
         last: int,
     ) -> list[int]:
-        """Return gamma of these sequences, all with the same kind of source, after a pass over
-        `last` positions. One that gets 0 tries a few draft tokens now and then."""
+        """Return gamma of these sequences, which all use the drafter or all use predicted output,
+        after a pass over `last` positions. A sequence whose best gamma is 0 gets a few draft tokens
+        now and then, to try them."""
         table = self._cost_table(costs, [seq for seq, _ in seqs], other_work, seqs[0][1].predicted)
         max_gammas = [min(seq.num_remaining - 1, MAX_GAMMA) for seq, _ in seqs]
         if table.num_seqs == 1:
@@ -262,8 +267,9 @@ class AdaptiveGamma:
     def _cost_table(
         self, costs: Costs, seqs: list[SequenceState], other_work: OtherWork, predicted: bool
     ) -> StepCostTable:
-        """Return the cost table for these sequences. The last one is cached here, because it is
-        valid for many steps; a look-up by all numbers of `costs` takes longer than the choice."""
+        """Return the cost table for these sequences. The last table is cached here, because it is
+        valid for many steps, and a look-up in the cache of `make_cost_table`, by all numbers of
+        `costs`, takes longer than the choice of gamma."""
         key = (
             costs is self.single_costs,
             count_context_buckets(seqs),
@@ -279,12 +285,13 @@ class AdaptiveGamma:
 
 
 class AcceptanceEstimate:
-    """The acceptance of a sequence's draft tokens, estimated from its steps; older ones count less.
+    """The acceptance of a sequence's draft tokens, estimated from its steps; older steps count
+    less.
 
-    It averages beta = sum min(p, q) of each verified draft token, which varies less than whether it
-    was accepted; draft tokens after a rejection do not count. `prior`: a number of draft tokens to
-    begin with, and their mean beta. `grade`: count only steps in which the drafter had this grade;
-    None: only steps with predicted output.
+    The estimate is a mean of beta = sum min(p, q) over verified draft tokens, because beta varies
+    less than the share of accepted tokens; draft tokens after a rejection do not count. `prior` is
+    a number of draft tokens and their mean beta, with which the estimate begins. Only steps count
+    in which the drafter had this `grade`, or for None steps with predicted output.
     """
 
     __slots__ = (
@@ -352,38 +359,43 @@ class AcceptanceEstimate:
 
     @property
     def answer_rate(self) -> float:
-        """P(the drafter proposes any token when asked); 1 until a step shows otherwise."""
+        """P(the drafter proposes at least one token if gamma is above 0); 1 until a step shows
+        otherwise."""
         return (1 + self._drafted) / (1 + self._asked)
 
 
 class AcceptanceHistory(NamedTuple):
-    """The acceptance of a sequence's drafter, by grade, and of its predicted output, if any."""
+    """The acceptance estimates of a sequence: of the drafter's tokens, by grade, and of predicted
+    output, None if it has none."""
 
     drafted: list[AcceptanceEstimate]
     predicted: AcceptanceEstimate | None
 
 
 class StepCostTable(NamedTuple):
-    """Seconds of a step of `num_seqs` sequences, by the draft tokens of some of them."""
+    """Seconds of a step of `num_seqs` sequences, by the number of draft tokens of the sequences
+    that gamma is chosen for."""
 
     num_seqs: int
     draft_seconds: NDArray[np.float64]  # [largest gamma - 1, draft tokens in all], of the drafter
     target_seconds: NDArray[np.float64]  # [draft tokens in all], of the rest of the step
     seconds_by_gamma: list[float]  # with the same gamma for all sequences
     single_seconds: list[float]  # by gamma of one sequence, if no other has draft tokens
-    positions: int  # of a pass without these draft tokens
+    positions: int  # in a pass without these draft tokens
     change: float  # see `Costs.change`
 
     def target_seconds_after(self, last: int, answers: float) -> NDArray[np.float64]:
-        """Return `target_seconds` after a pass over `last` positions (0: no cost for a change of
-        size). answers: the drafter's `answer_rate`."""
+        """Return `target_seconds`, plus the cost of a change of the pass size for every size other
+        than `last`, the positions of the last pass (0: unknown, nothing is added). `answers` is the
+        drafter's `answer_rate`."""
         if not last or not self.change:
             return self.target_seconds
         changed = np.arange(len(self.target_seconds)) != last - self.positions
         return self.target_seconds + self.amortize_size_change(answers) * changed
 
     def amortize_size_change(self, answers: float) -> float:
-        """Return the cost of a change of the pass size, per step until the expected next change."""
+        """Return the cost of a change of the pass size, divided by the expected number of steps
+        until the next change."""
         return self.change / (
             SILENT_SIZE_CHANGE_STEPS + (SIZE_CHANGE_STEPS - SILENT_SIZE_CHANGE_STEPS) * answers
         )
@@ -395,8 +407,8 @@ def make_cost_table(
 ) -> StepCostTable:
     """Return the cost table for draft tokens of `num_seqs` sequences in a pass with `other_work`.
 
-    The time of prefills is subtracted: it does not depend on gamma, and next to it every draft
-    token would seem cheap.
+    The time of prefills in the same pass is subtracted: it does not depend on gamma, and compared
+    with it every draft token would seem cheap.
     """
     B, positions = num_seqs + other_work.num_seqs, num_seqs + other_work.positions
     draft_tokens = np.arange(num_seqs * MAX_GAMMA + 1)
@@ -415,7 +427,8 @@ def make_cost_table(
 
 
 def get_costs_at_length(costs: Costs, seqs: list[SequenceState], num_others: int = 0) -> Costs:
-    """Return the costs at these sequences' mean length, for them and `num_others` others."""
+    """Return the costs at the mean length of `seqs`, for a batch of these and `num_others` other
+    sequences."""
     return costs_at_context(
         costs, count_context_buckets(seqs) * CONTEXT_BUCKET_TOKENS, len(seqs) + num_others
     )
@@ -427,8 +440,9 @@ def count_context_buckets(seqs: list[SequenceState]) -> int:
 
 
 def count_forced_tokens(seq: SequenceState) -> int:
-    """Return how many next tokens of a sequence its grammar forces, which need no drafter; 0 if the
-    target lately rejected most of them, having tokenized the same string otherwise."""
+    """Return how many of the sequence's next tokens are forced by its grammar, so that they can be
+    draft tokens without a drafter. Return 0 if the target lately rejected most forced tokens, as it
+    prefers another tokenization of the same string."""
     if seq.request.params.structured is None:
         return 0
     steps = [step for step in seq.records[-FORCED_WINDOW_STEPS:] if step.predicted]
@@ -459,17 +473,18 @@ def find_best_token_rate(
 def allot_gammas(
     estimates: list[AcceptanceEstimate], max_gammas: list[int], table: StepCostTable, last: int = 0
 ) -> list[int]:
-    """Return gamma of every sequence, at most `max_gammas[b]`, that gives most tokens per second in
-    a pass after one over `last` positions.
+    """Return the gamma of every sequence, at most `max_gammas[b]`, with which the next step gives
+    most tokens per second after a pass over `last` positions.
 
-    Maximizes, over the largest gamma d and the n draft tokens within it most likely accepted,
+    Among the first d draft tokens of each sequence, the n most probably accepted ones are chosen. d
+    and n maximize
 
         (B + s_1 + .. + s_n) / (T_0 + a (T_n - T_0 + D_{d,n}))
 
-    Each of B sequences gains a token; s_i is the probability that draft token i is accepted, in
-    falling order; T_n is the time of a pass with n draft tokens, D_{d,n} that of making them, and a
-    the share of steps in which the drafter proposes any: in the others, a step gains and costs the
-    same as in plain decoding.
+    Each of B sequences gains a token. s_i is the probability that draft token i is accepted, in
+    falling order. T_n is the time of a pass with n draft tokens, D_{d,n} the time of drafting them.
+    a is the share of steps in which the drafter proposes any token; the other steps gain and cost
+    the same as in plain decoding.
     """
     answers = np.array([estimate.answer_rate for estimate in estimates])
     # [sequences, MAX_GAMMA]
@@ -498,7 +513,8 @@ def allot_gammas(
 def choose_single_gamma(
     estimate: AcceptanceEstimate, max_gamma: int, table: StepCostTable, last: int = 0
 ) -> int:
-    """Do as `allot_gammas` for a single sequence: without arrays, in a tenth of the time."""
+    """Return the result of `allot_gammas` for a single sequence; it takes a tenth of the time
+    because it uses no arrays."""
     answers, survival = estimate.answer_rate, estimate.survival[:max_gamma]
     change = table.amortize_size_change(answers) if last else 0.0
     plain = table.single_seconds[0] + change * (table.positions != last)
@@ -512,8 +528,8 @@ def choose_single_gamma(
 
 
 def _choose_exploration(records: list[StepRecord], max_gamma: int, table: StepCostTable) -> int:
-    """Return a gamma to try although plain decoding seems best, if little time was lost on such
-    tries lately; else 0."""
+    """Return a gamma to try although plain decoding seems to be the fastest, if such tries lost
+    little time lately; else 0."""
     if max_gamma < 1:
         return 0
     # a single step with draft tokens changes the pass size twice

@@ -1,8 +1,8 @@
-"""Step costs of one pair in one process: measured, or loaded from disk, when first needed, then
-frozen.
+"""Step costs of one pair of target and drafter in one process. They are measured or loaded from
+disk when they are first needed, then frozen.
 
-They do not depend on users' prompts. Real steps are compared with the costs; if they differ, a
-later process measures again.
+The costs do not depend on users' prompts. Real steps are compared with them; if they differ, a
+later process measures the costs again.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class PairCosts:
         """Return the costs of steps of up to `batch_size` sequences, measured once and stored on
         disk.
 
-        Takes a second or more the first time; the models must be idle. remeasure: measure stored
-        costs again if real steps have contradicted them; None: only if no request waits for it.
+        A measurement takes a second or more, and the models must be idle. `remeasure` is whether to
+        measure again if real steps have contradicted the stored costs; None: only if no request
+        waits for it.
         """
         batch_size, kind = self._round_batch_size(batch_size), costs.classify_sampling(params)
         if (kind, batch_size) not in self.measured:
@@ -81,8 +82,8 @@ class PairCosts:
         self, params: SamplingParams, batch_size: int = 1
     ) -> tuple[Costs, Costs] | None:
         """Return the costs for batch size 1 and for up to `batch_size`, without measuring; None if
-        there are none. This process' costs come before those on disk, and among each, this kind of
-        sampling before the other."""
+        there are none. Costs of this process are preferred to costs on disk; within each of these,
+        costs for the same kind of sampling, greedy or sampled, to costs for the other kind."""
         batch_size = self._round_batch_size(batch_size)
         kinds = sorted(
             costs.SAMPLING_KINDS, key=lambda kind: kind != costs.classify_sampling(params)
@@ -96,8 +97,8 @@ class PairCosts:
         return None
 
     def ensure_costs(self, params: list[SamplingParams], batch_size: int) -> None:
-        """Measure the costs for requests with these params, up to `batch_size` at a time, before
-        they start; not if there are costs already, or if sequences run or wait."""
+        """Measure the costs for requests with these params, up to `batch_size` of which run at a
+        time. Do nothing if there are such costs already, or if sequences run or wait."""
         costliest = costs.select_costliest(params)
         with self.core.pause():
             if self.find_nearest(costliest, batch_size) is None and self.core.is_unused:
@@ -110,16 +111,18 @@ class PairCosts:
         return find_usable(*self._make_keys(kind, batch_size), remeasure=self._may_measure(kind))
 
     def _round_batch_size(self, batch_size: int) -> int:
-        """Return the next power of two: few batch sizes are measured."""
+        """Return the batch size, limited to `max_batch_size`, rounded up to a power of two, so that
+        few sizes are measured."""
         return 1 << (min(batch_size, self.max_batch_size) - 1).bit_length()
 
     def _may_measure(self, kind: str) -> bool:
-        """Return whether stored costs may be measured again: this process has used no other costs
-        so far, so no request waits."""
+        """Return whether stored costs may be measured again: only as long as this process has used
+        no costs, except those of this kind for batch size 1, as no request waits then."""
         return self.measured.keys() <= {(kind, 1)}
 
     def _make_keys(self, kind: str, batch_size: int) -> tuple[str | None, str | None]:
-        """Return the key of costs on disk, and of the single-sequence costs that they extend."""
+        """Return the key of costs on disk, and the key of the costs for batch size 1 that they
+        extend (None if these are for batch size 1)."""
         single, name = (
             stored_costs.make_key(self.target, self.drafter, kind, n) for n in (1, batch_size)
         )
@@ -145,17 +148,18 @@ class PairCosts:
         if context is not None and gamma + 1 > context:
             raise InputError(
                 f"gamma is {format_value(gamma)}, but gamma + 1 must fit in the context of "
-                f"{context}"
+                f"{context}; give at most {context - 1}"
             )
         require_rewind(gamma, self.target, self.drafter)
         return FixedGamma(gamma)
 
     def _make_adaptive(self, params: SamplingParams, batch_size: int) -> GammaPolicy:
-        """Return the policy that chooses gamma for such requests by the nearest costs.
+        """Return a policy that chooses gamma for requests with these params by the nearest costs.
 
-        If there are none they are measured, unless sequences run or wait. Then it uses the costs
-        for batch size 1, or if there are none either, drafts forced tokens only. All calls with the
-        same costs share one policy, which chooses for all sequences of a batch together.
+        If there are no such costs, they are measured, unless sequences run or wait. In that case
+        the policy uses the costs for batch size 1; without these, it drafts only tokens that a
+        grammar forces. All calls with the same costs share one policy, which chooses for all
+        sequences of a batch together.
         """
         found = self.find_nearest(params, batch_size)
         if found is None:
@@ -196,7 +200,8 @@ class PairCosts:
     def _probe_costs(
         self, params: SamplingParams, batch_size: int, single_costs: Costs | None
     ) -> StoredCosts:
-        """Measure steps that generate from `PROBE_PROMPT` and do not stop at an end of sequence."""
+        """Measure the costs with sequences that continue `PROBE_PROMPT` and do not stop at an
+        end-of-sequence token."""
         prompt, source = self.inputs.split_prompt(self._make_probe_ids())
         room = PROBE_TOKENS if self.target.context is None else self.target.context - len(prompt)
         request = Request(prompt, min(PROBE_TOKENS, room), PROBE_KEY, source=source)

@@ -1,4 +1,4 @@
-"""Measures the costs of a pair: real steps of the engine, with several numbers of draft tokens.
+"""Measures the costs of a pair by real steps of the engine with several numbers of draft tokens.
 
 The output is discarded, so draft tokens may be made up if the drafter proposes none.
 """
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 SINGLE_DRAFT_SIZES = (*range(9), 11, 12, 15)
 STEPS_PER_SIZE = 2  # in succession: a pass whose size differs from the last one's is slower
 SETTLING_STEPS = 2  # extra steps at the start of a round: passes may be padded to the last sizes
-MAX_PRIOR_WEIGHT = 10.0  # of the probe's alpha, in draft tokens of a new sequence
-MAX_PROBE_SECONDS = 1.0  # no round after the second begins later than this
+MAX_PRIOR_WEIGHT = 10.0  # in draft tokens, of the probe's alpha in a new sequence's prior
+MAX_PROBE_SECONDS = 1.0  # rounds after the second begin before this
 MAX_ROUNDS, MIN_ROUNDS = 5, 2
 # context length of the second measurement, and the least that it must exceed the first one's by
 LONG_CONTEXT_TOKENS, MIN_EXTRA_CONTEXT_TOKENS = 1024, 128
@@ -51,7 +51,8 @@ def _max_tokens(sizes: tuple[int, ...], rounds: int) -> int:
 
 
 def _list_round(sizes: tuple[int, ...]) -> list[int]:
-    """Return the number of draft tokens of each step of a round."""
+    """Return the number of draft tokens of each step of a round: first the settling steps, then
+    `STEPS_PER_SIZE` steps of each size."""
     return [sizes[0]] * SETTLING_STEPS + [size for size in sizes for _ in range(STEPS_PER_SIZE)]
 
 
@@ -101,8 +102,8 @@ def probe(
 def _probe_long_context(
     batch: Batch, request: Request, params: SamplingParams, costs: Costs
 ) -> LongContextCosts | None:
-    """Measure at a longer context, whose prefill takes a second at most; None if it would not be
-    much longer, and for an encoder-decoder."""
+    """Measure the costs at a longer context, of which the prefill takes a second at most. Return
+    None if that context would not be much longer than the first one, and for an encoder-decoder."""
     max_tokens = int(16 * MAX_PROBE_SECONDS / float(interpolate(costs.score, 16)))
     room = (
         LONG_CONTEXT_TOKENS + LONG_CONTEXT_PROBE_TOKENS
@@ -151,15 +152,16 @@ def probe_shared(
 
 
 def list_shared_draft_sizes(batch_size: int) -> tuple[int, ...]:
-    """Return the numbers of draft tokens of all sequences together to measure steps with."""
+    """Return the draft tokens per step, of all sequences together, with which steps are
+    measured."""
     return tuple(sorted({0, batch_size // 2, batch_size, 3 * batch_size}))
 
 
 def _compare_halves(
     steps: list[StepRecord], draft_tokens: list[int], sizes: tuple[int, ...]
 ) -> float | None:
-    """Return the ratio by which odd and even rounds differ, without a few outlier sizes; None if
-    there was one round only."""
+    """Return the greatest ratio, 1 or more, between the times of odd and of even rounds at one
+    size, leaving out a few outlier sizes; None if there was one round only."""
     halves: list[dict[int, list[float]]] = [{}, {}]
     for i, (step, count) in enumerate(zip(steps, draft_tokens, strict=True)):
         seconds = step.draft_seconds + step.score_seconds + step.verify_seconds
@@ -180,8 +182,8 @@ def _run_rounds(
     max_rounds: int = MAX_ROUNDS,
     label: str = "",
 ) -> list[SequenceState]:
-    """Run two to `max_rounds` rounds over the sizes; return the sequences, the first of which had
-    the most draft tokens in each step. label: logged if the rounds take long."""
+    """Run two to `max_rounds` rounds over the sizes and return the sequences; the first sequence
+    had the most draft tokens in each step. If the rounds take long, `label` is logged."""
     seqs = [SequenceState.from_request(replace(request, params=params)) for request in requests]
     batch, verifier, gammas = Batch(batch.target, drafter), make_verifier(block), _list_round(sizes)
     start, steps = perf_counter(), 0
@@ -205,7 +207,8 @@ def _run_rounds(
 
 
 def _iter_overlaps(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[float]:
-    """Yield the overlaps of the draft tokens up to the first end of sequence."""
+    """Yield the overlap (beta) of each verified draft token, up to the first end-of-sequence
+    token."""
     for step in steps:
         for token, overlap in zip_longest(step.new_tokens, step.overlaps):
             if overlap is not None:
@@ -215,22 +218,23 @@ def _iter_overlaps(steps: list[StepRecord], eos: frozenset[int]) -> Iterator[flo
 
 
 def _update_prior(prior: tuple[float, float], overlaps: list[float]) -> tuple[float, float]:
-    """Return a `Costs.prior` updated with the overlaps of draft tokens."""
+    """Return the new value of `Costs.prior` after draft tokens with these overlaps."""
     prior_weight, alpha = prior
     weight = prior_weight + len(overlaps)
     return min(MAX_PRIOR_WEIGHT, weight), (prior_weight * alpha + sum(overlaps)) / weight
 
 
 def _drop_settling(each: list[Result], sizes: tuple[int, ...]) -> list[Result]:
-    """Return the last step of each size in each round, or all steps if no round got that far."""
+    """Return the entries of `each`, one per step, of the last step of each size in each round; all
+    entries if the first size was not completed."""
     length = len(_list_round(sizes))
     last = range(SETTLING_STEPS + STEPS_PER_SIZE - 1, length, STEPS_PER_SIZE)
     return [x for i, x in enumerate(each) if i % length in last] or each
 
 
 def _measure_size_change(steps: list[StepRecord]) -> float:
-    """Return the median of the seconds by which the first pass of a size takes longer than the
-    second."""
+    """Return the median of the seconds by which the first pass after a change of size takes longer
+    than the second."""
     more = [
         one.score_seconds - other.score_seconds
         for before, one, other in zip(steps, steps[1:], steps[2:], strict=False)
@@ -240,8 +244,8 @@ def _measure_size_change(steps: list[StepRecord]) -> float:
 
 
 class _AlwaysProposingDrafter(Drafter):
-    """The drafter, with made-up draft tokens if it proposes too few, so that each pass has its full
-    size."""
+    """A drafter whose proposals are replaced by made-up tokens if they are too few, so that each
+    pass has its full size."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.holds = drafter, (drafter,)

@@ -34,8 +34,8 @@ from foretoken.storage.cache import get_versions, load_cached_values, save_cache
 
 COSTS_FILE, COSTS_FORMAT = "costs.json", 11
 FIRST_RETRY_SECONDS, RETRY_BACKOFF, MAX_RETRY_SECONDS = 600.0, 4, 7 * 86400.0
-MAX_COST_RATIO = 1.5  # of real steps to costs: other processes that start or end cause less
-# steps of one size that are compared; of more, the newest
+MAX_COST_RATIO = 1.5  # of real to expected step time; changes of other load cause less
+# numbers of steps of one size that are compared: at least the first, at most the second, the newest
 MIN_MONITORED_STEPS, MAX_MONITORED_STEPS = 16, 256
 
 
@@ -47,7 +47,7 @@ class StoredCosts:
     spread: float | None  # ratio of odd to even rounds, 1 or more; None: one round only
     others: float | None  # share of the processors that other processes used; None: unknown
     label: str = ""  # for `foretoken cache list`
-    when: float = field(default_factory=lambda: time())  # of the last attempt, seconds since 1970
+    when: float = field(default_factory=lambda: time())  # last measurement, seconds since 1970
     attempts: int = 1
     off: float | None = None  # the factor by which later steps differ from the costs
 
@@ -62,8 +62,8 @@ class StoredCosts:
         return f"{spread}{others}{off}{'; a later start measures again' if off else ''}"
 
     def is_due(self, single_costs: StoredCosts | None = None) -> bool:
-        """Return whether to measure again. single_costs: the costs for batch size 1 that these
-        extend."""
+        """Return whether to measure again. `single_costs` are the costs for batch size 1 that these
+        costs extend, if any."""
         if single_costs is not None and single_costs.when > self.when:
             return True
         wait = min(
@@ -80,7 +80,8 @@ class DriftMonitor:
         self._exceeded: bool | None = None
 
     def add_steps(self, steps: list[StepRecord], costs: Costs) -> bool:
-        """Add steps; return whether they change the verdict on the costs."""
+        """Add steps; return whether they change the verdict on the costs, which is whether `off`
+        exceeds `MAX_COST_RATIO`."""
         before = 0
         for step in steps:
             positions = 1 + step.drafted + step.padding
@@ -94,9 +95,13 @@ class DriftMonitor:
 
     @property
     def off(self) -> float | None:
-        """The factor by which the costs are wrong: between steps of different sizes, or for all
-        sizes if steps are faster than expected. If all are slower, the machine is just busy. None
-        after too few steps."""
+        """The factor by which the costs are wrong; None after too few steps.
+
+        Each size of steps has a ratio of real to expected time. The factor is the greatest ratio
+        divided by the smallest; or, if larger, the factor by which even the slowest size is faster
+        than expected. If all sizes are slower alike, the machine is just busy, and the factor is
+        near 1.
+        """
         ratios = [
             median(each) for each in self._ratios.values() if len(each) >= MIN_MONITORED_STEPS
         ]
@@ -112,7 +117,8 @@ def _compare_seconds(step: StepRecord, costs: Costs) -> float:
 
 
 def store_contradiction(name: str, costs: Costs, off: float) -> None:
-    """Store with these costs the factor by which real steps differ from them."""
+    """Store `off`, the factor by which real steps differ from these costs, with the costs under
+    `name`; None instead if it is below `MAX_COST_RATIO`."""
     stored, wrong = load_costs(name), off if off > MAX_COST_RATIO else None
     if stored is not None and stored.costs == costs and (stored.off is None) != (wrong is None):
         store_costs(name, replace(stored, off=wrong))
@@ -137,8 +143,8 @@ def load_or_measure(
 
 def find_usable(name: str | None, single_name: str | None, *, remeasure: bool) -> Costs | None:
     """Return the costs stored under `name`; None if there are none, or if they are due to be
-    measured again and `remeasure` allows it. single_name: the name of the costs that they
-    extend."""
+    measured again and `remeasure` allows it. `single_name` is the name of the costs for batch size
+    1 that they extend."""
     stored = load_costs(name) if name else None
     due = (
         remeasure
@@ -177,7 +183,8 @@ def _parse_entry(entry: Any) -> StoredCosts | None:
 
 
 def make_key(target: Component, drafter: Component, *more: object) -> str | None:
-    """Return the key of a pair's costs; None for a model or drafter without an identity."""
+    """Return the key of a pair's costs on disk, which also depends on `more`: the kind of sampling
+    and the batch size. None if the target or the drafter has no identity."""
     parts = [make_identity(target), make_identity(drafter)]
     if None in parts:
         return None
@@ -187,8 +194,8 @@ def make_key(target: Component, drafter: Component, *more: object) -> str | None
 
 def make_identity(part: Any) -> str | None:
     """Return a string that determines a model's or drafter's speed: its `identity`, else its
-    config. None if its speed is unknown: a network in memory may differ from its config, and a
-    user's drafter may have settings."""
+    config. None if its speed is unknown: a model that was built in memory may differ from its
+    config, and a user's drafter may have settings."""
     if isinstance(part, Drafter):
         if part.identity is not None or part.has_own_speed:  # it has parts or settings
             return part.identity

@@ -40,7 +40,7 @@ class AsyncEngine:
         self._make_engine = partial(Engine, spec, **options)
         self._ids = count()
         self._inboxes: dict[int, Inbox] = {}
-        self._wakeup = Condition()  # its lock guards the reading and removing of inboxes
+        self._wakeup = Condition()  # its lock guards look-ups in `_inboxes` and removals
         self._closing = False
         self._thread = Thread(target=self._run_steps, name="foretoken engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,15 +59,16 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompts, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Event]:
-        """Run one request. Arguments are those of `Engine.add`.
+        """Run one request and yield its events. Arguments are those of `Engine.add`.
 
-        Leaving the `async for`, or cancelling its task, aborts the request within a step.
+        If the `async for` is left or its task is cancelled, the request is aborted within a step.
 
         Yields:
             The request's events; the last one has the completion.
 
         Raises:
-            InputError: The engine does not run. Also the errors of `Engine.add`.
+            InputError: The engine does not run, or was entered in another event loop. Also the
+                errors of `Engine.add`.
 
         Examples:
             >>> import asyncio, foretoken
@@ -81,7 +82,9 @@ class AsyncEngine:
         self._require_running()
         assert self._loop is not None
         if asyncio.get_running_loop() is not self._loop:
-            raise InputError("the engine was entered in another event loop; stream in that one")
+            raise InputError(
+                "the engine was entered in another event loop; call stream in that event loop"
+            )
         id, inbox = next(self._ids), Inbox()
         # without the lock, which would block the loop: `_abort` may hold it until a step ends
         self._inboxes[id] = inbox
@@ -136,7 +139,7 @@ class AsyncEngine:
         while self._wait_for_work():
             try:
                 events: list[Event] | Exception = self._engine.step()
-            except Exception as error:  # does not name a request: all of them fail
+            except Exception as error:  # names no request, so all requests fail
                 events = error
             with self._wakeup:
                 self._deliver(events)

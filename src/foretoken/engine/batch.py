@@ -1,7 +1,8 @@
-"""The sequences in a target and its drafter, which join and leave between steps.
+"""The batch: the running sequences of a target and its drafter. They join and leave between steps.
 
-A sequence is determined by its tokens and its key: if the models' caches are lost, it is prefilled
-again and continues as before. The queue is the scheduler's.
+The continuation of a sequence is determined by its tokens and key: if the models' caches are lost,
+the sequence is prefilled again and continues as before. Waiting sequences are in the scheduler's
+queue.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Batch:
         self._switching_target = target if target.max_context != target.context else None
         self._drafter_reads_target = any(part.reads_target for part in list_parts(drafter))
         self._lease: Lease | None = None  # held while there are sequences
-        self._num_stepped = 0  # how many, from the first on, have taken a step since they joined
+        self._num_stepped = 0  # rows 0.._num_stepped - 1 have stepped since they joined
 
     @property
     def outgrown_seqs(self) -> list[SequenceState]:
@@ -63,7 +64,7 @@ class Batch:
 
     @property
     def drafts(self) -> bool:
-        """True if sequences join the drafter too."""
+        """True if the sequences of this batch join the drafter as well as the target."""
         none = isinstance(self.drafter, NoDrafter)  # has no cache to join
         return self._lease is not None and (none or self._lease.drafter is self.drafter)
 
@@ -79,9 +80,11 @@ class Batch:
 
         Args:
             seqs: The sequences.
-            drafts: False to use no drafter; decided by the sequences that join an empty batch.
-            prefill: True prefills all but the last token now; of a sequence that is alone in the
-                batch, the first step prefills the last chunk. False leaves it all to later steps.
+            drafts: False to use no drafter. The first sequences, which join an empty batch, decide
+                this for all that join later.
+            prefill: True prefills all tokens but the last now, except that a sequence alone in the
+                batch may leave its last chunk to its first step. False leaves the prefill to later
+                steps.
             defer_drafter: True lets the sequences join the drafter after their first step, which
                 then has no draft tokens: the first token does not wait for the drafter's prefill.
         """
@@ -110,7 +113,7 @@ class Batch:
         """Take a step with at most gamma[b] draft tokens for sequence b, fewer near its end;
         finished sequences leave.
 
-        num_scheduled: as `step.step` takes it, but here no prefill has to end in this step.
+        `num_scheduled` is as in `step.step`, but may leave every sequence in prefill.
         """
         assert self._lease is not None and self._lease.drafter is not None
         num_scheduled = (
@@ -146,7 +149,7 @@ class Batch:
         self.leave([seq for seq in self.seqs if seq.finish_reason])
 
     def update_grades(self) -> None:
-        """Set each sequence's `grade`, from which the number of its draft tokens is chosen."""
+        """Set the `grade` of each sequence as the drafter predicts it; the gamma policy uses it."""
         if self.drafter.priors and self._lease and self._lease.drafter is self.drafter:
             # strict=False: the last sequences may not have joined the drafter yet
             for seq, grade in zip(self.seqs, self.drafter.predict_grades(), strict=False):
@@ -158,7 +161,8 @@ class Batch:
         return self.seqs[self._lease.num_drafted : self._num_stepped] if self._lease else []
 
     def join_drafter(self) -> None:
-        """Prefill the drafter for `seqs_awaiting_drafter`, with the tokens of their first step."""
+        """Prefill the drafter for `seqs_awaiting_drafter`, including the tokens of their first
+        step."""
         seqs = self.seqs_awaiting_drafter
         if seqs:
             with limit_torch_threads(self.target):
@@ -170,7 +174,7 @@ class Batch:
         return len(seq.tokens) - 1 - self._count_cached(seq.tokens[:-1])
 
     def leave(self, seqs: list[SequenceState]) -> None:
-        """Remove sequences, finished or not."""
+        """Remove these sequences, finished or not, from the batch and the models."""
         leaving = {id(seq) for seq in seqs}
         leaving_rows = [b for b, seq in enumerate(self.seqs) if id(seq) in leaving]
         if self._lease is not None and leaving_rows:
@@ -186,11 +190,12 @@ class Batch:
         _mark_in_batch(self.seqs, False)
         lease, self._lease, self.seqs = self._lease, None, []
         self._num_stepped = 0
-        if lease is not None:  # interrupted before this, the lease ends with its last reference
+        if lease is not None:  # after a Ctrl-C before this line, it ends when garbage-collected
             lease.release()
 
     def _select_drafter(self, gamma: list[int]) -> Drafter:
-        """Return the drafter of this step; predicted and forced tokens take precedence over it."""
+        """Return the drafter of this step; for sequences with predicted or forced tokens it returns
+        these as draft tokens."""
         assert self._lease is not None and self._lease.drafter is not None
         drafter = self._lease.drafter
         if self._lease.num_drafted < len(self.seqs):
@@ -205,13 +210,14 @@ class Batch:
         return KnownTokensDrafter(drafter, draft_tokens, rows)
 
     def _group_alike(self, seqs: list[SequenceState]) -> list[list[SequenceState]]:
-        """Return runs of sequences that may join in one call: of the same salt, and all longer or
-        all not longer than `context`."""
+        """Split sequences into groups that may join in one call: consecutive sequences of the same
+        salt that are all longer than `context`, or all not longer."""
         groups = groupby(seqs, lambda seq: (seq.request.salt, self._is_long(seq)))
         return [list(group) for _, group in groups]
 
     def _copy_sources(self, seqs: list[SequenceState]) -> list[list[int]] | None:
-        """Return the encoder inputs, copied, as a drafter may store and modify them."""
+        """Return copies of the encoder inputs, because a drafter may store and modify them; None
+        without an encoder."""
         encodes = self.target.encoder_decoder
         return [list(seq.request.source or []) for seq in seqs] if encodes else None
 
@@ -229,13 +235,14 @@ class Batch:
         num_cached = self.target.num_cached_tokens if caches else [0] * len(seqs)
         for seq, head, count in zip(seqs, heads, num_cached, strict=True):
             seq.num_pending = len(seq.tokens) - len(head)
-            # one that joins again finds its own pages, which do not count
+            # a sequence that joins again finds its own pages, which do not count as cached
             seq.cached = seq.cached if seq.start_time else count
             seq.encoder_seconds += encoded
 
     def _join_drafter(self, seqs: list[SequenceState], gained: list[list[int]]) -> None:
-        """Add the first sequences that are not in the drafter yet, then commit `gained` to them:
-        their output tokens, [] if they have not taken a step."""
+        """Add `seqs`, the next sequences in the order of rows that are not in the drafter yet, to
+        the drafter. Then commit their output tokens `gained` to it; [] if they have not taken a
+        step."""
         lease = self._lease
         assert lease is not None and lease.drafter is not None
         drafter, before = lease.drafter, lease.num_drafted
@@ -260,11 +267,12 @@ class Batch:
     def _select_prefill(
         self, seq: SequenceState, prefill: bool, leave_last_chunk: bool
     ) -> list[int]:
-        """Return the tokens of a joining sequence to prefill now: all but the last token, or all
-        but the last chunk; without `prefill` only the cached ones; none if prompt logprobs are
-        requested, as a prefill computes no logits."""
+        """Return the tokens of a joining sequence that are prefilled now: all but the last token,
+        or with `leave_last_chunk` all but the last chunk; without `prefill` only the cached tokens.
+        If prompt logprobs are requested, none are prefilled, because a prefill computes no
+        logits."""
         if seq.needs_prompt_logprobs:
-            seq.prompt_logprobs = []  # incomplete: computed before the sequence had to leave
+            seq.prompt_logprobs = []  # start again: the sequence left before they were complete
             return []
         if (prefill and not leave_last_chunk) or seq.request.media is not None:
             return seq.tokens[:-1]
@@ -289,14 +297,16 @@ class Batch:
         return min(max_gamma, self._switching_target.context - len(seq.tokens))
 
     def _prepare_join(self, seq: SequenceState) -> None:
-        """Set the models' salt and long-context mode to those of the sequences that join next."""
+        """Set the models' salt and long-context mode to those of `seq`, before it and sequences
+        like it join."""
         for part in self.prefix_caching_parts:
             part.set_salt(seq.request.salt)
         if self._switching_target is not None:
             self._switching_target.set_long_context(self._is_long(seq))
 
     def _prefill_chunks(self, num_scheduled: list[int]) -> None:
-        """Run a forward pass over chunks of prompts, none of which it completes."""
+        """Run a forward pass over the scheduled prompt tokens in a step that completes no
+        prefill."""
         blocks = [
             seq.pending_tokens[:count] for seq, count in zip(self.seqs, num_scheduled, strict=True)
         ]
@@ -306,7 +316,8 @@ class Batch:
 
     @torch.inference_mode()
     def _compute_prompt_logprobs(self, selected: list[bool]) -> None:
-        """Score the next chunk of the prompts of the selected sequences; append its logprobs."""
+        """Score the next prompt chunk of each selected sequence and append the logprobs of its
+        tokens."""
         pairs = zip(selected, self.seqs, strict=True)
         blocks = [
             seq.pending_tokens[:-1][
@@ -337,7 +348,7 @@ def _mark_in_batch(seqs: list[SequenceState], present: bool) -> None:
 
 
 def _attach_media(part: object, seqs: list[SequenceState]) -> None:
-    """Pass the media of sequences that are about to join to the models that accept them."""
+    """Hand the media of the sequences that join next to each model that accepts media."""
     media = [seq.request.media for seq in seqs]
     for each in list_parts(part):
         # assigned also if there are none: a failed join may have left some
@@ -348,8 +359,8 @@ def _attach_media(part: object, seqs: list[SequenceState]) -> None:
 
 @contextmanager
 def _refusing_media_errors(seqs: list[SequenceState]) -> Generator[None]:
-    """Turn an error that a model's code raises while sequences with media join into a RefusedError,
-    so that these fail and other sequences continue."""
+    """Convert an error of a model's own code, raised while sequences with media join, to a
+    RefusedError, so that only these sequences fail and others continue."""
     try:
         yield
     except (ForetokenError, torch.OutOfMemoryError):
@@ -372,9 +383,10 @@ def _sum_encoder_seconds(part: object) -> float:
 def retain_freed_memory() -> None:
     """Make glibc retain freed memory for later allocations; no effect with other C libraries.
 
-    Otherwise the distributions of a step, some MB, are returned to the system and zeroed again in
-    the next step: 8 of 12 ms for [8, 32000]. glibc retains up to twice the size of the largest
-    mapped block that was freed, if that is 32 MB or less; so one of that size is allocated here.
+    Otherwise the memory of a step's distributions, some MB, is returned to the system, and in the
+    next step the system provides and zeroes it again, which takes 8 of the step's 12 ms for [8,
+    32000]. glibc retains twice the size of the largest mapped block that was freed so far, counting
+    blocks of at most 32 MB. So a block just below 32 MB is allocated and freed here.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 

@@ -32,7 +32,7 @@ LOCK_YIELD_SECONDS = 0.01  # the most that a thread waits between steps to let o
 class EngineCore:
     """Generates with a target and a drafter, at most `max_rows` sequences at a time. Thread-safe.
 
-    clock: returns the seconds that steps are timed by; None: `perf_counter`.
+    `clock` is the function that steps are timed with; None is `perf_counter`.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class EngineCore:
             self.scheduler.add(tasks)
 
     def step(self) -> bool:
-        """Advance all running sequences; return whether there were any. Raises the error that
-        interrupted the step; its sequences then return to the queue."""
+        """Advance all running sequences; return whether there were any. If an error interrupts the
+        step, its sequences return to the queue and the error is raised."""
         self.refuse_reentry()
         self._yield_lock()
         with self._hold_lock():
@@ -71,8 +71,8 @@ class EngineCore:
     ) -> Generator[None]:
         """Add sequences and take steps until they are finished; yield after each step.
 
-        Raises the errors of `step`. Unfinished sequences are then aborted, as they are when the
-        generator is closed.
+        Raises the errors of `step`. After an error, or if the generator is closed, unfinished
+        sequences are aborted.
         """
         try:
             self.add([SequenceTask(seq, verifier, gamma) for seq in seqs])
@@ -103,7 +103,8 @@ class EngineCore:
             self.scheduler.fail(error)
 
     def preempt(self) -> None:
-        """Return the running sequence that would be preempted first to the queue."""
+        """Move a running sequence back to the queue: the same one that is preempted first for lack
+        of memory."""
         with self._hold_lock():
             self.scheduler.preempt()
 
@@ -114,7 +115,8 @@ class EngineCore:
 
     @contextmanager
     def pause(self) -> Generator[None]:
-        """Block steps of other threads within the `with`, to read sequences consistently."""
+        """Block steps of other threads within the `with`, so that no sequence changes while it is
+        read."""
         with self._hold_lock():
             yield
 
@@ -148,15 +150,16 @@ class EngineCore:
             raise
 
     def reset(self, max_rows: int) -> None:
-        """Undo `configure`: free the models for another engine."""
+        """Undo `configure`: free the models for another engine, and run at most `max_rows`
+        sequences at a time from then on."""
         with self.release_models():
             disengage([*iter_parts(self.batch.target), *iter_parts(self.batch.drafter)], self)
             self.scheduler.set_limits(max_rows, None)
             self._set_prefix_caching(False)
 
     def refuse_reentry(self) -> None:
-        """Raise RefusedError if this thread is within a step: a user's logits processor or stopping
-        criterion may call back."""
+        """Raise RefusedError if this thread is within a step, as when a user's logits processor or
+        stopping criterion calls the engine."""
         if self._within_step():
             raise RefusedError(
                 "a logits processor or stopping criterion generates with the model that calls it; "
@@ -236,9 +239,10 @@ def handle_nonfinite(seq: SequenceState, error: NumericsError, *, drafted: bool)
 
     Attention sums over all positions of a forward pass and 0 * NaN is NaN, so a draft token with
     invalid keys and values corrupts the target's logits at earlier positions too. Such a sequence
-    repeats the step, and continues, without draft tokens. In the draft model, invalid keys of a
-    rejected draft token do the same when the forward pass of a longer sequence includes their
-    slots: the sequence repeats the step once, after it has been prefilled again.
+    repeats the step without draft tokens, and continues without them. In the draft model, the
+    invalid keys and values of a rejected draft token corrupt logits in the same way if the forward
+    pass of a longer sequence includes their slots. So if the draft model's logits are invalid, the
+    sequence is prefilled again and repeats the step once.
     """
     if drafted and error.whose == "target":
         seq.drafting_disabled = True

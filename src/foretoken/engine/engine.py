@@ -103,15 +103,15 @@ class Engine:
 
     Args:
         spec: The Speculator, which can have one engine at a time.
-        max_rows: Requests that run at a time.
+        max_rows: Maximum number of requests that run at a time.
         max_length: Maximum tokens of a sequence, prompt included. None: the context length.
         kv_memory: Bytes for the KV caches of target and draft model together. Requests that do not
             fit wait, and if the running sequences outgrow it, the youngest is preempted. None: as
             much as `max_rows` sequences need, and up to 1 GB for the prefix cache.
         max_waiting: Maximum number of waiting requests.
-        prefix_cache: True caches the keys and values of sequences for later ones with the same
-            prefix, if the backend supports it (native), and outputs for the look-up drafter
-            (docs/serving.md).
+        prefix_cache: True caches the keys and values of sequences for later sequences with the same
+            prefix, if the backend supports it (native does), and caches outputs for the look-up
+            drafter (docs/serving.md).
         rule: The default acceptance method of requests.
         lenience: The default lenience of requests.
 
@@ -185,8 +185,8 @@ class Engine:
             priority: Requests of a higher priority are admitted first and preempted last.
             prediction: The expected output, as text or ids. Its tokens are proposed in place of
                 the drafter's; the output's distribution does not change.
-            begun: Output that another engine has generated for the same request. It continues as
-                it would have there, and events contain only the new tokens.
+            begun: Output that another engine has generated for the same request. The request
+                continues as it would have there, and its events contain only new tokens.
             id: An id that no running or waiting request has; None: a new one.
 
         Returns:
@@ -244,7 +244,7 @@ class Engine:
         if id is None:
             id = next(number for number in self._ids if number not in self._streams)
         self._streams[id] = output
-        if self._closed:  # by another thread, meanwhile
+        if self._closed:  # by another thread, during this call
             self._streams.pop(id, None)
             self._core.abort([seq])
             self._require_open()
@@ -270,7 +270,7 @@ class Engine:
         self._core.refuse_reentry()
         try:
             self._stats.steps += self._core.step()
-        except RefusedError as error:  # does not name a sequence
+        except RefusedError as error:  # names no sequence: all that joined or ran fail
             self._core.fail(error)
         with self._core.pause():
             events = [self._make_event(*entry) for entry in list(self._streams.items())]
@@ -303,7 +303,7 @@ class Engine:
 
     @property
     def max_rows(self) -> int:
-        """Requests that run at a time."""
+        """Maximum number of requests that run at a time."""
         return self._core.scheduler.max_rows
 
     @property

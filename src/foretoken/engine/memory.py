@@ -9,15 +9,15 @@ from foretoken.errors import InputError, RefusedError
 from foretoken.models.base import Component, Model
 from foretoken.request import SequenceState
 
-# Size of the prefix cache without kv_memory: the smaller of the two. The number of tokens is
-# limited, as their pages are searched when a sequence leaves. Running sequences take precedence
-# and may allocate more.
+# Without kv_memory, the prefix cache is limited to the smaller of these two sizes. The number of
+# tokens is limited because the cache's pages are searched when a sequence leaves. Running sequences
+# take precedence and may allocate more.
 DEFAULT_PREFIX_CACHE_BYTES, DEFAULT_PREFIX_CACHE_TOKENS = 1_000_000_000, 65_536
 
 
 def reserve_prefix_cache(parts: Sequence[Component]) -> None:
-    """Reserve memory for the prefix cache, in the parts that have one; the operating system
-    commits it as it is used."""
+    """Reserve memory for the prefix cache in the models and drafters that have one. The operating
+    system commits the memory as it is used."""
     _reserve(
         parts,
         min(
@@ -36,8 +36,8 @@ def _reserve(parts: Sequence[Component], total: int) -> None:
 
 
 class KVCacheBudget:
-    """A limit of `total` bytes for the KV caches of these parts, counted as if sequences shared no
-    prefix.
+    """A limit of `total` bytes for the KV caches of `parts`, the target, the drafter and the models
+    within them, counted as if sequences shared no prefix.
 
     Raises InputError if `total` is too small for one token, RefusedError if a part does not report
     its memory.
@@ -58,8 +58,8 @@ class KVCacheBudget:
             )
 
     def reserve(self) -> None:
-        """Reserve all of it, in the parts that can; the operating system commits it as it is
-        used."""
+        """Reserve the whole budget in the parts that can reserve memory. The operating system
+        commits it as it is used."""
         _reserve(self.parts, self.total)
 
     def fits(self, seqs: list[SequenceState], num_new_tokens: int) -> bool:
@@ -82,7 +82,8 @@ class KVCacheBudget:
             )
 
     def _count_source_states(self, seq: SequenceState) -> int:
-        """Return the length of a sequence's encoder output; with media, the maximum."""
+        """Return the length of a sequence's encoder output; for a sequence with media, the greatest
+        possible length."""
         if seq.request.media is None:
             return len(seq.request.source or [])
         models = (part for part in self.parts if isinstance(part, Model))

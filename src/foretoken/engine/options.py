@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Options of an `Engine`, checked when made."""
+    """Options of an `Engine`. The constructor checks them and raises the errors of an invalid
+    option."""
 
     max_rows: int = option(16, FROM_ONE, "Maximum number of running sequences.", "Serving")
     max_waiting: int = option(1024, FROM_ONE, "Maximum number of waiting sequences.", "Serving")

@@ -29,7 +29,8 @@ class OutputStream:
     pieces: list[TokenText] = field(default_factory=list[TokenText])  # of the last piece's tokens
 
     def resume(self, begun: PartialOutput) -> None:
-        """Continue a new sequence from the output that another engine has generated."""
+        """Append the output that another engine has generated to the new sequence, as output that
+        has been sent."""
         tokens = [token for step in begun.steps for token in step.new_tokens]
         self.seq.commit(tokens)
         self.seq.records += begun.steps
@@ -39,7 +40,7 @@ class OutputStream:
             self.transcript.take_pieces()  # the other engine has sent them
 
     def take_piece(self) -> Piece | None:
-        """Return the new tokens and their text; None if there are none."""
+        """Return the output tokens since the last call, with their text; None if there are none."""
         tokens = self.seq.new_tokens[self.num_sent_tokens :]
         if not tokens:
             return None
@@ -51,8 +52,8 @@ class OutputStream:
         return Piece(self.take_text(len(tokens)), tokens, likelihoods, self.index)
 
     def take_text(self, count: int = 0) -> str | None:
-        """Return the new text of `count` new tokens, without an end that may become a stop string;
-        None without a tokenizer."""
+        """Return the text that `count` new tokens add, and set `pieces`. An end of the text that
+        may be the beginning of a stop string is withheld. Return None without a tokenizer."""
         if self.transcript is None:
             return None
         *pieces, last = self.transcript.take_pieces() or [TokenText("", 0)]
@@ -64,7 +65,7 @@ class OutputStream:
         return "".join(piece.text for piece in pieces)
 
     def take_records(self) -> list[StepRecord]:
-        """Return the records of the new steps."""
+        """Return the records of the steps since the last call."""
         records = self.seq.records[self.num_sent_steps :]
         self.num_sent_steps += len(records)
         return records
@@ -73,7 +74,8 @@ class OutputStream:
 def make_output_stream(
     seq: SequenceState, tokenizer: PreTrainedTokenizerBase | None, index: int = 0
 ) -> OutputStream:
-    """Return the output stream of a new sequence, whose tokens are detokenized from now on."""
+    """Return the output stream of a new sequence. With a tokenizer, make sure that the sequence has
+    a detokenizer among its stop conditions, which processes tokens as they are committed."""
     transcript = find_transcript(seq)
     if transcript is None and tokenizer is not None:
         transcript = make_transcript(seq.request, tokenizer)

@@ -1,8 +1,8 @@
 """The budget of chunked prefill: how many prompt tokens a step prefills alongside the running
 sequences.
 
-It is chosen from measured step times, so that a step takes at most a few times as long as one
-without prefill, or too little for a user to notice. It does not affect outputs.
+The budget is chosen from measured step times, so that a step with prefill takes at most a few times
+as long as a step without, or at most `UNNOTICED_STEP_SECONDS`. It does not affect outputs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MAX_STEP_SLOWDOWN = 1.75  # time of a step with one sequence in prefill over tha
 UNNOTICED_STEP_SECONDS = 0.03  # a step with prefill may always take this long
 MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 512
 FIRST_CHUNK_TOKENS = 64  # until a step with prefill has been measured
-MAX_MEASURED_STEPS = 32  # the last ones, of each kind
+MAX_MEASURED_STEPS = 32  # the last steps with prefill, and the last without
 
 
 class PrefillBudget:
-    """Measured step times, by the numbers of running sequences and of prefilled tokens; and the
-    budget that follows from them."""
+    """Records the time of each step with its numbers of running sequences and prefilled tokens, and
+    computes the prefill budget of the next step from these."""
 
     def __init__(self) -> None:
         # two queues, as the steps of one long prompt would displace all steps without prefill
@@ -33,8 +33,8 @@ class PrefillBudget:
         self._prefill_steps: deque[tuple[int, int, float]] = deque(maxlen=MAX_MEASURED_STEPS)
 
     def compute_budget(self, num_running: int, num_prefilling: int) -> int:
-        """Return the number of prompt tokens to prefill in a step with `num_running` running
-        sequences, for `num_prefilling` sequences together."""
+        """Return the number of prompt tokens, of all `num_prefilling` sequences in prefill
+        together, to prefill in a step with `num_running` running sequences."""
         if not num_running:
             return MAX_CHUNK_TOKENS
         if not self._prefill_steps:
@@ -47,10 +47,10 @@ class PrefillBudget:
         return int(min(MAX_CHUNK_TOKENS, max(MIN_CHUNK_TOKENS, longer / token_seconds)))
 
     def schedule_tokens(self, seqs: list[SequenceState], already_prefilled: int = 0) -> list[int]:
-        """Return how many tokens of each sequence the next step scores, without draft tokens: 1 of
-        a running sequence; of sequences in prefill, in order, as many as the budget allows after
-        `already_prefilled` tokens; 0 while prompt logprobs are missing, which take a forward pass
-        of their own."""
+        """Return how many tokens of each sequence the next step scores, without draft tokens. A
+        running sequence scores 1. The sequences in prefill share, in order, the rest of the budget
+        after `already_prefilled` tokens. A sequence whose prompt logprobs are missing scores 0,
+        because these take a forward pass of their own."""
         room = 0
         running = sum(seq.status is SequenceStatus.RUNNING for seq in seqs)
         if running < len(seqs):
@@ -67,16 +67,16 @@ class PrefillBudget:
         return num_scheduled
 
     def record_step(self, num_scheduled: list[int], seconds: float) -> None:
-        """Record the time of a step."""
+        """Record the time of a step that scored `num_scheduled[b]` tokens of sequence b."""
         more = sum(count for count in num_scheduled if count > 1)
         (self._prefill_steps if more else self._plain_steps).append(
             (num_scheduled.count(1), more, seconds)
         )
 
     def _fit_costs(self, running: int) -> tuple[float, float]:
-        """Return the seconds of a step of `running` sequences without prefill, and of a prefilled
-        token: a linear fit of the least relative error, as some steps take many times as long as
-        others with the same numbers."""
+        """Return the seconds of a step of `running` sequences without prefill, and the seconds that
+        each prefilled token adds, from a linear fit of the recorded steps. The fit minimizes
+        relative errors, because some steps take many times as long as others of the same size."""
         steps = np.array([*self._plain_steps, *self._prefill_steps])
         weights = 1 / np.maximum(steps[:, 2], 1e-9)
         weighted = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * weights[:, None]
@@ -85,8 +85,9 @@ class PrefillBudget:
 
 
 def _positive_fit(columns: NDArray[np.float64]) -> list[float]:
-    """Return the factors of 0 or more with which the sum of the columns is nearest to 1, by least
-    squares: otherwise noise could make a cost negative, and the others too large."""
+    """Return the factors, 0 or more, with which the weighted sum of the columns is nearest to 1 by
+    least squares. Negative factors are excluded because noise could make one cost negative and the
+    others too large."""
     count, best, min_error = columns.shape[1], [0.0] * columns.shape[1], np.inf
     for chosen in chain.from_iterable(combinations(range(count), n) for n in range(count, 0, -1)):
         selected = columns[:, chosen]

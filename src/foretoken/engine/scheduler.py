@@ -18,8 +18,8 @@ from foretoken.errors import RefusedError
 from foretoken.request import SequenceState, SequenceStatus
 from foretoken.sampling.verifier import Verifier
 
-JOIN_FRACTION = 4  # sequences wait until a quarter of the batch can join at once,
-MAX_DEFERRED_STEPS = 8  # but no longer than this
+JOIN_FRACTION = 4  # sequences wait until a quarter of the batch can join at once
+MAX_DEFERRED_STEPS = 8  # but at most this many steps
 # Free memory that admission requires, in tokens per sequence: else the sequence that joins last
 # would soon be preempted
 LOOKAHEAD_TOKENS = 64
@@ -51,13 +51,13 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """The waiting sequences and the batch of running ones, at most `max_rows`."""
+    """Holds the queue of waiting sequences and the batch of at most `max_rows` running ones."""
 
     def __init__(self, batch: Batch, max_rows: int) -> None:
         self.batch, self.max_rows = batch, max_rows
         self.waiting: deque[SequenceTask] = deque()
         self.running: list[SequenceTask] = []  # in the order of the batch's rows
-        # those of the last join or step: the cause if it failed
+        # sequences of the last join or step: if that fails, these sequences fail
         self.suspects: list[SequenceState] = []
         self.prefill_budget = PrefillBudget()
         self.memory: KVCacheBudget | None = None  # None: no limit
@@ -77,7 +77,8 @@ class Scheduler:
 
     def schedule(self) -> ScheduledStep | None:
         """Admit and preempt sequences and return the next step; None if no sequence runs."""
-        if [task.seq for task in self.running] != self.batch.seqs:  # interrupted in between
+        # different only if an interrupt came between the updates of the two lists
+        if [task.seq for task in self.running] != self.batch.seqs:
             self.requeue()
         self._return_to_queue(self.batch.outgrown_seqs)
         already = self._admit()
@@ -103,21 +104,21 @@ class Scheduler:
         ]
 
     def fail(self, error: RefusedError) -> None:
-        """Fail the sequences that joined or ran last."""
+        """Finish the sequences that joined or ran last with this error, and remove them."""
         for seq in self.suspects:
             if seq.status is not SequenceStatus.FINISHED:
                 seq.fail(error)
         self.drop(self.suspects)
 
     def preempt(self) -> None:
-        """Return the youngest running sequence of the lowest priority to the queue, ahead of the
-        others of its priority."""
+        """Move the youngest running sequence of the lowest priority back to the queue, ahead of the
+        waiting sequences of its priority."""
         last = min(reversed(self.running), key=lambda task: task.priority)
         self._return_to_queue([last.seq])
         self.preempted += 1
 
     def drop(self, seqs: list[SequenceState]) -> None:
-        """Remove sequences, waiting or running."""
+        """Remove these sequences from the queue or the batch."""
         gone = {id(seq) for seq in seqs}
         self.waiting = deque(task for task in self.waiting if id(task.seq) not in gone)
         leaving = [task.seq for task in self.running if id(task.seq) in gone]
@@ -130,15 +131,17 @@ class Scheduler:
                 raise
 
     def requeue(self) -> None:
-        """Return all running sequences to the queue, ahead of the others of their priority."""
+        """Move all running sequences back to the queue, ahead of the waiting sequences of their
+        priority."""
         again = [task for task in self.running if task.seq.status is not SequenceStatus.FINISHED]
         # one assignment: a Ctrl-C between two would lose or duplicate sequences
         self.waiting, self.running = _sort_by_priority([*again, *self.waiting]), []
         self.batch.clear()
 
     def _choose_gammas(self, seqs: list[SequenceState], num_scheduled: list[int]) -> list[int]:
-        """Return each sequence's gamma: its policy's choice; 0 during its prefill, in its first
-        step, so that its first token does not wait for the drafter, and if drafting is disabled."""
+        """Return gamma of each sequence, as its policy chooses it. Gamma is 0 if the sequence stays
+        in prefill, if its drafting is disabled, and in its first step, so that the first token does
+        not wait for the drafter."""
         drafting = {
             id(seq)
             for seq, n in zip(seqs, num_scheduled, strict=True)
@@ -171,8 +174,8 @@ class Scheduler:
         return [gammas.get(id(seq), 0) for seq in seqs]
 
     def _admit(self) -> int:
-        """Admit waiting sequences; return how many of their tokens were prefilled while others
-        run."""
+        """Admit waiting sequences to the batch. Return how many of their tokens were prefilled
+        immediately, which count against this step's prefill budget; 0 if no other sequence runs."""
         fresh = self._select_waiting()
         if not fresh:
             return 0
@@ -210,8 +213,9 @@ class Scheduler:
     def _should_defer(self, room: int) -> bool:
         """Return whether to admit no sequence until there is room for more.
 
-        Sequences that join together share the forward passes of their prefill. So if more wait than
-        fit, a quarter of the batch joins at once, after at most `MAX_DEFERRED_STEPS` steps.
+        Sequences that join together share the forward passes of their prefill. So if more sequences
+        wait than fit, none is admitted until a quarter of the batch is free, but for at most
+        `MAX_DEFERRED_STEPS` steps.
         """
         few = self.running and len(self.waiting) > room and room < self.max_rows // JOIN_FRACTION
         if few and self._deferred_steps < MAX_DEFERRED_STEPS:
@@ -221,7 +225,8 @@ class Scheduler:
         return False
 
     def _limit_to_memory(self, fresh: list[SequenceTask]) -> list[SequenceTask]:
-        """Return the first of them that fit into memory together with the running sequences."""
+        """Return the first of the `fresh` sequences, as many as fit into memory with the running
+        sequences."""
         memory, before = self.memory, [task.seq for task in self.running]
         while memory and fresh and len(before) + len(fresh) > 1:  # `add` checked each one alone
             seqs = [*before, *(task.seq for task in fresh)]
@@ -231,7 +236,7 @@ class Scheduler:
         return fresh
 
     def _make_room(self) -> None:
-        """Preempt sequences until memory suffices for another step of the others."""
+        """Preempt sequences until memory suffices for the next step of the remaining ones."""
         while self.memory and len(self.running) > 1:
             seqs = [task.seq for task in self.running]
             if self.memory.fits(seqs, self._max_step_tokens(self.running)):
@@ -245,7 +250,8 @@ class Scheduler:
 
     def _join(self, tasks: list[SequenceTask], drafts: bool, *, prefill: bool = True) -> None:
         """Move sequences from the queue to the batch; if this is interrupted, they are still in the
-        queue. A sequence with media joins alone, so that it fails alone if they are invalid."""
+        queue. A sequence with media joins alone, so that no other sequence fails if its media are
+        invalid."""
         groups = groupby(tasks, lambda task: id(task) if task.seq.request.media else None)
         for joining in [list(group) for _, group in groups]:
             self.suspects = [task.seq for task in joining]
@@ -254,7 +260,8 @@ class Scheduler:
             self.waiting, self.running = waiting, [*self.running, *joining]  # as in `requeue`
 
     def _return_to_queue(self, seqs: list[SequenceState]) -> None:
-        """Return running sequences to the queue, ahead of the others of their priority."""
+        """Move these running sequences back to the queue, ahead of the waiting ones of their
+        priority."""
         if not seqs:
             return
         again = {id(seq) for seq in seqs}
