@@ -1,8 +1,8 @@
-"""A drafter for Gemma 4's assistants: a network that attends to the target's own keys and values.
+"""A drafter for Gemma 4's assistants, networks that attend to the target's own keys and values.
 
-The network has no cache, so rejected draft tokens need no rollback. It computes all draft tokens of
-a step at the last position of the sequence; they depend on each other only through the hidden state
-that each forward pass returns and the next one takes.
+Such a network has no cache, so rejected draft tokens need no rollback. It computes all draft tokens
+of a step as if at the sequence's last position. A draft token depends on the ones before it only
+through their embeddings and the hidden state that each forward pass returns for the next.
 """
 
 from __future__ import annotations
@@ -25,23 +25,29 @@ from foretoken.transfer import send
 
 
 class SharedKVModel(Protocol):
-    """A network that attends to the keys and values of a target's sequences."""
+    """A network that drafts by attending to the keys and values of a target's sequences."""
 
     runtime: str
     identity: str
 
     def with_target(self, target: Model) -> Any:
-        """Return the same network over another target."""
+        """Return a model with the same network for another target."""
         ...
 
     def begin(self, rows: list[int]) -> None:
-        """Select the target's rows that the next `step` calls draft for, at their present
+        """Select the target's rows that the next `step` calls draft for, and fix their present
         lengths."""
         ...
 
     def step(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits `[n, V]` of the next token and its hidden states `[n, H]`, from each
-        sequence's last token, embedded, and the hidden states before it, `[n, H]` each."""
+        """Run the network once for the selected rows.
+
+        embedded: `[n, H]`, the embedding of each sequence's last token. states: `[n, H]`, the
+        hidden state of the token before it.
+
+        Returns logits `[n, V]` of the next token, and hidden states `[n, H]`, which are the
+        `states` of the next call.
+        """
         ...
 
 
@@ -58,10 +64,9 @@ class AssistantDrafter(Drafter):
     It proposes no tokens for a sequence whose last hidden state is missing.
 
     Args:
-        target: The target; its only tap is `FINAL_TAP`.
-        model: The network, over this target.
-        embedding: Returns the target's embeddings `[N, H]` of ids `[N]`, as its first layer takes
-            them.
+        target: The target; its only tap must be `FINAL_TAP`.
+        model: The network, made for this target.
+        embedding: Returns embeddings `[N, H]` of ids `[N]`, as the target's first layer takes them.
     """
 
     reads_target = True
@@ -76,13 +81,18 @@ class AssistantDrafter(Drafter):
         self.seqs: list[_SequenceEnd] = []
 
     def with_target(self, target: Model) -> AssistantDrafter:
-        """Return a drafter with the same network over another target, without sequences."""
+        """Return a drafter without sequences, with the same network, for another target. Raises
+        InputError if that target does not expose the hidden states, keys and values that the
+        network needs."""
         if not target.capabilities.shared_kv or target.taps != (FINAL_TAP,):
-            raise InputError("give a target that exposes the hidden states that the draft needs")
+            raise InputError(
+                "the target does not expose the hidden states that the draft needs; give one that "
+                "does"
+            )
         return AssistantDrafter(target, self.network.with_target(target), self.embedding)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
-        return len(tokens)  # it needs only the last hidden state, of the target's next forward pass
+        return len(tokens)  # it needs one hidden state only, from the target's next forward pass
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -91,7 +101,8 @@ class AssistantDrafter(Drafter):
         self._take_states()
 
     def _take_states(self) -> None:
-        """Store the hidden state before each sequence's last token, if the target has it."""
+        """Store the hidden state of the token before each sequence's last one, if the target has
+        it."""
         for seq, new in zip(self.seqs, self.target.take_hidden_states(), strict=True):
             if new is not None:
                 reached = new.first + len(new.states) == seq.length - 1
@@ -134,7 +145,8 @@ class AssistantDrafter(Drafter):
 
 
 def _spread_rows(logits: Tensor, rows: list[int], count: int) -> Tensor:
-    """Return the logits of these rows as `[count, V]`, with zeros in rows that draft nothing."""
+    """Return the logits of these rows as `[count, V]`, with zeros in the rows that get no draft
+    tokens."""
     if len(rows) == count:
         return logits
     every = logits.new_zeros(count, logits.shape[1])

@@ -1,7 +1,7 @@
-"""The base class of drafters, the `Draft` that they return, and functions that build one.
+"""The base class of drafters, the `Draft` that they return, and functions that build a `Draft`.
 
-A drafter numbers its sequences by row, their index in the batch. When some leave, the rows after
-them move up.
+A drafter identifies its sequences by row, their index in the batch. When sequences leave the batch,
+the rows after them move up.
 """
 # torch does not annotate from_numpy()
 # pyright: reportUnknownMemberType=false
@@ -36,12 +36,13 @@ class Draft:
     Attributes:
         tokens: `[B, G]`, padded on the right; may be on a device.
         lengths: `[B]`, the number of draft tokens of each sequence, at most its gamma; on the host.
-        q: `[B, G, V]`, V the target's vocabulary size. None if every draft token is certain: a
-            deterministic function of the tokens before it.
+        q: `[B, G, V]`, V the target's vocabulary size. None if every draft token is certain, that
+            is, a deterministic function of the tokens before it.
         calls: Forward passes of the draft model.
-        tops: `[B, G]`, the largest logit at each draft token. A non-finite value marks invalid
-            logits.
-        predicted: Rows whose draft tokens come from their own request, not from the drafter.
+        tops: `[B, G]`, the largest of the logits that each draft token was chosen by. A non-finite
+            value marks invalid logits.
+        predicted: Rows whose draft tokens a request predicted instead of the drafter. They are left
+            out of the drafter's acceptance.
 
     Examples:
         >>> import foretoken, torch
@@ -63,26 +64,28 @@ class Drafter(Component):
 
     To write a drafter, derive from this class: `start`, `propose`, `commit` and `leave` are
     required, everything else has a default. A drafter holds the sequences of one engine, so give
-    each Speculator its own. Sequences are numbered by row, their index in the batch; when some
-    leave, the rows after them move up.
+    each Speculator a drafter of its own. Sequences are identified by row, their index in the batch;
+    when sequences leave, the rows after them move up.
 
     Attributes:
-        vocab_size: V of its distributions, equal to the target's; None if it returns none.
+        vocab_size: V of its distributions, equal to the target's; None if it returns no
+            distributions.
         runtime: Name of its backend, for statistics.
-        model: The draft model, whose cost is measured and whose forward passes are padded; None if
-            it has none.
+        model: The draft model; its cost is measured and its forward passes are padded. None if the
+            drafter has no model.
         holds: Models and drafters that it contains. Each may be used in one place only.
-        identity: Key under which its measured costs are stored; None if they are not.
+        identity: Key under which its measured costs are stored; None if they are not stored.
         has_own_speed: True if its speed does not follow from its `model`. Its costs are then not
             stored.
-        reads_target: True if it drafts from the hidden states of its `target`, whose forward passes
-            then cannot run ahead of it.
+        reads_target: True if it drafts from the hidden states of its `target`. The target's forward
+            passes then cannot run ahead of the drafter.
         shares: True if it drafts in the target's own KV cache.
-        rewinds: True if the class overrides `rewind`, as parts of cascades and mixtures must.
+        rewinds: True if the class overrides `rewind`. A drafter that is part of a cascade or a
+            mixture must override it.
         reads_states: True if it needs the hidden states of all tokens from its `target`: the class
             overrides `count_cached_tokens`.
-        priors: Prior acceptance, a pair of a weight in tokens and a rate for each grade that
-            `predict_grades` returns. Acceptance is then estimated for each grade.
+        priors: Prior acceptance of each grade that `predict_grades` returns: a weight in tokens and
+            an acceptance rate. If given, acceptance is estimated for each grade separately.
 
     Examples:
         >>> import foretoken
@@ -130,20 +133,22 @@ class Drafter(Component):
         """Add sequences to the end of the batch.
 
         Args:
-            rows: Their indices in the batch.
-            prompts: Their prompts, as token ids.
-            sources: Their encoder inputs, as token ids, for an encoder-decoder target; else None.
+            rows: The sequences' indices in the batch.
+            prompts: The prompt of each sequence, as token ids.
+            sources: The encoder input of each sequence, as token ids, for an encoder-decoder
+                target; else None.
         """
         raise NotImplementedError
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         """Propose draft tokens for every sequence.
 
-        It may stop early after any draft token, but must not drop a token that it has sampled.
+        The drafter may propose fewer than gamma tokens, but must not drop a token that it has
+        sampled: that would change the token's distribution.
 
         Args:
             gamma: Maximum number of draft tokens for each sequence.
-            draw: The random numbers of this step; the only ones to use.
+            draw: The random numbers of this step. The drafter must use no others.
 
         Returns:
             At most gamma[b] draft tokens for sequence b.
@@ -154,8 +159,9 @@ class Drafter(Component):
         """Append the new tokens of a step to the sequences.
 
         Args:
-            tokens: For each sequence the accepted draft tokens, then the target's own token; only
-                the former if the sequence failed because its controls allow no token.
+            tokens: For each sequence the accepted draft tokens, then the target's own token. The
+                target's token is missing if the sequence failed because its controls allow no
+                token.
         """
         raise NotImplementedError
 
@@ -163,12 +169,12 @@ class Drafter(Component):
         """Remove finished sequences; the rows after them move up.
 
         Args:
-            rows: Their indices in the batch.
+            rows: The finished sequences' indices in the batch.
         """
         raise NotImplementedError
 
     def rewind(self, counts: list[int]) -> None:
-        """Remove the last committed tokens of each sequence, and all draft tokens after them.
+        """Remove all draft tokens, then the last committed tokens, of each sequence.
 
         Args:
             counts: Number of tokens to remove from each sequence.
@@ -185,10 +191,10 @@ class Drafter(Component):
             target: The other target.
 
         Returns:
-            A new drafter without sequences, or this one if it does not use a target.
+            A new drafter without sequences, or this drafter if it does not use a target.
 
         Raises:
-            RefusedError: It drafts from the hidden states of a target, and the class does not
+            RefusedError: The drafter uses the hidden states of its target, and its class does not
                 override this method.
         """
         if not self.reads_target:
@@ -199,13 +205,13 @@ class Drafter(Component):
         )
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
-        """Count the first tokens of a sequence whose hidden states the target need not return.
+        """Return how many tokens at the start of a sequence need no hidden states from the target.
 
         Args:
-            tokens: The sequence.
+            tokens: The sequence, as token ids.
 
         Returns:
-            0, unless the drafter uses the target's hidden states.
+            The number of tokens, whose hidden states the drafter has already; 0 by default.
         """
         return 0
 
@@ -213,13 +219,13 @@ class Drafter(Component):
         """Predict how likely the next draft tokens of each sequence are to be accepted.
 
         Returns:
-            For each sequence an index into `priors`. Not called if `priors` is empty.
+            For each sequence an index into `priors`. The method is not called if `priors` is empty.
         """
         return []
 
 
 REQUIRED_METHODS = ("start", "propose", "commit", "leave")
-OPTIONAL_ATTRIBUTES = (  # taken over from an object that is not a Drafter, if it has them
+OPTIONAL_ATTRIBUTES = (  # `DrafterAdapter` copies them from its object, if the object has them
     *("vocab_size", "runtime", "model", "identity", "reads_target", "target", "shares"),
     *("rewind", "with_target", "count_cached_tokens", "set_prefix_caching", "set_salt"),
 )
@@ -246,8 +252,8 @@ class DrafterAdapter(Drafter):
 
 
 def require_drafter(value: object) -> Drafter:
-    """Return `value` as a drafter: itself if it is one, in an adapter if it has the four required
-    methods. Raises InputError for anything else."""
+    """Return `value` as a drafter: `value` itself if it is a Drafter, else an adapter around it if
+    it has the four required methods. Raises InputError for anything else."""
     kind = type(value)
     if isinstance(value, type) or not hasattr(value, "propose"):
         raise InputError(f"draft is {value!r:.60}; give a folder, a name, a model or a Drafter")
@@ -268,47 +274,53 @@ def require_drafter(value: object) -> Drafter:
 
 
 def require_rewindable(value: object, name: str) -> Drafter:
-    """Return `value`, a part of the drafter `name`, as a drafter. Raises InputError if it is not
-    one, RefusedError if it cannot rewind."""
+    """Return `value` as a drafter that can be part of a drafter called `name` in messages. Raises
+    InputError if it is not a drafter, RefusedError if it cannot rewind."""
     drafter = require_drafter(value)
     if not drafter.rewinds:
         raise RefusedError(
-            f"{type(drafter).__name__} cannot rewind, as the parts of {name} must; "
+            f"{type(drafter).__name__} cannot rewind, but the parts of {name} must be able to; "
             "give it a method rewind(counts)"
         )
     return drafter
 
 
 def require_vocabulary(drafter: Drafter, V: int, owner: str) -> None:
-    """Raise InputError if a drafter's distributions are not over V tokens."""
+    """Raise InputError if a drafter returns distributions over another number of tokens than V.
+    `owner` is the model or drafter with V tokens, for the message."""
     if drafter.vocab_size not in (None, V):
         raise InputError(
-            f"{type(drafter).__name__} has a vocabulary of {drafter.vocab_size} tokens, {owner} "
-            f"one of {V}; give a drafter of the same vocabulary"
+            f"{type(drafter).__name__} has a vocabulary of {drafter.vocab_size} tokens, but "
+            f"{owner} has {V}; give a drafter with the same vocabulary"
         )
 
 
 def require_separate_parts(target: Model, drafter: Drafter) -> None:
-    """Raise InputError if one model or drafter is used twice, or drafts from the hidden states of
-    another target than this one; RefusedError if it would draft from those of a guided target."""
+    """Check that target and drafter can be used together.
+
+    Raises InputError if they contain the same model or drafter twice, or if a part of them drafts
+    from the hidden states of another target. Raises RefusedError if a part would draft from the
+    hidden states of a target under guidance.
+    """
     places = [*iter_parts(target), *iter_parts(drafter)]
     for i, part in enumerate(places):
         kind = type(part).__name__
         if any(part is other for other in places[:i]):
             raise InputError(
-                f"one {kind} is used in two places of target and draft, so it would mix up their "
-                "sequences; make another for each"
+                f"one {kind} is used in two places of target and draft, and would mix up the "
+                "sequences of both; make another object for each place"
             )
         if not isinstance(part, Component) or not part.reads_target or part.target is None:
             continue
         if isinstance(target, GuidedModel):
             raise RefusedError(
-                f"{kind} drafts from the target's cache, which has two rows for each sequence "
-                "under guidance; give 'lookup', a table or a separate model"
+                f"{kind} cannot be used with guidance, because it drafts from the target's cache, "
+                "which then has two rows for each sequence; give 'lookup', a table or a separate "
+                "model"
             )
         read = part.target
         if part.capabilities.target_rows:
-            # the target may be wrapped: the wrapper uses its rows
+            # the target may be inside a wrapper, which uses the target's rows
             if all(read is not inner for inner in iter_parts(target)):
                 raise InputError(
                     "a draft model that has a copy of itself as drafter cannot be in a cascade; "
@@ -316,8 +328,8 @@ def require_separate_parts(target: Model, drafter: Drafter) -> None:
                 )
         elif read is not target:
             raise InputError(
-                f"{kind} drafts from the hidden states of the target that it was loaded with; load "
-                "it with this one"
+                f"{kind} drafts from the hidden states of another target, with which it was "
+                "loaded; load it with this target"
             )
 
 
@@ -334,8 +346,8 @@ def list_parts(*owners: object) -> list[Component]:
 
 
 def require_rewind(gamma: int, *owners: object) -> None:
-    """Raise InputError if gamma exceeds the number of tokens that one of these models, or one that
-    they contain, can roll back."""
+    """Raise InputError if gamma exceeds the number of tokens that a model can roll back, for the
+    models among `owners` and all models that they contain."""
     for model in list_parts(*owners):
         if isinstance(model, Model) and model.max_rewind is not None and gamma >= model.max_rewind:
             raise InputError(
@@ -345,7 +357,8 @@ def require_rewind(gamma: int, *owners: object) -> None:
 
 
 def pack(draft_tokens: list[list[int]], q: Tensor | None = None, calls: int = 0) -> Draft:
-    """Return a draft of these tokens, a list for each sequence."""
+    """Return a `Draft` of these draft tokens, given as one list per sequence. q and calls are those
+    of `Draft`."""
     if q is None and not calls and not any(draft_tokens):
         return _make_empty_draft(len(draft_tokens))
     lengths = [len(g) for g in draft_tokens]
@@ -366,8 +379,8 @@ def _make_empty_draft(batch_size: int) -> Draft:
 
 
 def pack_certain(tokens: list[list[int]], tops: list[list[float]], calls: int) -> Draft:
-    """Return a draft of most probable tokens, from their ids and logits, a list of each for each
-    sequence."""
+    """Return a `Draft` of tokens that are each the most probable. For each sequence, `tokens` has
+    their ids and `tops` their logits."""
     draft = pack(tokens, calls=calls)
     if all(map(math.isfinite, chain.from_iterable(tops))):
         return draft
@@ -383,10 +396,11 @@ def draw_token(
     V: int,
     params: SamplingParams | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sample draft token i as `draw.sample` does, from logits `[B, Vd]` over a part of the target's
-    V ids. Returns tokens `[B]` and q `[B, V]`, or None for q if the tokens are certain.
+    """Sample draft token i as `draw.sample` does, from logits `[B, Vd]` that cover only some of the
+    target's V ids. Returns tokens `[B]` and q `[B, V]`; q is None if the tokens are certain.
 
-    ids: target id of each draft logit, `[Vd]`; None if they are the first Vd ids.
+    ids: the target id of each draft logit, `[Vd]`; None if the logits are those of the first Vd
+    ids.
     """
     # controls and shared noise are defined over all V ids; everything else is faster over Vd
     if draw.controlled or draw.coupled:
@@ -399,8 +413,9 @@ def draw_token(
 def make_token_choice(
     draw: Draw, G: int, V: int, ids: Tensor | None = None, params: SamplingParams | None = None
 ) -> TokenChoice | None:
-    """Return how a model that makes all draft tokens in one call must choose them. None if it
-    cannot: the sequences differ in their params, or have controls or shared noise.
+    """Return the rule by which a model that makes all draft tokens in one call must choose them.
+    Returns None if one call is impossible, because sequences differ in their sampling params, or
+    have controls or shared noise.
 
     V, ids, params: as in `draw_token`; G: maximum number of draft tokens.
     """
@@ -418,21 +433,22 @@ def make_token_choice(
 
 
 def pack_chained(chain: ChainedTokens, lengths: list[int], calls: int, draw: Draw) -> Draft:
-    """Return a draft of tokens that were made in one call, and add the masses of their
-    distributions to `draw`."""
+    """Return a `Draft` of the tokens that one call of a model made, `lengths[b]` of them in row b.
+    Also add the masses of their distributions to `draw`."""
     draw.masses += [] if chain.q is None else chain.masses.unbind(1)
     tops = None if is_known_finite(chain.tops) else chain.tops
     return Draft(chain.tokens, _to_tensor(lengths), chain.q, calls, tops)
 
 
 def _to_tensor(numbers: list[int]) -> Tensor:
-    """Return a tensor of these numbers; by way of NumPy, in a third of `torch.tensor`'s time."""
+    """Return an int64 tensor of these numbers. It is made through NumPy, which takes a third of the
+    time of `torch.tensor`."""
     return torch.from_numpy(np.array(numbers, np.int64))
 
 
 def widen(scores: Tensor, ids: Tensor | None, V: int, *, missing: float = -math.inf) -> Tensor:
-    """Return logits or probabilities `[B, Vd]` as `[B, V]` over the target's ids, with `missing` at
-    ids that the draft lacks.
+    """Return logits or probabilities `[B, Vd]` as `[B, V]` over the target's ids, with the value
+    `missing` at ids that the draft model does not have.
 
     ids: as in `draw_token`.
     """

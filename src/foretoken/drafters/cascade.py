@@ -1,7 +1,8 @@
 """A draft model that is itself accelerated by a faster drafter (paper, section 5: hierarchical).
 
-The draft tokens are the output of `step` with the middle model as its target. They follow the
-middle model's distribution, whatever its drafter proposes; that distribution is their q.
+The draft tokens are the output of `step`, run with the middle model as its target. They follow the
+middle model's distribution, whatever the faster drafter proposes, so q is the middle model's
+distribution.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from foretoken.step import step
 class CascadeDrafter(Drafter):
     """A draft model that is itself accelerated by a drafter (paper, section 5: hierarchical).
 
-    The draft tokens are the output of speculative decoding with the middle model as target, so they
-    follow the middle model's distribution, which is their q. A cascade can rewind, so it may be
-    part of another cascade. It proposes no tokens for sequences that exceed the middle model's
-    context or contain ids that it lacks.
+    The draft tokens are the output of speculative decoding with the middle model as target. They
+    follow the middle model's distribution, so q is this distribution. A cascade can rewind, so it
+    may be part of another cascade. It proposes no tokens for sequences that exceed the middle
+    model's context or contain ids that the middle model does not have.
 
     Args:
         middle: The draft model.
-        drafter: The drafter that accelerates it; it must have `rewind`.
+        drafter: The drafter that accelerates `middle`; it must have `rewind`.
         gamma: Draft tokens of `drafter` per forward pass of the middle model.
 
     Raises:
@@ -70,7 +71,7 @@ class CascadeDrafter(Drafter):
         self.holds = (middle, self.drafter)
         self.vocab_size, self.runtime = middle.vocab_size, middle.runtime
         self._sequences = DraftSequences(middle)
-        # of the last step: committed to `drafter`, but not yet to `_sequences`
+        # draft tokens of the last step: committed to `drafter`, but not yet to `_sequences`
         self._draft_tokens: list[list[int]] = []
 
     def start(
@@ -105,7 +106,8 @@ class CascadeDrafter(Drafter):
                 raised = NumericsError(message, error.row, whose="draft")
                 if error.row is None or not seqs[error.row].new_tokens:
                     raise raised from None
-                # the tokens before the error stay: the target may reject one of them
+                # draft the tokens before the error: the error matters only if the target accepts
+                # them all
                 seqs[error.row].fail(raised)
                 continue
             if p is not None:
@@ -157,8 +159,9 @@ class CascadeDrafter(Drafter):
 
 
 class _MiddleScorer(Scorer):
-    """The middle model as the target of the inner step. It scores tokens that are not in its cache
-    along with the block, and skips sequences that have all their draft tokens."""
+    """The middle model as the target of the inner step. Before a block, it also scores the
+    sequence's tokens that are not in its cache. It skips sequences that have all their draft
+    tokens."""
 
     def __init__(self, sequences: DraftSequences, seqs: list[SequenceState]) -> None:
         self.model, self.cached, self.seqs = sequences.model, sequences.num_cached, seqs
@@ -182,8 +185,8 @@ class _MiddleScorer(Scorer):
 
 
 class _InnerControls:
-    """A sequence's controls in the inner step, whose output tokens are draft tokens of the outer
-    step."""
+    """The controls of a sequence in the inner step. They call the controls of the outer sequence
+    with all its draft tokens so far, which are the output tokens of the inner step."""
 
     def __init__(self, controls: LogitShaper, tokens: list[int]) -> None:
         self.controls, self.V, self.tokens = controls, controls.V, list(tokens)
@@ -201,8 +204,8 @@ class _InnerControls:
 def _make_inner_sequence(
     tokens: list[int], limit: int, key: SequenceKey, b: int, draw: Draw
 ) -> SequenceState:
-    """Return the sequence of the inner step that makes the draft tokens of row b, without
-    logprobs."""
+    """Return the sequence of the inner step whose output becomes the draft tokens of row b. It
+    computes no logprobs."""
     params, controls = draw.params[b], draw.controls[b]
     if params.logprobs is not None:
         params = replace(params, logprobs=None, logprobs_of="raw")
@@ -218,7 +221,7 @@ def _is_unfinished(seq: SequenceState) -> bool:
 
 
 def _count_accepted(draft_tokens: list[int], tokens: list[int]) -> int:
-    """Count the first draft tokens that were accepted."""
+    """Return how many of the draft tokens, from the first, equal the committed tokens."""
     return next(
         (i for i, (x, y) in enumerate(zip(draft_tokens, tokens, strict=False)) if x != y),
         min(len(draft_tokens), len(tokens)),

@@ -1,8 +1,9 @@
 """A drafter that copies the input (Sun et al. 2021, arXiv 2106.04970: Shallow Aggressive Decoding).
 
-It is meant for tasks whose output repeats most of the input, such as corrections. After a
-difference it proposes nothing until the end of the output occurs at exactly one position of the
-input. Draft tokens are certain (no q). Unlike `LookupDrafter` it does not search the output.
+It is meant for tasks whose output repeats most of the input, such as corrections. After the output
+differs from the input, it proposes nothing until the last tokens of the output occur at exactly one
+position of the input. Draft tokens are certain (no q). Unlike `LookupDrafter` it does not search
+the output.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from foretoken.models.row_slots import list_remaining_rows
 
 
 class CopyDrafter(Drafter):
-    """Proposes the input from its start: the source of an encoder-decoder, else the prompt."""
+    """A drafter that proposes the input from its start: the source of an encoder-decoder, else the
+    prompt."""
 
     runtime = "python"
 
@@ -48,14 +50,15 @@ class _CopiedSequence:
     source: list[int]
     output: list[int] = field(default_factory=list[int])
     position: int | None = 0
-    # before each output token, to restore
+    # the value of `position` before each output token, which `pop` restores
     previous_positions: list[int | None] = field(default_factory=list[int | None])
 
     def propose(self, count: int) -> list[int]:
         return [] if self.position is None else self.source[self.position : self.position + count]
 
     def append(self, tokens: list[int]) -> None:
-        """Append output tokens: advance the position while they copy the input, else search it."""
+        """Append output tokens. While they copy the input, the position advances; else the position
+        is searched again."""
         for token in tokens:
             self.previous_positions.append(self.position)
             self.output.append(token)
@@ -73,8 +76,8 @@ class _CopiedSequence:
             self.position = self.previous_positions.pop()
 
     def _find(self) -> int | None:
-        """Return the input position after the shortest suffix of the output that occurs exactly
-        once in the input, or None."""
+        """Return the input position to copy from next: the one after the shortest suffix of the
+        output that occurs exactly once in the input. None if there is no such suffix."""
         positions = list(range(1, len(self.source) + 1))
         for n, token in enumerate(reversed(self.output)):
             positions = [i for i in positions if i > n and self.source[i - 1 - n] == token]

@@ -1,11 +1,12 @@
-"""A drafter for models that predict a block of masks: DFlash (arXiv 2602.06036) and DSpark (arXiv
-2607.05147).
+"""A drafter for models that predict a block of masked tokens: DFlash (arXiv 2602.06036) and DSpark
+(arXiv 2607.05147).
 
 One forward pass predicts a whole block from the target's hidden states at all positions before the
-last token. DSpark conditions each draft token on the one before it and samples it from that
-distribution. DFlash predicts the draft tokens of a block independently of each other; sampled ones
-would seldom fit together, so it takes the most probable ones, which are certain. In coupled mode
-sampled ones may fit, and `SampleOrArgmax` chooses.
+last token. DSpark conditions each draft token on the one before it and samples it from the
+conditional distribution. DFlash predicts the draft tokens of a block independently of each other.
+Tokens sampled independently would seldom fit together, so the drafter takes DFlash's most probable
+tokens, which are certain. In coupled mode sampled tokens may fit, and `SampleOrArgmax` chooses
+between the two.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from foretoken.sampling.draw import Draw
 from foretoken.transfer import send, to_list
 
 # while no sequence drafts, hidden states are appended to the contexts only when a sequence has this
-# many: each time takes a forward pass
+# many of them, because each append takes a forward pass
 MAX_UNREAD_STATES = 32
-# probability that a draft token and all before it are accepted; below it, one costs more time than
-# it saves
+# a draft ends before a token if the probability that this token and all before it are accepted is
+# lower than this: the token would cost more time than it saves
 MIN_ACCEPTANCE_CHANCE = 0.2
 GREEDY_PARAMS = SamplingParams(temperature=0.0)
 
 
 class BlockModel(Protocol):
-    """A model that predicts blocks of draft tokens, and caches a context of the target's hidden
-    states for each sequence."""
+    """A model that predicts blocks of draft tokens. For each sequence it caches a context: keys and
+    values computed from the target's hidden states."""
 
     runtime: str
-    compute_dtype: str  # of its arithmetic
-    identity: str | None  # key of its stored costs; None: they are not stored
+    compute_dtype: str  # the dtype of its arithmetic
+    identity: str | None  # key under which its costs are stored; None: they are not stored
     context: int | None
-    max_draft_tokens: int  # of a block
+    max_draft_tokens: int  # maximum number of draft tokens in a block
     is_conditional: bool  # whether a draft token depends on those before it
     ids: Tensor | None  # target id of each draft logit, `[Vd]`; None: the first Vd ids
 
@@ -66,50 +67,61 @@ class BlockModel(Protocol):
         ...
 
     def append_context(self, states: list[Tensor]) -> int:
-        """Append the target's hidden states, `[n, W]` for each row, to the contexts. Return the
-        number of forward passes."""
+        """Append the target's hidden states to the contexts: `[n, W]` for each row, n may differ.
+        Return the number of forward passes."""
         ...
 
     def predict_block(self, anchors: list[int], counts: list[int]) -> tuple[Tensor, Tensor]:
-        """Return hidden states `[B, G, H]` and logits `[B, G, Vd]` of counts[b] draft tokens after
-        row b's last token, anchors[b]."""
+        """Run the model on one block for each row: the row's last token, anchors[b], and counts[b]
+        draft tokens after it. Return hidden states `[B, G, H]` and logits `[B, G, Vd]` at the draft
+        tokens."""
         ...
 
     def condition_on_previous(
         self, states: Tensor, logits: Tensor, tokens: Tensor, memory: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return the logits `[B, Vd]` of the draft tokens after `tokens`, the probabilities `[B]`
-        that they are accepted (None: unknown), and the `memory` for the next call."""
+        """Compute the logits of the next draft token of each row, given the token before it.
+
+        states, logits: what `predict_block` returned for this draft token. tokens: `[B]`, the token
+        before it. memory: None at the first draft token of a block, then as the previous call
+        returned it.
+
+        Returns the logits `[B, Vd]`, the probabilities `[B]` that the token is accepted (None if
+        the model does not predict them), and the memory for the next call.
+        """
         ...
 
 
 @dataclass(slots=True)
 class _BlockSequence:
-    """One sequence. `carried`: the target's hidden states, `[n, W]`, that are not in the model's
-    context yet."""
+    """One sequence. `carried`, `[n, W]`, holds those of the target's hidden states that are not in
+    the model's context yet."""
 
     tokens: list[int]
     carried: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
 
 class SampleOrArgmax:
-    """In coupled mode, the choice between draft tokens that are sampled with the target's noise and
-    the most probable ones.
+    """In coupled mode, the choice between draft tokens sampled with the target's noise and the most
+    probable draft tokens.
 
-    Both are computed, and the kind that was correct more often at the same depth of a block is
-    used: sampling suits broad distributions, argmax sharp ones. Such feedback leaves the output
-    exact, because in coupled mode it does not depend on the draft tokens.
+    Both are computed at each depth of a block, and the method that was correct more often at this
+    depth is used: sampling suits broad distributions, argmax sharp ones. This use of earlier
+    results leaves the output exact, because in coupled mode the output does not depend on the draft
+    tokens.
     """
 
     def __init__(self) -> None:
-        # keys: depth in the block, and True for argmax, False for sampled
+        # keys: depth in the block, and True for argmax, False for sampling
         self.num_correct: Counter[tuple[int, bool]] = Counter()
-        self.attempts: list[dict[bool, Tensor]] = []  # of the last block, by depth
+        # tokens of the last block: an entry for each depth, with the same bool as key
+        self.attempts: list[dict[bool, Tensor]] = []
 
     def sample(self, draw: Draw, logits: Tensor, i: int) -> tuple[Tensor, Tensor | None]:
-        """Return draft token i of each row, `[B]`, and q, `[B, V]`, or None if they are certain."""
+        """Return draft token i of each row, `[B]`, and q, `[B, V]`; q is None if the tokens are
+        certain."""
         use_argmax = self.num_correct[i, True] > self.num_correct[i, False]
-        # the kind to use comes last: `draw` shapes the next logits by the token sampled last
+        # the method to use comes last: `draw` shapes the next logits by the token it sampled last
         tokens_by_way = {
             way: draw.sample(logits, i, GREEDY_PARAMS if way else None)
             for way in (not use_argmax, use_argmax)
@@ -122,8 +134,8 @@ class SampleOrArgmax:
         return ids, q
 
     def count_correct(self, lengths: list[int], tokens: list[list[int]]) -> None:
-        """Count the correct attempts of a block: `lengths[b]` draft tokens in row b, which then
-        gained `tokens[b]`."""
+        """Count the tokens of the last block that were correct, for both methods. Row b had
+        `lengths[b]` draft tokens, then `tokens[b]` were committed."""
         for i, ways in enumerate(self.attempts):
             for way, ids in ways.items():
                 rows = zip(to_list(ids), lengths, tokens, strict=True)
@@ -137,7 +149,7 @@ class BlockDrafter(Drafter):
     """A drafter whose `model` predicts blocks from the hidden states of `target`.
 
     Args:
-        target: The target; its `taps` are those that the model needs.
+        target: The target; its `taps` must be the layers whose hidden states the model needs.
         model: The block model.
     """
 
@@ -150,22 +162,25 @@ class BlockDrafter(Drafter):
         self.identity = model.identity
         self.seqs: list[_BlockSequence] = []
         self.sampler = SampleOrArgmax()
-        self.lengths: list[int] = []  # of the last blocks
+        self.lengths: list[int] = []  # number of draft tokens of each row in the last block
         if model.ids is not None and int(model.ids.max()) >= target.vocab_size:
             raise InputError(
-                f"the draft proposes token id {format_value(int(model.ids.max()))}, the target has "
-                f"{target.vocab_size} tokens; give a draft for this target"
+                f"the draft can propose token id {format_value(int(model.ids.max()))}, but the "
+                f"target has only {target.vocab_size} tokens; give a draft for this target"
             )
 
     def with_target(self, target: Model) -> BlockDrafter:
-        """Return a drafter with the same model over another target with the same taps, without
-        sequences."""
+        """Return a drafter without sequences, with the same model, for another target with the same
+        taps. Raises InputError if the taps differ."""
         if target.taps != self.target.taps:
-            raise InputError("give a target that exposes the hidden states that the draft needs")
+            raise InputError(
+                "the target does not expose the hidden states that the draft needs; give one that "
+                "does"
+            )
         return BlockDrafter(target, self.blocks)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
-        return 0  # contexts of sequences that have left are not cached
+        return 0  # the model does not cache the contexts of sequences that have left
 
     def start(
         self, rows: list[int], prompts: list[list[int]], sources: list[list[int]] | None
@@ -175,7 +190,7 @@ class BlockDrafter(Drafter):
         self._take_states()
 
     def _take_states(self) -> None:
-        """Take the hidden states of the target's last forward passes."""
+        """Append the hidden states of the target's last forward passes to `carried`."""
         pairs = zip(self.seqs, self.blocks.lengths, self.target.take_hidden_states(), strict=True)
         for seq, read, new in pairs:
             seq.carried = append_new_states(seq.carried, new, read + len(seq.carried))
@@ -205,9 +220,11 @@ class BlockDrafter(Drafter):
     def _draw_block(
         self, anchors: list[int], budget: list[int], states: Tensor, logits: Tensor, draw: Draw
     ) -> tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]:
-        """Draw the tokens of a block one after another. Return the number of draft tokens of each
-        row, and for each depth the ids, the distributions (none if certain) and the largest
-        logits."""
+        """Choose the tokens of a block one after another.
+
+        Returns the number of draft tokens of each row, and three lists with one tensor per depth:
+        the ids, the distributions (an empty list if the tokens are certain) and the largest logits.
+        """
         lengths = budget
         ids: list[Tensor] = []
         distributions: list[Tensor] = []
@@ -232,8 +249,8 @@ class BlockDrafter(Drafter):
         return lengths, ids, distributions, tops
 
     def _limit_draft_tokens(self, seq: _BlockSequence, read: int, gamma: int) -> int:
-        """Return the number of draft tokens for a sequence: 0 if hidden states before its last
-        token are missing, or its context is full."""
+        """Return how many draft tokens a sequence gets: at most gamma, and none if hidden states
+        before its last token are missing or its context is full."""
         if read + len(seq.carried) != len(seq.tokens) - 1:
             return 0
         room = gamma if self.blocks.context is None else self.blocks.context - len(seq.tokens)

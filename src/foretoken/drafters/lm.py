@@ -25,16 +25,16 @@ from foretoken.transfer import to_list
 class LMDrafter(Drafter):
     """A smaller model as the drafter (paper, section 3.6), with one forward pass per draft token.
 
-    A decoder-only model may draft for an encoder-decoder target. It proposes no tokens for
-    sequences that exceed its context or contain ids that it lacks. A model of another vocabulary
-    may draft by the text that it generates, re-encoded in the target's ids; these draft tokens are
-    certain, and `params` must be None.
+    A decoder-only model may draft for an encoder-decoder target. The drafter proposes no tokens for
+    sequences that exceed the model's context or contain ids that the model does not have. A model
+    of another vocabulary may draft through the text that it generates, which is re-encoded in the
+    target's ids. These draft tokens are certain, and `params` must be None.
 
     Args:
         model: The draft model.
-        vocab_size: V of the target; None if it is the model's.
-        params: Sampling params that turn its logits into q; None: the request's. Temperature 0
-            takes the most probable token.
+        vocab_size: V of the target; None if the model has the same V.
+        params: Sampling params that turn the model's logits into q; None uses the request's.
+            Temperature 0 takes the most probable token.
 
     Raises:
         InputError: `model` is not a Model, or `params` not a SamplingParams.
@@ -58,7 +58,7 @@ class LMDrafter(Drafter):
         self.params, self.holds = params, (model,)
         self.vocab_size = model.vocab_size if vocab_size is None else vocab_size
         self.runtime = model.runtime
-        self.has_own_speed = params is not None  # the cost of sampling depends on them
+        self.has_own_speed = params is not None  # params change the time that sampling takes
         self.shares = model.capabilities.target_rows
         self._proposes_text = model.capabilities.text and params is None
         self._can_chain = model.capabilities.chain
@@ -97,7 +97,8 @@ class LMDrafter(Drafter):
     def _propose_chained(
         self, uncached: list[list[int]], budget: list[int], draw: Draw
     ) -> Draft | None:
-        """Return a draft made in one call of the model, or None if it cannot make it so."""
+        """Return a draft that the model makes in one call, or None if it cannot make this draft in
+        one call."""
         V = self.vocab_size or self.model.vocab_size
         if not self._can_chain or self.model.vocab_size > V:
             return None
@@ -107,14 +108,15 @@ class LMDrafter(Drafter):
         return pack_chained(self.model.chain(uncached, budget, chosen), budget, max(budget), draw)
 
     def _is_greedy_on_host(self, draw: Draw) -> bool:
-        """Return whether all sequences take the most probable token and logits are on the host."""
+        """Return whether all sequences take the most probable token and the logits are on the
+        host."""
         greedy = draw.greedy if self.params is None else self.params.greedy
         host = not self.model.capabilities.tensors and self.model.device.type == "cpu"
         return host and greedy and not draw.controlled
 
     def _propose_greedy(self, uncached: list[list[int]], budget: list[int]) -> Draft:
-        """Return a draft of the most probable tokens. It uses lists, because a torch operation on a
-        few numbers takes as long as all of this."""
+        """Return a draft of the most probable tokens. They are handled as lists, because one torch
+        operation on a few numbers takes as long as all of this."""
         ids, tops = generate_token_by_token(self.model, uncached, budget, self.vocab_size)
         return pack_certain(ids, tops, max(budget))
 
@@ -143,16 +145,16 @@ class LMDrafter(Drafter):
         )
 
     def _propose_text(self, uncached: list[list[int]], budget: list[int]) -> Draft:
-        """Return a draft from the text that the model generates: a deterministic function of the
-        sequence, so certain."""
+        """Return a draft from the text that the model generates. The draft tokens are certain,
+        because the text is a deterministic function of the sequence."""
         draft_tokens, calls = self.model.draft_from_text(uncached, budget)
         for b, new in enumerate(uncached):
             self._sequences.num_cached[b] += len(new)
         return pack(draft_tokens, calls=calls)
 
     def _build_next_blocks(self, ids: Tensor, active: list[bool]) -> Blocks:
-        """Return the blocks to score next: one token for every active row. They stay on the device
-        if the model accepts tensors."""
+        """Return the next blocks to score: the newest draft token of every active row. They stay on
+        the device if the model accepts tensors."""
         if self.model.capabilities.tensors:
             return ids[:, None]
         tokens: list[int] = to_list(ids)
@@ -176,9 +178,13 @@ class LMDrafter(Drafter):
 def generate_token_by_token(
     model: Model, blocks: list[list[int]], counts: list[int], V: int | None
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Append block b to row b, for all rows, then generate counts[b] tokens in row b: each the most
-    probable of the first V ids, appended except the last. Return the tokens and the logit of each,
-    NaN or infinite if logits are invalid."""
+    """Append block b to row b, then generate counts[b] tokens in row b, for all rows. Each token is
+    the most probable of the first V ids (None: of all ids). All but the last are appended to the
+    row.
+
+    Returns the tokens of each row and their logits; a logit is NaN or infinite if the row's logits
+    are invalid.
+    """
     tokens, logits = [list[int]() for _ in counts], [list[float]() for _ in counts]
     for i in range(max(counts)):
         need = [int(count > i) for count in counts]

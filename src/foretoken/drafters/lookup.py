@@ -1,9 +1,9 @@
-"""A drafter that copies from the context (paper, section 3.6): the tokens that most often followed
-earlier occurrences of the sequence's end.
+"""A drafter that copies from the context (paper, section 3.6): it proposes the tokens that most
+often followed earlier occurrences of the sequence's last tokens.
 
 A suffix automaton of each sequence finds earlier occurrences of its suffixes of any length
-(SAM-Decoding, arXiv 2411.10666). Counts of the tokens that followed estimate the probability that
-they are accepted (SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): they depend
+(SAM-Decoding, arXiv 2411.10666). The probability that a token is accepted is estimated from how
+often it followed (SuffixDecoding, arXiv 2411.04975). Draft tokens are certain (no q): they depend
 only on the sequence and on earlier outputs.
 """
 
@@ -19,23 +19,24 @@ from foretoken.text.automaton import ROOT_STATE, EarlierOutputs, SuffixAutomaton
 
 # far fewer draft tokens are accepted after a match of up to this length than after a longer one
 SHORT_MATCH_TOKENS = 2
-# estimated probability that a draft token and all before it are accepted; a draft ends below it
+# a draft ends before a token if the estimated probability that this token and all before it are
+# accepted is lower than this
 MIN_ACCEPTED_CHANCE = 0.1
-# length of a match from which a sequence's own look-up is used instead of the drafter
+# `RepeatPrediction` replaces the drafter if at least this number of last tokens occurred before
 MIN_REPEATED_TOKENS = 4
-MAX_CONTINUATIONS = 128  # compared after a match, the first that occurred: bounds the time
-MAX_SEARCHED_TOKENS = 32  # last tokens of a sequence that are searched in earlier outputs
+MAX_CONTINUATIONS = 128  # only the first 128 different next tokens are compared: bounds the time
+MAX_SEARCHED_TOKENS = 32  # number of a sequence's last tokens searched in earlier outputs
 
 
 class LookupDrafter(Drafter):
     """A drafter that finds the longest suffix of the sequence that occurred before, and proposes
     the tokens that most often followed it.
 
-    If several tokens followed equally often, it takes the latest. It proposes as many as are likely
-    to be accepted. It searches the prompt, the output and, for an encoder-decoder, the source; in
-    an engine with prefix_cache, for greedy and coupled requests, also earlier outputs of the same
-    salt. The draft tokens are certain (paper, section 3.6; SAM-Decoding, arXiv 2411.10666;
-    SuffixDecoding, arXiv 2411.04975).
+    If several tokens followed equally often, it takes the latest of them. It stops proposing when
+    the next token is unlikely to be accepted. It searches the prompt, the output and, for an
+    encoder-decoder, the source. In an engine with prefix_cache, it also searches earlier outputs of
+    the same salt, for greedy and coupled requests. The draft tokens are certain (paper, section
+    3.6; SAM-Decoding, arXiv 2411.10666; SuffixDecoding, arXiv 2411.04975).
 
     Examples:
         >>> import foretoken
@@ -45,7 +46,7 @@ class LookupDrafter(Drafter):
         True
     """
 
-    # without a match, after a short match, and after a longer one
+    # by grade: without a match, after a short match, and after a longer match
     priors = ((6.0, 0.0), (6.0, 0.3), (6.0, 0.6))
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class LookupDrafter(Drafter):
             self.seqs.append(_LookupSequence(prompt, sources[b] if sources else [], self._salt))
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
-        # other outputs would depend, for the same seed, on the requests before
+        # a sampled output must depend on its seed only, not on which requests came before
         for seq, params in zip(self.seqs, draw.params, strict=True):
             seq.copies_earlier = draw.coupled or (params.greedy and not draw.lenient)
         pairs = zip(self.seqs, gamma, strict=True)
@@ -75,10 +76,10 @@ class LookupDrafter(Drafter):
         )
 
     def predict_grades(self) -> list[int]:
-        """Return a grade of the match length from which each sequence's next draft tokens follow.
+        """Return each sequence's grade, by the number of its last tokens that occurred before.
 
         Returns:
-            0 without a match, 1 for up to `SHORT_MATCH_TOKENS` tokens, 2 for more.
+            0 if none occurred before, 1 for up to `SHORT_MATCH_TOKENS` tokens, 2 for more.
         """
         matched = [seq.count_matched_tokens(self._get_earlier_outputs(seq)) for seq in self.seqs]
         return [(n > 0) + (n > SHORT_MATCH_TOKENS) for n in matched]
@@ -105,8 +106,9 @@ class LookupDrafter(Drafter):
 
 
 class RepeatPrediction:
-    """A look-up in one sequence that predicts its output, used before a drafter: it predicts tokens
-    if at least the last `MIN_REPEATED_TOKENS` occurred before in its source, prompt or output."""
+    """Predicts the next tokens of one sequence by a look-up in its own tokens, used before the
+    drafter. It predicts tokens only if at least the last `MIN_REPEATED_TOKENS` tokens occurred
+    before in the source, prompt or output."""
 
     prior = (4.0, 0.7)  # as `Costs.prior`
 
@@ -115,6 +117,7 @@ class RepeatPrediction:
         self._tokens: list[int] = []
 
     def predict_next(self, new_tokens: list[int], max_tokens: int) -> list[int]:
+        """Return up to `max_tokens` tokens that are likely to follow the output `new_tokens`."""
         common = len(self._tokens) if new_tokens[: len(self._tokens)] == self._tokens else 0
         self._seq.pop(len(self._tokens) - common)
         self._seq.append(new_tokens[common:])
@@ -123,8 +126,8 @@ class RepeatPrediction:
 
 
 class _LookupSequence:
-    """The automaton of one sequence: source tokens and a barrier if there is a source, then prompt
-    and output."""
+    """One sequence and the automaton of its tokens: first the source and a barrier, if there is a
+    source, then prompt and output."""
 
     def __init__(self, prompt: list[int], source: list[int], salt: str) -> None:
         self.salt, self.automaton = salt, SuffixAutomaton()
@@ -155,9 +158,10 @@ class _LookupSequence:
     def propose(
         self, max_tokens: int, others: Sequence[SuffixAutomaton] = (), min_match: int = 1
     ) -> list[int]:
-        """Return up to `max_tokens` tokens that followed a match of at least `min_match` tokens in
-        this sequence or in one of `others`: those of which most are expected to be accepted, on a
-        tie this sequence's."""
+        """Return up to `max_tokens` tokens that followed a match of at least `min_match` tokens, in
+        this sequence or in one of the earlier outputs `others`. Among several matches, the
+        continuation with the most tokens expected to be accepted is returned; on a tie, this
+        sequence's."""
         if not max_tokens:
             return []
         matches = self._matches or self._find_matches(others)
@@ -168,15 +172,17 @@ class _LookupSequence:
         return max(continuations, key=lambda each: each[1], default=nothing)[0]
 
     def count_matched_tokens(self, others: Sequence[SuffixAutomaton]) -> int:
-        """Count the last tokens that occurred before, in this sequence or in one of `others`."""
+        """Return how many last tokens of the sequence occurred before, in this sequence or in one
+        of `others`."""
         self._matches = self._find_matches(others)
         return max(length for _, _, length in self._matches)
 
     def _find_matches(
         self, others: Sequence[SuffixAutomaton]
     ) -> list[tuple[SuffixAutomaton, int, int]]:
-        """Return, for this sequence and each of `others`: the automaton, the state of the longest
-        suffix that occurred in it before, and that suffix's length."""
+        """Return a match for this sequence and for each of `others`: the automaton, the state of
+        the longest suffix of this sequence that occurred before in that automaton, and the length
+        of this suffix."""
         matches = [
             (self.automaton, self.automaton.match, self.automaton.length[self.automaton.match])
         ]
@@ -187,12 +193,13 @@ class _LookupSequence:
 def continue_match(
     automaton: SuffixAutomaton, state: int, num_matched: int, max_tokens: int
 ) -> tuple[list[int], float]:
-    """Return up to `max_tokens` tokens that follow a match of `num_matched` tokens, which ends in
-    this state of `automaton`, and the number of them that are expected to be accepted.
+    """Return up to `max_tokens` tokens that follow a match of `num_matched` tokens, and how many of
+    them are expected to be accepted. `state` is the state of `automaton` at the end of the match.
 
-    The probability of a token is estimated by how often it came next: `count / (all + 1/n)` after a
-    match of n tokens, draft tokens included, so a longer match counts for more. At the end of the
-    automaton's tokens it continues after their longest match, so a period is repeated.
+    If a token came next in k of N cases after a match of n tokens, draft tokens included, its
+    estimated probability of being accepted is k / (N + 1/n), which grows with the length of the
+    match. When the draft reaches the end of the automaton's tokens, it continues after their
+    longest match, so that a period is repeated.
     """
     draft_tokens: list[int] = []
     chance, expected = 1.0, 0.0

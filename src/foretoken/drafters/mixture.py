@@ -1,6 +1,6 @@
-"""Drafters that combine others: several drafters one after the other within a step (paper, section
-5: varying M_q), predicted or forced tokens instead of a drafter, and a drafter for a part of the
-batch."""
+"""Drafters that combine or replace other drafters: several drafters one after the other within a
+step (paper, section 5: varying M_q), predicted or forced tokens in place of a drafter's, and a
+drafter that serves only the first rows of a batch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from foretoken.transfer import to_list
 class MixtureDrafter(Drafter):
     """Several drafters that propose one after the other (paper, section 5: varying M_q).
 
-    Each part continues after the draft tokens of the parts before it. A part that proposes fewer
-    tokens than it may leaves the rest to the next: with a look-up before a model, the model drafts
-    only if the look-up finds nothing. Each draft token comes with the distribution of the part that
-    proposed it.
+    Each part continues after the draft tokens of the parts before it. If a part proposes fewer
+    tokens than it may, the next part proposes the rest. For example, with a look-up before a model,
+    the model drafts only what the look-up leaves of gamma. Each draft token comes with the
+    distribution of the part that proposed it.
 
     Args:
-        parts: Pairs of a drafter and its maximum number of draft tokens in a step; None: all that
-            remain of gamma.
+        parts: Pairs of a drafter and its maximum number of draft tokens in a step. The last maximum
+            may be None: the drafter then proposes all that remain of gamma.
 
     Raises:
         InputError: The parts are invalid, or their vocabularies differ.
@@ -63,7 +63,8 @@ class MixtureDrafter(Drafter):
         numbers = counts[:-1] if counts and counts[-1] is None else counts
         if not parts or any(not is_whole_number(n) or (n or 0) < 1 for n in numbers):
             raise InputError(
-                f"parts have {counts} draft tokens; give 1 or more each, None only for the last"
+                f"the parts' numbers of draft tokens are {counts}; give 1 or more for each part, "
+                "or None for the last part"
             )
         self.parts = [(require_rewindable(drafter, "a mixture"), most) for drafter, most in parts]
         self.holds = tuple(drafter for drafter, _ in self.parts)
@@ -109,7 +110,7 @@ class MixtureDrafter(Drafter):
 
 
 class _ForOneStep(Drafter):
-    """Stands in for `drafter` during one step; the sequences are those of `drafter`."""
+    """A drafter that takes the place of `drafter` during one step, over the same sequences."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -124,9 +125,12 @@ class _ForOneStep(Drafter):
 
 
 class KnownTokensDrafter(_ForOneStep):
-    """For one step: proposes `known_tokens[b]` in row b, which its request predicts or its grammar
-    forces; if they are empty, the draft tokens of `drafter`. Known tokens are certain, cost nothing
-    and are verified like all others. predicted: rows to leave out of the drafter's acceptance."""
+    """For one step, a drafter that proposes `known_tokens[b]` in row b: tokens that its request
+    predicts or its grammar forces. In rows without known tokens, it proposes the draft tokens of
+    `drafter`. Known tokens are certain, cost nothing and are verified like all draft tokens.
+
+    predicted: rows to leave out of the drafter's acceptance.
+    """
 
     def __init__(
         self,
@@ -155,8 +159,8 @@ class KnownTokensDrafter(_ForOneStep):
 
 
 class FirstRowsDrafter(_ForOneStep):
-    """For one step: `drafter` with the first `num_rows` sequences of the batch, which are all that
-    it has. The others get no draft tokens."""
+    """For one step, a drafter that uses `drafter` for the first `num_rows` sequences of the batch,
+    the only sequences that `drafter` has. The other sequences get no draft tokens."""
 
     def __init__(self, drafter: Drafter, num_rows: int) -> None:
         super().__init__(drafter)
@@ -187,7 +191,7 @@ def _is_pair(part: object) -> bool:
 def _continue(
     drafter: Drafter, draft_tokens: list[list[int]], gammas: list[int], draw: Draw
 ) -> Draft:
-    """Return the draft of `drafter` after these draft tokens of others, and rewind it to the
+    """Return what `drafter` proposes after draft tokens of other drafters, then rewind it to the
     committed tokens."""
     if not any(draft_tokens):
         return drafter.propose(gammas, draw)
@@ -204,8 +208,9 @@ def _extend(draft_tokens: list[list[int]], draft: Draft) -> None:
 
 
 def join_distributions(drafts: list[Draft]) -> Tensor | None:
-    """Return the distributions `[B, G, V]` of all draft tokens in drafts that follow one another: a
-    one-hot vector for a certain token. None if all are certain."""
+    """Return one tensor `[B, G, V]` with the distributions of all draft tokens of these drafts,
+    which follow one another in each sequence. A certain token gets a one-hot vector. Returns None
+    if all tokens are certain."""
     distributions = [draft.q for draft in drafts if draft.q is not None]
     if not distributions:
         return None
@@ -222,8 +227,9 @@ def join_distributions(drafts: list[Draft]) -> Tensor | None:
 
 
 def join_tops(drafts: list[Draft]) -> Tensor | None:
-    """Return the largest logits at all draft tokens, `[B, G]`, 0 for a draft without `tops`. None
-    if no draft has `tops`."""
+    """Return one tensor `[B, G]` with the largest logits at all draft tokens of these drafts, which
+    follow one another in each sequence; 0 for a draft without `tops`. Returns None if no draft has
+    `tops`."""
     if all(draft.tops is None for draft in drafts):
         return None
     rows: list[list[Tensor]] = [[] for _ in drafts[0].lengths]

@@ -1,11 +1,12 @@
-"""A drafter with a small decoder over pairs of a hidden state and a token: EAGLE-3 (arXiv
-2503.01840) and single layers for multi-token prediction (MTP, arXiv 2412.19437).
+"""A drafter with a small decoder whose input is a pair of a hidden state and a token: EAGLE-3
+(arXiv 2503.01840) and single layers for multi-token prediction (MTP, arXiv 2412.19437).
 
-Pair i is the target's hidden state at position i and token i + 1; from it the decoder predicts
-token i + 2. For draft tokens, the pair has the decoder's own hidden state instead of the target's.
-Their keys and values are rolled back at once. After verification the same positions are computed
-again from the target's hidden states, in the forward pass that makes the next draft token, so the
-cache never retains anything computed from the decoder's own hidden states.
+Pair i consists of the target's hidden state at position i and token i + 1. From it the decoder
+predicts token i + 2. If token i + 1 is a draft token, the pair has the decoder's own hidden state
+instead of the target's. The keys and values of such pairs are rolled back at the end of the draft.
+After verification the same positions are computed again from the target's hidden states, in the
+forward pass that makes the next draft token. So the cache never retains anything computed from the
+decoder's own hidden states.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from foretoken.sampling.distributions import find_peaks, mask_invalid
 from foretoken.sampling.draw import Draw
 from foretoken.transfer import send, to_list
 
-# while no sequence drafts, pairs are computed only when a sequence has this many: each time takes a
-# forward pass
+# while no sequence drafts, the decoder runs only when a sequence has this many pairs to compute,
+# because each run takes a forward pass
 MAX_UNREAD_PAIRS = 32
 
 
 @dataclass(slots=True)
 class _PairSequence:
-    """One sequence. Its first `num_fed` pairs are in the decoder's cache; `carried`: the target's
-    hidden states of the next pairs, `[n, W]`."""
+    """The pairs of one sequence. Its first `num_fed` pairs are in the decoder's cache; `carried`,
+    `[n, W]`, holds the target's hidden states of the n pairs after these."""
 
     tokens: list[int]
     num_fed: int = 0
@@ -54,7 +55,8 @@ class _PairSequence:
         return len(self.carried) > 0 and self.num_fed + len(self.carried) == len(self.tokens) - 1
 
     def get_carried_tokens(self, V: int) -> list[int]:
-        """Return the tokens of the carried pairs, as ids for the decoder's prefix cache."""
+        """Return the tokens of the carried pairs, as ids for the decoder's prefix cache (see
+        `_mark_first_token`)."""
         tokens = self.tokens[self.num_fed + 1 : self.num_fed + 1 + len(self.carried)]
         return _mark_first_token(self.tokens[0], tokens, V) if not self.num_fed else tokens
 
@@ -71,22 +73,24 @@ def _get_embedding_table(embedding: Any) -> Tensor | None:
 
 
 def _mark_first_token(first: int, tokens: list[int], V: int) -> list[int]:
-    """Return these tokens of the first pairs, with the sequence's first token encoded in the first
-    one: no pair contains it, but the prefix cache must distinguish sequences by it."""
+    """Return the tokens of a sequence's first pairs as ids for the prefix cache. No pair contains
+    the sequence's first token, but the cache must distinguish sequences by it, so it is encoded in
+    the id of the first pair."""
     return [(first + 1) * V + tokens[0], *tokens[1:]] if tokens else []
 
 
 class PairsDrafter(Drafter):
     """A drafter whose `decoder` predicts tokens from the hidden states of `target`.
 
-    It proposes nothing in a sequence's first step, which yields the last hidden state it needs.
+    It proposes nothing in a sequence's first step: only that step computes the last of the hidden
+    states that drafting needs.
 
     Args:
-        target: The target; its `taps` are those that the decoder needs.
+        target: The target; its `taps` must be the layers whose hidden states the decoder needs.
         decoder: The decoder of pairs.
         embedding: Returns embeddings `[N, E]` of the target's ids `[N]`.
         ids: Target id of each of the decoder's logits, `[Vd]`; None: the first Vd ids.
-        columns: The part of the target's hidden states that the decoder takes; None: all.
+        columns: The columns of the target's hidden states that the decoder takes; None: all.
     """
 
     reads_target = True
@@ -111,15 +115,18 @@ class PairsDrafter(Drafter):
         self._can_chain = decoder.capabilities.chain
         if ids is not None and int(ids.max()) >= target.vocab_size:
             raise InputError(
-                f"the draft proposes token id {format_value(int(ids.max()))}, the target has "
-                f"{target.vocab_size} tokens; give a draft for this target"
+                f"the draft can propose token id {format_value(int(ids.max()))}, but the target "
+                f"has only {target.vocab_size} tokens; give a draft for this target"
             )
 
     def with_target(self, target: Model) -> PairsDrafter:
-        """Return a drafter with the same decoder over another target with the same taps, without
-        sequences."""
+        """Return a drafter without sequences, with the same decoder, for another target with the
+        same taps. Raises InputError if the taps differ."""
         if target.taps != self.target.taps:
-            raise InputError("give a target that exposes the hidden states that the draft needs")
+            raise InputError(
+                "the target does not expose the hidden states that the draft needs; give one that "
+                "does"
+            )
         return PairsDrafter(target, self.decoder, self.embedding, self.ids, self.columns)
 
     def count_cached_tokens(self, tokens: list[int]) -> int:
@@ -141,14 +148,15 @@ class PairsDrafter(Drafter):
         self._take_states()
 
     def _take_states(self) -> None:
-        """Append the target's new hidden states to `carried`, without those of pairs that are
-        there already or in the cache."""
+        """Append the target's new hidden states to `carried`. States of pairs that are already in
+        `carried` or in the decoder's cache are skipped."""
         for seq, new in zip(self.seqs, self.target.take_hidden_states(), strict=True):
-            # after a gap nothing is appended: `complete` stays False, nothing is drafted
+            # if states are missing in between, nothing is appended: `complete` stays False, so that
+            # the sequence gets no draft tokens
             reached = seq.num_fed + len(seq.carried)
             seq.carried = append_new_states(seq.carried, new, reached, self.columns)
             if self.decoder.context is not None and len(seq.tokens) > self.decoder.context:
-                seq.carried = seq.carried[:0]  # too long for the decoder: it drafts no more
+                seq.carried = seq.carried[:0]  # too long for the decoder: no more draft tokens
 
     def propose(self, gamma: list[int], draw: Draw) -> Draft:
         pairs = zip(self.seqs, gamma, strict=True)
@@ -177,7 +185,7 @@ class PairsDrafter(Drafter):
     def _propose_chained(
         self, table: Tensor, budget: list[int], chosen: TokenChoice
     ) -> ChainedTokens:
-        """Return all draft tokens from one call of the decoder."""
+        """Return the draft tokens of all sequences, made in one call of the decoder."""
         counts = [len(seq.carried) for seq in self.seqs]
         blocks, tokens, states = self._get_carried_pairs(counts)
         self.decoder.set_draft_pairs(tokens, states, table)
@@ -187,8 +195,8 @@ class PairsDrafter(Drafter):
         return made
 
     def _propose_greedy(self, logits: Tensor, budget: list[int], calls: int) -> Draft:
-        """Return a draft of the most probable tokens, the first from these logits. It uses lists
-        for speed, as in `LMDrafter`."""
+        """Return a draft of the most probable tokens; the first token of each sequence is chosen by
+        `logits`. It uses lists for speed, as `LMDrafter` does."""
         made: list[list[int]] = [[] for _ in budget]
         highest: list[list[float]] = [[] for _ in budget]
         for i in range(max(budget)):
@@ -224,20 +232,20 @@ class PairsDrafter(Drafter):
         )
 
     def _count_free_positions(self, seq: _PairSequence) -> int:
-        """Return the number of draft tokens that fit into the decoder's context."""
+        """Return how many draft tokens fit into the decoder's context."""
         context = self.decoder.context
         return 10**9 if context is None else max(0, context - len(seq.tokens) + 1)
 
     def _catch_up(self) -> None:
-        """Compute pairs of sequences that have not drafted for long, so that not all of them are
-        due at once when they draft again."""
+        """Compute the carried pairs if a sequence has many of them, although no sequence drafts
+        now. Otherwise all of them would have to be computed when a sequence drafts again."""
         if any(len(seq.carried) >= MAX_UNREAD_PAIRS for seq in self.seqs):
             self._feed_long_sequences()
             self._feed([len(seq.carried) for seq in self.seqs], [0] * len(self.seqs))
 
     def _feed_long_sequences(self) -> int:
-        """Compute carried pairs, an equal share of each sequence, until the rest fits one forward
-        pass or is one pair each. Return the number of forward passes."""
+        """Compute carried pairs, an equal share of each sequence, until the remaining pairs fit one
+        forward pass or each sequence has one left. Return the number of forward passes."""
         passes = 0
         while sum(len(seq.carried) for seq in self.seqs) > PREFILL_CHUNK_TOKENS:
             spare = [max(0, len(seq.carried) - 1) for seq in self.seqs]
@@ -249,8 +257,9 @@ class PairsDrafter(Drafter):
         return passes
 
     def _feed(self, counts: list[int], need: list[int]) -> Tensor:
-        """Run the decoder over the first counts[b] carried pairs of row b. They have the target's
-        hidden states, so their keys and values stay."""
+        """Run the decoder over the first counts[b] carried pairs of row b and return logits as
+        `score` does. Their keys and values remain cached, because these pairs have the target's
+        hidden states."""
         if not any(counts):
             return torch.empty(len(counts), 0, 0)
         blocks, tokens, states = self._get_carried_pairs(counts)
@@ -261,8 +270,9 @@ class PairsDrafter(Drafter):
         return logits
 
     def _get_carried_pairs(self, counts: list[int]) -> tuple[list[list[int]], list[int], Tensor]:
-        """Return the first counts[b] carried pairs of row b: ids for the cache as blocks, tokens,
-        and hidden states `[sum(counts), W]`."""
+        """Return three things about the first counts[b] carried pairs of each row b: blocks of ids
+        for the decoder's prefix cache, the tokens of all pairs in one list, and their hidden states
+        `[sum(counts), W]`."""
         V, some = self.target.vocab_size, list(zip(self.seqs, counts, strict=True))
         blocks = [seq.get_carried_tokens(V)[:count] for seq, count in some]
         states = [seq.carried[:n] for seq, n in some if n]
@@ -274,8 +284,9 @@ class PairsDrafter(Drafter):
             seq.num_fed, seq.carried = seq.num_fed + n, seq.carried[n:]
 
     def _feed_draft_tokens(self, ids: list[int], need: list[int]) -> Tensor:
-        """Run the decoder over the last draft token of each active row, with its own hidden states
-        of the forward pass before. The keys and values are rolled back later."""
+        """Run the decoder over the last draft token ids[b] of each row b with need[b] > 0, paired
+        with the decoder's own hidden state from its last forward pass. Return logits. The keys and
+        values are rolled back at the end of `propose`."""
         rows = [b for b, x in enumerate(need) if x]
         blocks = [[token] if x else [] for token, x in zip(ids, need, strict=True)]
         states = self.decoder.hidden[:, 0]

@@ -14,8 +14,8 @@ from foretoken.transfer import to_list
 class UniformDrafter(Drafter):
     """A drafter that samples uniformly from the target's vocabulary (paper, section 3.6).
 
-    Its distribution does not depend on the temperature. It costs almost nothing, and in theory
-    speeds up every target a little.
+    Its distribution does not depend on the temperature. It costs almost nothing, so that in theory
+    it speeds up every target a little.
 
     Args:
         vocab_size: V of the target.

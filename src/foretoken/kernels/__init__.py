@@ -1,5 +1,6 @@
-"""Foretoken's own kernels for CPUs: C++ for several instruction sets, whose results equal those of
-a NumPy reference to the bit.
+"""Foretoken's own kernels for CPUs: C++ code for several instruction sets, all of which give the
+same bits as a NumPy reference.
 
-`build` compiles `cpp/`, `library` loads and calls it, `reference` defines the arithmetic.
+`build` compiles `cpp/`, `library` loads the result and calls it, and `reference` defines the
+arithmetic.
 """

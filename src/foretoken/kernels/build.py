@@ -1,6 +1,6 @@
 """Compile the kernels, for all instruction sets of this processor architecture, into one library.
 
-Runs while the package is built, so that it imports only the standard library. To run it by hand in
+This runs while the package is built, so it imports only the standard library. To run it by hand in
 a checkout: `python src/foretoken/kernels/build.py`.
 """
 
@@ -21,7 +21,8 @@ from pathlib import Path
 KERNELS_FOLDER = Path(__file__).parent
 CPP_FOLDER, LIBRARY_PATH = KERNELS_FOLDER / "cpp", KERNELS_FOLDER / "kernels.so"
 # No -ffast-math and no contraction, so that the arithmetic is exactly as written. The result does
-# not need the C++ standard library. GCC 12 warns of uninitialized vectors in its own headers.
+# not need the C++ standard library. Warnings of uninitialized variables are off, because GCC 12
+# warns of vectors in its own headers.
 COMPILER_FLAGS = [
     "-std=c++17",
     "-O3",
@@ -54,8 +55,8 @@ class BuildError(Exception):
 
 
 def find_own_compiler() -> list[str]:
-    """Return the command of a compiler as a list of words: $CXX or an installed one; [] if there is
-    none."""
+    """Return the command of a C++ compiler, as a list of words: $CXX if it is set, else a compiler
+    that is installed; [] if there is none."""
     if given := os.environ.get("CXX"):
         return shlex.split(given)
     found = filter(None, map(shutil.which, ("c++", "g++", "clang++")))
@@ -63,7 +64,8 @@ def find_own_compiler() -> list[str]:
 
 
 def find_compiler() -> list[str]:
-    """Return the command of a compiler, as a list of words; ziglang's if there is no other.
+    """Return the command of a C++ compiler, as a list of words: that of `find_own_compiler`, else
+    ziglang's.
 
     Raises:
         BuildError: No compiler was found.
@@ -84,16 +86,16 @@ def compute_digest() -> str:
 
 
 def is_current() -> bool:
-    """Return whether the library was compiled from these sources."""
+    """Return whether the library exists and was compiled from the present sources."""
     return LIBRARY_PATH.exists() and compute_digest().encode() in LIBRARY_PATH.read_bytes()
 
 
 def build(library: Path = LIBRARY_PATH, flags: tuple[str, ...] = ()) -> None:
-    """Compile the library. If that fails, an existing file is not changed.
+    """Compile the library. If that fails, an existing file stays unchanged.
 
     Args:
         library: The file to write.
-        flags: More compiler flags, such as a sanitizer's.
+        flags: Additional compiler flags, such as those of a sanitizer.
 
     Raises:
         BuildError: No compiler was found, or it failed.
@@ -117,7 +119,8 @@ def build(library: Path = LIBRARY_PATH, flags: tuple[str, ...] = ()) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         built = Path(folder) / library.name
-        # else Zig compiles the C++ standard library, which takes minutes; GCC 12 lacks the option
+        # without -nostdlib++, Zig compiles the C++ standard library, which takes minutes; GCC 12
+        # does not have the option
         zig = {"zig", "ziglang"} & {Path(word).name for word in command}
         without = ["-nostdlib++", "-s"] if zig else []
         _run([*command, "-shared", *without, *map(str, objects), "-lm", "-o", str(built)])

@@ -1,5 +1,6 @@
-"""The C interface of the compiled kernels (`cpp/network.h`): records as ctypes structures, and
-networks that run forward passes. Callers must check all arguments: the C++ code checks none."""
+"""The C interface of the compiled kernels (`cpp/network.h`): ctypes mirrors of its structs, and
+`OpenNetwork`, which runs forward passes. Callers must check all arguments, because the C++ code
+checks none."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ from foretoken.kernels import build
 
 LIBRARY_FILE = Path(__file__).parent / "kernels.so"
 INSTRUCTION_SETS = ("avx512", "avxvnni", "avx2", "portable")  # the fastest first
-INSTRUCTIONS_VARIABLE = "FORETOKEN_INSTRUCTIONS"  # selects one of INSTRUCTION_SETS
+# environment variable that selects one of INSTRUCTION_SETS
+INSTRUCTIONS_VARIABLE = "FORETOKEN_INSTRUCTIONS"
 
 
 def make_fields(*kinds: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Return a structure's fields in order, from pairs of a type and names separated by spaces."""
+    """Return the `_fields_` of a ctypes structure, in order. Each argument is a type, and the names
+    of its fields separated by spaces."""
     return [(name, kind) for kind, names in kinds for name in names.split()]
 
 
 class WeightRecord(Structure):
-    """The record Weight of network.h."""
+    """ctypes mirror of struct Weight in network.h: the packed weight of a linear layer or table."""
 
     _fields_ = make_fields(
         (c_int32, "kind outputs inputs form"),
@@ -34,7 +37,7 @@ class WeightRecord(Structure):
 
 
 class NormRecord(Structure):
-    """The record Norm of network.h."""
+    """ctypes mirror of struct Norm in network.h: the weights of a norm."""
 
     _fields_ = make_fields(
         (c_void_p, "weight bias"),
@@ -44,7 +47,7 @@ class NormRecord(Structure):
 
 
 class ExpertsRecord(Structure):
-    """The record Experts of network.h."""
+    """ctypes mirror of struct Experts in network.h: a mixture of experts."""
 
     _fields_ = make_fields(
         (c_int32, "count chosen sigmoids groups chosen_groups normalized shared_gate"),
@@ -56,7 +59,8 @@ class ExpertsRecord(Structure):
 
 
 class RecurrenceRecord(Structure):
-    """The record Recurrence of network.h."""
+    """ctypes mirror of struct Recurrence in network.h: a short convolution and the recurrence after
+    it."""
 
     _fields_ = make_fields(
         (c_int32, "rule taps key_heads key_width groups count gate_first"),
@@ -68,7 +72,7 @@ class RecurrenceRecord(Structure):
 
 
 class LatentRecord(Structure):
-    """The record Latent of network.h."""
+    """ctypes mirror of struct Latent in network.h: attention by latents (MLA)."""
 
     _fields_ = make_fields(
         (c_int32, "rank query_rank"),
@@ -78,7 +82,7 @@ class LatentRecord(Structure):
 
 
 class LayerRecord(Structure):
-    """The record Layer of network.h."""
+    """ctypes mirror of struct Layer in network.h: the weights and settings of a layer."""
 
     _fields_ = make_fields(
         (NormRecord, "before_attention after_attention before_mlp after_mlp of_queries"),
@@ -103,7 +107,7 @@ class LayerRecord(Structure):
 
 
 class LayerInputsRecord(Structure):
-    """The record LayerInputs of network.h."""
+    """ctypes mirror of struct LayerInputs in network.h: per-layer inputs (Gemma 4)."""
 
     _fields_ = make_fields(
         (c_int32, "width"),
@@ -114,7 +118,7 @@ class LayerInputsRecord(Structure):
 
 
 class NetworkRecord(Structure):
-    """The record Network of network.h."""
+    """ctypes mirror of struct Network in network.h: a whole network."""
 
     _fields_ = make_fields(
         (c_int32, "width layers vocabulary threads inner attention most_tokens"),
@@ -130,7 +134,7 @@ class NetworkRecord(Structure):
 
 
 class PassRecord(Structure):
-    """The record Pass of network.h."""
+    """ctypes mirror of struct Pass in network.h: the inputs and outputs of a forward pass."""
 
     _fields_ = make_fields(
         (c_int32, "tokens needed rows tables"),
@@ -143,7 +147,7 @@ class PassRecord(Structure):
 
 
 class MatrixRecord(Structure):
-    """The record Matrix of network.h."""
+    """ctypes mirror of struct Matrix in network.h: a strided matrix."""
 
     _fields_ = make_fields(
         (c_void_p, "numbers"),
@@ -153,7 +157,7 @@ class MatrixRecord(Structure):
 
 
 class SoftmaxRecord(Structure):
-    """The record Softmax of network.h."""
+    """ctypes mirror of struct Softmax in network.h: the arguments of a softmax with filters."""
 
     _fields_ = make_fields(
         (c_int32, "rows V threads top_k"),
@@ -165,7 +169,7 @@ class SoftmaxRecord(Structure):
 
 
 class ChainRecord(Structure):
-    """The record Chain of network.h."""
+    """ctypes mirror of struct Chain in network.h: the draft tokens that are made after a pass."""
 
     _fields_ = make_fields(
         (c_int32, "rows steps wide kind"),
@@ -177,7 +181,8 @@ class ChainRecord(Structure):
 
 
 class PairsRecord(Structure):
-    """The record Pairs of network.h."""
+    """ctypes mirror of struct Pairs in network.h: inputs that are pairs of an embedding and a
+    hidden state."""
 
     _fields_ = make_fields(
         (c_int32, "tokens beside width kind"),
@@ -187,7 +192,7 @@ class PairsRecord(Structure):
 
 
 class DrawsRecord(Structure):
-    """The record Draws of network.h."""
+    """ctypes mirror of struct Draws in network.h: the arguments of sampling."""
 
     _fields_ = make_fields(
         (c_int32, "rows V"),
@@ -197,7 +202,8 @@ class DrawsRecord(Structure):
 
 
 class VerificationRecord(Structure):
-    """The record Verification of network.h."""
+    """ctypes mirror of struct Verification in network.h: the arguments of verifying draft
+    tokens."""
 
     _fields_ = make_fields(
         (c_int32, "rule rows G V"),
@@ -206,7 +212,7 @@ class VerificationRecord(Structure):
     )
 
 
-# Types of each function's result and arguments
+# For each function of the library, the types of its result and of its arguments
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "open": (c_void_p, c_char_p, POINTER(NetworkRecord)),
     "close": (None, c_void_p),
@@ -224,8 +230,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Return the loaded library. Raises RefusedError if it was not compiled, was compiled from
-    other sources, or cannot be loaded."""
+    """Return the loaded library. Raises RefusedError if it was not compiled, if it was compiled
+    from other sources, or if it cannot be loaded."""
     checkout = build.CPP_FOLDER.is_dir()  # wheels have no sources
     remedy = f"run {sys.executable} {build.__file__}" if checkout else "install foretoken again"
     if not LIBRARY_FILE.exists():
@@ -251,8 +257,9 @@ def list_instruction_sets() -> list[str]:
 
 
 def choose_instruction_set() -> str:
-    """Return the instruction set to use: the fastest, or that of INSTRUCTIONS_VARIABLE. Raises
-    InputError if this processor does not support it."""
+    """Return the instruction set to use: the one that the environment variable
+    INSTRUCTIONS_VARIABLE selects, else the fastest. Raises InputError if this processor does not
+    support the selected one."""
     available, requested = list_instruction_sets(), os.environ.get(INSTRUCTIONS_VARIABLE)
     if requested and requested not in available:
         raise InputError(
@@ -263,7 +270,12 @@ def choose_instruction_set() -> str:
 
 
 class OpenNetwork:
-    """A network with its workspace. owned: The objects that the record points to."""
+    """A network that is ready to run: the kernels' handle and its workspace.
+
+    network: The struct of the network. owned: Objects that the struct points to; they live as long
+    as this object. instructions: The instruction set; None: the one to use by default. Raises
+    MemoryError.
+    """
 
     def __init__(self, network: NetworkRecord, owned: Any, instructions: str | None = None) -> None:
         self.instructions = instructions or choose_instruction_set()
@@ -282,12 +294,14 @@ class OpenNetwork:
             raise MemoryError("not enough memory or threads for a forward pass")
 
     def chain(self, record: PassRecord, chain: ChainRecord) -> None:
-        """Run a forward pass, then one for each further draft token. Raises MemoryError."""
+        """Run a forward pass that makes each row's first draft token, then a forward pass for each
+        further draft token. Raises MemoryError."""
         if not self._chain(self._handle, record, chain):
             raise MemoryError("not enough memory or threads for a draft's forward passes")
 
     def settle(self, row: int, length: int) -> None:
-        """Advance a sequence's recurrent states, at address `row`, to its last token."""
+        """Advance a sequence's recurrent states to its last token. row: the address of the states;
+        length: the number of the sequence's tokens."""
         load_library().foretoken_settle(self._handle, row, length)
 
     def __del__(self) -> None:

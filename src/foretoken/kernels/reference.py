@@ -1,6 +1,7 @@
-"""The arithmetic of the native decoder, in NumPy. Every instruction set gives the same bits.
+"""The arithmetic of the native decoder, in NumPy, slow and simple. The kernels give exactly the
+same bits with every instruction set.
 
-Slow and simple. `cpp/arithmetic.h` summarizes it in ten lines.
+`cpp/arithmetic.h` summarizes the arithmetic in ten lines.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 VECTOR_LANES, BLOCK_WEIGHTS, ATTENTION_BLOCK_POSITIONS = 16, 32, 128
-MASS_BLOCK_IDS = 256  # ids of a distribution that are summed in float32
-MAX_WEIGHT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of a block's largest weight, to map to -8
+MASS_BLOCK_IDS = 256  # size of the blocks of a distribution that are summed in float32
+MAX_WEIGHT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # see `round_weights`
 
 Floats = NDArray[Any]  # of float32
 
@@ -37,14 +38,15 @@ def fma(a: Any, b: Any, c: Any) -> Floats:
 
 
 def sum_lanes(x: Floats) -> Floats:
-    """Sum vectors `[..., 16]` in the kernels' order: halves are added until one number is left."""
+    """Return the sums of vectors `[..., 16]`, added in the kernels' order: the upper half is added
+    to the lower half until one number is left."""
     for n in (8, 4, 2, 1):
         x = x[..., :n] + x[..., n : 2 * n]
     return x[..., 0]
 
 
 def split_into_vectors(x: Floats) -> Floats:
-    """Return `[..., n]` as vectors `[..., vectors, 16]`, padded with zeros."""
+    """Return `[..., n]` as vectors of 16, `[..., vectors, 16]`, padded with zeros."""
     return pad_to_multiple(x, VECTOR_LANES).reshape(*x.shape[:-1], -1, VECTOR_LANES)
 
 
@@ -55,8 +57,9 @@ def pad_to_multiple(x: Any, multiple: int) -> Any:
 
 
 def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
-    """Round states `[n, K]` to int8 in blocks of 32. Returns the integers q `[n, K]`, scales
-    d `[n, blocks]`, d times the sum of q `[n, blocks]`, and the sums of q over 16 numbers each."""
+    """Round states `[n, K]` to int8 in blocks of 32. Returns the integers q `[n, K]`, the scales d
+    of the blocks, d times the sum of q of each block, both `[n, blocks]`, and the sums of q over
+    each half block of 16."""
     blocks = pad_to_multiple(x, BLOCK_WEIGHTS).reshape(len(x), -1, BLOCK_WEIGHTS)
     bits = (blocks.view(np.int32) & 0x7FFFFFFF).max(-1)
     largest = bits.view(np.float32)
@@ -78,9 +81,12 @@ def round_states(x: Floats) -> tuple[Any, Floats, Floats, Any]:
 
 
 def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Round weights `[n, 32]` to integers from -8 to 7 with scales `[n, 1]`. For each share in
-    MAX_WEIGHT_SHARES, -8 stands for this share of the largest weight, and the scale is then fitted
-    by least squares to the integers; the share with the least squared error is taken."""
+    """Round weights `[n, 32]` to integers from -8 to 7, and return these and scales `[n, 1]`.
+
+    For each share in MAX_WEIGHT_SHARES, the integers are computed with a scale that maps this share
+    of the block's largest weight to -8, and then the scale is fitted to the integers by least
+    squares. The share with the least squared error is used.
+    """
     peak = np.take_along_axis(blocks, np.abs(blocks).argmax(1, keepdims=True), 1)
     best: tuple[Any, ...] = ()
     for share in MAX_WEIGHT_SHARES:
@@ -97,15 +103,16 @@ def round_weights(blocks: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]
 
 
 def multiply_levels(factors: Any, supers: Any) -> Floats:
-    """Return scales or offsets of two levels: int8 factors `[N, blocks]` times the float16 of their
-    super-block `[N, super-blocks]`. The products are exact in float32."""
+    """Return scales, or offsets, that are stored in two levels: int8 factors `[N, blocks]` times
+    the float16 numbers of their super-blocks, `[N, super-blocks]`. The products are exact in
+    float32."""
     each = np.repeat(supers.astype(np.float32), factors.shape[1] // supers.shape[1], axis=1)
     return factors.astype(np.float32) * each
 
 
 def multiply_integers(q: Any, scales: Floats, offsets: Floats | None, x: Floats) -> Floats:
-    """Multiply states `[n, K]` by quantized weights `[N, K]`, w = scale * q + offset in each block
-    of 32 or 16: `[n, N]`."""
+    """Return the product `[n, N]` of states `[n, K]` and quantized weights `[N, K]`. A weight is
+    scale * q + offset, with a scale and an offset for each block of 32 or 16."""
     states, d, s, z = round_states(x)
     y = np.zeros((len(x), len(q)), np.float32)
     size = BLOCK_WEIGHTS // (2 if scales.shape[1] > d.shape[1] else 1)
@@ -124,7 +131,7 @@ def multiply_integers(q: Any, scales: Floats, offsets: Floats | None, x: Floats)
 
 
 def multiply_floats(w: Floats, x: Floats) -> Floats:
-    """Multiply states `[n, K]` by float weights `[N, K]`: `[n, N]`."""
+    """Return the product `[n, N]` of states `[n, K]` and float weights `[N, K]`."""
     y = np.zeros((len(x), len(w)), np.float32)
     for k in range(w.shape[1]):
         y = fma(w[:, k], x[:, k, None], y)
@@ -146,7 +153,7 @@ def exponential(x: Floats) -> Floats:
 
 
 def softplus(x: Floats) -> Floats:
-    """Return log(1 + exp(x)), by the series of artanh."""
+    """Return log(1 + exp(x)), computed by the series of artanh."""
     y = exponential(np.float32(0) - np.abs(x))
     z = y / (np.float32(2) + y)
     p, squared = np.full_like(x, 0.0769230769), z * z
@@ -166,7 +173,7 @@ def tangent(x: Floats) -> Floats:
 
 
 def error_function(x: Floats) -> Floats:
-    """Return erf(x), by Abramowitz and Stegun 7.1.26."""
+    """Return erf(x), computed by formula 7.1.26 of Abramowitz and Stegun."""
     t = np.float32(1) / fma(0.3275911, np.abs(x), 1)
     p = np.full_like(x, 1.061405429)
     for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
@@ -177,8 +184,8 @@ def error_function(x: Floats) -> Floats:
 
 
 def activate(name: str, x: Floats, curve: Floats) -> Floats:
-    """Return the activation `name` of x. curve: xIELU's factors of squares, exponentials and x, or
-    the slope and limit of "clamped"."""
+    """Return the activation called `name` of x. curve: the factors of squares, exponentials and x
+    for "xielu"; the slope and the limit for "clamped"."""
     one, half = np.float32(1), np.float32(0.5)
     with np.errstate(all="ignore"):
         match name:
@@ -204,7 +211,7 @@ def activate(name: str, x: Floats, curve: Floats) -> Floats:
 
 
 def normalize(x: Floats, weight: Floats, bias: Floats | None, epsilon: float, centred: bool) -> Any:
-    """Return the LayerNorm (centred) or RMSNorm of `[n, width]`."""
+    """Return the LayerNorm (if `centred`) or RMSNorm of x, `[n, width]`."""
     n = np.float32(x.shape[-1])
     with np.errstate(all="ignore"):
         if centred:
@@ -233,10 +240,12 @@ def attention(
     *,
     attend_to_all: bool = False,
 ) -> Floats:
-    """Return the attention of scaled queries `[G, D]` of one key head, at position `at`, over keys
-    and values `[positions, D]`, in blocks of 128 positions, each with its own maximum.
+    """Return the attention of one key head for a token at position `at`: of its scaled queries x
+    `[G, D]` over keys and values `[positions, D]`. Softmax is computed in blocks of 128 positions,
+    each with its own maximum, which are then combined.
 
-    biases: Added to the scores, `[G, positions]`. attend_to_all: Not causal, as in encoders.
+    biases: Added to the scores, `[G, positions]`. attend_to_all: If True, attention is not causal,
+    as in encoders.
     """
     begin, end = max(0, at - window + 1) if window else 0, len(keys) if attend_to_all else at + 1
     maximum: Any = None
@@ -283,8 +292,8 @@ def attention(
 
 
 def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
-    """Return the causal convolution of each channel of states `[n, channels]` with filters `[taps,
-    channels]`; the last tap is the token's own."""
+    """Return the causal convolution of states `[n, channels]` with filters `[taps, channels]`, for
+    each channel separately. The last tap is applied to the token itself."""
     y = np.zeros_like(x) if bias is None else np.broadcast_to(bias, x.shape).copy()
     for tap, weight in enumerate(filters):
         back = len(filters) - 1 - tap
@@ -293,7 +302,7 @@ def convolution(x: Floats, filters: Floats, bias: Floats | None) -> Floats:
 
 
 def normalize_length(x: Floats, scale: float) -> Floats:
-    """Return vectors `[.., width]` divided by their L2 norms, times a scale."""
+    """Return vectors `[.., width]`, each divided by its L2 norm and multiplied by `scale`."""
     squares = np.zeros((*x.shape[:-1], VECTOR_LANES), np.float32)
     for part in np.moveaxis(split_into_vectors(x), -2, 0):
         squares = fma(part, part, squares)
@@ -304,8 +313,9 @@ def normalize_length(x: Floats, scale: float) -> Floats:
 def recurrence(
     q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, *, delta: bool
 ) -> Floats:
-    """Return o_t = S_t^T q_t of tokens `[n, heads, ..]`, for S = decay S + k u^T and u = beta v, or
-    by the delta rule (arXiv 2412.06464) u = beta (v - decay S^T k)."""
+    """Return the outputs o_t = S_t^T q_t of a recurrence over tokens `[n, heads, ..]`. The state is
+    S_t = decay S_(t-1) + k u^T, with u = beta v, or with u = beta (v - decay S_(t-1)^T k) if
+    `delta` (the delta rule, arXiv 2412.06464)."""
     S, made = np.zeros((*k.shape[1:], v.shape[2]), np.float32), np.zeros_like(v)
     for t in range(len(v)):
         u, fade = np.zeros_like(v[t]), decay[t, :, None]
@@ -320,7 +330,7 @@ def recurrence(
 
 
 def sum_blocks(x: Floats) -> Floats:
-    """Sum `[n, V]` over blocks of 256 ids: `[n, blocks]`."""
+    """Return the sums of x `[n, V]` over blocks of 256 ids, `[n, blocks]`."""
     blocks = -(-x.shape[-1] // MASS_BLOCK_IDS)
     parts = pad_to_multiple(x, MASS_BLOCK_IDS).reshape(
         len(x), blocks, MASS_BLOCK_IDS // VECTOR_LANES, VECTOR_LANES
@@ -332,15 +342,16 @@ def sum_blocks(x: Floats) -> Floats:
 
 
 def sum_mass(x: Floats) -> Floats:
-    """Sum `[n, V]` over all ids, its blocks in float64: `[n]`."""
+    """Return the sums of x `[n, V]` over all ids, `[n]`. The sums of blocks are added in
+    float64."""
     return sum_blocks(x).cumsum(-1, dtype=np.float64)[:, -1]
 
 
 def softmax(
     x: Floats, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Floats:
-    """Return the distributions of logits `[n, V]` at a temperature, after top-k, top-p and min-p;
-    NaN for rows with NaN, with +inf, or with only -inf."""
+    """Return the distributions of logits `[n, V]` at a temperature, after top-k, top-p and min-p.
+    Rows with NaN, with +inf, or with only -inf give NaN."""
     with np.errstate(all="ignore"):
         scores = x * (np.float32(1) / np.float32(temperature))
         shifted = scores - np.fmax.reduce(scores, -1, keepdims=True)
@@ -352,8 +363,8 @@ def softmax(
 
 
 def filter_ids(x: Floats, w: Floats, top_k: int, top_p: float, min_p: float) -> Any:
-    """Return which ids remain after top-k, top-p and min-p, `[V]`, given logits x and masses w. If
-    top-p cuts through equal logits, the highest of these ids remain."""
+    """Return for each id whether it remains after top-k, top-p and min-p, `[V]`, given its logit in
+    x and its mass in w. If top-p cuts through ids of equal logits, the highest of them remain."""
     order, num_kept = np.lexsort((np.arange(len(x)), x))[::-1], len(x)
     total = float(sum_mass(w[None])[0])
     if 0 < top_k < len(x):
@@ -369,8 +380,8 @@ def filter_ids(x: Floats, w: Floats, top_k: int, top_p: float, min_p: float) -> 
 
 
 def locate(p: Floats, u: float) -> tuple[int, float]:
-    """Return the first id at which the cumulative sum of masses `[V]` exceeds u times their total,
-    and the total."""
+    """Return the first id at which the cumulative sum of masses p `[V]` exceeds u times their
+    total, and the total."""
     masses = sum_blocks(p[None])[0].astype(np.float64)
     sums = masses.cumsum()
     total = float(sums[-1])
@@ -383,7 +394,7 @@ def locate(p: Floats, u: float) -> tuple[int, float]:
 
 
 def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
-    """Return max(0, a p - q) `[V]`; q None: a draft with probability 1 for x."""
+    """Return max(0, a p - q), `[V]`. If q is None, the draft token x has probability 1 in q."""
     rest = p * np.float32(a)
     if q is None:
         rest[x] = 0
@@ -394,9 +405,9 @@ def residual(p: Floats, q: Floats | None, x: int, a: float) -> Floats:
 def compute_acceptance(
     rule: str, p: Floats, q: Floats | None, x: list[int]
 ) -> tuple[Any, list[float]]:
-    """Return P(n > i) for each draft token i of a sequence, and the factor of p in the residual for
-    each n, by the acceptance method `rule`: p `[G+1, V]`, q `[G, V]` or None, draft tokens x
-    `[G]`."""
+    """Return for each draft token i of a sequence the probability P(n > i) that it is accepted, and
+    for each n the factor of p in the residual, by the acceptance method `rule`. p: `[G+1, V]`; q:
+    `[G, V]`, or None if the draft tokens x `[G]` are certain."""
     G = len(x)
     px = [float(p[i, x[i]]) for i in range(G)]
     qx = [1.0 if q is None else float(q[i, x[i]]) for i in range(G)]
@@ -406,7 +417,7 @@ def compute_acceptance(
     a = [1.0]
     for one, other in zip(px, qx, strict=True):
         a.append(min(1.0, a[-1] * one / other) if other > 0 else 0.0)
-    h = a[G:][:G]  # none without draft tokens
+    h = a[G:][:G]  # empty if there are no draft tokens
     for i in range(G - 1, 0, -1):
         rest = residual(p[i], None if q is None else q[i], x[i], a[i])
         S = float(sum_mass(rest[None])[0])
@@ -417,8 +428,9 @@ def compute_acceptance(
 def verify(
     rule: str, p: Floats, q: Floats | None, x: list[int], accept: float, following: float
 ) -> tuple[int, int, Any, float]:
-    """Return how many of a sequence's draft tokens are accepted, the token after them, the sums of
-    min(p, q), and the mass of the distribution that this token was drawn from."""
+    """Verify the draft tokens x of a sequence. Return how many are accepted, the token after them,
+    the sums of min(p, q) at each draft token, and the mass of the distribution that the token was
+    drawn from."""
     survival, a = compute_acceptance(rule, p, q, x)
     n = int((accept < survival).sum())
     t, total = 0, 0.0

@@ -1,6 +1,7 @@
 """Softmax, sampling and verification by the compiled kernels, for float32 tensors on the CPU.
 
-`reference` defines the results. If `can_compute` returns False, callers use torch.
+The functions of `reference` define the results. If `can_compute` returns False, callers must use
+torch.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ MIN_THREADED_NUMBERS = 1 << 20  # smaller tensors use one thread
 class VerifiedTokens(NamedTuple):
     """The result of `verify`."""
 
-    n: Tensor  # [B]: accepted draft tokens
-    t: Tensor  # [B]: the token after them
-    beta: Tensor  # [B, G], float64: sum min(p, q); 0 after a row's last draft token
-    masses: Tensor  # [B], float64: of the distributions that t was drawn from
+    n: Tensor  # [B]: number of accepted draft tokens
+    t: Tensor  # [B]: the token after the accepted draft tokens
+    beta: Tensor  # [B, G], float64: sum of min(p, q); 0 after a row's last draft token
+    masses: Tensor  # [B], float64: the masses of the distributions that t was drawn from
 
 
 def can_compute(*tensors: Tensor | None) -> bool:
@@ -51,9 +52,11 @@ def softmax(
     Args:
         logits: `[..., V]`.
         temperature: Above 0.
-        top_k: Number of most probable ids that remain, with all equal to the last; 0: all.
-        top_p: Mass of the most probable ids that remain; of equal ones, the highest ids.
-        min_p: Minimum probability that remains, relative to the largest.
+        top_k: Number of most probable ids that remain; ids as probable as the last of them also
+            remain. 0: all.
+        top_p: The most probable ids remain, until their mass reaches top_p; among equally probable
+            ids, the highest ids.
+        min_p: Ids remain if their probability is at least min_p times the largest.
 
     Returns:
         `[..., V]`; NaN for rows with NaN, with +inf, or with only -inf.
@@ -89,8 +92,8 @@ def draw(distributions: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         uniforms: Random numbers, `[B]`, float64, in [0, 1).
 
     Returns:
-        The ids and the distributions' masses, `[B]` each. An id is arbitrary if the mass is not a
-        positive number.
+        The ids, and the masses (sums) of the distributions, `[B]` each. If a mass is not a positive
+        number, its id is arbitrary.
     """
     B, V = distributions.shape
     ids, masses = torch.empty(B, dtype=torch.int64), torch.empty(B, dtype=torch.float64)
@@ -120,11 +123,13 @@ def verify(
         q: `[B, G, V]`, or None if each draft token has probability 1.
         x: Draft tokens, `[B, G]`.
         lengths: Number of draft tokens of each row, `[B]`.
-        accept: Random numbers that decide how many are accepted, `[B]`, float64, in [0, 1).
-        following: Random numbers that sample the tokens after them, `[B]`, float64, in [0, 1).
+        accept: Random numbers that decide how many draft tokens are accepted, `[B]`, float64, in
+            [0, 1).
+        following: Random numbers that sample the tokens after the accepted ones, `[B]`, float64, in
+            [0, 1).
 
     Returns:
-        Numbers of accepted tokens, the tokens after them, betas and masses.
+        The number of accepted tokens of each row, the token after them, betas and masses.
 
     Raises:
         InputError: A draft token is not in the vocabulary.
@@ -153,7 +158,8 @@ def verify(
 
 
 def count_threads() -> int:
-    """Return the number of threads for the kernels: torch's, at most the process's processors."""
+    """Return the number of threads for the kernels: torch's number, but at most the number of
+    processors that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(torch.get_num_threads(), allowed or 1, 256))  # MOST_THREADS of team.h
 
@@ -180,8 +186,8 @@ def _choose_instruction_set(requested: str | None) -> bytes:
 
 
 def _make_matrix(x: Tensor) -> tuple[Tensor, MatrixRecord]:
-    """Return the kernels' record of a tensor `[..., V]`, after the tensor that owns its memory: x,
-    or a contiguous copy if two strides cannot describe x's rows."""
+    """Return the kernels' struct of a tensor `[..., V]`, and before it the tensor that owns the
+    memory: x itself, or a contiguous copy if two strides cannot describe the rows of x."""
     if x.dim() > 3 or x.stride(-1) != 1:
         x = x.contiguous().view(-1, x.shape[-1]) if x.dim() > 3 else x.contiguous()
     inner = x.shape[-2] if x.dim() > 1 else 1

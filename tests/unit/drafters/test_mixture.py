@@ -54,7 +54,7 @@ def test_without_a_distribution_all_draft_tokens_are_certain():
 
 @pytest.mark.parametrize("counts", [[], [0], [None, 2], [1, -1], [1.5], ["2"], [True]])
 def test_counts(counts):
-    with pytest.raises(InputError, match="parts have .* draft tokens"):
+    with pytest.raises(InputError, match="numbers of draft tokens are .*; give 1 or more"):
         MixtureDrafter([(UniformDrafter(V), n) for n in counts])
 
 
@@ -66,7 +66,7 @@ def test_parts_are_pairs(parts):
 
 def test_parts_that_do_not_fit():
     with pytest.raises(
-        InputError, match="has a vocabulary of 7 tokens, another part of .* one of 5"
+        InputError, match="has a vocabulary of 7 tokens, but another part of .* has 5"
     ):
         MixtureDrafter([(LookupDrafter(), 1), (UniformDrafter(V), 1), (UniformDrafter(7), None)])
     assert MixtureDrafter([(LookupDrafter(), 1)]).vocab_size is None

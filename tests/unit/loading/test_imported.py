@@ -92,7 +92,7 @@ def test_mistakes_are_one_line(here: Path) -> None:
         ("mydrafts.ours:half", "Half lacks start and commit and leave"),
         (
             "mydrafts.ours:narrow",
-            "UniformDrafter has a vocabulary of 7 tokens, the target one of 320",
+            "UniformDrafter has a vocabulary of 7 tokens, but the target has 320",
         ),
     ):
         refused(InputError, says, "target", draft)

@@ -511,5 +511,5 @@ def test_what_the_native_decoder_refuses() -> None:
     ):
         with pytest.raises(InputError, match=says):
             asked.generate(given, max_new_tokens=2)
-    with pytest.raises(RefusedError, match="layers of other parts"):
+    with pytest.raises(RefusedError, match="layers with unknown modules"):
         foretoken.load(built(moonshine)[0], "lookup", runtime="native")

@@ -1,1 +1,2 @@
-"""Foretoken's own decoder for CPUs, over `kernels`; `conversion` packs and loads models for it."""
+"""Foretoken's own decoder for CPUs, which runs models with `kernels`. `conversion` packs models for
+it and loads them."""

@@ -1,4 +1,4 @@
-"""Packs models for the native kernels, stores the result on disk, and loads it.
+"""Packs models for the native kernels, stores the conversions on disk, and loads them.
 
 Does not depend on model names, folders or tokenizers, nor on the choice of a backend.
 """
@@ -33,11 +33,11 @@ from foretoken.models.stock.sizes import (
 )
 from foretoken.models.store import ConversionSource, StoredConversion
 
-# Raise this number if the same weights get other panels or other facts, or if other models are
-# refused: stored conversions are then made again
+# Raise this number if the same weights get other panels or another description, or if other models
+# are refused: stored conversions are then made again
 CONVERSION_FORMAT = 9
 NATIVE_DTYPES = ("float32", "bfloat16", "int8", "int4")
-LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # a layer's weights that are rounded
+LAYER_PRODUCTS = ("qkv", "out", "gate", "up", "down")  # weights of a layer that are quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativeConversion:
-    """A model to pack for the native kernels, and its precision.
+    """A model to pack for the native kernels, and the precision to pack it in.
 
     Attributes:
-        source: Files of the model; None for one in memory, whose conversion is not stored.
+        source: Files of the model; None for a model in memory, whose conversion is not stored.
         dtype: One of NATIVE_DTYPES.
         network: Loads transformers' model.
-        get_extra_facts: Returns facts to store with the description.
-        layers: The layers of a copy of the target; (): all.
-        taps: The hidden states that the model returns, as in `NativePasses`.
+        get_extra_facts: Returns entries to store in addition to the description.
+        layers: The layers that a copy of the target runs; (): all.
+        taps: The layers whose hidden states the model returns, as in `NativePasses`.
     """
 
     source: ConversionSource | None
@@ -76,7 +76,7 @@ class NativeConversion:
         return self._build_model(passes, facts)
 
     def load_cached_model(self) -> NativeModel | None:
-        """Return the model from its stored conversion; None if none is stored."""
+        """Return the model from its stored conversion; None if no conversion is stored."""
         assert self.source is not None
         found = store.find(self._compute_key(self.source))
         return found and self._build_model(*self._open_conversion(found))
@@ -91,20 +91,22 @@ class NativeConversion:
         return (NativeHiddenStateDraft if passes.facts["beside"] else NativeModel)(passes, facts)
 
     def _build_exact_model(self, network: PreTrainedModel) -> NativeModel:
-        """Return this model in float32, converted in memory from a network that is loaded."""
+        """Return a float32 version of this model, converted in memory from a loaded transformers
+        model."""
         return replace(self, source=None, dtype="float32", network=lambda: network).load_model()
 
     def build_target_copy(self, target: NativeModel) -> NativeTargetCopy:
-        """Return a copy of `target` that drafts over its KV cache, in this precision or with only
-        `layers` of its layers. Raises RefusedError if its keys and values have another shape."""
+        """Return a copy of `target` that drafts over its KV cache, in this conversion's precision
+        or with only `layers` of its layers. Raises RefusedError if the copy's keys and values have
+        another shape than the target's."""
         passes, facts = self._load_passes()
         layers = passes.list_layer_records(self.layers) if self.layers else passes.layers
         shape = "heads", "kv_heads", "width"
         own, targets = passes.facts["layers"], target.passes.facts["layers"]
         if any(own[i][name] != targets[i][name] for i in layers for name in shape):
             raise RefusedError(
-                "the copy's keys and values have another shape than the target's, so that it "
-                "cannot draft over the target's KV cache; give draft='lookup' or a draft model"
+                "the copy cannot draft over the target's KV cache, because its keys and values "
+                "have another shape than the target's; give draft='lookup' or a draft model"
             )
         passes.share_pages(target.passes, layers)
         return NativeTargetCopy(target, passes, facts)
@@ -127,7 +129,7 @@ class NativeConversion:
         return store.compute_key(source, CONVERSION_FORMAT, "native", self.dtype)
 
     def _convert_temporarily(self) -> tuple[NativePasses, dict[str, Any]]:
-        """Convert into a temporary folder, which is removed when the passes are deleted."""
+        """Convert into a temporary folder. It is removed when the passes are garbage-collected."""
         place = Path(tempfile.mkdtemp(prefix="foretoken-"))
         try:
             passes, facts = self._open_conversion(StoredConversion(place, self._convert(place)))
@@ -167,14 +169,18 @@ class NativeConversion:
 
 
 def _describe_media_encoder(network: PreTrainedModel) -> dict[str, Any] | None:
-    """Return the input and output shapes of an encoder of media, and a key of its weights; None for
-    an encoder of token ids. Raises RefusedError if inputs have no fixed size."""
+    """Return the input and output shapes of an encoder of images or audio, and a key of its
+    weights; None for an encoder of token ids. Raises RefusedError if the encoder's inputs have no
+    fixed size."""
     if takes_ids(network):
         return None
     media = import_stock_media()
     inputs = media.make_random_inputs(network)
     if inputs is None or len(inputs) != 1:
-        raise RefusedError(f"{type(network).__name__} reads {network.main_input_name} of any size")
+        raise RefusedError(
+            "the native decoder needs encoder inputs of a fixed size, but "
+            f"{type(network).__name__} takes {network.main_input_name} of any size"
+        )
     ((name, x),) = inputs.items()
     states = media.make_placeholder_states(network, [0])
     key = f"{media.hash_encoder_weights(network)} float32 cpu"
@@ -182,21 +188,23 @@ def _describe_media_encoder(network: PreTrainedModel) -> dict[str, Any] | None:
 
 
 def _get_compute_dtype(network: dict[str, Any], dtype: str) -> str:
-    """Return the precision of the matrix products: a checkpoint's own blocks of four bits are not
-    widened for int8, so that the model is the same as in int4."""
+    """Return the precision of the matrix products. It is int4 even for dtype int8 if all products
+    come from a checkpoint quantized to four bits: its blocks are not widened, so the model is the
+    same as with int4."""
     products = [layer[name] for layer in network["layers"] for name in LAYER_PRODUCTS]
     kinds = {each["kind"] for each in products if each is not None}
     return "int4" if dtype == "int8" and kinds == {"int4"} else dtype
 
 
 def load_facts(source: ConversionSource, dtype: str) -> dict[str, Any] | None:
-    """Return the facts of a stored conversion, without its panels; None if none is stored."""
+    """Return the description of a stored conversion, without loading its weights; None if no
+    conversion is stored."""
     return store.load_facts(store.compute_key(source, CONVERSION_FORMAT, "native", dtype))
 
 
 def make_form() -> CheckedBackend:
-    """Return the backend with which the self-check tests a family on the native kernels, converted
-    in memory to float32."""
+    """Return the backend that the self-check uses to test a model family on the native kernels: it
+    converts a network to float32 in memory."""
     from foretoken.models.stock import cache, selfcheck  # late: these take seconds
 
     return selfcheck.CheckedBackend(

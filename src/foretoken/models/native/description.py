@@ -1,7 +1,8 @@
-"""A network's description for the kernels: packed weights in one file, and facts as JSON.
+"""A network's description for the kernels: packed weights in one file, and settings as JSON.
 
-`describe` writes both from transformers' modules; `make_network_record` turns the facts into the
-records of `library`, over the mapped file.
+`describe` makes both from transformers' modules. `make_network_record` turns a description into the
+ctypes structs of `library`, with pointers into the memory-mapped file. In this module, "facts" are
+(parts of) the description.
 """
 
 from __future__ import annotations
@@ -43,28 +44,29 @@ if TYPE_CHECKING:  # takes seconds to import
     from transformers import PreTrainedModel
 
 WEIGHTS_FILE = "weights.bin"
-ALIGNMENT_BYTES, PREFETCH_SLACK_BYTES = 64, 8192  # bytes; prefetches read past the last panel
+ALIGNMENT_BYTES, PREFETCH_SLACK_BYTES = 64, 8192  # the kernels prefetch past the last panel
 PRECISION_BITS = {"int8": 8, "int4": 4}
 NORM_FIELDS = "before_attention", "after_attention", "before_mlp", "after_mlp"
 NORM_FIELDS += "of_queries", "of_keys", "of_values"
 NORM_EACH_HEAD, NORM_ALL_HEADS, NORM_AFTER_ROTARY = 1, 2, 4  # norms of heads, as in network.h
 RING_TOKENS = 72  # tokens in the rings of a sequence's recurrent states, as in network.h
-NO_HEADS = 1, LANES  # shape of keys for the pages of a network without attention
+NO_HEADS = 1, LANES  # (heads, width) of placeholder keys, for a network without attention
 LAYER_HEADER_NUMBERS = 16  # size of the header of a layer's recurrent states, as in network.h
-OFFSET_FIELDS = {"panels", "bias", "weight", "at", "sinks", "slopes"}  # of arrays in the file
-MAX_LOSSLESS_BITS = 4  # a checkpoint's own blocks of up to so many bits stay, also in float32
+# fields with the offset of an array in the file
+OFFSET_FIELDS = {"panels", "bias", "weight", "at", "sinks", "slopes"}
+MAX_LOSSLESS_BITS = 4  # a checkpoint's blocks of at most 4 bits are stored as they are
 
 
 class WeightFile:
-    """Appends arrays to a file, each at a multiple of 64 bytes."""
+    """Appends arrays to a file, each aligned to 64 bytes, and returns their offsets."""
 
     def __init__(self, file: BinaryIO, dtype: str) -> None:
         self.file, self.bits = file, PRECISION_BITS.get(dtype)
-        # of an encoder's weights, for `EncoderStateHandoff`
+        # digest of an encoder's weights, for `EncoderStateHandoff`; updated while `hashing` is True
         self.digest, self.hashing = blake2b(digest_size=16), False
 
     def append(self, *arrays: NDArray[Any]) -> int:
-        """Append arrays back to back; return the offset of the first, in bytes."""
+        """Append arrays without gaps between them; return the offset of the first in bytes."""
         at = self.file.tell()
         for array in arrays:
             written = np.ascontiguousarray(array).data
@@ -75,7 +77,8 @@ class WeightFile:
         return at
 
     def append_floats(self, array: Floats | None) -> int | None:
-        """Append numbers, padded with zeros to full vectors; return their offset."""
+        """Append a vector of floats, padded with zeros to full vectors of 16, and return its offset
+        in bytes. Return None if `array` is None."""
         if array is None:
             return None
         return self.append(
@@ -98,17 +101,18 @@ class WeightFile:
     def append_weight(
         self, linears: list[Linear], bits: int | None = None, *, rounding: bool = True
     ) -> dict[str, Any]:
-        """Append one weight, or several with their outputs concatenated, and return its facts.
-        Neighbours stored alike form one array; the others follow as its `rest`.
+        """Append one weight, or several weights as one with their outputs concatenated, and return
+        its description. Consecutive weights in the same storage format form one array; the weights
+        after them are described under `rest`.
 
-        bits: Maximum bits; None: those of the file's dtype. rounding: If False, no weight is
-        rounded (see `pack`).
+        bits: Maximum number of bits; None: those of the file's dtype. rounding: If False, weights
+        are stored without loss (see `pack`).
         """
         if rounding and self.bits is None:
             bits, rounding = MAX_LOSSLESS_BITS, False
         max_bits = bits or self.bits or MAX_LOSSLESS_BITS
         biased = any(x.bias is not None for x in linears)
-        if any(len(x.weight) % LANES for x in linears[:-1]):  # not of full panels
+        if any(len(x.weight) % LANES for x in linears[:-1]):  # a panel would span two weights
             biases = [_get_bias(x) for x in linears] if biased else []
             whole = np.concatenate([x.weight for x in linears])
             bias = np.concatenate(biases) if biased else None
@@ -144,10 +148,11 @@ def _get_bias(linear: Linear) -> Floats:
 def describe(
     network: PreTrainedModel, folder: Path, dtype: str, switch: int | None = None
 ) -> dict[str, Any]:
-    """Write a network's weights into a folder; return its facts. Raises RefusedError for a network
-    that the kernels do not support.
+    """Write a network's weights into a folder; return its description. Raises RefusedError for a
+    network that the kernels do not support.
 
-    switch: Sequences of more tokens have other rotary frequencies; None: all have the same.
+    switch: Sequences of more than this many tokens have other rotary frequencies; None: all
+    sequences have the same frequencies.
     """
     # late: the readers import transformers, which a stored conversion loads without
     from foretoken.models.native import encoder_decoder_reader, network_reader
@@ -184,7 +189,7 @@ def describe(
 
 
 def _drop_offsets(facts: Any) -> Any:
-    """Return facts without the offsets of arrays in the file."""
+    """Return a description without the fields that are offsets of arrays in the file."""
     if isinstance(facts, dict):
         return {name: _drop_offsets(x) for name, x in facts.items() if name not in OFFSET_FIELDS}
     return [_drop_offsets(x) for x in facts] if isinstance(facts, list) else facts
@@ -193,8 +198,9 @@ def _drop_offsets(facts: Any) -> Any:
 def _write_network(
     decoder: Decoder, writer: WeightFile, shared: tuple[Any, float] | None = None
 ) -> dict[str, Any]:
-    """Write the weights of a decoder or an encoder; return its facts, without "ropes". shared: The
-    result of `_write_embeddings` for another network with the same embeddings."""
+    """Write the weights of a decoder or an encoder; return its description, in which "ropes" is
+    still empty. shared: The embeddings of another network with the same embeddings, as
+    `_write_embeddings` returned them."""
     head, pairs = decoder.head and writer.append_weight([decoder.head], 8), decoder.pairs
     embeddings, factor = shared or (None, 1.0)
     if not shared and (vectors := _get_vectors(decoder)):
@@ -244,13 +250,13 @@ def _describe_rope(rope: Rope, base: Any, switch: int | None) -> dict[str, Any]:
         unrotated = [0.0] * (len(rope.frequencies) - len(frequencies))
         return {"frequencies": [*frequencies, *unrotated], "scale": float(cosine[0, 0, 0])}
 
-    # both again: the reader may have inferred either kind
+    # both are computed here: the reader may have inferred those of short or of long sequences
     return facts | {"long": compute_frequencies(switch)} | compute_frequencies(0)
 
 
 def _get_vectors(stack: Decoder) -> tuple[Floats, Floats] | None:
-    """Return the embeddings of all ids and the weight that they come from; None if the stack has no
-    embeddings."""
+    """Return the embeddings of all ids, and the weight that they are computed from; None if the
+    stack has no embeddings."""
     if stack.embeddings is None or stack.embedded_weight is None:
         return None
     return stack.embeddings.detach().numpy(), stack.embedded_weight.detach().float().numpy()
@@ -263,8 +269,9 @@ def _write_embeddings(
     writer: WeightFile,
     head: dict[str, Any] | None,
 ) -> tuple[dict[str, Any] | None, float]:
-    """Return the facts of the table of embeddings, and the factor that multiplies it. A tied table
-    is not written again: its facts are the head's."""
+    """Write the table of embeddings; return its description, and the factor that its entries must
+    be multiplied by. A table tied to the head is not written again: the head's description is
+    returned."""
     known = weight != 0
     factors = np.unique((table[known] / weight[known]).astype(np.float32)) if known.any() else []
     factor = float(np.median(factors)) if len(factors) else 1.0
@@ -347,7 +354,8 @@ def _make_mixer_layer(mixer: RecurrentMixer) -> DecoderLayer:
 
 
 def list_recurrent_layers(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the recurrent layers, including recurrences parallel to a layer's attention."""
+    """Return the descriptions of the recurrent layers, and of recurrences that run in parallel to a
+    layer's attention."""
     every = [one for layer in layers for one in (layer, layer["beside"]) if one]
     return [layer for layer in every if layer["recurrence"]]
 
@@ -393,7 +401,8 @@ def count_channels(layer: dict[str, Any]) -> int:
 
 
 def count_state_numbers(layer: dict[str, Any]) -> int:
-    """Return the size of a sequence's states of a layer's convolution and recurrence, in floats."""
+    """Return the size, in floats, of one sequence's states of a layer's convolution and
+    recurrence."""
     part, channels = layer["recurrence"], count_channels(layer)
     if part["rule"] == CONVOLUTION:
         return LAYER_HEADER_NUMBERS + RING_TOKENS * channels
@@ -417,7 +426,7 @@ def _write_experts(experts: Experts, writer: WeightFile) -> dict[str, Any]:
 
 
 def _get_norm_flags(part: Attention) -> int:
-    """Return the flags of the norms of queries and keys."""
+    """Return the flags of a layer's norms of queries and keys (enum HeadNorms of network.h)."""
     if part.norms[0] is None:
         return 0
     weight = part.norms[0].weight
@@ -426,16 +435,16 @@ def _get_norm_flags(part: Attention) -> int:
 
 
 def get_kv_shape(layer: dict[str, Any]) -> tuple[int, int]:
-    """Return a layer's number of key heads, and their width, padded to full vectors."""
+    """Return a layer's number of key heads, and their width padded to full vectors."""
     return int(layer["kv_heads"]), -(-int(layer["width"]) // LANES) * LANES
 
 
 def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets]]:
     """Return the page layout of a network's keys and values, and each layer's offsets in a page.
-    The offsets of cross-attention are placeholders (see `NativePasses.open_cross_kv`).
+    The offsets of cross-attention are placeholders, which `NativePasses.open_cross_kv` replaces.
 
-    An encoder's layer needs its keys and values only until the next layer begins, so that layers
-    of the same shape share their offsets.
+    A layer of an encoder needs its keys and values only until the next layer begins, so layers of
+    the same shape share their offsets.
     """
     shapes, indices = list[tuple[int, int]](), list[int]()
     for layer in facts["layers"]:
@@ -452,7 +461,7 @@ def compute_layout(facts: dict[str, Any]) -> tuple[PageLayout, list[LayerOffsets
 
 
 def _count_attention_numbers(layer: dict[str, Any]) -> int:
-    """Return the room that a layer's attention needs for one token, in floats."""
+    """Return the size of the workspace, in floats, that a layer's attention needs for one token."""
     latent, heads = layer["latent"], max(layer["heads"], 1)
     values = latent["values"][0]["outputs"] if latent else 0
     if layer["beside"]:
@@ -463,8 +472,8 @@ def _count_attention_numbers(layer: dict[str, Any]) -> int:
 def make_weight_record(
     part: dict[str, Any] | None, memory: NDArray[np.uint8], owned: list[Any]
 ) -> library.WeightRecord:
-    """Return the record of a weight in mapped memory. Records that it points to are appended to
-    `owned`, which must outlive it."""
+    """Return the ctypes struct of a weight in mapped memory. Structs that it points to are appended
+    to `owned`, which must outlive it."""
     if part is None:
         return library.WeightRecord()
     if part["rest"] is not None:
@@ -488,12 +497,16 @@ def make_network_record(
     threads: int,
     max_tokens: int,
 ) -> Any:
-    """Return the kernels' record of a network, over its weights in mapped memory, with each layer's
-    keys and values at `layer_offsets`; and the objects that it points to, which must outlive it."""
+    """Return the ctypes struct of a network, and an object that must outlive the struct, because it
+    owns the memory that the struct points to.
+
+    layer_offsets: The offsets of each layer's keys and values in a page. memory: The mapped file of
+    weights.
+    """
     base, owned = memory.ctypes.data, list[Any]([memory])
 
     def value(kind: Any, fact: Any) -> Any:
-        """Return a fact as the value of a record's field."""
+        """Return an entry of a description as the value of a struct's field."""
         if kind is library.WeightRecord:
             return make_weight_record(fact, memory, owned)
         if kind is POINTER(library.WeightRecord):

@@ -1,5 +1,5 @@
 """Encoder-decoders on the native kernels, as Models. The keys and values of cross-attention are
-computed once per sequence. Encoders of images and audio are transformers' own, on torch."""
+computed once per sequence. Encoders of images and audio are transformers' own and run on torch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class EncoderStateHandoff:
-    """Hidden states of recently encoded sources, by encoder and source. A draft with the target's
-    encoder takes them, each once, instead of running its own."""
+    """Hidden states of recently encoded sources, passed from a target to a draft model with the
+    same encoder, which then does not run its own. Each entry can be taken once."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, tuple[int, Tensor]] = OrderedDict()
@@ -37,7 +37,8 @@ class EncoderStateHandoff:
             self._known.popitem(last=False)
 
     def take(self, key: Hashable, taker: object) -> Tensor | None:
-        """Return and remove these states, if another model put them here; else None."""
+        """Return and remove the states under this key. Returns None if there are none, or if
+        `taker` itself put them here."""
         owner, states = self._known.get(key, (id(taker), None))
         if owner == id(taker):
             return None
@@ -49,9 +50,9 @@ ENCODER_HANDOFF, MAX_HANDED_SOURCES = EncoderStateHandoff(), 32
 
 
 class NativeEncoderDecoder(NativeModel):
-    """A decoder with cross-attention to each sequence's source, and its encoder."""
+    """An encoder, and a decoder with cross-attention to each sequence's source."""
 
-    # keys and values depend on the source, too
+    # a common prefix is not enough to share pages: keys and values also depend on the source
     capabilities = replace(NativeModel.capabilities, prefix_cache=False)
     encoder_decoder = True
 
@@ -62,7 +63,8 @@ class NativeEncoderDecoder(NativeModel):
         self.source_vocab_size = facts["source_vocab_size"]
         self.source_pool = PagePool(self.cross_kv.layout, self.pool.dtype.name)
         self.handoff_key: str | None = passes.facts["encoder_key"]
-        self._joining_sources: list[PagedSequence] = []  # of the sequences that join next
+        # cross-attention's keys and values of the sequences that join next
+        self._joining_sources: list[PagedSequence] = []
 
     def compute_cache_bytes(self, lengths: list[int], sources: list[int]) -> int:
         pages = sum(-(-n // PAGE_POSITIONS) for n in sources)
@@ -81,8 +83,9 @@ class NativeEncoderDecoder(NativeModel):
     def _encode_sources(
         self, prompts: list[list[int]], sources: list[list[int]] | None
     ) -> list[Tensor]:
-        """Return the encoder's hidden states of each source, `[n, H]`. States that another model
-        with the same encoder has put in the handoff are taken: a draft joins after its target."""
+        """Return the encoder's hidden states of each source, `[n, H]`. They are taken from the
+        handoff if another model with the same encoder has put them there, as a target does before
+        its draft model starts."""
         check_sources(prompts, sources, self.source_context)
         assert sources is not None
         made = [ENCODER_HANDOFF.take((self.handoff_key, tuple(source)), self) for source in sources]
@@ -95,7 +98,8 @@ class NativeEncoderDecoder(NativeModel):
         return states
 
     def _run_encoder(self, sources: list[list[int]]) -> list[Tensor]:
-        """Return the encoder's hidden states; each source is in one pass."""
+        """Return the encoder's hidden states of each source. A source is never split over two
+        passes."""
         assert self.encoder is not None
         self.encoder.reserve_tokens(max(map(len, sources)))
         pool = PagePool(self.encoder.layout, self.pool.dtype.name)
@@ -108,7 +112,8 @@ class NativeEncoderDecoder(NativeModel):
         return made + _run_encoder_parts(self.encoder, parts)
 
     def _compute_cross_kv(self, states: list[Tensor]) -> list[PagedSequence]:
-        """Return the cross-attention keys and values of sources with these hidden states."""
+        """Return the cross-attention keys and values of sources, given the encoder's hidden states
+        of each."""
         seqs = [PagedSequence(self.source_pool) for _ in states]
         parts = [
             SequencePart(seq, 0, [0] * len(each), 0, 0)
@@ -138,8 +143,8 @@ class NativeEncoderDecoder(NativeModel):
 class NativeMediaDecoder(NativeEncoderDecoder):
     """An encoder-decoder whose encoder takes images or audio of one size and runs on torch.
 
-    network: Loads transformers' model when its encoder is first needed: a draft that takes the
-    target's hidden states never loads its own.
+    network: Loads transformers' model. It is called only when the encoder is first needed: a draft
+    model that takes the target's hidden states never loads its own encoder.
     """
 
     capabilities = replace(NativeEncoderDecoder.capabilities, media=True)
@@ -171,8 +176,8 @@ class NativeMediaDecoder(NativeEncoderDecoder):
 
     @torch.inference_mode()
     def _encode_media(self, media: Media | None) -> Tensor:
-        """Return the encoder's hidden states of media, `[S, H]`; without media, for measurements of
-        time, random ones."""
+        """Return the encoder's hidden states of an image or audio, `[S, H]`. Without media, as when
+        only the time is measured, return random states."""
         if media is None:
             return torch.randn(self.width, generator=torch.Generator().manual_seed(0))
         if ENCODER_OUTPUTS in media.inputs:

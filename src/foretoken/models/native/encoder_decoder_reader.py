@@ -1,5 +1,5 @@
-"""Builds the kernels' encoder and decoder from the modules of transformers' encoder-decoders, of
-families built like T5 or BART."""
+"""Makes `Decoder` objects for the kernels from the modules of transformers' encoder-decoders, of
+families that are built like T5 or BART."""
 
 from __future__ import annotations
 
@@ -25,32 +25,33 @@ from foretoken.models.stock.sizes import get_context_limit, get_encoder_limit, t
 
 PROJECTION_NAMES = ("q", "k", "v", "o"), ("q_proj", "k_proj", "v_proj", "out_proj")
 LAYER_LIST_NAMES, STACK_NORM_NAMES = ("block", "layers"), ("final_layer_norm", "layer_norm")
-# Modules of a layer: attention and its norm, cross-attention and its norm, the MLP's norm
+# Names of a layer's modules: attention and its norm, cross-attention and its norm, the MLP's norm
 SELF_ATTENTION_NAMES = "self_attn", "self_attn_layer_norm"
 CROSS_ATTENTION_NAMES = "encoder_attn", "encoder_attn_layer_norm"
 MLP_NORM_NAME = "final_layer_norm"
 
 
 class EncoderDecoderStacks(NamedTuple):
-    """The networks of an encoder-decoder."""
+    """The networks that an encoder-decoder consists of on the kernels."""
 
-    encoder: Decoder | None  # None: it takes images or audio, and runs on torch
+    encoder: Decoder | None  # None: the encoder takes images or audio, and runs on torch
     cross_kv: Decoder  # computes the keys and values of cross-attention from hidden states
     decoder: Decoder
 
 
 class EncoderDecoderReader(NetworkReader):
-    """Builds the networks of an encoder-decoder, and records which weights it has used."""
+    """Makes the networks of an encoder-decoder, and records which of its weights it has used."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         super().__init__(network)
-        self.distance_biases: list[Floats] = []  # of the current stack
+        self.distance_biases: list[Floats] = []  # tables of the stack that is being read
 
     def read_stacks(self) -> EncoderDecoderStacks:
-        """Return the networks. Raises RefusedError for one that the kernels do not support."""
+        """Return the model's networks. Raises RefusedError if the kernels do not support one of
+        them."""
         stack: Any = self.network.get_encoder()
         own: Any = self.network.get_decoder()
-        inner = own.get_decoder()  # of a decoder with a head, else itself
+        inner = own.get_decoder()  # the decoder without its head, if it has one
         decoder, parts = self._read_stack(inner, get_context_limit(self.config))
         keys = [self._read_cross_kv(part) for part in parts]
         assert keys[0].attention is not None
@@ -75,8 +76,8 @@ class EncoderDecoderReader(NetworkReader):
         return EncoderDecoderStacks(encoder, cross_kv, decoder)
 
     def _infer_logit_factor(self, head: Any) -> float:
-        """Return the factor of the head's input, and so of logits, found by running the network: T5
-        has one if embeddings are tied."""
+        """Return the factor by which the model scales the head's input, and so the logits. It is
+        found by running the network; T5 has such a factor if its embeddings are tied."""
         head_inputs, token = list[Tensor](), torch.tensor([[0]])
         given = {"decoder_input_ids": token, **make_encoder_input(self.network, token)}
         hook = head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0]))
@@ -92,7 +93,8 @@ class EncoderDecoderReader(NetworkReader):
         return factor
 
     def _read_stack(self, stack: Any, limit: int | None) -> tuple[Decoder, list[Any]]:
-        """Return a stack of layers, without a head, and its cross-attention modules."""
+        """Return the network of an encoder or decoder, without a head, and the stack's
+        cross-attention modules. limit: Its context length."""
         self.distance_biases = []
         self.base = stack
         self.positions = self._read_positions(limit)
@@ -124,15 +126,16 @@ class EncoderDecoderReader(NetworkReader):
         return made, cross_attentions
 
     def _find_parts(self, layer: Any) -> tuple[tuple[Any, Any], tuple[Any, Any] | None, Any]:
-        """Return a layer's attention, cross-attention (or None) and MLP, each with its norm."""
+        """Return a layer's attention, cross-attention (or None) and MLP, each as a pair with its
+        norm."""
         if hasattr(layer, "layer"):  # T5's
             first, *cross, last = layer.layer
-            self.require(hasattr(first, "SelfAttention"), "attention to a part of the source")
+            self.require(hasattr(first, "SelfAttention"), "attention to only a part of the source")
             cross_attention = (cross[0].EncDecAttention, cross[0].layer_norm) if cross else None
             mlp = next(iter(last.children()))
             return (first.SelfAttention, first.layer_norm), cross_attention, (mlp, last.layer_norm)
         known = all(hasattr(layer, name) for name in (*SELF_ATTENTION_NAMES, MLP_NORM_NAME))
-        self.require(known, "layers of other parts")
+        self.require(known, "layers with unknown modules")
         own = tuple(getattr(layer, name) for name in SELF_ATTENTION_NAMES)
         cross_attention = (
             tuple(getattr(layer, name) for name in CROSS_ATTENTION_NAMES)
@@ -144,7 +147,7 @@ class EncoderDecoderReader(NetworkReader):
     def _read_attention_layer(
         self, part: Any, norm: Any, *, norm_after_add: bool, attends_to_source: bool = False
     ) -> DecoderLayer:
-        """Return a layer of attention alone."""
+        """Return a layer that consists of this attention and its norm only."""
         projections, out = self._read_projections(part)
         heads, width = self._get_heads(part, projections[0])
         attention = Attention(
@@ -179,7 +182,7 @@ class EncoderDecoderReader(NetworkReader):
     def _read_projections(self, part: Any) -> tuple[list[Linear], Linear]:
         names = next((n for n in PROJECTION_NAMES if all(hasattr(part, one) for one in n)), None)
         if names is None:
-            raise self.make_refusal(f"attention by a {type(part).__name__}")
+            raise self.make_refusal(f"unknown attention {type(part).__name__}")
         *projections, out = (self.read_linear(getattr(part, name)) for name in names)
         return projections, out
 
@@ -191,8 +194,9 @@ class EncoderDecoderReader(NetworkReader):
         return heads, len(queries.weight) // heads
 
     def _read_distance_bias(self, part: Any) -> int:
-        """Return the table of an attention's biases by distance, counted from 1; 0 for none. Layers
-        without a table of their own use the first one."""
+        """Read an attention's table of biases by distance; return its number in `distance_biases`,
+        counted from 1. An attention without a table uses the stack's first table: return 1, or 0 if
+        there is none."""
         learned = getattr(part, "relative_attention_bias", None)
         if learned is None:
             return min(1, len(self.distance_biases))
@@ -203,6 +207,6 @@ class EncoderDecoderReader(NetworkReader):
         return len(self.distance_biases)
 
     def _compute_embeddings(self, stack: Any) -> Tensor:
-        """Return a stack's embeddings of all ids, `[V, width]`."""
+        """Return the embeddings of all ids of a stack, `[V, width]`."""
         table: Any = self.find_part(stack, ("embed_tokens",), "embeddings")
         return self.compute_vectors(table, float(getattr(stack, "embed_scale", 1.0)))

@@ -1,4 +1,4 @@
-"""Builds the kernels' `Experts` from transformers' modules. The router's rule is found by its
+"""Makes the kernels' `Experts` from transformers' modules. The router's rule is found by its
 results on random inputs."""
 
 from __future__ import annotations
@@ -26,16 +26,20 @@ if TYPE_CHECKING:
     from foretoken.models.native.network_reader import NetworkReader
 
 ROUTER_NAMES = "gate", "router"
-ROUTER_WEIGHT_NAMES = "gate", "wg"  # of a router that has it in a linear layer
-SCORE_BIAS_NAMES = "e_score_correction_bias", "expert_bias"  # to the scores, for the choice
+ROUTER_WEIGHT_NAMES = "gate", "wg"  # if the router's weight is in a linear layer of this name
+# names of a bias that is added to scores to choose experts, but not to compute their weights
+SCORE_BIAS_NAMES = "e_score_correction_bias", "expert_bias"
 SHARED_EXPERT_NAMES = "shared_expert", "shared_experts", "shared_mlp"
 MAX_EXPERTS = 1024  # the kernels' limit
 NUM_TRIAL_TOKENS = 64
 
 
 def read_experts(reader: NetworkReader, part: Any, shared: Any) -> tuple[Experts, GatedMLP | None]:
-    """Return a block's experts, and the shared MLP or None: the layer's own, `shared`, or the
-    block's, which may have a gate."""
+    """Return a block's experts, and the MLP that all tokens share, or None if there is none.
+
+    part: The block; it may contain a shared MLP with a gate. shared: The shared MLP if it is a
+    module of the layer instead, else None.
+    """
     router = reader.find_part(part, ROUTER_NAMES, "router")
     owner = router
     if not hasattr(router, "weight"):
@@ -92,8 +96,8 @@ def _read_expert_mlps(reader: NetworkReader, experts: Any) -> list[GatedMLP]:
 def _read_clamped_mlps(
     reader: NetworkReader, experts: Any, both: Tensor, down: Tensor
 ) -> list[GatedMLP]:
-    """Return GPT-OSS's experts: weights are `[inputs, outputs]`, and outputs of gate and up
-    alternate."""
+    """Return the experts of GPT-OSS. Their weights are stored as `[inputs, outputs]`, with
+    alternating outputs of gate and up."""
     known = hasattr(experts, "alpha") and hasattr(experts, "limit")
     reader.require(known and both.shape[2] == 2 * down.shape[1], "experts of other shapes")
     biases = experts.gate_up_proj_bias, experts.down_proj_bias
@@ -117,7 +121,8 @@ def _find_score_bias(reader: NetworkReader, part: Any, router: Any) -> Tensor | 
 
 @contextmanager
 def _fill_randomly(bias: Tensor | None) -> Generator[None]:
-    """Fill the bias with random numbers meanwhile: a new network's zeros would not show its use."""
+    """Fill the bias with random numbers inside the context, then restore it: a new network's bias
+    is zero, which would not show how it is used."""
     if bias is None:
         yield
         return
@@ -137,7 +142,8 @@ def _infer_routing(
     bias: Tensor | None,
     score_bias: Tensor | None,
 ) -> Routing:
-    """Return the rule that gives the same experts and weights as the router."""
+    """Return the rule by which the router chooses experts and their weights: the known rule that
+    gives the router's results. Raises RefusedError if there is none."""
     states = make_random_states(1, NUM_TRIAL_TOKENS, weight.shape[1])
     given = [x for x in inspect.signature(router.forward).parameters if x in SCORE_BIAS_NAMES]
     groups = getattr(router, "num_group", None) or 1, getattr(router, "topk_group", None) or 1
@@ -173,8 +179,8 @@ def _infer_routing(
 
 
 def _choose_experts(scores: Tensor, k: int, groups: int, chosen_groups: int) -> Tensor:
-    """Return the experts of the highest scores, `[tokens, k]`, out of the groups whose two best
-    scores have the largest sums."""
+    """Return the k experts with the highest scores, `[tokens, k]`. They are chosen only from the
+    `chosen_groups` groups whose two best scores have the largest sums."""
     if groups > 1:
         each = scores.unflatten(-1, (groups, -1))
         best_groups = each.topk(2).values.sum(-1).topk(chosen_groups).indices

@@ -1,6 +1,7 @@
-"""Builds attention by latents (MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1) from transformers'
-modules. Latents are cached: the weights that would turn them into keys and values are applied to
-queries and to attention's results instead (`kernels/cpp/latent.h`)."""
+"""Makes attention by latents (MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1) from transformers'
+modules. Latents are cached in place of keys and values. The weights that would turn latents into
+keys and values are applied to queries and to attention's results instead
+(`kernels/cpp/latent.h`)."""
 
 from __future__ import annotations
 
@@ -32,11 +33,12 @@ NUM_TRIAL_POSITIONS = 6
 
 
 def read_latents(reader: NetworkReader, part: Any) -> Attention:
-    """Return attention whose keys and values are products of latents."""
+    """Return attention whose keys and values are computed from latents. Raises RefusedError if it
+    is of another kind than the kernels support."""
     rank, rotary_width = int(part.kv_lora_rank), int(part.qk_rope_head_dim)
     inner, width, heads = int(part.qk_nope_head_dim), int(part.v_head_dim), int(part.num_heads)
     reader.require(rank > 0 and rotary_width > 0 and inner > 0, "latents of unknown width")
-    reader.require(not reader.has_growing_queries(), "queries that grow, of latents")
+    reader.require(not reader.has_growing_queries(), "latents with queries scaled by position")
     down = reader.read_linear(part.kv_a_proj_with_mqa)
     fits = len(down.weight) == rank + rotary_width and len(part.kv_b_proj.weight) == heads * (
         inner + width
@@ -87,8 +89,8 @@ def read_latents(reader: NetworkReader, part: Any) -> Attention:
 
 
 def _order_outputs(heads: int, inner: int, rotary_width: int) -> RowIndices:
-    """Return the weight rows of all heads' queries: of each head, those without rotation, then the
-    rotary ones, each padded to full vectors."""
+    """Return the rows of the weight of queries in the kernels' order: for each head, the rows
+    without rotation, then the rotary rows, each padded to full vectors."""
     each = [
         np.concatenate(
             [pad_head_rows(1, inner, start), pad_head_rows(1, rotary_width, start + inner)]
@@ -99,8 +101,8 @@ def _order_outputs(heads: int, inner: int, rotary_width: int) -> RowIndices:
 
 
 def _infer_rope(reader: NetworkReader, part: Any, rotary_width: int) -> Rope:
-    """Return rotary positions, found by products of queries and keys: some families permute the
-    rotated numbers, which does not change the products."""
+    """Return rotary positions. They are found by comparing products of queries and keys, because
+    some families permute the rotated numbers, which does not change the products."""
     module, rotary = sys.modules[type(part).__module__], reader.find_rotary(part)
     positions = torch.arange(NUM_TRIAL_POSITIONS)
     made = rotary(torch.zeros(1), positions[None])
@@ -109,7 +111,7 @@ def _infer_rope(reader: NetworkReader, part: Any, rotary_width: int) -> Rope:
     if not getattr(reader.config, "rope_interleave", True):
         named = named[1:]
     rotate: Any = next((f for name in named if (f := getattr(module, name, None))), None)
-    reader.require(rotate is not None, "rotary positions by no known function")
+    reader.require(rotate is not None, "no known function for rotary positions")
     given = (made,) if isinstance(made, Tensor) else made
     expected = _compute_scores(*rotate(queries, keys, *given))
     scale = float(getattr(rotary, "attention_scaling", 1.0))

@@ -1,8 +1,9 @@
 """A decoder on the native kernels whose prompts may contain images and audio.
 
 transformers' own code on torch computes the decoder's inputs, once for each prompt: embeddings,
-positions on one or several axes, attention masks, and states to add between layers. The torch
-network is stripped of its decoder layers. A family whose decoder takes other inputs is refused.
+positions on one or several axes, attention masks, and states that are added between layers. For
+this, the transformers model is loaded without its decoder layers. A family whose decoder takes
+other inputs is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # takes seconds to import
     from foretoken.models.native.passes import NativePasses
 
 SLIDING_LAYERS = "sliding_attention"
-# Arguments of a decoder's forward that are used here, or have no effect on a prefill
+# Arguments of a decoder's forward that are supported, or that have no effect on a prefill
 VISUAL_ARGUMENTS = {"visual_pos_masks", "deepstack_visual_embeds"}  # states added after layers
 LAYER_INPUTS_ARGUMENT = "per_layer_inputs"
 KNOWN_ARGUMENTS = {
@@ -52,13 +53,12 @@ class EmbeddedPrompt:
     """A decoder's inputs for a prompt of n tokens with media.
 
     Attributes:
-        ids: Token ids, for the look-up of per-layer inputs.
+        ids: Token ids, used to look up per-layer inputs.
         embeddings: `[n, H]`.
         positions: `[axes, n]`.
-        axes: The axis that rotates each pair of a head; [] for one axis.
-        ends: `[n]`, each token attends to the positions before this one; None: to all up to its
-            own, included.
-        added: `[n, H]` by layer, added to the layer's output.
+        axes: For each pair of a head, the axis whose positions rotate it; [] if there is one axis.
+        ends: `[n]`: token i attends to the positions before ends[i]. None: attention is causal.
+        added: For some layers, states `[n, H]` that are added to the layer's output.
     """
 
     ids: list[int]
@@ -70,8 +70,8 @@ class EmbeddedPrompt:
 
     @property
     def position_shift(self) -> int:
-        """Return the difference between the next token's rotary position and its index: an image
-        takes fewer positions than tokens."""
+        """The difference between the next token's rotary position and its index. It is not 0
+        because an image takes fewer positions than tokens."""
         return int(self.positions.max()) + 1 - len(self.ids)
 
     def take_first(self, n: int) -> EmbeddedPrompt:
@@ -79,7 +79,7 @@ class EmbeddedPrompt:
         return replace(self, ids=self.ids[:n], embeddings=self.embeddings[:n], ends=ends)
 
     def drop_first(self, n: int) -> EmbeddedPrompt | None:
-        """Return the inputs after the first n tokens; None if there are none."""
+        """Return the inputs without those of the first n tokens; None if no tokens remain."""
         if n >= len(self.ids):
             return None
         return replace(
@@ -95,8 +95,10 @@ class EmbeddedPrompt:
 class NativeMediaModel(NativeModel):
     """A Model over `passes` whose prompts may contain media.
 
-    network: Loads transformers' model with the first media; all but its decoder layers is used.
-    exact: Makes a native float32 model of it, to compare with transformers on media.
+    network: Loads transformers' model; called when the first media come. All of the model but its
+    decoder layers is used.
+
+    exact: Makes a native float32 model of transformers' model, to compare the two on media.
     """
 
     capabilities = replace(NativeModel.capabilities, media=True)
@@ -111,7 +113,8 @@ class NativeMediaModel(NativeModel):
         super().__init__(passes, facts)
         self.joining_media: list[Media | None] = []
         self._load, self._exact, self._axes = network, exact, facts["sees"]["axes"]
-        self._checked_inputs: set[frozenset[str]] = set()  # names of inputs that passed the check
+        # sets of input names, such as {"pixel_values"}, for which the comparison has passed
+        self._checked_inputs: set[frozenset[str]] = set()
 
     @cached_property
     def _network(self) -> Any:
@@ -135,7 +138,8 @@ class NativeMediaModel(NativeModel):
         return None
 
     def _was_checked(self, names: frozenset[str]) -> bool:
-        """Return whether a model of the same files passed the check of these inputs before."""
+        """Return whether an earlier run, with a model of the same files, has stored that these
+        inputs passed the comparison."""
         return self.identity is not None and bool(
             load_cached_values(CHECKS_FILE).get(self._get_check_key(names))
         )
@@ -144,8 +148,9 @@ class NativeMediaModel(NativeModel):
         return f"{self.identity} {' '.join(sorted(names))}"
 
     def _compare_with_stock(self, network: PreTrainedModel, media: Media) -> str | None:
-        """Compare with transformers' `generate` of the whole model in float32, once for each kind
-        of media that passes. Return why they differ, or None."""
+        """Compare the output of a float32 native model with transformers' `generate` of the whole
+        model, on these media. Return why they differ; None if they agree, which is then stored so
+        that the comparison need not be repeated."""
         with use_all_torch_threads():
             exact: Any = self._exact(network)
             reason, judged = import_stock_media().find_media_objection(network, exact, media)
@@ -169,8 +174,9 @@ class NativeMediaModel(NativeModel):
                 self._prefill_embedded(b, prompts[b - first], one)
 
     def _prefill_embedded(self, b: int, prompt: list[int], embedded: EmbeddedPrompt) -> None:
-        """Prefill a prompt with media, or its first tokens, into row b. The output tokens of a
-        sequence that joins again are embedded as text, even if their ids are those of media."""
+        """Prefill row b with a prompt that contains media. `prompt` may be shorter than the
+        embedded prompt, or longer if the sequence joins again with its output: output tokens are
+        embedded as text, even if their ids are those of media."""
         seq, n = self.seqs[b], len(embedded.ids)
         self.salts[b], seq.may_share, seq.position_shift = (
             UnsharedSalt(),
@@ -178,7 +184,7 @@ class NativeMediaModel(NativeModel):
             embedded.position_shift,
         )
         first = embedded.take_first(min(n, len(prompt)))
-        if first.ends is not None:  # tokens attend to later ones of the same pass
+        if first.ends is not None:  # tokens attend to later tokens, so all must be in one pass
             self.passes.reserve_tokens(len(first.ids))
         self.passes.input_states, self.passes.embedded_prompt = first.embeddings, first
         self._append_tokens(b, first.ids)
@@ -193,8 +199,9 @@ class NativeMediaModel(NativeModel):
 
     @torch.inference_mode()
     def _embed(self, media: Media) -> EmbeddedPrompt:
-        """Return the decoder's inputs for a prompt with media, cached in `media`. Raises
-        RefusedError if a token attends to the last one, which a later pass scores by itself."""
+        """Return the decoder's inputs for a prompt with media; they are cached in `media`. Raises
+        RefusedError if a token attends to the last token, because the last token may be scored in a
+        later pass."""
         key = f"embedded {id(self)}"
         if key in media.encoded:
             return media.encoded[key]
@@ -211,8 +218,8 @@ class NativeMediaModel(NativeModel):
         return made
 
     def _make_prompt(self, ids: list[int], given: dict[str, Any]) -> EmbeddedPrompt:
-        """Return the decoder's inputs from the arguments of transformers' decoder. Raises
-        RefusedError for masks and per-layer inputs of an unknown kind."""
+        """Return the decoder's inputs, given the arguments that transformers passes to its decoder.
+        Raises RefusedError for unknown kinds of masks or per-layer inputs."""
         n, network = len(ids), self._network
         positions = given.get("position_ids")
         position_ids = torch.arange(n)[None] if positions is None else positions[-3:].reshape(-1, n)
@@ -234,22 +241,23 @@ class NativeMediaModel(NativeModel):
         )
 
     def _find_lookup_ids(self, ids: list[int], inputs: Tensor) -> list[int]:
-        """Return the ids whose per-layer inputs these are: families look up the padding id in place
-        of media tokens."""
+        """Return the ids that have these per-layer inputs: the prompt's ids, with the padding id in
+        place of media tokens, as families look them up. Raises RefusedError if these ids have other
+        per-layer inputs."""
         config = self._network.config.get_text_config(decoder=True)
         marked = import_stock_media().get_media_token_ids(self._network)
         other = [config.pad_token_id if id in marked else id for id in ids]
         table = self._network.get_decoder().embed_tokens_per_layer
         if not torch.equal(table(torch.tensor(other)).reshape(inputs[0].shape), inputs[0]):
             raise RefusedError(
-                f"the native decoder does not support its per-layer inputs; {TORCH_REMEDY}"
+                f"the native decoder does not support the model's per-layer inputs; {TORCH_REMEDY}"
             )
         return other
 
 
 @contextmanager
 def use_all_torch_threads() -> Generator[None]:
-    """Let torch use as many threads as the kernels, which are idle meanwhile."""
+    """Let torch use as many threads as the kernels do; the kernels are idle meanwhile."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(NUM_THREADS)
@@ -259,10 +267,11 @@ def use_all_torch_threads() -> Generator[None]:
 
 
 def find_attention_ends(mask: Any, n: int, window: int | None) -> NDArray[np.int64] | None:
-    """Return ends `[n]`: token i attends to positions before ends[i]. None if masks are causal.
+    """Return ends `[n]`, such that token i attends to positions before ends[i]; None if the mask is
+    causal. Raises RefusedError for masks that are not of this form.
 
-    mask: As transformers makes it: None, of padding `[B, n]`, or of all pairs `[B, 1, n, n]`, or a
-    dict of these by kind of layer. Raises RefusedError for other masks.
+    mask: A mask as transformers makes it: None, a padding mask `[B, n]`, a mask of all pairs `[B,
+    1, n, n]`, or a dict of masks by kind of layer.
     """
     if isinstance(mask, dict):
         found = [
@@ -290,12 +299,14 @@ def find_attention_ends(mask: Any, n: int, window: int | None) -> NDArray[np.int
 
 def _make_mask_refusal() -> RefusedError:
     return RefusedError(
-        "the native decoder does not know its masks of media; give runtime='transformers'"
+        "the native decoder does not support the model's attention masks for media; give "
+        "runtime='transformers'"
     )
 
 
 def collect_added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
-    """Return the states `[n, H]` to add to the output of each layer (Qwen3-VL's image features)."""
+    """Return the states `[n, H]` to add to the output of each layer (Qwen3-VL's image features), by
+    layer; given: the arguments of transformers' decoder."""
     features, positions = given.get("deepstack_visual_embeds"), given.get("visual_pos_masks")
     if features is None:
         return {}
@@ -308,26 +319,30 @@ def collect_added_states(given: dict[str, Any], n: int) -> dict[int, Tensor]:
 
 
 def import_stock_media():  # not annotated: the type is the module's
-    """Return the module that encodes media on torch; imported late, as it takes seconds."""
+    """Return the module that encodes media on torch. It is imported here because its import takes
+    seconds."""
     from foretoken.models.stock import media
 
     return media
 
 
 def describe_media(network: PreTrainedModel) -> dict[str, Any]:
-    """Return the facts to store of a model that takes media. Raises RefusedError if its decoder
-    takes inputs that `EmbeddedPrompt` lacks, or if the decoder belongs to a model within it, whose
-    `generate` differs."""
+    """Return what must be stored about a model that takes media. Raises RefusedError if its decoder
+    takes inputs that `EmbeddedPrompt` does not have, or if the decoder belongs to an inner model
+    with a `generate` of its own."""
     media = import_stock_media()
     more = media.get_forward_parameters(type(network.get_decoder())) - KNOWN_ARGUMENTS
     if more or media.get_language_model(network) is not network:
-        raise make_media_refusal(network, ", ".join(sorted(more)) or "media by a model within it")
+        raise make_media_refusal(
+            network, ", ".join(sorted(more)) or "media processed by an inner model"
+        )
     return {"axes": find_position_axes(network)}
 
 
 def find_position_axes(network: PreTrainedModel) -> list[int]:
-    """Return which axis of positions rotates each pair of a head, for a decoder with three axes
-    (Qwen-VL); [] for one axis. Raises RefusedError for others."""
+    """Return, for each pair of a head, the axis whose positions rotate it, if the decoder has three
+    axes of positions (Qwen-VL); [] if it has one axis. Raises RefusedError for any other
+    decoder."""
     config: Any = network.config.get_text_config(decoder=True)
     rotary: Any = getattr(network.get_decoder(), "rotary_emb", None)
     settings: Any = getattr(config, "rope_parameters", None) or {}
@@ -335,7 +350,7 @@ def find_position_axes(network: PreTrainedModel) -> list[int]:
     if sections is None:
         return []
     if not isinstance(sections, list) or len(sections) != 3:
-        raise make_media_refusal(network, "positions of other axes")
+        raise make_media_refusal(network, "another number of position axes")
     each = [rotary(torch.zeros(1), places)[1] for places in torch.eye(3).long()[:, :, None, None]]
     if each[0].ndim == 4:  # [axes, ..]: such families mix the axes after the rotary module
         return [axis for axis, count in enumerate(sections) for _ in range(count)]
@@ -346,7 +361,7 @@ def find_position_axes(network: PreTrainedModel) -> list[int]:
             axes = pairs.abs().argmax(0)
             if torch.equal(axes[0], axes[1]):
                 return axes[0].tolist()
-    raise make_media_refusal(network, "positions of axes that mix in another way")
+    raise make_media_refusal(network, "position axes that are mixed in another way")
 
 
 def make_media_refusal(network: PreTrainedModel, what: str) -> RefusedError:

@@ -1,6 +1,7 @@
 """A decoder on the native kernels, as a Model.
 
-The KV cache is paged. A rollback lowers a sequence's length; forks and shared prefixes reuse pages.
+The KV cache is paged. Rolling a sequence back only lowers its length; forks and sequences with a
+common prefix share pages.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ from foretoken.models.prefix_cache import PrefixCache, count_shared_tokens
 from foretoken.models.rewindable_states import MAX_REWIND_TOKENS
 from foretoken.models.row_slots import check_lengths, check_room, list_remaining_rows
 
-MAX_STATE_CACHE_BYTES = 2**28  # of recurrent states at the ends of cached prefixes
+MAX_STATE_CACHE_BYTES = 2**28  # for recurrent states cached at the ends of prefixes
 MIN_SHARED_TOKENS = PAGE_POSITIONS  # shorter common prefixes are not shared
 
 
 class UnsharedSalt:
-    """The salt of a sequence with media: its pages depend on more than its tokens, so that no other
-    sequence may share them."""
+    """The salt of a sequence with media. No other sequence may share its pages, because they depend
+    on more than its tokens; each instance is equal to itself only."""
 
 
 class NativeModel(Model):
-    """A Model over `passes`, batch-invariant by its arithmetic."""
+    """A Model that runs `passes` over a paged KV cache. It is batch-invariant: its arithmetic gives
+    the same bits in any batch."""
 
     capabilities = Capabilities(
         batch_invariant=True, prefix_cache=True, memory=True, hidden=True, taps=True, chain=True
@@ -63,23 +65,24 @@ class NativeModel(Model):
         self.compute_dtype: str = facts.get("computed", "float32")
         self.pool = PagePool(passes.layout, "float16" if passes.facts["halved"] else "float32")
         self.seqs: list[PagedSequence] = []
-        # recurrent states at the ends of prefixes, for sequences that begin with these
+        # recurrent states at the ends of prefixes, for later sequences with the same prefix
         self.state_cache: PrefixCache | None = None
-        self.token_ids: list[list[int]] = []  # of each row, with their keys and values cached
+        self.token_ids: list[list[int]] = []  # the tokens of each row whose KV is cached
         self.salts: list[Hashable] = []
         self.salt = ""  # of the sequences that join next
-        # tokens found in the prefix cache, for each sequence of the last `start`
+        # number of tokens found in the prefix cache, for each sequence of the last `start`
         self.num_cached_tokens: list[int] = []
         self.max_rewind = None if passes.states is None else MAX_REWIND_TOKENS
         self.taps = passes.taps
         self._hidden_states = HiddenStateStore()  # at the taps, until a drafter takes them
-        # counts a prompt's first tokens whose states the drafter already has; None: it needs none
+        # returns how many of a prompt's first tokens need no hidden states, because the drafter has
+        # them already; None if the drafter uses no hidden states
         self._count_shareable: Callable[[list[int]], int] | None = None
 
     def __reduce__(self) -> Any:
         raise RefusedError(
-            "a model on the native decoder is not copied or pickled; load it once more, in this or "
-            "another process: both map the same weights"
+            "a model on the native decoder cannot be copied or pickled; load it again, in this or "
+            "another process: the weights are memory-mapped, so they are shared"
         )
 
     @property
@@ -120,14 +123,15 @@ class NativeModel(Model):
 
     @property
     def _prefix_key(self) -> Hashable:
-        """Return the key under which the sequences that join next share pages: their salt, and
-        whether they have the rotary positions of long contexts."""
+        """Return the key under which the sequences that join next share pages: their salt, marked
+        if they have the rotary positions of long contexts."""
         return (self.salt, "long") if self._long_context else self.salt
 
     def _find_resumable(self, prompt: list[int], length: int) -> tuple[int, Any]:
         """Return how many of a prompt's first `length` tokens a new sequence can skip, and copies
-        of the recurrent states after them. Pages could be shared up to `length`, but recurrent
-        states are cached at a few positions only."""
+        of the recurrent states after these tokens (None if the model has none). This may be fewer
+        than `length`: pages could be shared up to there, but recurrent states are cached at a few
+        positions only."""
         if self.passes.states is None:
             return length, None
         if self.state_cache is None:
@@ -135,7 +139,8 @@ class NativeModel(Model):
         return self.state_cache.find(self._prefix_key, prompt[:length])
 
     def _store(self, b: int) -> None:
-        """Cache row b's recurrent states for sequences that begin with all of its tokens."""
+        """Add row b's recurrent states to the prefix cache, for later sequences that begin with all
+        of its tokens."""
         layout, seq = self.passes.states, self.seqs[b]
         if (
             layout is None
@@ -149,8 +154,9 @@ class NativeModel(Model):
         self.state_cache.add(self.salts[b], self.token_ids[b][: seq.length], copies)
 
     def _find_shared(self, prompt: list[int]) -> tuple[int, PagedSequence | None]:
-        """Return how many first tokens of a prompt to share with another sequence, and that
-        sequence. Tokens whose hidden states a drafter still needs are not shared."""
+        """Return how many of a prompt's first tokens can share another sequence's pages, and that
+        sequence. Tokens whose hidden states a drafter still needs must be computed, so they are not
+        shared."""
         length, seq = self._find_common(prompt)
         if length < MIN_SHARED_TOKENS:
             return 0, None
@@ -160,7 +166,7 @@ class NativeModel(Model):
 
     def _find_common(self, prompt: list[int]) -> tuple[int, PagedSequence | None]:
         """Return the length of the longest prefix that a prompt has in common with a cached or
-        running sequence, and that sequence."""
+        running sequence, and that sequence; (0, None) if the prefix cache is off."""
         if self.pool.prefix_cache is None:
             return 0, None
         salt = self._prefix_key
@@ -188,7 +194,7 @@ class NativeModel(Model):
             head = prompt[:MIN_SHARED_TOKENS]
             if self.pool.prefix_cache is not None and any(
                 head == prompts[other - first][:MIN_SHARED_TOKENS] for other in unread
-            ):  # it may share pages with these, once they are prefilled
+            ):  # prefill those prompts first: this one may share their pages
                 self._prefill(unread)
                 unread = {}
             length, seq = self._find_shared(prompt)
@@ -220,7 +226,7 @@ class NativeModel(Model):
         assert isinstance(blocks, list)
         past = self.lengths
         for b, seq in enumerate(self.seqs):
-            if seq.states is not None:  # a copy of the target may have advanced them
+            if seq.states is not None:  # a `NativeTargetCopy` may have advanced the states
                 seq.states.check_rewind(b, past[b], past[b])
         check_room(past, [len(block) for block in blocks], self.compute_max_lengths(self.long))
         if self.state_cache is not None:
@@ -228,8 +234,8 @@ class NativeModel(Model):
         return self._append_blocks(blocks, need)
 
     def _prefill_to_forks(self, blocks: list[list[int]], need: list[int]) -> list[list[int]]:
-        """Prefill prompts up to the token at which they diverge from other sequences, and cache the
-        recurrent states there. Return the rest of all blocks."""
+        """Prefill each prompt up to the token at which it diverges from all other sequences, and
+        cache the recurrent states there. Return the remaining tokens of all blocks."""
         heads: list[list[int]] = [[] for _ in blocks]
         for b, (seq, block) in enumerate(zip(self.seqs, blocks, strict=True)):
             if not seq.may_share or not block:
@@ -248,10 +254,10 @@ class NativeModel(Model):
         return [block[len(one) :] for block, one in zip(blocks, heads, strict=True)]
 
     def _append_blocks(self, blocks: list[list[int]], need: list[int]) -> Tensor:
-        """Append blocks, which must fit, and return logits as `score` does."""
+        """Append blocks, for which there must be room, and return logits as `score` does."""
         past = self.lengths
         logits = self.score_with(self.passes, past, blocks, need)
-        # after the pass, so that sequences are unchanged if memory does not suffice
+        # only after the pass: if memory does not suffice, the sequences stay unchanged
         for seq, token_ids, start, block in zip(
             self.seqs, self.token_ids, past, blocks, strict=True
         ):
@@ -262,8 +268,9 @@ class NativeModel(Model):
     def score_with(
         self, passes: NativePasses, past: list[int], blocks: list[list[int]], need: list[int]
     ) -> Tensor:
-        """Return logits as `score` does, computed by any network over these pages, with past[b]
-        tokens of row b cached. Lengths do not change."""
+        """Return logits as `score` does, but computed by the network of `passes` over this model's
+        pages, of which the first past[b] tokens of row b are cached. Does not change the sequences'
+        lengths."""
         B, most, own = len(blocks), max(need, default=0), passes is self.passes
         parts = [
             SequencePart(self.seqs[b], past[b], block, need[b], b * most)
@@ -310,11 +317,14 @@ class NativeModel(Model):
         choice: TokenChoice,
         embeddings: Tensor | None = None,
     ) -> tuple[ChainedTokens, list[int]]:
-        """Draft as `chain` does, with any network over these pages, with past[b] tokens of row b
-        cached. Lengths do not change. limits: maximum lengths, as `check_room` takes them.
+        """Make draft tokens as `chain` does, but with the network of `passes` over this model's
+        pages, of which the first past[b] tokens of row b are cached. Does not change the sequences'
+        lengths.
 
-        Returns the draft tokens, and each row's number of cached tokens afterwards: all but the
-        last draft token are cached.
+        limits: the sequences' maximum lengths, as `check_room` takes them.
+
+        Returns the draft tokens, and the number of tokens of each row that are cached afterwards,
+        which are all but the last draft token.
         """
         counts = [len(block) + max(0, g - 1) for block, g in zip(blocks, budget, strict=True)]
         check_room(past, counts, limits)
@@ -384,12 +394,13 @@ class NativeModel(Model):
 
 
 class NativeTargetCopy(Model):
-    """A smaller copy of `target` that drafts over the target's KV cache. Sequences join the target,
-    and are prefilled there, before they join here.
+    """A smaller copy of `target` that drafts over the target's KV cache. Sequences must join the
+    target, which prefills them, before they join the copy.
 
-    The copy reads the target's keys and values and writes those of draft tokens after them. It
-    needs no prefill and no cache of its own. The target's next pass overwrites the draft tokens'
-    entries before it reads these positions, so that its results do not depend on them.
+    The copy reads the target's keys and values, and writes the keys and values of draft tokens
+    after them. It needs no prefill and no cache of its own. The target's next pass overwrites the
+    draft tokens' entries before it reads these positions, so the target's results do not depend on
+    the copy.
     """
 
     capabilities = Capabilities(target_rows=True, memory=True, chain=True)
@@ -408,7 +419,8 @@ class NativeTargetCopy(Model):
 
     @property
     def lengths(self) -> list[int]:
-        """The cached tokens of every row: the target's, and draft tokens after them."""
+        """The number of cached tokens of each row: the target's tokens, and draft tokens after
+        them."""
         return [
             max(own, other)
             for own, other in zip(self._own_lengths, self.target.lengths, strict=True)
@@ -432,7 +444,7 @@ class NativeTargetCopy(Model):
         self._own_lengths = [self._own_lengths[b] for b in rows]
 
     def leave(self, rows: list[int]) -> None:
-        # not by `lengths`, as the base class does: the target's rows may have left already
+        # the base class uses `lengths`, which fails if the target's rows have left already
         self.permute(list_remaining_rows(len(self._own_lengths), rows))
 
     def chain(
@@ -449,8 +461,8 @@ class NativeTargetCopy(Model):
 
 
 class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
-    """A draft of pairs (EAGLE-3): its inputs are token embeddings, each with a hidden state.
-    `set_next_pairs` sets them before `score`, `set_draft_pairs` before `chain`."""
+    """A draft model whose inputs are pairs of a token embedding and a hidden state (EAGLE-3). Call
+    `set_next_pairs` before each `score`, and `set_draft_pairs` before each `chain`."""
 
     def __init__(self, passes: NativePasses, facts: dict[str, Any]) -> None:
         super().__init__(passes, facts)
@@ -459,8 +471,8 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         self._instructions = choose_instruction_set().encode()
 
     def project_states(self, states: Tensor) -> Tensor:
-        """Return the target's tapped hidden states `[N, W]`, projected to the draft's width
-        `[N, H]`."""
+        """Return the target's hidden states at the taps, `[N, W]`, projected to the draft model's
+        width, `[N, H]`. Raises MemoryError."""
         states = states.float().contiguous()
         made = torch.empty(len(states), self._join.outputs)
         pointers = states.data_ptr(), len(states), made.data_ptr()
@@ -469,8 +481,9 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         return made[:, : self.passes.width]
 
     def set_draft_pairs(self, tokens: list[int], states: Tensor, embeddings: Tensor) -> None:
-        """Set the inputs of the next `chain`: the embeddings of these tokens, of a table `[V, E]`,
-        each with the target's tapped hidden states, `[N, W]`."""
+        """Set the inputs of the next `chain`: N pairs of a token, embedded by the table
+        `embeddings` `[V, E]`, and the target's hidden states at the taps, `states` `[N, W]`. Raises
+        MemoryError."""
         n, E, H = len(tokens), embeddings.shape[1], self.passes.width
         own = states.float().contiguous()
         given, joined = torch.empty(n, E + H), torch.empty(n, self._join.outputs)
@@ -484,5 +497,6 @@ class NativeHiddenStateDraft(NativeModel, HiddenStateDraftModel):
         self.passes.input_states = given
 
     def set_next_pairs(self, pairs: Tensor, counts: list[int]) -> None:
-        """Set the inputs of the next `score`, `[sum(counts), E + H]`: embeddings, then states."""
+        """Set the inputs of the next `score`, `[sum(counts), E + H]`: in each row an embedding,
+        then a hidden state."""
         self.passes.input_states = pairs.float().contiguous()

@@ -1,5 +1,5 @@
-"""A network in the form that the kernels run: records of each layer's weights and settings, which
-`network_reader` fills from transformers' modules."""
+"""A network in the form that the kernels run: dataclasses with each layer's weights and settings.
+`network_reader` makes them from transformers' modules."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 XIELU, CLAMPED = "xielu", "clamped"
 KERNEL_ACTIVATIONS = *ACTIVATIONS, XIELU, CLAMPED  # in the kernels' order
 CONVOLUTION, DELTA, SCAN = 1, 2, 3  # rules of recurrences, as in network.h
-RELATIVE_TOLERANCE = 1e-5  # within which a module's results must agree with the record made of it
-RowIndices = NDArray[np.int64]  # of a weight; -1: a row of zeros, for padding
+RELATIVE_TOLERANCE = 1e-5  # of the comparison of a module's results with those of its dataclass
+RowIndices = NDArray[np.int64]  # rows of a weight; -1 stands for a row of zeros, for padding
 
 
 def to_float_array(values: Any) -> Floats:
@@ -40,7 +40,8 @@ def make_random_states(*shape: int) -> Tensor:
 
 
 def rotate_pairs(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> Tensor:
-    """Return states after rotary position embeddings, in float64."""
+    """Apply rotary position embeddings to states x, in float64. angles: the rotation of each pair;
+    scale: a factor of cosines and sines; interleaved: as in `Rope`."""
     at = -1 if interleaved else -2
     a, b = x.unflatten(-1, (-1, 2) if interleaved else (2, -1)).double().unbind(at)
     cosine, sine = scale * angles.cos(), scale * angles.sin()
@@ -48,13 +49,14 @@ def rotate_pairs(x: Tensor, angles: Tensor, scale: float, interleaved: bool) -> 
 
 
 def pad_head_rows(heads: int, width: int, start: int = 0) -> RowIndices:
-    """Return the weight rows of `heads` heads, each padded to full vectors."""
+    """Return the indices of a weight's rows for `heads` heads of `width` rows each, from row
+    `start` on. Each head is padded to full vectors with -1."""
     rows = start + np.arange(heads * width).reshape(heads, width)
     return np.pad(rows, ((0, 0), (0, -width % LANES)), constant_values=-1).ravel()
 
 
 def take_rows(x: Any, rows: RowIndices) -> Any:
-    """Return these rows of an array, with zeros for padding."""
+    """Return these rows of an array, with zeros for indices of -1."""
     made = x[rows]
     made[rows < 0] = 0
     return made
@@ -68,24 +70,25 @@ class Linear:
     bias: Floats | None = None
 
     def select_outputs(self, rows: RowIndices) -> Linear:
-        """Return the layer with these outputs, with zeros for padding."""
+        """Return the layer with these outputs only, with zeros for indices of -1."""
         return Linear(
             take_rows(self.weight, rows), None if self.bias is None else take_rows(self.bias, rows)
         )
 
     def select_inputs(self, columns: RowIndices) -> Linear:
-        """Return the layer with these inputs, with zeros for padding."""
+        """Return the layer with these inputs only, with zero weights for indices of -1."""
         return Linear(np.ascontiguousarray(take_rows(self.weight.T, columns).T), self.bias)
 
     def scale_by(self, inputs: Any, outputs: Any = 1.0) -> Linear:
-        """Return the layer whose inputs are scaled by `inputs` and whose outputs are scaled by
-        `outputs`, each a number or an array."""
+        """Return an equivalent of this layer with its inputs multiplied by `inputs`, and its
+        outputs by `outputs`. Each is a number, or an array with a factor for each input or
+        output."""
         outputs = np.asarray(outputs, np.float32)
         weight = self.weight * (outputs.reshape(-1, 1) * np.float32(inputs))
         return Linear(weight, None if self.bias is None else self.bias * outputs)
 
     def concatenate(self, others: list[Linear]) -> Linear:
-        """Return one layer with the outputs of this one, then those of others."""
+        """Return one layer with the outputs of this layer, then those of `others`."""
         every = [self, *others]
         biases = [np.zeros(len(x.weight)) if x.bias is None else x.bias for x in every]
         biased = any(x.bias is not None for x in every)
@@ -95,8 +98,8 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x / rms(x) * weight + bias; if `centred`, of x less its mean (LayerNorm). A weight `[heads,
-    width]` has a row for each head."""
+    """A norm: x / rms(x) * weight + bias. If `centred`, the mean of x is subtracted first
+    (LayerNorm). A weight `[heads, width]` has a row for each head."""
 
     weight: Floats
     epsilon: float
@@ -109,9 +112,9 @@ class Rope:
     """Rotary position embeddings: position p rotates pair i by p * frequencies[i]."""
 
     frequencies: tuple[float, ...]
-    scale: float  # of cosine and sine
-    interleaved: bool  # whether the numbers of a pair are neighbours, else half a head apart
-    # (a, n): queries are scaled by 1 + a * log(1 + position // n), as Llama 4's and Ministral's
+    scale: float  # factor of cosines and sines
+    interleaved: bool  # True: the numbers of a pair are neighbours; False: half a head apart
+    # (a, n): queries are scaled by 1 + a * log(1 + position // n), as in Llama 4 and Ministral
     growth: tuple[float, int] | None = None
 
 
@@ -119,7 +122,8 @@ class Rope:
 class Attention:
     """The weights and settings of a layer's attention."""
 
-    # of queries, keys and values; of queries alone for cross-attention or shared keys and values
+    # linear layers of queries, keys and values; of queries only, for cross-attention and for layers
+    # that use another layer's keys and values
     projections: list[Linear]
     out: Linear | None  # None: only keys and values are computed, for a decoder's cross-attention
     heads: int
@@ -128,62 +132,62 @@ class Attention:
     scale: float
     window: int = 0  # tokens of a sliding window; 0: no window
     softcap: float = 0.0
-    clip: float = 0.0  # queries, keys and values are clamped to +-clip; 0: not
-    # of queries, keys and values: of each head, or of all heads of a token together
+    clip: float = 0.0  # queries, keys and values are clamped to +-clip; 0: no clamping
+    # norms of queries, keys and values: for each head, or for all heads of a token together
     norms: tuple[Norm | None, ...] = (None, None, None)
-    norms_last: bool = False  # whether they come after the rotation
+    norms_last: bool = False  # whether the norms come after the rotation
     sinks: Floats | None = None
-    slopes: Floats | None = None  # of ALiBi
-    rope: int | None = None  # index in `Decoder.ropes`, for keys; None: no rotation
-    query_rope: int | None = None  # the same for queries
-    attends_to_source: bool = False  # cross-attention
-    kv_source_layer: int | None = None  # layer whose keys and values it reads; None: its own
-    bias: int = 0  # table of `Decoder.distance_biases`, counted from 1; 0: none
-    gate: Linear | None = None  # its sigmoids multiply attention's result, before `out`
-    latent: Latent | None = None  # cached in place of keys and values
+    slopes: Floats | None = None  # slopes of ALiBi
+    rope: int | None = None  # index in `Decoder.ropes` of the keys' rotation; None: no rotation
+    query_rope: int | None = None  # index in `Decoder.ropes` of the queries' rotation
+    attends_to_source: bool = False  # whether this is cross-attention
+    kv_source_layer: int | None = None  # index of the layer whose KV it uses; None: its own KV
+    bias: int = 0  # number of a table in `Decoder.distance_biases`, from 1; 0: none
+    gate: Linear | None = None  # sigmoids of its outputs multiply attention's result, before `out`
+    latent: Latent | None = None  # weights of latents, which are cached in place of keys and values
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Weights of attention by latents (MLA). `Attention.projections` give queries, or latents of
-    queries, then a token's latent and its rotary key."""
+    """Weights of attention by latents (MLA). The outputs of `Attention.projections` are, in this
+    order: queries, or latents of queries; a token's latent; a token's rotary key."""
 
     rank: int  # size of a latent
-    keys: list[Linear]  # of each head, `[rank, inputs]`: applied to its query
-    values: list[Linear]  # of each head, `[outputs, rank]`: applied to its attention result
-    query_rank: int = 0
+    keys: list[Linear]  # for each head, `[rank, inputs]`: applied to its query
+    values: list[Linear]  # for each head, `[outputs, rank]`: applied to its attention result
+    query_rank: int = 0  # size of a latent of queries; 0: there are no such latents
     queries: Linear | None = None  # makes queries from latents of queries
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
-    """down(act(gate) * up), or down(act(up)) without a gate."""
+    """An MLP: down(act(gate) * up), or down(act(up)) if `gate` is None."""
 
     gate: Linear | None
     up: Linear
     down: Linear
     activation: str
-    # xIELU's factors of squares above zero, of exponentials below, and of x; or CLAMPED's alpha and
-    # limit
+    # XIELU: the factors of squares (for x above 0), of exponentials (for x below 0) and of x;
+    # CLAMPED: alpha and the limit
     curve: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts. If the shared MLP has a gate, it is the router's last row."""
+    """A mixture of experts. If the shared MLP has a gate, the gate is the last row of `router`."""
 
     router: Linear
     each: list[GatedMLP]
     routing: Routing
     shared_gate: bool
-    added: Floats | None = None  # to the scores, for the choice of experts but not their weights
+    added: Floats | None = None  # added to scores to choose experts, but not to compute weights
 
 
 class Routing(NamedTuple):
     """The rule by which a router chooses experts and computes their weights."""
 
-    chosen: int  # experts of a token
-    sigmoids: bool  # scores are sigmoids of the logits; else their softmax
+    chosen: int  # number of experts for a token
+    sigmoids: bool  # True: scores are the sigmoids of the logits; False: their softmax
     normalized: bool  # whether the weights of the chosen experts add up to `scale`
     scale: float
     # experts are chosen from the `chosen_groups` groups whose two best scores have the largest sum
@@ -204,13 +208,13 @@ class RecurrentMixer:
     filter_bias: Floats | None = None
     key_heads: int = 1
     key_width: int = 0
-    steps: Linear | None = None  # logits of decays (dt), then of beta
-    decay: Floats | None = None
-    step_bias: Floats | None = None
-    skip: Floats | None = None
-    norm: Floats | None = None  # of results; None: they are only gated
-    groups: int = 1  # each is normed by itself
-    count: int = 1  # numbers of a group, without the padding
+    steps: Linear | None = None  # gives the logits of decays (dt), then those of beta
+    decay: Floats | None = None  # factors of steps in log decays, -exp(A_log)
+    step_bias: Floats | None = None  # added to the logits of decays
+    skip: Floats | None = None  # Mamba2's D: factors of values that are added to outputs
+    norm: Floats | None = None  # weight of the norm of outputs; None: outputs are gated only
+    groups: int = 1  # groups of outputs, each normed separately
+    count: int = 1  # numbers in a group, without padding
     gate_first: bool = False  # whether the gate comes before the norm
     epsilon: float = 0.0
     beta_scale: float = 1.0
@@ -220,36 +224,39 @@ class RecurrentMixer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """A layer: attention or a recurrence, then an MLP, experts or both."""
+    """A layer: attention or a recurrence, followed by an MLP, experts or both. Either half may be
+    missing."""
 
-    # before attention, after it, before the MLP, after it; None: no such norm
+    # norms before attention, after attention, before the MLP and after the MLP; None: no such norm
     norms: tuple[Norm | None, ...]
     attention: Attention | RecurrentMixer | None  # None: the layer is an MLP alone
     gated: GatedMLP | None  # None: no MLP, or only experts
     residual: float = 1.0  # multiplies the output of attention and MLP before it is added
     factor: float = 1.0  # multiplies the layer's output
     parallel: bool = False  # whether attention and MLP have the same input
-    norm_after_add: bool = False  # whether norms after a part come after the residual addition
+    # whether the norms after attention and MLP come after the residual addition
+    norm_after_add: bool = False
     experts: Experts | None = None
     input: LayerInput | None = None
-    parallel_mixer: RecurrentMixer | None = None  # has attention's input; both outputs are added
+    # a recurrence with the same input as attention; both outputs are added to the residual
+    parallel_mixer: RecurrentMixer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInput:
-    """Weights of norm(out(act(gate x) * y)), which a layer adds after its MLP: act is the MLP's
-    activation, y the layer's slice of `LayerInputs`."""
+    """Weights with which a layer uses its slice y of the per-layer inputs (`LayerInputs`): after
+    its MLP it adds norm(out(act(gate x) * y)), where act is the MLP's activation."""
 
     gate: Linear
     out: Linear
     norm: Norm
-    at: int  # start of the slice
+    at: int  # where the layer's slice starts in the per-layer inputs of a token
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """Per-layer inputs of tokens (Gemma 4): the sum of a row of a table and of a projection of the
-    token's embedding, which is normed layer by layer."""
+    """Per-layer inputs (Gemma 4), computed for each token: the token's row of `table` plus a
+    projection of its embedding. The projection is normed for each layer separately."""
 
     width: int  # numbers of one layer
     table: Linear  # `[V, layers * width]`
@@ -262,19 +269,20 @@ class LayerInputs:
 
 @dataclass(slots=True)
 class Decoder:
-    """A decoder; or an encoder, which has no head."""
+    """A decoder, or an encoder, which has no head."""
 
     width: int
     layers: list[DecoderLayer]
-    positions: Linear | None = None  # learned ones, `[positions, width]`
+    positions: Linear | None = None  # learned position embeddings, `[positions, width]`
     embedding_norm: Norm | None = None  # before the first layer
     norm: Norm | None = None  # before the head
     head: Linear | None = None
     logit_cap: float = 0.0  # tanh softcap of logits; 0: none
-    scale: float = 1.0  # of logits, before they are capped
+    scale: float = 1.0  # factor of the logits, before they are capped
     ropes: list[Rope] = field(default_factory=list)
     pairs: PairInputs | None = None
-    # embeddings of all ids `[V, width]`, and the weight they come from; None for a draft of pairs
+    # embeddings of all ids `[V, width]`, and the weight that they are computed from; None if the
+    # inputs are pairs
     embeddings: Tensor | None = None
     embedded_weight: Tensor | None = None
     distance_biases: list[Floats] = field(
@@ -285,9 +293,10 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class PairInputs:
-    """The inputs of a draft of pairs (EAGLE-3): token embeddings, normed, next to hidden states."""
+    """Settings of a draft model whose inputs are pairs (EAGLE-3): a normed token embedding,
+    concatenated with a hidden state."""
 
     width: int  # of an embedding
     norm: Norm  # of embeddings
-    join: Linear  # projects the target's tapped states to the draft's width
-    before_last: bool  # whether the draft's own states, fed back, are those before its last norm
+    join: Linear  # projects the target's hidden states at the taps to the draft model's width
+    before_last: bool  # whether the states it feeds back to itself are those before its last norm

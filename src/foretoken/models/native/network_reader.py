@@ -1,8 +1,8 @@
-"""Builds the kernels' `Decoder` from the modules of a transformers decoder.
+"""Makes the kernels' `Decoder` from the modules of a transformers decoder.
 
-Modules whose names leave their function open are run on random inputs. A network with a weight
-that is not used here is refused, as it computes something unknown. The self-check then compares
-the result with transformers.
+A module whose name does not determine what it computes is run on random inputs to find out. A
+network with a weight that is not used here is refused, because it computes something unknown. The
+self-check then compares the result with transformers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from foretoken.models.stock.pairs import EagleLayer, NormedHead, PairsNetwork
 from foretoken.models.stock.sizes import get_context_limit
 from foretoken.models.stock.taps import get_decoder_layers
 
-# Names of a layer's norms: before attention, after it, before the MLP, after it
+# Names of a layer's norms: before attention, after attention, before the MLP, after the MLP
 INPUT_NORM, ATTENTION_NORM = "input_layernorm", "post_attention_layernorm"
 NORM_LAYOUTS: tuple[tuple[str | None, ...], ...] = (
     (INPUT_NORM, None, ATTENTION_NORM, None),
@@ -75,7 +75,7 @@ NORM_LAYOUTS: tuple[tuple[str | None, ...], ...] = (
     (INPUT_NORM, None, "pre_ff_layernorm", None),
     (INPUT_NORM, ATTENTION_NORM, "pre_mlp_layernorm", "post_mlp_layernorm"),
 )
-# Names of modules of one kind in different families
+# Names that different families give to the same kind of module
 LAST_NORM_NAMES = (
     "norm",
     "embedding_norm",
@@ -112,12 +112,13 @@ ATTENTION_GATE_NAMES = "g_proj", "gate_proj"
 SCALE_NAMES = "scaling", "softmax_scale", "inv_norm_factor"
 ACTIVATION_FIELDS = "act_fn", "act", "activation", "activation_fn", "gelu_impl"
 NUM_CODEGEN_PARTS = 4  # CodeGen's fused weight has queries, values and keys in four parts
-MAX_HEAD_WIDTH, MAX_QUERY_GROUP = 1024, 128  # the kernels' limits; a group: heads of a key head
+MAX_HEAD_WIDTH, MAX_QUERY_GROUP = 1024, 128  # the kernels' limits; group: queries of a key head
 NUM_ALIBI_TRIAL_POSITIONS = 4096
 
 
 class NetworkReader:
-    """Builds a `Decoder` from a network, and records which weights it has used."""
+    """Makes a `Decoder` from a transformers network, and records which of its weights it has
+    used."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         self.network = network
@@ -142,10 +143,11 @@ class NetworkReader:
     def _require_all_read(self) -> None:
         known = self.read_weights | self._find_outside_weights()
         for name, weight in self.network.state_dict(keep_vars=True).items():  # buffers, too
-            self.require(id(weight) in known, name)
+            self.require(id(weight) in known, f"{name}, a weight of unknown use")
 
     def _find_outside_weights(self) -> set[int]:
-        """Return the weights outside the decoder, of a network that takes media."""
+        """Return the ids of the weights outside the decoder, in a network that takes media; else an
+        empty set."""
         if self.config is self.network.config:
             return set()
         every = self.network.state_dict(keep_vars=True).values()
@@ -197,7 +199,7 @@ class NetworkReader:
         self.layers = layers = list(get_decoder_layers(network))
         table: Any = network.get_input_embeddings()
         vectors = self.compute_vectors(table, getattr(config, "embedding_multiplier", None) or 1.0)
-        self.require(head is not None and len(stock) <= len(layers), "its layers or its head")
+        self.require(head is not None and len(stock) <= len(layers), "unknown layers or head")
         last = self.find_part(self.base, LAST_NORM_NAMES, "last norm")
         embedded = getattr(self.base, "word_embeddings_layernorm", None)
         self.positions = self._read_positions(get_context_limit(self.config))
@@ -227,7 +229,8 @@ class NetworkReader:
         )
 
     def _find_kv_source_layer(self, number: int) -> int | None:
-        """Return the layer whose keys and values a layer reads (Gemma 4), or None."""
+        """Return the index of the earlier layer whose keys and values this layer uses (Gemma 4);
+        None if it computes its own."""
         part: Any = getattr(self.layers[number], "self_attn", None)
         if not getattr(part, "is_kv_shared_layer", False):
             return None
@@ -238,14 +241,15 @@ class NetworkReader:
         raise self.make_refusal("no layer to share keys and values with")
 
     def _get_logit_scale(self) -> float:
-        """Return the factor of logits."""
+        """Return the factor by which the family multiplies logits."""
         config = self.config
         factor = float(getattr(config, "logit_scale", None) or 1)
         factor *= float(getattr(self.base, "lm_head_multiplier", 1.0))
         return factor / float(getattr(config, "logits_scaling", None) or 1)
 
     def compute_vectors(self, table: Any, factor: float) -> Tensor:
-        """Return the embeddings of all tokens, times `factor`, `[V, width]`."""
+        """Return the embeddings of all ids, `[V, width]`, computed by the module `table` and
+        multiplied by `factor`."""
         self.read_weights.add(id(table.weight))
         parts = torch.arange(table.weight.shape[0]).split(2**14)
         return torch.cat([table(ids).float() * factor for ids in parts])
@@ -262,7 +266,7 @@ class NetworkReader:
         if hasattr(part, "create_position_ids_from_input_ids"):
             offset = part.padding_idx + 1
         known = isinstance(table, Tensor) and table.ndim == 2 and limit is not None
-        self.require(known, f"positions by a {type(part).__name__}")
+        self.require(known, f"positions from a {type(part).__name__}")
         assert table is not None
         assert limit is not None
         self.require(table.shape[0] >= limit + offset, "fewer positions than its context")
@@ -277,7 +281,9 @@ class NetworkReader:
         } - {LAYER_INPUT_NORM}
         layout = next((p for p in NORM_LAYOUTS if {*p} - {None} == names), None)
         if layout is None:
-            raise self.make_refusal(f"norms {', '.join(sorted(names)) or 'of no known name'}")
+            raise self.make_refusal(
+                f"unknown layout of norms: {', '.join(sorted(names)) or 'none with a known name'}"
+            )
         parts: list[Any] = [name and getattr(layer, name) for name in layout]
         norms = [None if isinstance(p, nn.Identity) else p and self.read_norm(p) for p in parts]
         attention, parallel_mixer = self._read_mixers(layer, window)
@@ -304,13 +310,14 @@ class NetworkReader:
         )
 
     def _read_layer_inputs(self) -> LayerInputs | None:
-        """Return the per-layer inputs (Gemma 4), or None."""
+        """Return the weights that compute per-layer inputs (Gemma 4); None if the family has no
+        such inputs."""
         base = self.base
         width = int(getattr(base, "hidden_size_per_layer_input", 0) or 0)
         if not width:
             return None
         known = hasattr(base, "per_layer_model_projection_scale")
-        self.require(known, "inputs of layers of another kind")
+        self.require(known, "per-layer inputs of another kind")
         table, product = (
             base.embed_tokens_per_layer,
             self.read_linear(base.per_layer_model_projection),
@@ -318,7 +325,7 @@ class NetworkReader:
         embeddings: Any = self.network.get_input_embeddings()
         vocabulary = embeddings.weight.shape[0]
         known = width % LANES == 0 and table.weight.shape == (vocabulary, len(product.weight))
-        self.require(known and product.bias is None, "inputs of layers of other shapes")
+        self.require(known and product.bias is None, "per-layer inputs of other shapes")
         self.read_weights.add(id(table.weight))
         return LayerInputs(
             width,
@@ -340,8 +347,8 @@ class NetworkReader:
         return LayerInput(self.read_linear(gate), self.read_linear(out), norm, at)
 
     def _read_one_part_layer(self, layer: Any, window: int) -> DecoderLayer:
-        """Return a layer of one part after one norm: attention, a recurrence, an MLP or experts
-        (Nemotron-H)."""
+        """Return a layer that has one norm and one part (Nemotron-H): attention, a recurrence, an
+        MLP or experts."""
         part, norm = layer.mixer, self.read_norm(layer.norm)
         if hasattr(part, "A_log"):
             return DecoderLayer((norm, None, None, None), read_recurrence(self, part), None)
@@ -358,8 +365,8 @@ class NetworkReader:
     def _read_mixers(
         self, layer: Any, window: int
     ) -> tuple[Attention | RecurrentMixer, RecurrentMixer | None]:
-        """Return a layer's attention or recurrence; and, if it has both in parallel (Falcon-H1),
-        the recurrence, else None."""
+        """Return a layer's attention or recurrence, and None; or, if the layer has both in parallel
+        (Falcon-H1), the attention and the recurrence."""
         mixer = next((p for name in MIXER_NAMES if (p := getattr(layer, name, None))), None)
         if mixer is not None and not any(getattr(layer, name, None) for name in ATTENTION_NAMES):
             return read_recurrence(self, mixer), None
@@ -372,10 +379,10 @@ class NetworkReader:
 
     def _read_attention(self, part: Any, window: int) -> Attention:
         if hasattr(part, "kv_a_proj_with_mqa"):
-            self.require(not window, "a sliding window over latents")
+            self.require(not window, "latent attention with a sliding window")
             return read_latents(self, part)
         width: Any = getattr(part, "head_dim", getattr(part, "head_size", None))
-        self.require(isinstance(width, int), "heads of no known width")
+        self.require(isinstance(width, int), "attention heads of unknown width")
         self.require(width <= MAX_HEAD_WIDTH, f"head width {width}, above {MAX_HEAD_WIDTH}")
         out = self.read_linear(self.find_part(part, OUTPUT_NAMES, "attention's output"))
         heads = out.weight.shape[1] // width
@@ -396,7 +403,7 @@ class NetworkReader:
             )
             gate = gates and self.read_linear(gates)
             if len(projections[0].weight) == 2 * heads * width:
-                # each head's queries, then its gates
+                # rows of the weight: each head's queries, then the head's gates
                 rows = np.arange(2 * heads * width).reshape(heads, 2, width)
                 gate, projections[0] = (
                     projections[0].select_outputs(rows[:, i].ravel()) for i in (1, 0)
@@ -410,7 +417,7 @@ class NetworkReader:
         fits = key_heads and heads % key_heads == 0 and heads // key_heads <= MAX_QUERY_GROUP
         sizes = [len(x.weight) for x in projections]
         same = sizes[0] == heads * width and {*sizes[1:]} <= {key_heads * width}
-        self.require(bool(fits and same), f"{heads} heads on {key_heads}")
+        self.require(bool(fits and same), f"{heads} query heads with {key_heads} key heads")
         named = [
             next((p for n in names if (p := getattr(part, n, None))), None)
             for names in QKV_NORM_NAMES
@@ -449,14 +456,15 @@ class NetworkReader:
         )
 
     def _split_fused(self, part: Any, one: Linear, heads: int, width: int) -> list[Linear]:
-        """Return queries, keys and values of a fused weight, in the family's order."""
+        """Return queries, keys and values as three layers, split from a fused layer whose rows are
+        in the family's order."""
         rows = np.arange(len(one.weight))
         key_heads = (len(rows) // width - heads) // 2
         fits = len(rows) == (heads + 2 * key_heads) * width and key_heads > 0
         fits = fits and heads % key_heads == 0
         self.require(fits, "fused queries, keys and values of another shape")
         if hasattr(part, "query_key_value") or getattr(part, "multi_query", None) is False:
-            each = rows.reshape(key_heads, -1, width)  # queries of a key head, its key, its value
+            each = rows.reshape(key_heads, -1, width)  # per key head: its queries, key and value
             orders = [each[:, :-2], each[:, -2], each[:, -1]]
         elif hasattr(part, "embed_positions"):
             each = rows.reshape(NUM_CODEGEN_PARTS, 3, -1)
@@ -466,6 +474,8 @@ class NetworkReader:
         return [one.select_outputs(order.ravel()) for order in orders]
 
     def read_mlp(self, part: Any) -> GatedMLP:
+        """Return an MLP, with or without a gate. Raises RefusedError if its layers have unknown
+        names."""
         for names in FUSED_MLP_NAMES:
             if all(hasattr(part, name) for name in names):
                 both, down = (self.read_linear(getattr(part, name)) for name in names)
@@ -485,7 +495,8 @@ class NetworkReader:
         raise self.make_refusal("no MLP of a known name")
 
     def read_activation(self, part: Any) -> tuple[str, tuple[float, ...]]:
-        """Return the name of an activation, found by its results, and its parameters."""
+        """Return the name of an activation, found by comparing its results, and its parameters (see
+        `GatedMLP.curve`)."""
         if not any(hasattr(part, name) for name in ACTIVATION_FIELDS) and hasattr(part, "w3"):
             return self._infer_written_activation(part), (0.0, 0.0, 0.0)
         one = self.find_part(part, ACTIVATION_FIELDS, "activation")
@@ -510,10 +521,11 @@ class NetworkReader:
                     id(weight) for weight in one.state_dict(keep_vars=True).values()
                 }
                 return XIELU, curve
-        raise self.make_refusal(f"activation {type(one).__name__}")
+        raise self.make_refusal(f"unknown activation {type(one).__name__}")
 
     def _infer_written_activation(self, part: Any) -> str:
-        """Return the name of an activation in a gated MLP's code, found by the MLP's results."""
+        """Return the name of the activation of a gated MLP that has no activation module. It is
+        found by comparing the MLP's results with those of each known activation."""
         states = make_random_states(7, self.config.hidden_size)
         with torch.no_grad(), suppress(Exception):  # a family's own code raises anything
             made = part(states)
@@ -524,10 +536,11 @@ class NetworkReader:
         raise self.make_refusal("an unknown activation")
 
     def make_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Return the layer of a weight that is not in a linear module."""
+        """Return a `Linear` of a weight that is a parameter, not part of a linear module."""
         return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
     def read_linear(self, part: Any) -> Linear:
+        """Return a linear layer. Raises RefusedError if the module computes anything else."""
         weight: Any = getattr(part, "weight", None)
         known = isinstance(part, nn.Linear | Conv1D)
         self.require(known, f"a {type(part).__name__} in place of a linear layer")
@@ -546,11 +559,11 @@ class NetworkReader:
         return Linear(to_float_array(weight), None if bias is None else to_float_array(bias))
 
     def read_norm(self, part: Any, width: int = 0) -> Norm:
-        """Return a norm. Its formula is found by its results: some families add 1 to the weight,
-        some have no weight."""
+        """Return a norm. Its formula is found by its results, because families differ: some add 1
+        to the weight, some have no weight."""
         self.read_weights |= {id(weight) for weight in part.parameters()}
         scale, bias = getattr(part, "weight", None), getattr(part, "bias", None)
-        if scale is None and (each := [*getattr(part, "norms", [])]):  # one of each head
+        if scale is None and (each := [*getattr(part, "norms", [])]):  # a norm for each head
             norms = [self.read_norm(one) for one in each]
             weight = np.stack([norm.weight for norm in norms])
             alike = all(norm.bias is None for norm in norms)
@@ -572,11 +585,11 @@ class NetworkReader:
                     if torch.allclose(made, own, rtol=RELATIVE_TOLERANCE, atol=RELATIVE_TOLERANCE):
                         added = None if bias is None else to_float_array(bias)
                         return Norm(to_float_array(weight), float(epsilon), added, centred)
-        raise self.make_refusal(f"a {type(part).__name__}")
+        raise self.make_refusal(f"unknown norm {type(part).__name__}")
 
     def _read_slopes(self, heads: int) -> Floats | None:
-        """Return ALiBi's slopes; None without ALiBi. Raises RefusedError if the family's biases are
-        not linear in the position."""
+        """Return ALiBi's slopes; None if the family does not use ALiBi. Raises RefusedError if its
+        biases are not linear in the position."""
         if hasattr(self.base, "build_mpt_alibi_tensor"):
             table = self.base.build_mpt_alibi_tensor(heads, NUM_ALIBI_TRIAL_POSITIONS)
         elif hasattr(self.base, "build_alibi_tensor"):
@@ -595,7 +608,7 @@ class NetworkReader:
         return to_float_array(slopes)
 
     def _read_ropes(self, part: Any, width: int) -> tuple[int, int]:
-        """Return the indices in `ropes` of a layer's rotary positions, for keys and queries."""
+        """Return a layer's rotary positions, for keys and for queries, as indices in `ropes`."""
         rope = self._infer_rope(part, width)
         settings: Any = getattr(self.config, "rope_parameters", None) or {}
         growth = None
@@ -607,12 +620,13 @@ class NetworkReader:
         return self.add_rope(rope), self.add_rope(replace(rope, growth=growth))
 
     def has_growing_queries(self) -> bool:
-        """Return whether queries are scaled by their positions (Llama 4)."""
+        """Return whether queries are scaled by a factor that grows with their position (Llama
+        4)."""
         settings: Any = getattr(self.config, "rope_parameters", None) or {}
         return bool(settings.get("llama_4_scaling_beta"))
 
     def add_rope(self, rope: Rope) -> int:
-        """Return the index of these rotary positions in `ropes`, after adding them if new."""
+        """Add these rotary positions to `ropes` unless they are there; return their index."""
         if rope not in self.ropes:
             self.ropes.append(rope)
         return self.ropes.index(rope)
@@ -623,8 +637,9 @@ class NetworkReader:
         return self.find_part(owner, ROTARY_MODULE_NAMES, "rotary positions")
 
     def _infer_rope(self, part: Any, width: int) -> Rope:
-        """Return a layer's rotary positions, found by the results at a few positions."""
-        # small positions: some families' frequencies depend on the largest one
+        """Return a layer's rotary positions, found by rotating random states at a few positions
+        with the family's code."""
+        # small positions: in some families, the frequencies depend on the largest position
         last_position = min(100, (get_context_limit(self.config) or 200) // 2)
         positions = torch.tensor([[0, 1, 2, 3, last_position // 2, last_position]])
         cosine, sine, frequencies = self._compute_cosines(part, positions)
@@ -640,15 +655,16 @@ class NetworkReader:
                 if rotated.shape == expected.shape and torch.allclose(
                     rotated.double(), expected, atol=RELATIVE_TOLERANCE
                 ):
-                    self.require(states.shape[-1] <= width, "rotary positions of several heads")
+                    self.require(states.shape[-1] <= width, "rotary positions wider than a head")
                     turns = (sign * frequencies.double()).tolist()
                     return Rope(tuple(turns), scale, interleaved)
         raise self.make_refusal("rotary positions of another kind")
 
     def _compute_cosines(self, part: Any, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the family's cosines and sines at positions `[1, n]`, and its frequencies."""
+        """Return cosines and sines at positions `[1, n]`, computed by the family's code, and its
+        frequencies."""
         table = getattr(part, "embed_positions", None)
-        if isinstance(table, Tensor):  # sines, then cosines
+        if isinstance(table, Tensor):  # its rows are sines, then cosines
             pairs = table.shape[1] // 2
             sine, cosine = table[positions].split(pairs, -1)
             return cosine, sine, 1.0 / 10000 ** (torch.arange(0, 2 * pairs, 2) / (2 * pairs))
@@ -657,13 +673,13 @@ class NetworkReader:
         by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
         more = {"layer_type": kinds[part.layer_idx]} if by_kind else {}
         prefix = f"{kinds[part.layer_idx]}_" if by_kind else ""
-        self.require(hasattr(rotary, f"{prefix}inv_freq"), "rotary positions of some layers alone")
+        self.require(hasattr(rotary, f"{prefix}inv_freq"), "rotary positions in only some layers")
         return *rotary(torch.zeros(1), positions, **more), getattr(rotary, f"{prefix}inv_freq")
 
     def _rotate(self, part: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Rotate states `[1, 1, n, width]` by the family's own function."""
+        """Apply rotary positions to states `[1, 1, n, width]` with the family's own function."""
         apply: Any = getattr(sys.modules[type(part).__module__], ROTARY_FUNCTION, None)
-        self.require(apply is not None, "rotary positions by no known function")
+        self.require(apply is not None, "no known function for rotary positions")
         first, second, *_ = inspect.signature(apply).parameters
         if first == "tensor":  # it takes [B, n, heads, width]
             return apply(states.transpose(1, 2), sin=sine, cos=cosine).transpose(1, 2)
@@ -672,15 +688,15 @@ class NetworkReader:
         return apply(states, cosine, sine)
 
     def has_positions(self, part: Any) -> bool:
-        """Return whether the network has rotary positions, and neither it nor the layer sets them
-        to None."""
+        """Return whether the network or this attention has rotary positions, and neither has set
+        them to None."""
         names = *ROTARY_MODULE_NAMES, "embed_positions"
         owned = [getattr(one, name, self) for one in (self.base, part) for name in names]
         return None not in owned and any(x is not self for x in owned)
 
     def _try_rotation(self, part: Any, inputs: int, norm: Any) -> tuple[bool, bool]:
-        """Return whether positions change the result of attention, and whether they change the
-        input of its norm of keys, which then comes after the rotation."""
+        """Run attention with and without rotation. Return whether the results differ, and whether
+        the inputs of its norm of keys differ: then the norm comes after the rotation."""
         cosine, sine, _ = self._compute_cosines(part, torch.arange(4)[None])
         states, norm_inputs = make_random_states(1, 4, inputs), list[Tensor]()
         hook = norm and norm.register_forward_pre_hook(
@@ -699,12 +715,15 @@ class NetworkReader:
         return not torch.equal(*made), bool(norm_inputs) and not torch.equal(*norm_inputs)
 
     def find_part(self, part: Any, names: tuple[str, ...], what: str) -> Any:
+        """Return the module in `part` that has one of these names. Raises RefusedError if there is
+        none; its message names the module by `what`."""
         name = next((name for name in names if hasattr(part, name)), None)
         if name is None:
             raise self.make_refusal(f"no {what} of a known name")
         return getattr(part, name)
 
     def require(self, known: bool, what: str) -> None:
+        """Raise RefusedError unless `known` is True. `what` describes the unsupported part."""
         if not known:
             raise self.make_refusal(what)
 

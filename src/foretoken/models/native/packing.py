@@ -1,4 +1,4 @@
-"""Packs weights for the kernels, in panels of 16 outputs (`kernels/cpp/network.h`)."""
+"""Packs weights for the kernels, in panels of 16 outputs (see `kernels/cpp/network.h`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from foretoken.kernels import library
 from foretoken.models.quantized_blocks import Floats, QuantizedBlocks, find_blocks, map_parts
 
-LANES, BLOCK_WEIGHTS = 16, 32  # outputs of a panel; weights of a quantized block, of one output
+# outputs in a panel; weights in a quantized block, all of one output
+LANES, BLOCK_WEIGHTS = 16, 32
 STORAGE_KINDS = {
     "float32": 0,
     "bfloat16": 1,
@@ -30,17 +31,18 @@ CODEBOOKS = {
     "fp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
 }
 SUPER_BLOCK_WEIGHTS = 256
-# Candidates for the int8 of a super-block's largest factor: the usual ones of GGUF files, then all
-# others in descending order, so that an integer is tried before its divisors
+# Candidates for the int8 that stands for a super-block's largest factor: the usual integers of GGUF
+# files, then all others in descending order, so that an integer is tried before its divisors
 MAX_FACTOR_CANDIDATES = (-128, 63, *range(127, 0, -1))
 NUM_SAMPLE_SUPER_BLOCKS = 64  # most of a sample must have a common factor
-NUM_BIT_SAMPLE_BLOCKS = 4096  # sample from which the usual number of bits is estimated
-NUMBERS_PER_TASK = 2**19  # packed or rounded at a time by one thread
+NUM_BIT_SAMPLE_BLOCKS = 4096  # sample size for estimating how many bits most blocks need
+NUMBERS_PER_TASK = 2**19  # numbers that one thread packs or rounds at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A packed weight `[outputs, inputs]`; outputs are padded with zeros to a multiple of 16."""
+    """A packed weight `[outputs, inputs]`, whose outputs are padded with zeros to a multiple of 16.
+    `kind` is one of STORAGE_KINDS; `form` has the flags FORM_*."""
 
     kind: str
     form: int
@@ -50,10 +52,11 @@ class Panels:
 
 
 def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
-    """Return a packed weight. One that was quantized in blocks of at most `bits` bits is stored in
-    these blocks, without loss; others are rounded to `bits` bits.
+    """Return a packed weight. If the weight was quantized in blocks of at most `bits` bits, these
+    blocks are stored without loss. Any other weight is rounded to `bits` bits.
 
-    rounding: If False, others are stored as floats, of 16 bits if these represent them exactly.
+    rounding: If False, any other weight is stored as floats instead, without loss: of 16 bits if
+    these represent it exactly.
     """
     blocks = find_blocks(weight)
     if blocks is not None:
@@ -63,7 +66,7 @@ def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
             return _pack_blocks(blocks, weight.shape)
     if rounding and weight.shape[1] % BLOCK_WEIGHTS == 0:
         return _pack_blocks(round_blocks(weight, bits), weight.shape)
-    halves = np.ascontiguousarray(weight).view(np.uint16)  # of numbers, the lower one first
+    halves = np.ascontiguousarray(weight).view(np.uint16)  # lower, then upper half
     if not halves[:, ::2].any():
         return pack_floats(halves[:, 1::2], "bfloat16")
     with np.errstate(over="ignore"):
@@ -74,7 +77,7 @@ def pack(weight: Floats, bits: int, *, rounding: bool = True) -> Panels:
 
 
 def round_blocks(weight: Floats, bits: int) -> QuantizedBlocks:
-    """Return a weight `[out, in]` rounded to 8 or 4 bits, in blocks."""
+    """Return a weight `[out, in]` rounded to 8 or 4 bits, in blocks of 32."""
     blocks, name = weight.size // BLOCK_WEIGHTS, library.choose_instruction_set().encode()
     groups = np.ascontiguousarray(weight).reshape(blocks, BLOCK_WEIGHTS)
     integers, scales = np.empty(groups.shape, np.int8), np.empty((blocks, 1), np.float32)
@@ -93,8 +96,8 @@ def round_blocks(weight: Floats, bits: int) -> QuantizedBlocks:
 
 
 def _round_to_int8(groups: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Round blocks `[blocks, 32]` to int8. Scales are rounded to float16, unless that would make
-    them subnormal or infinite."""
+    """Round blocks `[blocks, 32]` to int8; return integers and scales. Scales are rounded to
+    float16, unless that would make them subnormal or infinite."""
     best = np.maximum(groups.max(1, keepdims=True), -groups.min(1, keepdims=True)) / np.float32(127)
     with np.errstate(over="ignore"):
         short = best.astype(np.float16).astype(np.float32)
@@ -111,7 +114,7 @@ def _pack_blocks(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels:
         bits = next(b for b in (4, 5, 6, 8) if -(2 ** (b - 1)) <= low and high < 2 ** (b - 1))
         limits = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     else:
-        # shifted to begin at 0; the offset makes up for it
+        # shift the integers so that they begin at 0, and change the offsets accordingly
         low, high = int(integers.min()), int(integers.max())
         low = 0 if low >= 0 else -8 if low >= -8 and high < 8 else -16
         integers, offsets = integers - np.int8(low), offsets + scales * np.float32(low)
@@ -122,7 +125,8 @@ def _pack_blocks(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels:
 
 
 def _pack_codes(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels | None:
-    """Pack blocks of integers of one of CODEBOOKS as codes of four bits; None for others."""
+    """Pack blocks whose integers are all in one of CODEBOOKS, as codes of four bits; return None if
+    they are not."""
     if blocks.offsets is None and blocks.integers.max() <= max(CODEBOOKS["fp4"]):
         blocks = _remove_nines(blocks)
     for kind, integers in CODEBOOKS.items() if blocks.offsets is None else ():
@@ -134,7 +138,8 @@ def _pack_codes(blocks: QuantizedBlocks, shape: tuple[int, ...]) -> Panels | Non
 
 
 def _remove_nines(blocks: QuantizedBlocks) -> QuantizedBlocks:
-    """Divide blocks with 9s by 1.5, so that 12, 9, 6, 3 become 8, 6, 4, 2: E2M1 has no 9."""
+    """Return the blocks for E2M1, which has no 9: blocks with 9s are divided by 1.5, so that 12, 9,
+    6, 3 become 8, 6, 4, 2. If that would change a weight, return the blocks unchanged."""
     integers, scales = blocks.integers, blocks.scales
     nines = (np.abs(integers) == 9).any(-1, keepdims=True)
     less = np.where(nines & (integers % 3 == 0), integers // 3 * 2, integers)
@@ -149,7 +154,8 @@ def _pack_levels(
     limits: tuple[int, int],
     shape: tuple[int, ...],
 ) -> Panels:
-    """Pack integers of blocks, and their factors, in two levels if those can be split."""
+    """Pack integers of blocks, and their factors (scales, and offsets if any). The factors are
+    stored in two levels if that is possible without loss."""
     rows = shape[0]
     if shape[1] % SUPER_BLOCK_WEIGHTS == 0 and not all(map(fits_float16, factors)):
         groups = integers.reshape(-1, integers.shape[2])
@@ -164,8 +170,9 @@ def _pack_levels(
 
 
 def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Divide the integers of blocks by their common factor, if a few blocks of large integers would
-    cost all others more bits."""
+    """Return integers and scales. If only a few blocks have such large integers that all blocks
+    would need more bits, the integers of these blocks are divided by their common factor, and their
+    scales multiplied by it."""
     size = integers.shape[-1]
     some = np.abs(
         integers.reshape(-1, size)[:: -(-integers.size // (size * NUM_BIT_SAMPLE_BLOCKS))]
@@ -184,9 +191,9 @@ def _reduce_integers(integers: NDArray[np.int8], scales: Floats) -> tuple[NDArra
 
 
 def _encode(blocks: QuantizedBlocks, codes: NDArray[np.int8]) -> tuple[Any, Floats] | None:
-    """Return the codes of blocks, and their scales; None if an integer has no code. codes: The code
-    of each byte, or -1."""
-    # the first row excludes most weights quickly
+    """Return the codes of blocks, and their scales; None if an integer has no code. codes: for each
+    byte value, its code or -1."""
+    # try one row first: it suffices to exclude most weights, and is fast
     few = QuantizedBlocks(blocks.integers[:1], blocks.scales[:1], None)
     if len(blocks.scales) > 1 and _encode(few, codes) is None:
         return None
@@ -201,7 +208,7 @@ def _encode(blocks: QuantizedBlocks, codes: NDArray[np.int8]) -> tuple[Any, Floa
 
 
 def pack_floats(weight: NDArray[Any], kind: str) -> Panels:
-    """Pack floats `[N, K]`: float32, float16, or bfloat16 as uint16."""
+    """Pack floats `[N, K]`: float32, float16, or bfloat16 given as uint16."""
     K = weight.shape[1]
     data = np.zeros((-(-len(weight) // LANES), K, LANES), weight.dtype)
 
@@ -222,14 +229,15 @@ def pack_integers(
     kind: str,
     supers: list[NDArray[np.float16]] | None = None,
 ) -> Panels:
-    """Pack the integers `[N, K]` of weights scale * integer + offset.
+    """Pack quantized weights `[N, K]`, each scale * integer + offset.
 
     Args:
-        integers: From 0 on with offsets, else signed; or codes.
-        scales: `[N, blocks]`, of blocks of 32 or 16 weights.
+        integers: `[N, K]`; unsigned if there are offsets, else signed; or codes of a codebook.
+        scales: `[N, blocks]`, one for each block of 32 or 16 weights.
         offsets: `[N, blocks]`, or None.
         kind: One of STORAGE_KINDS.
-        supers: Factors `[N, super-blocks]` of scales and offsets, which are then in int8.
+        supers: For scales in two levels: the float16 factors `[N, super-blocks]` of scales, then of
+            offsets, which are int8 themselves. None: there is only one level.
     """
     N, K = integers.shape
     bits = int(kind[-1])
@@ -287,7 +295,7 @@ def fits_float16(x: NDArray[Any]) -> bool:
 
 
 def _arrange_in_panels(rows: NDArray[Any], columns: int, blocks: int) -> NDArray[np.uint8]:
-    """Return `[N, numbers]`, padded with zeros, as bytes `[panels, blocks, ..]`."""
+    """Return numbers `[N, columns]`, padded with zeros, as bytes `[panels, blocks, ..]`."""
     full = np.zeros((-(-len(rows) // LANES) * LANES, columns), rows.dtype)
     full[: len(rows), : rows.shape[1]] = rows
     panels = np.ascontiguousarray(full.reshape(-1, LANES, columns).swapaxes(1, 2))
@@ -295,21 +303,22 @@ def _arrange_in_panels(rows: NDArray[Any], columns: int, blocks: int) -> NDArray
 
 
 class TwoLevels(NamedTuple):
-    """Integers with scales of two levels, as in GGUF's K quants: a scale is an int8 times the
-    float16 of its super-block of 256 weights. The levels are recovered from the scales alone
-    (`models.quantized_blocks`), without changing a weight; if several scales give a block the same
-    weights, it gets one that its super-block can represent."""
+    """Quantized weights with scales in two levels, as in GGUF's K quants: a scale is an int8 factor
+    times the float16 of its super-block of 256 weights. The levels are recovered from the scales
+    alone (`models.quantized_blocks`), without changing a weight. If several scales give a block the
+    same weights, a scale is chosen that its super-block can represent."""
 
     integers: NDArray[np.int8]  # [blocks, size]
-    factors: list[NDArray[np.int8]]  # [blocks], of scales, and of offsets if there are any
-    supers: list[NDArray[np.float16]]  # [super-blocks], the same
+    factors: list[NDArray[np.int8]]  # [blocks]: of scales, then of offsets if there are any
+    supers: list[NDArray[np.float16]]  # [super-blocks]: for scales, then for offsets
 
 
 def split_into_two_levels(
     integers: NDArray[np.int8], parts: list[Floats], low: int, high: int
 ) -> TwoLevels | None:
-    """Split the scales `[blocks]` of integers `[blocks, size]`, and their offsets if there are any,
-    into two levels; None if that is impossible with integers from `low` to `high`."""
+    """Split scales into two levels. `parts` holds the scales `[blocks]` of integers `[blocks,
+    size]`, then their offsets if there are any. Return None if a split without loss is impossible
+    with integers from `low` to `high`."""
     blocks = SUPER_BLOCK_WEIGHTS // integers.shape[1]
     supers = [find_common_factor(x.reshape(-1, blocks)) for x in parts]
     if any(x is None for x in supers):
@@ -330,8 +339,8 @@ def split_into_two_levels(
 
 
 def find_common_factor(x: Floats) -> Floats | None:
-    """Return `[n]` float16 numbers (in float32), of which most entries in a row of `[n, factors]`
-    are multiples by an int8; None if most rows have no such number."""
+    """Return for each row of `[n, factors]` a float16 number (as float32), of which most entries of
+    the row are multiples by an int8: `[n]`. Return None if most rows have no such number."""
     if (
         len(x) > NUM_SAMPLE_SUPER_BLOCKS
         and find_common_factor(x[:: len(x) // NUM_SAMPLE_SUPER_BLOCKS][:NUM_SAMPLE_SUPER_BLOCKS])
@@ -355,7 +364,8 @@ def find_common_factor(x: Floats) -> Floats | None:
 
 
 def _divide(x: Floats, factor: Floats) -> tuple[Any, Any]:
-    """Return x / factor, rounded to integers, and whether each is exact and fits int8."""
+    """Return x / factor rounded to integers, and for each integer whether it is exact and fits
+    int8."""
     with np.errstate(all="ignore"):
         k = np.rint(np.where(x == 0, 0, x / factor))
         return k, (k * factor == x) & (k >= -128) & (k <= 127) | (x == 0)
@@ -364,8 +374,8 @@ def _divide(x: Floats, factor: Floats) -> tuple[Any, Any]:
 def _refit(
     whole: NDArray[np.int8], parts: list[Floats], supers: list[Floats], low: int, high: int
 ) -> list[Any] | None:
-    """Return integers, scales and offsets of the same weights, with scales and offsets that are
-    multiples of `supers`; None if there are none."""
+    """Return other integers, scales and offsets that give exactly the same weights, with scales and
+    offsets that are multiples of `supers` by an int8; None if there are none."""
     first, scales = whole.astype(np.float64), parts[0].astype(np.float64)[:, None]
     offsets = parts[1].astype(np.float64)[:, None] if len(parts) > 1 else np.zeros_like(scales)
     weights = (first * scales + offsets).astype(np.float32)
@@ -394,7 +404,7 @@ def _refit(
 
 
 def _round_to_multiples(x: Any, factor: Floats) -> Any:
-    """Return the nearest multiples `[n, 1]` of factors `[n]` by an int8."""
+    """Return for each entry of x the nearest multiple of its factor `[n]` by an int8: `[n, 1]`."""
     with np.errstate(all="ignore"):
         k = np.nan_to_num(np.rint(x / factor[:, None]))
     return np.clip(k, -128, 127) * factor[:, None]

@@ -1,4 +1,4 @@
-"""A paged KV cache: pages of 16 positions, which sequences with a common prefix share.
+"""A paged KV cache: pages of 16 positions. Sequences with a common prefix share pages.
 
 A shared page is copied before it is written to (copy on write).
 """
@@ -20,31 +20,32 @@ if TYPE_CHECKING:  # imports this module
 PAGE_POSITIONS = 16
 SLAB_PAGES = 32  # pages that are allocated together
 CACHE_LINE_BYTES = 64
-MIN_SPARE_PAGES = 64  # unused pages that are not freed
-# bytes of all pages above which cached prefixes are dropped, unless `NativeModel.reserve` is called
+MIN_SPARE_PAGES = 64  # number of unused pages that are retained for reuse
+# cached prefixes are dropped if all pages take more bytes; `NativeModel.reserve` sets another limit
 DEFAULT_CACHE_BYTES = 2**29
 
 
 class LayerOffsets(NamedTuple):
-    """Offsets of a layer's keys and values, in numbers."""
+    """Where a layer's keys and values are in a page; offsets in numbers, not bytes."""
 
-    keys: int  # of the first head's keys from the page's address
-    values: int  # of a head's values from its keys
-    step: int  # of the next head's keys from a head's keys
+    keys: int  # from the page's address to the first head's keys
+    values: int  # from a head's keys to its values
+    step: int  # from a head's keys to the next head's keys
 
 
 class PageLayout(NamedTuple):
-    """The layout of keys and values in a slab. One head's keys of all pages are contiguous, and so
-    are its values, so that the processor prefetches across pages. If heads differ in width, each
-    page is contiguous instead."""
+    """The layout of keys and values in a slab. One head's keys are contiguous over all pages of the
+    slab, and so are its values, so that the processor prefetches across pages. If heads differ in
+    width, each page is contiguous instead."""
 
     layers: list[LayerOffsets]
     stretches: int  # contiguous stretches of memory, each with a part of every page
-    numbers: int  # of a page in a stretch
+    numbers: int  # how many numbers of each page are in a stretch
 
 
 def compute_page_layout(heads: Sequence[tuple[int, int]]) -> PageLayout:
-    """Return the layout for layers with these (number of key heads, width) each."""
+    """Return the layout for layers with keys of these shapes: for each layer the number of key
+    heads and their width."""
     head_numbers = [PAGE_POSITIONS * width for _, width in heads]
     alike = len(set(head_numbers)) == 1
     layers, end = [], 0
@@ -60,7 +61,7 @@ def compute_page_layout(heads: Sequence[tuple[int, int]]) -> PageLayout:
 
 
 class Slab:
-    """The memory of SLAB_PAGES pages, freed together when none is used."""
+    """The memory of SLAB_PAGES pages. It is freed when none of them is used."""
 
     __slots__ = ("num_used", "pages")
 
@@ -74,7 +75,7 @@ class Slab:
 
 
 class Page:
-    """Keys and values of 16 positions in all layers, with a count of its users."""
+    """Keys and values of 16 positions in all layers, and the number of sequences that use them."""
 
     __slots__ = ("address", "num_users", "numbers", "slab")
 
@@ -84,8 +85,9 @@ class Page:
 
 
 class PagePool:
-    """Allocates pages and takes unused ones back. At `capacity` pages, the least recently used
-    cached prefixes are dropped; running sequences may exceed it."""
+    """Allocates pages and takes back unused pages. When `capacity` pages are in use, the least
+    recently used cached prefixes are dropped. Running sequences are never dropped, so they may
+    exceed `capacity`."""
 
     def __init__(self, layout: PageLayout, dtype: str = "float32") -> None:
         self.layout, self.dtype = layout, np.dtype(dtype)
@@ -115,7 +117,8 @@ class PagePool:
         return new
 
     def release(self, pages: Sequence[Page]) -> None:
-        """Count one user less of these pages, and take back those without users."""
+        """Decrement the user count of these pages, and take back the pages that have no user
+        left."""
         for page in pages:
             page.num_users -= 1
             if page.num_users == 0:
@@ -132,8 +135,8 @@ class PagePool:
                     ]
 
     def recount(self) -> None:
-        """Count the users of all pages again, when no sequence is running: this frees pages that a
-        Ctrl-C has leaked."""
+        """Count the users of all pages again. Call it only when no sequence is running: it frees
+        pages that were leaked by a Ctrl-C."""
         pages = [page for slab in self.slabs for page in slab.pages]
         for page in pages:
             page.num_users = 0
@@ -147,17 +150,18 @@ class PagePool:
 
 
 class PagedSequence:
-    """The cache of one sequence.
+    """The KV cache of one sequence.
 
     Attributes:
-        pages: Its pages, of which the first `length` positions are valid.
-        length: Cached tokens.
-        long: True if it joined as a sequence with the rotary positions of long contexts.
-        source: Keys and values of cross-attention, of an encoder-decoder; else None.
-        position_shift: Added to positions for rotary embeddings: images take fewer positions.
-        states: Its recurrent states; None for a model without any.
-        may_share: True while its prompt, so far, is also the prefix of another sequence.
-        table: Address of the table of its pages' addresses, for the kernels.
+        pages: The sequence's pages. Their first `length` positions are valid.
+        length: Number of cached tokens.
+        long: True if the sequence has the rotary positions of long contexts.
+        source: Keys and values of cross-attention; None if the model is not an encoder-decoder.
+        position_shift: Added to positions for rotary embeddings, because images take fewer
+            positions than tokens.
+        states: The recurrent states; None if the model has none.
+        may_share: True while all tokens so far may also be the prefix of another sequence.
+        table: Address of the kernels' table of page addresses.
     """
 
     __slots__ = (
@@ -193,7 +197,8 @@ class PagedSequence:
             self._addresses[i] = page.address
 
     def fork(self, length: int) -> PagedSequence:
-        """Return a sequence that shares the first `length` positions, without recurrent states."""
+        """Return a new sequence that shares the pages of the first `length` positions; its
+        recurrent states are None."""
         source = self.source and self.source.fork(self.source.length)
         pages = self.pages[: -(-length // PAGE_POSITIONS)]
         forked = PagedSequence(self.pool, pages, length, long=self.long, source=source)
@@ -201,8 +206,8 @@ class PagedSequence:
         return forked
 
     def reserve(self, first: int, last: int) -> None:
-        """Prepare positions `first` to `last - 1` for writing: copy shared pages, allocate new
-        ones."""
+        """Prepare positions `first` to `last - 1` for writing: copy pages that other sequences
+        share, and allocate missing pages."""
         for i in range(first // PAGE_POSITIONS, len(self.pages)):
             shared = self.pages[i]
             if shared.num_users > 1:
@@ -212,7 +217,7 @@ class PagedSequence:
             self._set_page(len(self.pages), self.pool.allocate_page())
 
     def release(self) -> None:
-        """Release all pages."""
+        """Release all pages, including those of cross-attention."""
         pages, self.pages, self.length = self.pages, [], 0
         self.pool.release(pages)
         if self.source is not None:

@@ -1,5 +1,5 @@
-"""Forward passes of a network over paged keys and values: fills the kernels' records and arrays,
-and returns tensors."""
+"""Runs forward passes of a network over paged keys and values: fills the kernels' structs and
+arrays, calls the kernels and returns tensors."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ EMBEDDING_KINDS = {
     torch.float32: 0,
     torch.bfloat16: 1,
     torch.float16: 2,
-}  # of a table of embeddings, as in network.h
-MAX_PASS_TOKENS = 256  # bounds the memory of a pass's activations
+}  # storage of a table of embeddings: enum Kind of network.h
+MAX_PASS_TOKENS = 256  # longer inputs take several passes: bounds the memory of activations
 
 
 class SequencePart(NamedTuple):
-    """New tokens of a sequence, after its first `past` ones."""
+    """New tokens of a sequence that one pass computes, after the first `past` tokens, which are
+    cached."""
 
     seq: PagedSequence
     past: int
     tokens: list[int]
-    need: int  # number of last tokens whose logits are wanted
-    output_row: int  # the first of `need` rows in the buffers of logits and hidden states
+    need: int  # logits are wanted for the last `need` tokens
+    output_row: int  # their first row in the buffers of logits and hidden states
 
 
 class PassResult(NamedTuple):
     """Results of `NativePasses.run`, valid until the next run: logits `[B, max_need, V]`, inputs of
-    the output layer `[B, max_need, H]`, and hidden states at the taps `[tokens, taps * H]`."""
+    the output layer `[B, max_need, H]`, and hidden states at the taps `[tokens, taps * H]`, or None
+    if they were not requested."""
 
     logits: Tensor
     hidden: Tensor
@@ -53,17 +55,19 @@ class PassResult(NamedTuple):
 
 
 class DraftChain:
-    """All draft tokens of a step in one call of the kernels: one pass, then one for each further
-    token. Holds the result and the kernels' record.
+    """Computes all draft tokens of a step in one call of the kernels: a forward pass makes each
+    row's first draft token, then each further token takes a pass. Holds the kernels' struct and the
+    result.
 
     Args:
-        budget: Draft tokens of each row, `[B]`.
+        budget: Number of draft tokens of each row, `[B]`.
         first: Position of each row's first draft token, `[B]`.
-        position_shifts: Added to positions to get rows of the rotary tables, `[B]`.
+        position_shifts: Added to each row's positions to index the rotary tables, `[B]`.
         seqs: The sequences, `[B]`.
-        Vd: The draft's vocabulary size.
-        choice: How tokens are chosen.
-        embeddings: Token embeddings `[V, E]` for a draft of pairs; None for others.
+        Vd: The draft model's vocabulary size.
+        choice: The rule by which tokens are chosen.
+        embeddings: Token embeddings `[V, E]` for a model whose inputs are pairs of an embedding and
+            a hidden state; None for other models.
     """
 
     def __init__(
@@ -110,12 +114,13 @@ class DraftChain:
         for name, tensor in tensors.items():
             setattr(record, name, None if tensor is None else tensor.data_ptr())
         self.record = record
-        self._memory = numbers, tables, states, tensors  # owned: the record points to these
+        self._memory = numbers, tables, states, tensors  # the struct points to these
 
     def reuse(
         self, inputs: dict[str, Any], pages: Any, sources: Any, states: Any, given: Tensor | None
     ) -> None:
-        """Let the further passes reuse the arrays of the first one."""
+        """Let the chain's later forward passes reuse the input arrays of the first pass: write
+        their addresses into the struct."""
         record = self.record
         record.pages, record.sources = pages.ctypes.data, sources.ctypes.data
         record.states = states.ctypes.data
@@ -126,33 +131,34 @@ class DraftChain:
 
 
 class NativePasses:
-    """The forward passes of one network, whose weights lie in a folder that `description.describe`
+    """The forward passes of one network. Its weights lie in a folder that `description.describe`
     has written.
 
-    taps: The hidden states to return: tap i is the input of layer i, FINAL_TAP that of the head.
+    taps: The layers whose hidden states are returned: tap i is the input of layer i, and FINAL_TAP
+    is the input of the output layer.
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any], taps: tuple[int, ...] = ()) -> None:
         self.folder, self.facts, self.taps = folder, facts, taps
-        # layers to run, as indices of keys and values in the page layout
+        # the layers to run, as indices of layers in the page layout
         self.layers = list(range(len(facts["layers"])))
         self.layout, self.layer_offsets = description.compute_layout(facts)
         # None: no layer is recurrent
         self.states = StateLayout(facts) if facts["row_numbers"] else None
         if max(taps, default=0) > len(self.layers):
             raise RefusedError(
-                f"the draft reads hidden states after layer {max(taps)}, the target has "
-                f"{len(self.layers)}; give a draft for this target"
+                f"the draft uses hidden states after layer {max(taps)}, but the target has only "
+                f"{len(self.layers)} layers; give a draft for this target"
             )
         self._tapped = sorted(set(taps))
         self._tap_order = [self._tapped.index(tap) for tap in taps]
         self.memory = np.memmap(folder / description.WEIGHTS_FILE, np.uint8, "r")
         self.width, self.vocab_size = int(facts["width"]), int(facts["vocabulary"])
-        # of the logits: the vocabulary, padded to full panels
+        # columns of the kernels' logits: the vocabulary, padded to full panels
         self.columns = int(facts["head"]["outputs"]) if facts["head"] else 0
         self.rope_tables = [RotaryTable(rope) for rope in facts["ropes"]]
         self.threads = count_threads()
-        self._num_positions = 0  # for which the tables have entries
+        self._num_positions = 0  # number of positions that the tables have entries for
         self.biases = DistanceBiases([self._map_floats(**table) for table in facts["biases"]])
         self._bias_addresses = np.zeros(len(facts["biases"]), np.uint64)
         self._rope_addresses = np.zeros(len(self.rope_tables), np.uint64)
@@ -160,22 +166,23 @@ class NativePasses:
             tables=len(self.rope_tables), rotary=self._rope_addresses.ctypes.data
         )
         self._record.biases = self._bias_addresses.ctypes.data
-        self.max_tokens = 0  # of a pass
+        self.max_tokens = 0  # maximum number of tokens in a pass
         self.reserve_tokens(MAX_PASS_TOKENS)
         # written by the kernels: logits, and inputs of the output layer
         self._buffers = torch.empty(0), torch.empty(0)
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        # inputs of the next tokens in place of their ids: `[tokens, width]`, or of a draft of pairs
-        # `[tokens, E + width]`, embeddings and states
+        # inputs of the next tokens in place of their ids: `[tokens, width]`, or, for a draft model
+        # with pairs as inputs, embeddings and hidden states `[tokens, E + width]`
         self.input_states: Tensor | None = None
-        self.embedded_prompt: EmbeddedPrompt | None = None  # other inputs of a prompt with media
+        # positions, masks and added states of the next tokens, for a prompt with media
+        self.embedded_prompt: EmbeddedPrompt | None = None
 
     def reserve_tokens(self, tokens: int) -> None:
-        """Make room for passes over `tokens` tokens."""
+        """Allocate input arrays for passes over up to `tokens` tokens."""
         if tokens <= self.max_tokens:
             return
         self._opened, self.max_tokens = None, max(tokens, 2 * self.max_tokens)
-        # arrays that the record of every pass points to
+        # arrays that the struct of every pass points to
         names = ("ids", "at", "turn", "row", "need", "place", "source_length")
         self._inputs = {name: np.zeros(self.max_tokens + 1, np.int32) for name in names}
         self._pages, self._sources, self._states = np.zeros((3, self.max_tokens), np.uint64)
@@ -191,7 +198,8 @@ class NativePasses:
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """Return the bytes of all weights, and of those that a pass over one token loads."""
+        """The bytes of all weights, and the bytes of the weights that a pass over one token
+        loads."""
         table, head = self.facts["embeddings"], self.facts["head"]
         others = [self.facts.get(name) for name in ("encoder_network", "crossing")]
         layers = [layer for other in others if other for layer in other["layers"]]
@@ -208,20 +216,22 @@ class NativePasses:
         return len(self.memory), len(self.memory) - unread
 
     def list_layer_records(self, layers: tuple[int, ...]) -> list[int]:
-        """Return the indices of the records of the model's layers: in an encoder-decoder,
-        cross-attention is a record of its own."""
+        """Return the indices in the description's "layers" of these layers of the model. In an
+        encoder-decoder, each layer of the model has two entries: self-attention, and
+        cross-attention."""
         each = 1 + any(layer["source"] for layer in self.facts["layers"])
         return [each * i + j for i in layers for j in range(each)]
 
     def open_encoder(self) -> NativePasses | None:
-        """Return the passes of the encoder, which return its last hidden states; None if the model
-        has no native encoder."""
+        """Return the passes of the model's encoder, which return the encoder's last hidden states;
+        None if the model has no native encoder."""
         facts = self.facts["encoder_network"]
         return facts and NativePasses(self.folder, facts, (FINAL_TAP,))
 
     def open_cross_kv(self) -> NativePasses:
-        """Return the passes that compute the keys and values of cross-attention from the encoder's
-        hidden states, and let this decoder read them in those passes' pages."""
+        """Return passes that compute the keys and values of cross-attention from the encoder's
+        hidden states, and make this decoder's cross-attention read the pages that those passes
+        write."""
         made = NativePasses(self.folder, self.facts["crossing"])
         own = [i for i, layer in enumerate(self.facts["layers"]) if layer["source"]]
         for i, offsets in zip(own, made.layer_offsets, strict=True):
@@ -229,12 +239,13 @@ class NativePasses:
         return made
 
     def share_pages(self, target: NativePasses, layers: list[int]) -> None:
-        """Run only these layers from now on, over the pages of `target`. Raises RefusedError if a
-        layer reads the keys and values of a layer that is left out."""
+        """Run only these layers from now on, over the pages of `target`. Raises RefusedError if one
+        of them uses the keys and values of a layer that is not among them."""
         lenders = {self.facts["layers"][i]["lender"] for i in layers} - {None, *layers}
         if lenders:
             raise RefusedError(
-                f"layer {min(lenders)} is left out, whose keys and values a layer of the copy reads"
+                f"the copy leaves out layer {min(lenders)}, but another of its layers uses that "
+                f"layer's keys and values; include layer {min(lenders)}"
             )
         self.facts = {
             **self.facts,
@@ -254,10 +265,12 @@ class NativePasses:
         return_tapped: bool,
         chain: DraftChain | None = None,
     ) -> PassResult:
-        """Run all parts, in passes of at most `max_tokens` tokens, and return the results; logits
-        and hidden states `[num_rows, max_need, ..]` are undefined outside the parts.
+        """Compute all parts, in passes of at most `max_tokens` tokens, and return the results.
+        Logits and hidden states `[num_rows, max_need, ..]` are undefined in rows for which no part
+        needs them.
 
-        return_tapped: Return hidden states at the taps. chain: Draft tokens after the last pass.
+        return_tapped: True to return hidden states at the taps. chain: The draft tokens to make
+        after the last pass; None: no draft tokens.
         """
         logits, hidden = self._get_output_views(num_rows, max_need)
         passes, tokens = (
@@ -265,7 +278,7 @@ class NativePasses:
             sum(len(part.tokens) for part in parts),
         )
         if self.facts["beside"] and (self.input_states is None or len(self.input_states) != tokens):
-            # no pairs are set, as in measurements of time: any input will do
+            # no pairs were set, as when only the time is measured: any input will do
             self.input_states = torch.zeros(tokens, self.facts["beside"] + self.width)
         try:
             tapped = [self._run_pass(some, return_tapped=return_tapped) for some in passes[:-1]]
@@ -280,8 +293,8 @@ class NativePasses:
         return PassResult(logits, hidden, states[0] if states else None)
 
     def _get_output_views(self, num_rows: int, max_need: int) -> tuple[Tensor, Tensor]:
-        """Return views of the buffers: logits `[num_rows, max_need, V]`, inputs of the output layer
-        `[num_rows, max_need, H]`."""
+        """Return views of the buffers that the kernels write: logits `[num_rows, max_need, V]`, and
+        inputs of the output layer `[num_rows, max_need, H]`."""
         if (num_rows, max_need) in self._views:
             return self._views[num_rows, max_need]
         count = num_rows * max_need
@@ -323,7 +336,7 @@ class NativePasses:
                 need[needed], place[needed] = after - wanted + i, first + i
                 needed += 1
             row[b + 1] = n = after
-        # set in each pass: a Ctrl-C may have left pointers to arrays that have moved since
+        # set in each pass: after a Ctrl-C, old pointers may be to arrays that have moved since
         record, states, taps = self._record, None, None
         if return_tapped:
             stride = record.tap_stride = len(self._tapped) * self.width
@@ -360,12 +373,12 @@ class NativePasses:
         return states.view(n, -1, self.width)[:, self._tap_order].reshape(n, -1)
 
     def get_position_shift(self, seq: PagedSequence) -> int:
-        """Return the number to add to a sequence's positions to get rows of the rotary tables."""
+        """Return the number to add to a sequence's positions to index the rotary tables."""
         return seq.position_shift + (self.rope_tables[0].capacity if seq.long else 0)
 
     def _set_prompt_inputs(self, embedded: EmbeddedPrompt, n: int, *, long: bool) -> None:
-        """Set the positions, masks and added states of the next pass, over n tokens of a prompt
-        with media."""
+        """Set the positions, masks and added states of the next pass, which computes n tokens of a
+        prompt with media. long: True if the sequence has the rotary positions of long contexts."""
         record, turn = self._record, self._inputs["turn"]
         self.reserve_positions(int(embedded.positions.max()) + 1)
         if len(embedded.positions) == 1:
@@ -389,11 +402,13 @@ class NativePasses:
             record.added = self._added.ctypes.data
 
     def settle(self, states: RecurrentStates, length: int) -> None:
-        """Advance the recurrent states of a sequence of `length` tokens to its last token."""
+        """Advance the stored recurrent states of a sequence of `length` tokens to its last
+        token."""
         self._open_network().settle(states.address, length)
 
     def reserve_positions(self, positions: int) -> None:
-        """Extend the rotary tables and the tables of biases by distance to `positions`."""
+        """Extend the rotary tables, and the tables of attention biases by distance, to `positions`
+        positions."""
         if positions <= self._num_positions:
             return
         for table in self.rope_tables:
@@ -421,8 +436,8 @@ class NativePasses:
 
 
 def _split_into_passes(parts: list[SequencePart], max_tokens: int) -> list[list[SequencePart]]:
-    """Return the parts of each pass, of at most `max_tokens` tokens in all; longer parts are
-    split."""
+    """Distribute the parts over passes of at most `max_tokens` tokens, and return the parts of each
+    pass. A part that does not fit is split."""
     if sum(len(part.tokens) for part in parts) <= max_tokens:
         return [parts] if parts else []
     passes: list[list[SequencePart]] = [[]]

@@ -1,5 +1,6 @@
-"""Growing tables by position: cosines and sines of rotary position embeddings, bit-identical on
-every machine, and biases of attention by the distance between query and key (T5)."""
+"""Tables by position, which grow with the longest sequence: cosines and sines of rotary position
+embeddings, bit-identical on every machine, and attention biases by the distance between query and
+key (T5)."""
 
 from __future__ import annotations
 
@@ -12,22 +13,22 @@ from numpy.typing import NDArray
 from foretoken.models.native.pages import PAGE_POSITIONS
 from foretoken.models.quantized_blocks import Floats
 
-# pi / 2 in parts of few bits, so that products with whole numbers below 2**20 are exact
+# pi / 2 as a sum of floats with few bits, whose products with integers below 2**20 are exact
 HALF_PI_PARTS = (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
 MIN_ADDED_POSITIONS = 1024
 MIN_ADDED_DISTANCES = 512
 
 
 def compute_cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats]:
-    """Return cosines and sines, computed by products and sums only: every processor rounds these
-    alike."""
+    """Return cosines and sines. They are computed by products and sums only, because every
+    processor rounds these alike."""
     quarter = np.rint(angles * (2 / np.pi))
     rest = (
         (angles - quarter * HALF_PI_PARTS[0]) - quarter * HALF_PI_PARTS[1]
     ) - quarter * HALF_PI_PARTS[2]
     square = rest * rest
     sine, cosine = np.ones_like(rest), np.ones_like(rest)
-    for n in range(16, 0, -2):  # Taylor's series: 3e-17 off at pi / 4
+    for n in range(16, 0, -2):  # Taylor's series: its error at pi / 4 is 3e-17
         sine = 1 - square / (n * (n + 1)) * sine
         cosine = 1 - square / (n * (n - 1)) * cosine
     sine = rest * sine
@@ -39,8 +40,9 @@ def compute_cosine_and_sine(angles: NDArray[np.float64]) -> tuple[Floats, Floats
 
 
 class RotaryTable:
-    """A table of cosines, then sines, by position: [kinds, capacity, 2 * pairs]. The second kind,
-    if any, has the frequencies of long sequences."""
+    """The cosines, then sines, of rotary positions: a table [kinds, capacity, 2 * pairs]. Kind 0 is
+    for all sequences, or for short ones if there is a kind 1, which has the frequencies of long
+    sequences."""
 
     def __init__(self, rope: dict[str, Any]) -> None:
         self.kinds = [
@@ -56,7 +58,7 @@ class RotaryTable:
         return self.table.shape[1]
 
     def reserve(self, positions: int) -> None:
-        """Make room for `positions`; the table may move in memory."""
+        """Extend the table to at least this many positions. Its memory address may change."""
         if positions <= self.capacity:
             return
         capacity = max(positions, 2 * self.capacity, MIN_ADDED_POSITIONS)
@@ -71,8 +73,8 @@ class RotaryTable:
         self.table = np.concatenate([self.table, more], 1)
 
     def gather_rows(self, positions: NDArray[np.int64], axes: list[int]) -> Floats:
-        """Return rows `[n, 2 * pairs]` for tokens with positions on several axes, `[axes, n]`; pair
-        i has the position on axes[i]."""
+        """Return rows `[n, 2 * pairs]` for n tokens with positions on several axes, `[axes, n]`.
+        Pair i of a head is rotated by the position on axis axes[i]."""
         position_ids = positions[np.array(axes)].T  # [n, pairs]
         pairs = np.arange(len(axes))
         table = self.table[0]
@@ -81,7 +83,8 @@ class RotaryTable:
         )
 
     def _compute_growth(self, positions: Floats) -> Floats:
-        """Return the factors of cosines and sines at positions `[n, 1]` (`Rope.growth`)."""
+        """Return the factors by which queries at positions `[n, 1]` are scaled (`Rope.growth`);
+        cosines and sines are multiplied by them."""
         if self.growth is None:
             return np.ones((1, 1), np.float32)
         slope, length = self.growth
@@ -91,12 +94,12 @@ class RotaryTable:
 
 
 class DistanceBiases:
-    """Tables by distance, `[heads, 2 * reach]` each: number `reach + d` is added to the score of a
-    key d positions after the query.
+    """Attention biases by distance, as tables `[heads, 2 * reach]`. Entry `reach + d` of a head is
+    added to the score of a key that is d positions after the query.
 
     Args:
-        tables: The network's tables, `[heads, 2 * m + 1]` each, for distances from -m to m; greater
-            distances have the bias of the greatest.
+        tables: The network's tables, `[heads, 2 * m + 1]` each, for distances from -m to m. Greater
+            distances have the bias of distance m or -m.
     """
 
     def __init__(self, tables: list[Floats]) -> None:
@@ -105,8 +108,9 @@ class DistanceBiases:
         self.tables: list[Floats] = []
 
     def reserve(self, positions: int) -> None:
-        """Make room for `positions`, and for the unused ones in a sequence's last page, which the
-        kernels score too; the tables may move in memory."""
+        """Extend the tables to at least this many positions, and one page more: the kernels also
+        score the unused positions of a sequence's last page. The tables' memory addresses may
+        change."""
         if not self._learned or positions + PAGE_POSITIONS <= self.reach:
             return
         reach = max(positions + PAGE_POSITIONS, 2 * self.reach, MIN_ADDED_DISTANCES)

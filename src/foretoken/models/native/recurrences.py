@@ -1,8 +1,9 @@
-"""Builds the kernels' `RecurrentMixer` from transformers' modules: short convolutions (LFM2), gated
+"""Makes the kernels' `RecurrentMixer` from transformers' modules: short convolutions (LFM2), gated
 delta rules (Qwen3-Next, Qwen3.5, OLMo hybrid) and Mamba2 (Granite 4, Bamba).
 
-One projection gives, in this order, queries, keys, values and gates (of a convolution alone: both
-factors of its input, and gates), each head padded to full vectors.
+The outputs of the projections are, in this order: queries, keys, values and gates. For a
+convolution alone (LFM2) they are the two factors of its input, then gates. Each head is padded to
+full vectors.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from foretoken.models.quantized_blocks import Floats
 if TYPE_CHECKING:
     from foretoken.models.native.network_reader import NetworkReader
 
-MAX_CONVOLUTION_TAPS = 8  # room in the ring of a sequence's states
+MAX_CONVOLUTION_TAPS = 8  # the ring of a sequence's states has room for no more
 MIXER_NAMES = "linear_attn", "conv", "mamba"
 
 
 def read_recurrence(reader: NetworkReader, part: Any) -> RecurrentMixer:
-    """Return a layer's mixer. Raises RefusedError for one of another kind."""
+    """Return a layer's short convolution and recurrence. Raises RefusedError for a kind that the
+    kernels do not support."""
     convolution: Any = getattr(part, "conv1d", getattr(part, "conv", None))
     weight = convolution.weight
     taps = weight.shape[-1]
@@ -112,8 +114,8 @@ def _read_delta_rule(
 
 
 def _split_by_key_head(reader: NetworkReader, part: Any) -> tuple[list[Linear], list[Linear]]:
-    """Return Qwen3-Next's projections, and its decays and betas, in the kernels' order: the fused
-    weights are ordered by key head."""
+    """Return Qwen3-Next's projections, and the layers of its decays and betas, with rows in the
+    kernels' order. In its fused weights, rows are grouped by key head."""
     key_heads, key_width = part.num_k_heads, part.head_k_dim
     both, group = reader.read_linear(part.in_proj_qkvz), part.num_v_heads // key_heads
     values = group * part.head_v_dim
@@ -142,8 +144,8 @@ def _read_scan(
     values = pad_head_rows(heads, width)
 
     def order_rows(start: int) -> RowIndices:
-        """Return the channels of the convolution in the kernels' order, queries, keys and values,
-        from those of the module: values, keys and queries."""
+        """Return the convolution's channels in the kernels' order (queries, keys, values), as
+        indices into the module's order (values, keys, queries), which begins at `start`."""
         keys = [pad_head_rows(key_heads, key_width, start + at) for at in (inner + n, inner)]
         return np.concatenate([*keys, pad_head_rows(heads, width, start)])
 
@@ -183,7 +185,8 @@ def _read_scan(
 
 
 def _read_decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
-    """Return the factors of steps in decays, -exp(A_log), and the bias of steps."""
+    """Return two vectors, each padded to full vectors of 16: -exp(A_log), the factors of steps in
+    log decays, and the bias of steps."""
     reader.read_weights |= {id(part.A_log), id(part.dt_bias)}
     padding = (0, -len(part.A_log) % LANES)
     return np.pad(to_float_array(-part.A_log.float().exp()), padding), np.pad(
@@ -192,7 +195,8 @@ def _read_decays(reader: NetworkReader, part: Any) -> tuple[Floats, Floats]:
 
 
 def scale_attention(layer: Any, part: Attention) -> Attention:
-    """Return Falcon-H1's attention, with the family's factors of inputs, keys and outputs."""
+    """Return Falcon-H1's attention with the family's factors of inputs, keys and outputs multiplied
+    into its weights."""
     q, k, v = part.projections
     first, own = layer.attention_in_multiplier, layer.self_attn.key_multiplier
     projections = [q.scale_by(first), k.scale_by(first, own), v.scale_by(first)]
@@ -201,5 +205,6 @@ def scale_attention(layer: Any, part: Attention) -> Attention:
 
 
 def scale_mixer(layer: Any, part: RecurrentMixer) -> RecurrentMixer:
-    """Return Falcon-H1's recurrence parallel to attention, with the factor of its output."""
+    """Return Falcon-H1's recurrence, which is parallel to attention, with the factor of its output
+    multiplied into its weights."""
     return replace(part, out=part.out.scale_by(1.0, layer.ssm_out_multiplier))

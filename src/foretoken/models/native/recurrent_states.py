@@ -1,5 +1,5 @@
 """The memory of sequences' recurrent states, which the kernels read and write
-(`kernels/cpp/recurrence.h`), and copies of it for the prefix cache."""
+(`kernels/cpp/recurrence.h`), and copies of states for the prefix cache."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from foretoken.models.native.description import (
 from foretoken.models.native.network import CONVOLUTION
 from foretoken.models.rewindable_states import check_rewind_to_base
 
-NO_STATE_LENGTH = np.iinfo(np.int64).max  # marks an invalid state: no sequence is as long
+NO_STATE_LENGTH = np.iinfo(np.int64).max  # length of an invalid state: no sequence is as long
 
 
 class LayerStates(NamedTuple):
-    """Offsets and sizes of a layer's parts in a sequence's memory, in floats."""
+    """Where the states of a layer are in a sequence's memory; offsets and sizes in floats."""
 
     window: int  # offset of the ring of the convolution's inputs, [RING_TOKENS, channels]
     channels: int
     taps: int  # tokens in the window of the convolution
-    base: int  # offset of the base state, from which rollbacks start; the head state follows it
-    size: int  # of each of these states; 0: a convolution alone
+    # offset of the base state, from which the state after a rollback is computed; the head state,
+    # the latest one, follows it
+    base: int
+    size: int  # size of the base state, and of the head state; 0: a convolution alone
 
 
 class StateLayout:
-    """The layout of all layers' states in a sequence's memory."""
+    """Where the states of all recurrent layers are in a sequence's memory."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
         self.numbers: int = facts["row_numbers"]
         self.layers = list[LayerStates]()
-        # offset of the number of tokens of each layer's base state, in words of 64 bits
+        # for each layer, the index in 64-bit words of two lengths in tokens: that at which its base
+        # state was taken, then that of its head state
         layers = list_recurrent_layers(facts["layers"])
         self.bases = np.array([layer["recurrence"]["at"] // 2 for layer in layers])
         for layer in layers:
@@ -48,8 +51,8 @@ class StateLayout:
             self.layers.append(LayerStates(at, channels, part["taps"], base, size))
 
     def copy_states(self, states: RecurrentStates, length: int) -> list[NDArray[np.float32]]:
-        """Return copies of the states after a sequence's first `length` tokens. The head of its
-        states is at this length (`NativePasses.settle`)."""
+        """Return copies of the states after a sequence's first `length` tokens. The head state must
+        be at this length: call `NativePasses.settle` before."""
         parts = list[NDArray[np.float32]]()
         for layer in self.layers:
             head = layer.base + layer.size
@@ -60,7 +63,8 @@ class StateLayout:
     def restore(
         self, states: RecurrentStates, length: int, parts: list[NDArray[np.float32]]
     ) -> None:
-        """Set the states of a new sequence to copies made after `length` tokens."""
+        """Set the states of a new sequence to `parts`, copies that `copy_states` made after
+        `length` tokens."""
         for layer, S, window in zip(self.layers, parts[::2], parts[1::2], strict=True):
             states.numbers[layer.base : layer.base + layer.size] = S
             self._window(states, layer)[_list_ring_indices(length, layer.taps)] = window
@@ -74,12 +78,13 @@ class StateLayout:
 
 
 def _list_ring_indices(length: int, taps: int) -> NDArray[np.int64]:
-    """Return the ring indices of the tokens that the convolution of the next token reads."""
+    """Return the ring indices of the last tokens before position `length`, which the next token's
+    convolution takes as inputs."""
     return np.arange(max(0, length - taps + 1), length) % RING_TOKENS
 
 
 class RecurrentStates:
-    """The recurrent states of one sequence, in all layers."""
+    """The recurrent states of one sequence in all layers."""
 
     __slots__ = ("address", "bases", "integers", "numbers")
 
@@ -97,6 +102,6 @@ class RecurrentStates:
         return RecurrentStates(self.numbers.copy(), self.bases)
 
     def check_rewind(self, b: int, old: int, new: int) -> None:
-        """Raise InputError if row b cannot be rewound from `old` to `new` tokens: nothing before
-        its base state is retained."""
+        """Raise InputError if row b cannot be rewound from `old` to `new` tokens: below a layer's
+        base state, it can only be rewound to 0."""
         check_rewind_to_base(b, old, new, int(self.integers[self.bases].max()))

@@ -253,7 +253,7 @@ def test_a_folder_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_model_is_not_pickled(model: NativeModel) -> None:
     for copied in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(RefusedError, match="not copied or pickled; load it once more"):
+        with pytest.raises(RefusedError, match="cannot be copied or pickled; load it again"):
             copied(model)
 
 
